@@ -1,0 +1,1 @@
+"""Settings of experiments and trials, and how people write numbers."""

@@ -1,0 +1,196 @@
+"""An experiment: the settings that ask one question, from TOML and command-line flags.
+
+Reached through `load_experiment("quick", {"budget": "200k"})`. What is here changes numbers;
+where and how fast trials run is decided on the command line (`sweep.config.trial.Execution`).
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from sweep.config.models import MODEL_PRESETS, ModelSettings, Settings, model_preset
+from sweep.config.numbers import parse_batches, parse_count
+from sweep.config.paths import experiments_dir
+from sweep.errors import SweepError
+
+PRECISIONS = ("auto", "fp32", "bf16", "bf16-pure")
+Fraction01 = Annotated[float, Field(ge=0, le=1)]
+
+
+class OptimizerSettings(Settings):
+    """AdamW as torch has it, or plain SGD; weight decay applies to matrices only."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip: Annotated[float, Field(gt=0)] | None = 1.0  # global gradient norm; None: never
+
+
+class ScheduleSettings(Settings):
+    """Warmup as a fraction of the steps, then cosine decay (DESIGN.md §6)."""
+
+    name: Literal["cosine", "constant"] = "cosine"
+    warmup_fraction: Fraction01 = 0.01
+    warmup_min_steps: Annotated[int, Field(ge=0)] = 0
+    final_fraction: Fraction01 = 0.1  # of the peak rate, at the last step
+
+
+class EvaluationSettings(Settings):
+    """When and on how much the loss is measured; the same at every batch size."""
+
+    train_points: Annotated[int, Field(gt=0)] = 100  # log lines per trial
+    points: Annotated[int, Field(gt=0)] = 20  # milestone evaluations per trial
+    sequences: Annotated[int, Field(gt=0)] | None = None  # per milestone; None: from the budget
+
+
+class Experiment(Settings):
+    """One question: which batch size, for this model, data, budget and policy."""
+
+    name: str
+    question: str = ""
+    workload: str = "pretrain"  # pretrain, quadratic, or module:object
+    model: ModelSettings
+    data: str | None = "tinystories"  # tinystories, synthetic, a path, or none
+    tokenizer: Literal["bpe", "bytes"] = "bpe"
+    budget: int  # training tokens of every trial
+    batches: tuple[int, ...]  # sequences per optimizer step, ascending
+    seeds: Annotated[int, Field(gt=0, le=1000)] | None = None  # None: 1 at a fixed rate, else 3
+    lr: str = "3e-4"  # a number, sqrt[:rate@batch], linear:rate@batch, tuned
+    precision: Literal["auto", "fp32", "bf16", "bf16-pure"] = "auto"
+    optimizer: OptimizerSettings = OptimizerSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _read_budget(cls, value: Any) -> int:
+        return parse_count(value, "budget")
+
+    @field_validator("batches", mode="before")
+    @classmethod
+    def _read_batches(cls, value: Any) -> tuple[int, ...]:
+        return parse_batches(value)
+
+    @field_validator("lr", mode="before")
+    @classmethod
+    def _read_lr(cls, value: Any) -> str:
+        return str(value)
+
+    @field_validator("workload")
+    @classmethod
+    def _known_workload(cls, value: str) -> str:
+        if value not in ("pretrain", "quadratic") and ":" not in value:
+            raise ValueError("must be pretrain, quadratic, or a module:object of yours")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Experiment":
+        if (self.workload == "quadratic") != (self.model.kind == "quadratic"):
+            raise ValueError(
+                f"workload {self.workload!r} cannot train the model {self.model.name!r}; "
+                "the workload and the model named quadratic belong together"
+            )
+        if self.tokenizer == "bytes" and getattr(self.model, "vocabulary", 256) < 256:
+            raise ValueError("vocabulary must be at least 256 for the tokenizer bytes")
+        return self
+
+
+def load_experiment(
+    name: str = "tinystories", overrides: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Read a shipped experiment or a TOML file, with command-line flags over its fields.
+
+    Args:
+        name: a shipped name, or the path of a TOML file.
+        overrides: fields by name; `model`, `vocabulary` and `context` as the flags of that
+            name; None leaves a field alone. A model named here brings its own vocabulary and
+            context unless they are overridden too.
+
+    Raises:
+        SweepError: with the place and the remedy, for anything that cannot be an experiment.
+    """
+    path = _find_experiment(name)
+    try:
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error
+    except OSError as error:
+        raise SweepError(f"experiment {path} cannot be read: {error.strerror}.") from error
+    flags = {key: value for key, value in (overrides or {}).items() if value is not None}
+    fields = _merge(fields, flags)
+    fields.setdefault("name", path.stem)
+    try:
+        return Experiment.model_validate(fields)
+    except ValidationError as error:
+        raise SweepError(_one_sentence(error, name)) from error
+
+
+def _find_experiment(name: str) -> Path:
+    shipped = experiments_dir()
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name)
+        if not path.is_file():
+            raise SweepError(f"experiment file must exist, got {name!r}. Check the path.")
+        return path
+    if not (shipped / f"{name}.toml").is_file():
+        known = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
+        raise SweepError(
+            f"experiment must be a TOML file or one of {known}, got {name!r}. Choose one of them."
+        )
+    return shipped / f"{name}.toml"
+
+
+def _merge(fields: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Put flags over a file's fields and fill the model's sizes in."""
+    fields = dict(fields)
+    own_model = fields.get("model", "tinystories")
+    sizes = {key: fields.pop(key) for key in ("vocabulary", "context") if key in fields}
+    chosen = flags.pop("model", own_model)
+    if chosen != own_model:
+        sizes = {key: sizes[key] for key in sizes if ":" in str(chosen)}
+        # A minimum of warmup steps is part of the experiment's own setting.
+        fields["schedule"] = {**fields.get("schedule", {}), "warmup_min_steps": 0}
+    model = dict(chosen) if isinstance(chosen, dict) else model_preset(chosen)
+    if "kind" not in model:
+        model = {**model_preset(model.pop("preset", "tinystories")), **model}
+    if model["kind"] != "quadratic":
+        model |= sizes
+        model |= {key: flags.pop(key) for key in ("vocabulary", "context") if key in flags}
+        for key, size in (("vocabulary", 10_000), ("context", 256)):
+            model.setdefault(key, size)
+    return {**fields, **flags, "model": model}
+
+
+def _one_sentence(error: ValidationError, name: str) -> str:
+    """Say the first thing that is wrong, where, and what would be right."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part not in MODEL_KINDS)
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(first["loc"])
+        close = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(known)}."
+        return f"experiment {name!r}: {place!r} is not a known key. {hint}"
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    given = first.get("input")
+    shown = f", got {given!r}" if isinstance(given, str | int | float) else ""
+    return f"experiment {name!r}: {place + ': ' if place else ''}{message}{shown}. Correct it."
+
+
+MODEL_KINDS = {preset["kind"] for preset in MODEL_PRESETS.values()} | {"object"}
+
+
+def _known_keys(place: tuple[int | str, ...]) -> list[str]:
+    tables: dict[str, type[Settings]] = {
+        "optimizer": OptimizerSettings,
+        "schedule": ScheduleSettings,
+        "evaluation": EvaluationSettings,
+    }
+    table = tables.get(str(place[0])) if len(place) > 1 else Experiment
+    keys = list(table.model_fields) if table else ["kind", "name", *MODEL_PRESETS["small"]]
+    return sorted([*keys, "vocabulary", "context"] if table is Experiment else keys)

@@ -1,0 +1,148 @@
+"""What a model is, as settings: sizes, parameter counts and FLOPs in closed form.
+
+`sweep.models.build_model` turns these into modules. Pure arithmetic; no torch.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sweep.errors import SweepError
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class TransformerSettings(Settings):
+    """Pre-norm transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied embeddings."""
+
+    kind: Literal["transformer"] = "transformer"
+    name: str
+    vocabulary: Positive
+    context: Positive  # tokens per sequence
+    d_model: Positive
+    layers: Positive
+    heads: Positive
+    d_ff: Positive
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "TransformerSettings":
+        if self.d_model % self.heads or (self.d_model // self.heads) % 2:
+            raise ValueError(
+                f"heads must split d_model ({self.d_model}) into equal even parts, got {self.heads}"
+            )
+        return self
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Input embeddings and output projection, 2·V·D."""
+        return 2 * self.vocabulary * self.d_model
+
+    @property
+    def parameters(self) -> int:
+        """2VD + L(4D² + 3DF + 2D) + D."""
+        d = self.d_model
+        block = 4 * d * d + 3 * d * self.d_ff + 2 * d
+        return self.embedding_parameters + self.layers * block + d
+
+    @property
+    def flops_per_token(self) -> int:
+        """Training FLOPs of one token: 6 per matrix weight, plus causal attention, 6·L·T·D."""
+        matrices = self.parameters - self.vocabulary * self.d_model
+        return 6 * matrices + 6 * self.layers * self.context * self.d_model
+
+
+class ObjectSettings(Settings):
+    """A user's model: `module:object`, called with vocabulary, context and the options.
+
+    The object returns a `torch.nn.Module` from token ids (B, T) to logits (B, T, V).
+    """
+
+    kind: Literal["object"] = "object"
+    name: str  # "module:object"
+    vocabulary: Positive
+    context: Positive
+    options: dict[str, Any] = {}
+
+    parameters: None = None  # known once built
+    embedding_parameters: None = None
+    flops_per_token: None = None
+
+
+class QuadraticSettings(Settings):
+    """The noisy quadratic model: h_i = c_i = 1/i for i = 1 … dimensions (Zhang et al. 2019)."""
+
+    kind: Literal["quadratic"] = "quadratic"
+    name: str = "quadratic"
+    dimensions: Positive = 1000
+    context: Literal[1] = 1
+
+    @property
+    def parameters(self) -> int:
+        """One weight per dimension."""
+        return self.dimensions
+
+    embedding_parameters: Literal[0] = 0
+
+    @property
+    def flops_per_token(self) -> int:
+        """About three multiply-adds per dimension."""
+        return 6 * self.dimensions
+
+
+ModelSettings = Annotated[
+    TransformerSettings | ObjectSettings | QuadraticSettings, Field(discriminator="kind")
+]
+
+MODEL_PRESETS: dict[str, dict[str, Any]] = {
+    "tinystories": {
+        "kind": "transformer",
+        "vocabulary": 10_000,
+        "context": 256,
+        "d_model": 512,
+        "layers": 4,
+        "heads": 16,
+        "d_ff": 1344,
+    },
+    "small": {
+        "kind": "transformer",
+        "vocabulary": 2048,
+        "context": 128,
+        "d_model": 128,
+        "layers": 4,
+        "heads": 4,
+        "d_ff": 256,
+    },
+    "quick": {
+        "kind": "transformer",
+        "vocabulary": 512,
+        "context": 64,
+        "d_model": 64,
+        "layers": 3,
+        "heads": 4,
+        "d_ff": 176,
+    },
+    "quadratic": {"kind": "quadratic"},
+}
+
+
+def model_preset(name: str) -> dict[str, Any]:
+    """Return the fields of a shipped model, or of a user's `module:object`.
+
+    Raises:
+        SweepError: if the name is neither.
+    """
+    if ":" in name:
+        return {"kind": "object", "name": name}
+    if name not in MODEL_PRESETS:
+        known = ", ".join(sorted(MODEL_PRESETS))
+        raise SweepError(
+            f"model must be one of {known}, or a module:object of yours, got {name!r}. "
+            "Choose one of them."
+        )
+    return {"name": name, **MODEL_PRESETS[name]}

@@ -1,0 +1,90 @@
+"""Numbers as people write them: 327M, 16GiB, 1,8,32, 1..512."""
+
+from decimal import Decimal, InvalidOperation
+
+from sweep.errors import SweepError
+
+COUNT_SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+BYTE_SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | COUNT_SUFFIXES
+
+
+def parse_count(text: str | int | float, subject: str = "number") -> int:
+    """Read a positive whole number: `327M`, `327.68M`, `3.2768e8`, `1000`.
+
+    Raises:
+        SweepError: if it is not a number, not whole, or not positive.
+    """
+    return _parse(text, subject, COUNT_SUFFIXES, "such as 327.68M, 3.2768e8 or 200k")
+
+
+def parse_bytes(text: str | int | float, subject: str = "size") -> int:
+    """Read a positive whole number of bytes: `16GiB`, `512MiB`, `16G`."""
+    return _parse(text, subject, BYTE_SUFFIXES, "such as 16GiB or 512MiB")
+
+
+def _parse(text: str | int | float, subject: str, suffixes: dict[str, int], examples: str) -> int:
+    written = str(text).strip().replace("_", "")
+    suffix = max((s for s in suffixes if written.endswith(s)), key=len, default="")
+    try:
+        value = Decimal(written.removesuffix(suffix)) * suffixes.get(suffix, 1)
+        if not value.is_finite() or value != value.to_integral_value() or value <= 0:
+            raise InvalidOperation
+    except InvalidOperation:
+        raise SweepError(
+            f"{subject} must be a positive whole number, got {text!r}. Write it {examples}."
+        ) from None
+    if value > 10**18:
+        raise SweepError(f"{subject} must be at most 1e18, got {text!r}.")
+    return int(value)
+
+
+def parse_batches(text: str | list[int] | tuple[int, ...]) -> tuple[int, ...]:
+    """Read batch sizes, ascending: `1,8,32`, or `1..512` for the powers of two between.
+
+    Raises:
+        SweepError: for nonsense, duplicates, or range ends that are not powers of two.
+    """
+    if isinstance(text, str) and ".." in text:
+        low, _, high = text.partition("..")
+        first, last = (parse_count(end, "batches: a range's end") for end in (low, high))
+        if first.bit_count() != 1 or last.bit_count() != 1 or first > last:
+            raise SweepError(
+                f"batches: a range must go up between powers of two, got {text!r}. "
+                "Write it such as 1..512, or list the sizes: 1,8,32."
+            )
+        return tuple(2**e for e in range(first.bit_length() - 1, last.bit_length()))
+    items = text.split(",") if isinstance(text, str) else list(text)
+    sizes = tuple(parse_count(item, "batches: each batch size") for item in items)
+    if not sizes:
+        raise SweepError("batches must name at least one batch size, got none. Write 1,8,32.")
+    duplicates = sorted({size for size in sizes if sizes.count(size) > 1})
+    if duplicates:
+        raise SweepError(
+            f"batches must name each batch size once, got {duplicates[0]} "
+            f"{sizes.count(duplicates[0])} times. Remove the repetition."
+        )
+    return tuple(sorted(sizes))
+
+
+def format_count(number: float) -> str:
+    """Write a count for people: 327.68M, 12.8k, 640."""
+    for suffix, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if abs(number) >= size:
+            return f"{number / size:.2f}".rstrip("0").rstrip(".") + suffix
+    return f"{number:.0f}"
+
+
+def format_bytes(number: float) -> str:
+    """Write a size for people: 14.80 GiB, 512 MiB."""
+    for suffix, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {suffix}"
+    return f"{number:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration for people: 3.2 s, 12 min, 7.6 h, 3.1 d."""
+    for suffix, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {suffix}"
+    return f"{seconds:.3g} s"

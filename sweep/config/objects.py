@@ -1,0 +1,35 @@
+"""Loading the user's own code from a name such as `package.module:object`."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from sweep.errors import SweepError
+
+
+def load_object(name: str) -> Any:
+    """Import `module:object`; modules in the current folder are found too.
+
+    Raises:
+        SweepError: if the name is malformed, or the module or the object is missing.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise SweepError(f"an object must be named as module:object, got {name!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SweepError(
+            f"module {module_name!r} of {name!r} cannot be imported ({error}). "
+            "Install it, or run from the folder that holds it."
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise SweepError(
+            f"module {module_name!r} has no {attribute!r}. Check the spelling of {name!r}."
+        ) from None

@@ -1,0 +1,66 @@
+"""One trial as settings: what its id is made of, and what only says where and how fast.
+
+`trials/<id>/config.json` holds a `TrialConfig`: everything that a worker needs.
+"""
+
+from typing import Any, Literal
+
+from sweep.config.experiment import EvaluationSettings, OptimizerSettings, ScheduleSettings
+from sweep.config.models import ModelSettings, Settings
+
+FORMAT_VERSION = 1
+
+
+class TokenizerSettings(Settings):
+    """How text becomes token ids."""
+
+    kind: Literal["bpe", "bytes"]
+    vocabulary: int
+
+
+class Science(Settings):
+    """Everything that can change a number; the trial id is the hash of this."""
+
+    format_version: int = FORMAT_VERSION
+    stage: Literal["report", "tune"] = "report"
+    policy: str  # fixed, sqrt:rate@batch, linear:rate@batch, tuned
+    workload: str
+    model: ModelSettings
+    data: dict[str, Any] | None  # identity: name, and hashes or version, seed and size
+    tokenizer: TokenizerSettings | None
+    optimizer: OptimizerSettings
+    schedule: ScheduleSettings
+    evaluation: EvaluationSettings
+    precision: Literal["fp32", "bf16", "bf16-pure"]
+    tokens: int  # of this trial: steps · batch_size · tokens_per_sequence
+    batch_size: int  # sequences per optimizer step
+    learning_rate: float  # peak
+    seed: int
+
+
+class Execution(Settings):
+    """Where and how fast; decided when plan.json is first written, and kept."""
+
+    device: str  # cpu, mps, cuda or cuda:i
+    devices: int = 1  # per trial
+    threads: int
+    compile: bool = False
+    compile_reason: str = ""
+    activation_checkpointing: bool = False
+    evaluation_batch_size: int = 32  # sequences
+    checkpoint_seconds: float = 60.0  # at most this far apart
+    keep: Literal["none", "weights", "checkpoints"] = "weights"
+
+
+class TrialConfig(Settings):
+    """Everything a worker needs to run one trial; immutable once written."""
+
+    id: str
+    sweep: str  # the sweep's name
+    science: Science
+    execution: Execution
+    tokens_per_sequence: int
+    steps: int
+    warmup_steps: int
+    microbatch_size: int  # as planned; state.json holds a smaller one after out of memory
+    data_path: str | None = None  # absolute, where data is a path

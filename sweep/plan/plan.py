@@ -1,0 +1,328 @@
+"""The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, Literal
+
+from sweep.config.experiment import Experiment
+from sweep.config.models import Settings
+from sweep.config.trial import Execution, Science, TokenizerSettings, TrialConfig
+from sweep.errors import SweepError
+from sweep.plan.policy import TUNING_GRID, Policy, parse_policy
+from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
+from sweep.trial.files import sha256_of
+
+TUNING_SEED = 1000
+MICROBATCH_TOKENS = {"cuda": 65_536}  # bound of the planned microbatch; else:
+MICROBATCH_TOKENS_OTHERWISE = 8_192
+EVALUATION_TOKENS = 262_144  # per milestone at most; else 1 % of the budget
+COMPILE_FLOPS = 10**13  # of the whole plan, from which compiling pays on CPU
+
+
+class PlannedTrial(Settings):
+    """One row of the plan; null where tuning decides."""
+
+    id: str | None
+    stage: Literal["report", "tune"]
+    policy: str
+    batch_size: int
+    seed: int
+    learning_rate: float | None
+    beta2: float
+    weight_decay: float
+    warmup_min_steps: int
+    tokens: int
+    steps: int
+    warmup_steps: int
+    devices: int
+    microbatch_size: int
+    gradient_accumulation_steps: int
+    forecast_bytes: int | None = None
+    forecast_seconds: float | None = None
+
+
+class Plan(Settings):
+    """plan.json. Only ever grows."""
+
+    experiment: str
+    settings: Experiment  # precision resolved, evaluation filled in
+    execution: Execution
+    data: dict[str, Any] | None  # identity
+    data_path: str | None
+    model: dict[str, Any]  # name, parameters, embedding_parameters
+    tokens_per_sequence: int
+    token_budget: int
+    tokens_are_common: bool
+    epochs: float | None
+    epochs_are_estimated: bool = True
+    disk_bytes: int | None
+    trials: tuple[PlannedTrial, ...]
+
+    def science(self, row: PlannedTrial, learning_rate: float) -> Science:
+        """Return everything of one trial that can change a number."""
+        settings = self.settings
+        assert settings.precision != "auto"
+        return Science(
+            stage=row.stage,
+            policy=row.policy,
+            workload=settings.workload,
+            model=settings.model,
+            data=self.data,
+            tokenizer=_tokenizer(settings) if self.data else None,
+            optimizer=settings.optimizer.model_copy(
+                update={"beta2": row.beta2, "weight_decay": row.weight_decay}
+            ),
+            schedule=settings.schedule.model_copy(
+                update={"warmup_min_steps": row.warmup_min_steps}
+            ),
+            evaluation=settings.evaluation,
+            precision=settings.precision,
+            tokens=row.tokens,
+            batch_size=row.batch_size,
+            learning_rate=learning_rate,
+            seed=row.seed,
+        )
+
+    def trial_config(self, row: PlannedTrial, sweep: str) -> TrialConfig:
+        """Return what a worker needs to run one trial of a known rate."""
+        assert row.id is not None and row.learning_rate is not None
+        return TrialConfig(
+            id=row.id,
+            sweep=sweep,
+            science=self.science(row, row.learning_rate),
+            execution=self.execution,
+            tokens_per_sequence=self.tokens_per_sequence,
+            steps=row.steps,
+            warmup_steps=row.warmup_steps,
+            microbatch_size=row.microbatch_size,
+            data_path=self.data_path,
+        )
+
+    @property
+    def known_trials(self) -> tuple[PlannedTrial, ...]:
+        """The rows that have an id."""
+        return tuple(row for row in self.trials if row.id)
+
+    def total_flops(self) -> int:
+        """Training FLOPs of all rows; 0 where the model's are not known."""
+        return (self.settings.model.flops_per_token or 0) * sum(row.tokens for row in self.trials)
+
+
+def _tokenizer(settings: Experiment) -> TokenizerSettings:
+    return TokenizerSettings(kind=settings.tokenizer, vocabulary=settings.model.vocabulary)  # type: ignore[union-attr]
+
+
+def tokens_per_sequence(experiment: Experiment) -> int:
+    """Return what the built-in workloads declare: the context length; 1 for `quadratic`."""
+    return experiment.model.context
+
+
+def seeds_of(experiment: Experiment, policy: Policy) -> range:
+    """Return the reporting seeds 0 to N-1; by default 1 at a fixed rate, else 3."""
+    return range(experiment.seeds or (1 if policy.kind == "fixed" else 3))
+
+
+def build_plan(
+    experiment: Experiment,
+    execution: Execution,
+    *,
+    data: dict[str, Any] | None,
+    data_path: str | None = None,
+    microbatch: int | None = None,
+    also_batches: tuple[int, ...] = (),
+) -> Plan:
+    """Plan every trial that the experiment names.
+
+    Args:
+        experiment: with `precision` resolved.
+        execution: where trials run.
+        data: identity of the data, from `sweep.data.identify_data`.
+        data_path: where it lies, absolute.
+        microbatch: the flag, or None.
+        also_batches: batch sizes already in the sweep; they share the token count.
+
+    Raises:
+        SweepError: if the budget holds no step, or the microbatch does not divide.
+    """
+    policy = parse_policy(experiment.lr)
+    context = tokens_per_sequence(experiment)
+    universe = sorted({*experiment.batches, *also_batches})
+    tokens, are_common = tokens_per_trial(experiment.budget, universe, context)
+    settings = experiment.model_copy(
+        update={
+            "evaluation": experiment.evaluation.model_copy(
+                update={"sequences": _evaluation_sequences(experiment, context)}
+            )
+        }
+    )
+    plan = Plan(
+        experiment=experiment.name,
+        settings=settings,
+        execution=execution,
+        data=data,
+        data_path=data_path,
+        model={
+            "name": experiment.model.name,
+            "parameters": experiment.model.parameters,
+            "embedding_parameters": experiment.model.embedding_parameters,
+        },
+        tokens_per_sequence=context,
+        token_budget=experiment.budget,
+        tokens_are_common=are_common,
+        epochs=None,
+        disk_bytes=None,
+        trials=(),
+    )
+    rows = []
+    for batch in experiment.batches:
+        row = _row(plan, policy, batch, tokens[batch], microbatch)
+        for stage, seed, rate in _runs(experiment, policy, batch):
+            planned = row.model_copy(update={"stage": stage, "seed": seed, "learning_rate": rate})
+            if rate is not None:
+                trial_id = sha256_of(plan.science(planned, rate).model_dump(mode="json"))[:12]
+                planned = planned.model_copy(update={"id": trial_id})
+            rows.append(planned)
+    return plan.model_copy(update={"trials": tuple(rows)})
+
+
+def _runs(
+    experiment: Experiment, policy: Policy, batch: int
+) -> Iterator[tuple[str, int, float | None]]:
+    """Yield stage, seed and rate of every trial of one batch size."""
+    if policy.kind == "tuned":
+        for factor in TUNING_GRID:
+            yield "tune", TUNING_SEED, policy.rate_at(batch) * factor
+    for seed in seeds_of(experiment, policy):
+        yield "report", seed, None if policy.kind == "tuned" else policy.rate_at(batch)
+
+
+def _row(
+    plan: Plan, policy: Policy, batch: int, tokens: int, microbatch: int | None
+) -> PlannedTrial:
+    """Plan one batch size under one policy; stage, seed, rate and id are still to be filled."""
+    settings, execution = plan.settings, plan.execution
+    optimizer = policy.optimizer_at(batch, plan.tokens_per_sequence, settings.optimizer)
+    is_fixed = policy.kind == "fixed"
+    schedule = settings.schedule.model_copy(
+        update={"warmup_min_steps": settings.schedule.warmup_min_steps if is_fixed else 0}
+    )
+    steps = tokens // (batch * plan.tokens_per_sequence)
+    assert steps * batch * plan.tokens_per_sequence == tokens
+    kind = execution.device.partition(":")[0]
+    bound = MICROBATCH_TOKENS.get(kind, MICROBATCH_TOKENS_OTHERWISE)
+    per_device = batch // execution.devices
+    size = choose_microbatch(per_device, microbatch, bound // plan.tokens_per_sequence)
+    return PlannedTrial(
+        id=None,
+        stage="report",
+        policy=policy.name,
+        batch_size=batch,
+        seed=0,
+        learning_rate=None,
+        beta2=optimizer.beta2,
+        weight_decay=optimizer.weight_decay,
+        warmup_min_steps=schedule.warmup_min_steps,
+        tokens=tokens,
+        steps=steps,
+        warmup_steps=warmup_steps(steps, schedule),
+        devices=execution.devices,
+        microbatch_size=size,
+        gradient_accumulation_steps=per_device // size,
+    )
+
+
+def _evaluation_sequences(experiment: Experiment, context: int) -> int:
+    """Return the milestone set's size: as asked, else 1 % of the budget, 8 sequences at least."""
+    if experiment.evaluation.sequences:
+        return experiment.evaluation.sequences
+    return max(8, -(-min(EVALUATION_TOKENS, experiment.budget // 100) // context))
+
+
+def with_estimates(
+    plan: Plan, seconds: dict[int, float], data_tokens: int | None, is_exact: bool
+) -> Plan:
+    """Fill in what depends on the machine and the cache: seconds, epochs, disk.
+
+    Args:
+        plan: to fill in.
+        seconds: estimated training seconds by batch size; {} where unknown.
+        data_tokens: training tokens of the data, or None.
+        is_exact: whether they were counted, not estimated from bytes.
+    """
+    epochs = None
+    if data_tokens:
+        windows = max(1, (data_tokens - 1) // plan.tokens_per_sequence)
+        most = max(row.tokens for row in plan.trials)
+        epochs = float(Fraction(most, windows * plan.tokens_per_sequence))
+    rows = tuple(
+        row.model_copy(update={"forecast_seconds": seconds.get(row.batch_size)})
+        for row in plan.trials
+    )
+    parameters = plan.model["parameters"]
+    disk = None if parameters is None else disk_needed(parameters, rows, plan.execution.keep)
+    return plan.model_copy(
+        update={
+            "trials": rows,
+            "epochs": epochs,
+            "epochs_are_estimated": not is_exact,
+            "disk_bytes": disk,
+        }
+    )
+
+
+def disk_needed(parameters: int, rows: tuple[PlannedTrial, ...], keep: str) -> int:
+    """Return the bytes that a sweep writes at most, checkpoints of the running trial included.
+
+    A checkpoint holds weights and AdamW's two moments in float32; two are kept and a third is
+    being written. Curves, logs, losses and the tracking store: about 1 MB per trial.
+    """
+    checkpoint = 12 * parameters
+    kept = {"none": 0, "weights": 4 * parameters, "checkpoints": 2 * checkpoint}[keep]
+    reported = sum(row.stage == "report" for row in rows)
+    return 3 * checkpoint + reported * kept + len(rows) * 2**20
+
+
+def grow_plan(old: Plan, new: Plan) -> Plan:
+    """Add the trials of `new` to `old`.
+
+    Raises:
+        SweepError: naming the difference, if anything but batch sizes, seeds and rates differs.
+    """
+    difference = _first_difference(_shared(old), _shared(new))
+    if difference:
+        place, before, after = difference
+        raise SweepError(
+            f"a sweep may only grow by batch sizes, seeds and rates, but {place} would change "
+            f"from {before!r} to {after!r}. Choose another --out for another experiment."
+        )
+    tokens = {row.batch_size: row.tokens for row in old.trials}
+    universe = sorted({*tokens, *(row.batch_size for row in new.trials)})
+    again, _ = tokens_per_trial(old.token_budget, universe, old.tokens_per_sequence)
+    for batch, count in tokens.items():
+        if again[batch] != count:
+            raise SweepError(
+                f"added batch sizes must leave the common token count as it is, but it would "
+                f"change from {count} to {again[batch]} at batch size {batch}. Choose sizes whose "
+                "least common multiple stays, or another --out."
+            )
+    present = {row.id for row in old.known_trials}
+    added = tuple(row for row in new.known_trials if row.id not in present)
+    return old.model_copy(update={"trials": (*old.known_trials, *added)})
+
+
+def _shared(plan: Plan) -> dict[str, Any]:
+    """Return the science that all trials of a sweep share."""
+    settings = plan.settings.model_dump(
+        mode="json", exclude={"batches", "seeds", "lr", "question", "data", "name"}
+    )
+    return {**settings, "data": plan.data}
+
+
+def _first_difference(a: Any, b: Any, place: str = "") -> tuple[str, Any, Any] | None:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted({*a, *b}):
+            inner = f"{place}.{key}" if place else key
+            if found := _first_difference(a.get(key), b.get(key), inner):
+                return found
+        return None
+    return None if a == b else (place, a, b)

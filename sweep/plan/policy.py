@@ -1,0 +1,80 @@
+"""Learning-rate policies: the rate, and what follows from it, by batch size (SCIENCE.md §2)."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from sweep.config.experiment import OptimizerSettings
+from sweep.errors import SweepError
+
+BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
+TUNING_GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # around the centre
+SOURCES = {
+    "fixed": "the same rate everywhere, as the earlier sweep had; β2 and weight decay not held",
+    "sqrt": "rate ∝ √B, β2 half-life and AdamW time scale held "
+    "(Malladi et al. 2022; Wang & Aitchison 2024)",
+    "linear": "rate ∝ B, β2 half-life and AdamW time scale held (Goyal et al. 2017)",
+    "tuned": "rate tuned at each batch size, β2 half-life held (Marek et al. 2025)",
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One `--lr`."""
+
+    kind: str  # fixed, sqrt, linear, tuned
+    rate: float = 0.0  # peak rate at `base` (of fixed: everywhere)
+    base: int = 32  # batch size
+
+    @property
+    def name(self) -> str:
+        """As it stands in plan.json and trials.csv."""
+        if self.kind in ("fixed", "tuned"):
+            return self.kind
+        return f"{self.kind}:{self.rate:g}@{self.base}"
+
+    def rate_at(self, batch_size: int) -> float:
+        """Return the peak rate; for `tuned`, the centre of the grid."""
+        ratio = batch_size / self.base
+        if self.kind == "tuned":
+            exponent = 1 / 8 if ratio < 1 else 1 / 2
+            return float(1e-3 * min(ratio, 256 / 32) ** exponent)
+        return self.rate * {"fixed": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[self.kind]
+
+    def optimizer_at(
+        self, batch_size: int, tokens_per_sequence: int, optimizer: OptimizerSettings
+    ) -> OptimizerSettings:
+        """Return the optimizer with β2 and weight decay as this policy holds them."""
+        if self.kind == "fixed":
+            return optimizer
+        decay = 1.0 if self.kind == "linear" else math.sqrt(batch_size / self.base)
+        beta2 = optimizer.beta2 ** (batch_size * tokens_per_sequence / BETA2_TOKENS)
+        return optimizer.model_copy(
+            update={"beta2": beta2, "weight_decay": optimizer.weight_decay * decay}
+        )
+
+
+def parse_policy(text: str) -> Policy:
+    """Read `3e-4`, `sqrt`, `sqrt:1e-3@32`, `linear:1e-3@32` or `tuned`.
+
+    Raises:
+        SweepError: for anything else.
+    """
+    text = text.strip()
+    if text == "tuned":
+        return Policy("tuned")
+    match = re.fullmatch(r"(?:(sqrt|linear):)?([^@:]+?)(?:@(\d+))?", text)
+    if text == "sqrt":
+        return Policy("sqrt", 1e-3, 32)
+    try:
+        if match is None or bool(match[1]) != bool(match[3]):
+            raise ValueError
+        rate, base = float(match[2]), int(match[3] or 32)
+        if not (math.isfinite(rate) and rate > 0 and base > 0):
+            raise ValueError
+    except ValueError:
+        raise SweepError(
+            "lr must be a positive number, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or tuned, "
+            f"got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
+        ) from None
+    return Policy(match[1] or "fixed", rate, base)

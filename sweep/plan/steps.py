@@ -1,0 +1,98 @@
+"""Steps, warmup, schedule, milestones and accumulation (DESIGN.md §6). No effects, no torch."""
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+from sweep.config.experiment import ScheduleSettings
+from sweep.errors import SweepError
+
+LARGEST_LOSS = Fraction(1, 100)  # of the budget, given up so that all batch sizes share one count
+
+
+def tokens_per_trial(
+    budget: int, batches: Iterable[int], tokens_per_sequence: int
+) -> tuple[dict[int, int], bool]:
+    """Round the budget to whole steps.
+
+    Returns:
+        Training tokens by batch size, and whether they are the same for all of them: the largest
+        common multiple of every step within the budget, if that gives up at most 1 % of it.
+
+    Raises:
+        SweepError: if the budget is smaller than one step.
+    """
+    batches = tuple(batches)
+    for batch in batches:
+        if budget < batch * tokens_per_sequence:
+            raise SweepError(
+                f"budget must hold at least one step of every batch size, got {budget} tokens for "
+                f"batch size {batch} of {tokens_per_sequence} tokens a sequence. Use --budget "
+                f"{batch * tokens_per_sequence} or more, or smaller batch sizes."
+            )
+    common = math.lcm(*batches) * tokens_per_sequence
+    rounded = budget // common * common
+    if rounded and budget - rounded <= LARGEST_LOSS * budget:
+        return dict.fromkeys(batches, rounded), True
+    steps = {batch: batch * tokens_per_sequence for batch in batches}
+    own = {batch: budget // step * step for batch, step in steps.items()}
+    return own, len(set(own.values())) == 1
+
+
+def warmup_steps(steps: int, schedule: ScheduleSettings) -> int:
+    """W = max(1, min(max(floor(fraction·S + ½), warmup_min_steps), floor(S/10)))."""
+    proportional = math.floor(Fraction(str(schedule.warmup_fraction)) * steps + Fraction(1, 2))
+    return max(1, min(max(proportional, schedule.warmup_min_steps), steps // 10))
+
+
+def learning_rate_at(
+    step: int, peak: float, steps: int, warmup: int, schedule: ScheduleSettings
+) -> float:
+    """Return the rate of step t = 1 … S: linear warmup, then cosine down to the final fraction."""
+    if step <= warmup:
+        return peak * step / warmup
+    if schedule.name == "constant":
+        return peak
+    if step == steps:
+        return peak * schedule.final_fraction
+    progress = (step - warmup) / (steps - warmup)
+    cosine = (1 + math.cos(math.pi * progress)) / 2
+    return peak * (schedule.final_fraction + (1 - schedule.final_fraction) * cosine)
+
+
+def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
+    """Return the first step with tokens ≥ k/M of the trial's own, for k = 1 … M, ascending."""
+    return tuple(sorted({-(-k * steps // points) for k in range(1, points + 1)}))
+
+
+def largest_divisor(number: int, at_most: int) -> int:
+    """Return the largest divisor of `number` that is not above `at_most` (at least 1)."""
+    return max(d for d in range(1, max(1, min(number, at_most)) + 1) if number % d == 0)
+
+
+def choose_microbatch(per_device: int, asked: int | None, at_most: int) -> int:
+    """Choose how many sequences one forward-backward takes.
+
+    Args:
+        per_device: sequences of one step on one device.
+        asked: the flag `--microbatch`, or None; larger than `per_device` means all of it.
+        at_most: bound where nothing was asked for.
+
+    Raises:
+        SweepError: if the flag does not divide, with the nearest legal values.
+    """
+    if asked is None:
+        return largest_divisor(per_device, at_most)
+    if asked < per_device and per_device % asked:
+        lower = largest_divisor(per_device, asked)
+        upper = next(d for d in range(asked, per_device + 1) if per_device % d == 0)
+        raise SweepError(
+            f"microbatch_size must divide batch_size / devices ({per_device}), got {asked}. "
+            f"Use {lower} or {upper}."
+        )
+    return min(asked, per_device)
+
+
+def next_microbatch(per_device: int, failed: int) -> int | None:
+    """Return the microbatch to try after `failed` ran out of memory, or None after 1."""
+    return None if failed <= 1 else largest_divisor(per_device, failed // 2)

@@ -1,0 +1,1 @@
+"""The interface on disk: sweep and trial folders, states, metrics, locks and leases."""
