@@ -29,7 +29,7 @@ class OptimizerSettings(Settings):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eps: Annotated[float, Field(gt=0)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip: Annotated[float, Field(gt=0)] | None = 1.0  # global gradient norm; None: never
+    clip: Annotated[float, Field(ge=0)] = 1.0  # global gradient norm; 0: never
 
 
 class ScheduleSettings(Settings):
@@ -149,6 +149,8 @@ def _find_experiment(name: str) -> Path:
 def _merge(fields: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """Put flags over a file's fields and fill the model's sizes in."""
     fields = dict(fields)
+    if flags.get("workload") == "quadratic":
+        flags.setdefault("model", "quadratic")
     own_model = fields.get("model", "tinystories")
     sizes = {key: fields.pop(key) for key in ("vocabulary", "context") if key in fields}
     chosen = flags.pop("model", own_model)
@@ -164,6 +166,8 @@ def _merge(fields: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
         model |= {key: flags.pop(key) for key in ("vocabulary", "context") if key in flags}
         for key, size in (("vocabulary", 10_000), ("context", 256)):
             model.setdefault(key, size)
+    else:
+        fields |= {"data": None, "workload": fields.get("workload", "quadratic")}
     return {**fields, **flags, "model": model}
 
 

@@ -1,0 +1,229 @@
+"""The command line. `sweep --help` loads click and the standard library only.
+
+Every command returns its exit code; this is the one place where errors become messages.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sweep.errors import SweepError
+
+PRECISIONS = ("auto", "fp32", "bf16", "bf16-pure")
+OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--budget", {"help": "Training tokens of every trial: 327M, 327.68M, 3.2768e8."}),
+    ("--batches", {"help": "Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."}),
+    ("--model", {"help": "tinystories, small, quick, quadratic, or your module:object."}),
+    ("--data", {"help": "tinystories, synthetic, or the path of a text file or folder."}),
+    ("--workload", {"help": "pretrain, quadratic, or your module:object."}),
+    ("--lr", {"help": "A rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."}),
+    ("--seeds", {"help": "Seeds per batch size; 1 at a fixed rate, else 3."}),
+    ("--context", {"help": "Tokens per sequence."}),
+    ("--vocabulary", {"help": "Rows of the embeddings, and the tokenizer's size."}),
+    ("--tokenizer", {"type": click.Choice(["bpe", "bytes"]), "help": "How text becomes tokens."}),
+    ("--precision", {"type": click.Choice(PRECISIONS), "help": "auto: bf16 on CUDA, else fp32."}),
+)
+LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--device", {"default": "auto", "help": "auto, cpu, cuda, cuda:i or mps."}),
+    ("--microbatch", {"help": "Sequences per forward-backward; changes no result."}),
+    ("--activation-checkpointing", {"is_flag": True, "help": "Less memory, more time."}),
+    ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), "default": "weights",
+                "help": "What a finished trial keeps."}),
+    ("--out", {"type": click.Path(path_type=Path), "help": "The sweep's folder; "
+               "results/EXPERIMENT by default. Same folder again: resume."}),
+    ("--json", {"is_flag": True, "help": "Print one JSON document."}),
+    ("--yes", {"is_flag": True, "help": "Do not ask."}),
+    ("--quiet", {"is_flag": True, "help": "No plan and no progress."}),
+)  # fmt: skip
+
+
+def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add EXPERIMENT and the flags that override its fields."""
+    for name, settings in reversed(OPTIONS + LOGISTICS):
+        command = click.option(name, **settings)(command)
+    return click.argument("experiment", default="tinystories")(command)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+folder_argument = click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+
+
+@click.group(
+    context_settings={
+        "auto_envvar_prefix": "SWEEP",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    }
+)
+@click.version_option(package_name="batch-size-sweep", prog_name="sweep")
+def sweep() -> None:
+    """Which batch size should I use? Answered by a measurement.
+
+    Trains the same model on the same tokens at each batch size, fairly, and reports quality,
+    time and memory. Start with `sweep run quick`, or ask what the reference costs:
+
+        sweep plan --budget 327M --batches 1,8,32,64,128,256
+    """
+
+
+@sweep.command()
+@experiment_options
+@click.option("--tracking-uri", help="MLflow store: http://…, sqlite:///…; in DIR by default.")
+@click.option("--executor", type=click.Choice(["local"]), default="local", help="Where to run.")
+@click.option("--only", multiple=True, metavar="ID", help="Run this trial only; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--retry", type=click.Choice(["diverged"]), help="Also run diverged trials again.")
+def run(experiment: str, **flags: Any) -> int:
+    """Plan, run every trial, report. The same command again resumes.
+
+    EXPERIMENT is a shipped name (tinystories, quick, quadratic) or a TOML file.
+    """
+    from sweep.cli.running import run_command
+
+    return run_command(experiment, flags)
+
+
+@sweep.command()
+@experiment_options
+def plan(experiment: str, **flags: Any) -> int:
+    """Print the plan with time and disk; trains nothing. With --out, writes it there."""
+    from sweep.cli.running import plan_command
+
+    return plan_command(experiment, flags)
+
+
+@sweep.command()
+@folder_argument
+@json_option
+def status(folder: Path, as_json: bool) -> int:
+    """Print every trial's state and the time left."""
+    from sweep.cli.reading import status_command
+
+    return status_command(folder, as_json)
+
+
+@sweep.command()
+@folder_argument
+def stop(folder: Path) -> int:
+    """Let a running sweep checkpoint and end; the same `sweep run` resumes it."""
+    from sweep.cli.reading import stop_command
+
+    return stop_command(folder)
+
+
+@sweep.command()
+@folder_argument
+@click.argument("trial", metavar="ID")
+def log(folder: Path, trial: str) -> int:
+    """Print a trial's log; the start of its id is enough."""
+    from sweep.cli.reading import log_command
+
+    return log_command(folder, trial)
+
+
+@sweep.command()
+@folder_argument
+@click.option("--weights", is_flag=True, help="The weights of finished trials too.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clean(folder: Path, weights: bool, yes: bool) -> int:
+    """List what a sweep no longer needs, then remove it."""
+    from sweep.cli.reading import clean_command
+
+    return clean_command(folder, weights, yes)
+
+
+@sweep.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="[DIR]", required=False)
+@click.option("--from-mlflow", metavar="URI", help="Read an MLflow store instead of a folder.")
+@click.option("--experiment", metavar="NAME", help="Its experiment.")
+@click.option("--run", "run_id", metavar="ID", help="Its parent run; the newest by default.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write to.")
+@click.option("--tracking-uri", help="Also mirror DIR to this MLflow store.")
+def report(
+    folder: Path | None,
+    from_mlflow: str | None,
+    experiment: str | None,
+    run_id: str | None,
+    out: Path | None,
+    tracking_uri: str | None,
+) -> int:
+    """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
+    from sweep.cli.reading import report_command
+
+    return report_command(folder, from_mlflow, experiment, run_id, out, tracking_uri)
+
+
+@sweep.command()
+@folder_argument
+@click.option("--port", default=5000, show_default=True, help="On the loopback interface.")
+def ui(folder: Path, port: int) -> int:
+    """Open MLflow's UI on this sweep's store, on this machine only."""
+    from sweep.cli.reading import ui_command
+
+    return ui_command(folder, port)
+
+
+@sweep.group()
+def data() -> None:
+    """Download, tokenize and describe data sets."""
+
+
+def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add SOURCE and the tokenizer's flags."""
+    command = click.option("--vocabulary", default="10000", show_default=True)(command)
+    kinds = click.Choice(["bpe", "bytes"])
+    command = click.option("--tokenizer", type=kinds, default="bpe", show_default=True)(command)
+    return click.argument("source", default="tinystories")(command)
+
+
+@data.command("prepare")
+@data_options
+def data_prepare(source: str, tokenizer: str, vocabulary: str) -> int:
+    """Download and tokenize SOURCE (tinystories, synthetic, or a path) into the cache."""
+    from sweep.cli.reading import data_command
+
+    return data_command(source, tokenizer, vocabulary, is_prepared=True, as_json=False)
+
+
+@data.command("info")
+@data_options
+@json_option
+def data_info(source: str, tokenizer: str, vocabulary: str, as_json: bool) -> int:
+    """Describe SOURCE: identity, documents, bytes, tokens where it is prepared."""
+    from sweep.cli.reading import data_command
+
+    return data_command(source, tokenizer, vocabulary, is_prepared=False, as_json=as_json)
+
+
+@sweep.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Tell what is installed, which devices there are, and what would not work."""
+    from sweep.cli.reading import doctor_command
+
+    return doctor_command(as_json)
+
+
+def main() -> None:
+    """Run the command line: the console script `sweep`."""
+    try:
+        code = sweep.main(standalone_mode=False, prog_name="sweep")
+    except SweepError as error:
+        click.echo(f"Error: {error}", err=True)
+        code = 2
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        code = 2
+    except click.ClickException as error:
+        click.echo(f"Error: {error.format_message().rstrip('.')}. See `sweep --help`.", err=True)
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,205 @@
+"""The commands that read a sweep: status, stop, log, clean, report, ui, data, doctor."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import click
+
+from sweep.config.numbers import format_bytes, parse_count
+from sweep.errors import SweepError
+from sweep.trial.folder import SweepFolder
+from sweep.trial.lease import is_locked, read_owner
+
+STOP_SECONDS = 120.0  # a step and a checkpoint
+
+
+def status_command(path: Path, as_json: bool) -> int:
+    """Print every trial's state."""
+    from sweep.orchestration.status import sweep_status
+
+    document = sweep_status(SweepFolder(path))
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+    else:
+        from sweep.cli.show import show_status
+
+        show_status(document)
+    return 0
+
+
+def stop_command(path: Path) -> int:
+    """Send SIGTERM to the folder's runner and wait for it to end."""
+    folder = SweepFolder(path)
+    folder.require_plan()
+    if not is_locked(folder.lock_path):
+        click.echo(f"Nothing runs in {path}.")
+        return 0
+    owner = read_owner(folder.lock_path)
+    if owner.get("host") != socket.gethostname():
+        raise SweepError(
+            f"stop must be called on the machine of the runner, {owner.get('host', 'unknown')}, "
+            f"got {socket.gethostname()}."
+        )
+    os.kill(owner["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    while is_locked(folder.lock_path):
+        if time.monotonic() > deadline:
+            raise SweepError(f"process {owner['pid']} has not ended yet; look at its log.")
+        time.sleep(0.1)
+    click.echo("Stopped; the same `sweep run` resumes it.")
+    return 0
+
+
+def log_command(path: Path, trial: str) -> int:
+    """Print a trial's log.txt."""
+    from sweep.orchestration.status import find_trial
+
+    log = find_trial(SweepFolder(path), trial).log_path
+    if not log.exists():
+        raise SweepError(f"trial {log.parent.name} has not started yet: it has no log.")
+    click.echo(log.read_text(errors="replace"), nl=False)
+    return 0
+
+
+def clean_command(path: Path, weights: bool, is_agreed: bool) -> int:
+    """List what is not needed, ask, remove."""
+    from sweep.orchestration.cleaning import list_unneeded, remove
+
+    folder = SweepFolder(path)
+    unneeded = list_unneeded(folder, weights)
+    for item in unneeded:
+        click.echo(f"{format_bytes(item.size):>10}  {item.reason}: {item.path}")
+    if not unneeded:
+        click.echo("Nothing to remove.")
+        return 0
+    total = format_bytes(sum(item.size for item in unneeded))
+    if not is_agreed:
+        if not os.isatty(0):
+            raise SweepError(f"removing {len(unneeded)} files needs a yes. Confirm with --yes.")
+        click.confirm(f"Remove {len(unneeded)} files, {total}?", abort=True)
+    remove(folder, unneeded)
+    click.echo(f"Removed {len(unneeded)} files, {total}.")
+    return 0
+
+
+def report_command(
+    folder: Path | None,
+    uri: str | None,
+    experiment: str | None,
+    run_id: str | None,
+    out: Path | None,
+    tracking_uri: str | None,
+) -> int:
+    """Write the report from a folder, which is mirrored too, or from a store alone."""
+    from sweep.report.report import write_report, write_report_from_store
+
+    if (folder is None) == (uri is None):
+        raise SweepError("report must be given either a folder or --from-mlflow URI.")
+    if uri is not None:
+        if experiment is None:
+            raise SweepError("--from-mlflow needs --experiment NAME.")
+        click.echo(write_report_from_store(uri, experiment, run_id, out or Path(experiment)))
+        return 0
+    assert folder is not None
+    sweep = SweepFolder(folder)
+    sweep.require_plan()
+    click.echo(write_report(folder))
+    _mirror(sweep, tracking_uri)
+    return 0
+
+
+def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
+    """Bring the tracking store up to date, where the sweep has one or one is named."""
+    if tracking_uri is None and not folder.tracking_path.exists():
+        return
+    from sweep.plan.plan import Plan
+    from sweep.tracking import Mirror, check_tracking_uri
+    from sweep.trial.lease import FileLock
+
+    if tracking_uri is not None:
+        check_tracking_uri(tracking_uri)
+    if is_locked(folder.lock_path):
+        return  # its runner mirrors it
+    plan = folder.require_plan()
+    plan.pop("format_version")
+    with FileLock(folder.lock_path):
+        mirror = Mirror(folder, Plan.model_validate(plan), tracking_uri)
+        mirror.start()
+        mirror.log_report()
+        status = mirror.close(60.0)
+    if not status.is_complete:
+        click.echo(str(status), err=True)
+
+
+def ui_command(path: Path, port: int) -> int:
+    """Run MLflow's own server on the sweep's store until it is interrupted."""
+    from sweep.tracking import ui_command as server_command
+
+    folder = SweepFolder(path)
+    folder.require_plan()
+    command = server_command(folder, port)
+    click.echo(f"http://127.0.0.1:{port}  (Ctrl-C ends it)", err=True)
+    try:
+        return subprocess.run(command, check=False).returncode
+    except KeyboardInterrupt:
+        return 0
+
+
+def data_command(
+    source: str, tokenizer: str, vocabulary: str, *, is_prepared: bool, as_json: bool
+) -> int:
+    """Prepare a data set, or describe it."""
+    from sweep.config.trial import TokenizerSettings
+    from sweep.data import describe_data, identify_data, prepare_data
+
+    size = parse_count(vocabulary, "vocabulary")
+    settings = TokenizerSettings(kind=tokenizer, vocabulary=size)  # type: ignore[arg-type]
+    if is_prepared:
+        is_named = source in ("tinystories", "synthetic")
+        path = None if is_named else str(Path(source).expanduser().absolute())
+        said: set[str] = set()
+
+        def show(what: str, fraction: float) -> None:
+            if (line := f"{what}: {fraction:.0%}") not in said:
+                said.add(line)
+                click.echo(line, err=True)
+
+        prepare_data(identify_data(source), path, settings, show)
+    description = describe_data(source, settings)
+    click.echo(json.dumps(description, indent=1) if as_json else _as_lines(description))
+    return 0
+
+
+def _as_lines(document: dict[str, object], indent: str = "") -> str:
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{key}:", _as_lines(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{key}: {value}")
+    return "\n".join(lines)
+
+
+def doctor_command(as_json: bool) -> int:
+    """Print what is here and what would not work."""
+    from sweep.orchestration.doctor import examine
+
+    found = examine()
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return 0
+    problems = found.pop("problems")
+    devices = found.pop("devices")
+    click.echo(_as_lines(found))
+    for device in devices:
+        click.echo("device: " + ", ".join(f"{key} {value}" for key, value in device.items()))
+    for problem in problems:
+        click.echo(f"note: {problem}")
+    if not problems:
+        click.echo("Everything needed is here.")
+    return 0

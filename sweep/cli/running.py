@@ -1,0 +1,160 @@
+"""`sweep run` and `sweep plan`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sweep.cli.show import Progress, answering_command, show_plan, show_status
+from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.numbers import format_seconds, parse_count
+from sweep.errors import SweepError
+from sweep.orchestration.planning import (
+    Logistics,
+    Planned,
+    check_writable,
+    default_out,
+    make_plan,
+    save_plan,
+)
+from sweep.plan.plan import Plan
+from sweep.trial.folder import Cause, SweepFolder
+
+ASK_ABOVE_SECONDS = 3600
+FIELDS = (
+    *("budget", "batches", "model", "data", "workload", "lr", "seeds"),
+    *("context", "vocabulary", "tokenizer", "precision"),
+)
+
+
+def _read(experiment: str, flags: dict[str, Any]) -> tuple[Experiment, Logistics, SweepFolder]:
+    overrides = {name: flags[name] for name in FIELDS}
+    for name in ("seeds", "context", "vocabulary"):
+        if overrides[name] is not None:
+            overrides[name] = parse_count(overrides[name], name)
+    settings = load_experiment(experiment, overrides)
+    microbatch = flags["microbatch"]
+    logistics = Logistics(
+        device=flags["device"],
+        microbatch=None if microbatch is None else parse_count(microbatch, "microbatch"),
+        activation_checkpointing=flags["activation_checkpointing"],
+        keep=flags["keep"],
+    )
+    out: Path = flags["out"] or default_out(settings)
+    if out.exists() and not out.is_dir():
+        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
+    return settings, logistics, SweepFolder(out)
+
+
+def plan_command(experiment: str, flags: dict[str, Any]) -> int:
+    """Print the plan; with --out, write it there for `python -m sweep.training`."""
+    from sweep.orchestration.runner import estimated
+
+    settings, logistics, folder = _read(experiment, flags)
+    if flags["out"]:
+        check_writable(folder)
+    planned = estimated(make_plan(settings, logistics, folder))
+    _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
+    if flags["out"]:
+        save_plan(planned.plan, folder)
+        if not flags["json"]:
+            click.echo(f"Written to {folder.plan_path}.")
+    return 0
+
+
+def run_command(experiment: str, flags: dict[str, Any]) -> int:
+    """Plan, run what is left, write the report."""
+    from sweep.orchestration.runner import estimated as with_estimates
+    from sweep.orchestration.runner import finished_summary, prepare, run_plan
+
+    settings, logistics, folder = _read(experiment, flags)
+    planned = make_plan(settings, logistics, folder)
+    if flags["only"]:
+        planned = _only(planned, flags["only"])
+    also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())
+    if flags["tracking_uri"]:
+        from sweep.tracking import check_tracking_uri
+
+        check_tracking_uri(flags["tracking_uri"])
+    summary = finished_summary(planned, folder, flags["tracking_uri"], also)
+    if summary is None or flags["dry_run"]:
+        planned = with_estimates(planned)
+        if flags["dry_run"]:
+            _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
+            return 0
+        if not flags["quiet"]:
+            _print_plan(planned.command_rows(), as_json=False, to_stderr=True)
+        _confirm(planned.command_rows(), flags["yes"])
+        progress = Progress(folder, set(planned.requested), is_quiet=flags["quiet"])
+        prepare(planned, folder, progress.preparing)
+        with progress:
+            summary = run_plan(
+                planned,
+                folder,
+                tracking_uri=flags["tracking_uri"],
+                also=also,
+                on_change=progress.update,
+                on_finished=lambda: _report(folder),
+            )
+    elif not (folder.path / "report.md").exists():
+        _report(folder)
+    _print_end(folder, flags["json"], summary.untracked)
+    if summary.is_interrupted:
+        click.echo("Interrupted; the same command resumes.", err=True)
+    return summary.exit_code
+
+
+def _report(folder: SweepFolder) -> None:
+    from sweep.report.report import write_report
+
+    write_report(folder.path)
+
+
+def _only(planned: Planned, prefixes: tuple[str, ...]) -> Planned:
+    chosen = []
+    for prefix in prefixes:
+        found = [trial for trial in planned.requested if trial.startswith(prefix)]
+        if len(found) != 1:
+            raise SweepError(
+                f"only must name one trial of this plan, got {prefix!r}, which names "
+                f"{len(found)}. `sweep plan` lists the ids."
+            )
+        chosen += found
+    return Planned(planned.plan, tuple(chosen), planned.is_known)
+
+
+def _confirm(plan: Plan, is_agreed: bool) -> None:
+    """Ask before more than an hour of estimated time."""
+    seconds = sum(row.forecast_seconds or 0 for row in plan.trials)
+    if is_agreed or seconds <= ASK_ABOVE_SECONDS:
+        return
+    hint = " `sweep run quick` takes a minute." if plan.execution.device == "cpu" else ""
+    question = f"This is estimated to take {format_seconds(seconds)}.{hint}"
+    if not sys.stdin.isatty():
+        raise SweepError(f"{question} Confirm with --yes.")
+    if not click.confirm(f"{question} Run it?", err=True):
+        raise click.Abort
+
+
+def _print_plan(plan: Plan, as_json: bool, to_stderr: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(plan.model_dump(mode="json"), indent=1), err=to_stderr)
+    else:
+        show_plan(plan, to_stderr)
+        click.echo(answering_command(plan), err=to_stderr)
+
+
+def _print_end(folder: SweepFolder, as_json: bool, untracked: str) -> None:
+    from sweep.orchestration.status import sweep_status
+
+    document = sweep_status(folder)
+    if as_json:
+        document["report"] = str(folder.path / "report.md")
+        click.echo(json.dumps(document, indent=1))
+    else:
+        show_status(document)
+        click.echo(f"Report: {folder.path / 'report.md'}")
+    if untracked:
+        click.echo(untracked, err=True)

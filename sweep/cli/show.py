@@ -1,0 +1,244 @@
+"""Plans and states as people read them on a terminal."""
+
+import shlex
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.orchestration.status import sweep_status
+from sweep.plan.plan import Plan
+from sweep.plan.policy import SOURCES, parse_policy
+from sweep.trial.folder import Cause, State, SweepFolder
+
+PLAIN_WIDTH = 140  # columns where there is no terminal
+LIVE_ROWS = 24
+
+
+def console(to_stderr: bool = False) -> Console:
+    """Return a console; without a terminal, wide and plain."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    width = None if stream.isatty() else PLAIN_WIDTH
+    return Console(stderr=to_stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("id", "state") else "right")
+    return table
+
+
+def show_plan(plan: Plan, to_stderr: bool = False) -> None:
+    """Print the plan: one line per batch size and policy, and what is the same for all."""
+    out = console(to_stderr)
+    settings, execution = plan.settings, plan.execution
+    parameters = plan.model["parameters"]
+    out.print(
+        f"[bold]{plan.experiment}[/]: {plan.model['name']}, {parameters:,} parameters, "
+        f"{settings.data or settings.workload}, {plan.tokens_per_sequence} tokens a sequence, "
+        f"{settings.precision} on {execution.device}, {execution.threads} threads"
+    )
+    table = _table(
+        "batch size", "rate", "seeds", "tokens", "steps", "warmup", "microbatch", "memory",
+        "time (estimate)",
+    )  # fmt: skip
+    groups: dict[tuple[str, str, int], list[Any]] = {}
+    for row in plan.trials:
+        groups.setdefault((row.stage, row.policy, row.batch_size), []).append(row)
+    for (stage, _, batch), rows in groups.items():
+        first, seconds = rows[0], [row.forecast_seconds for row in rows]
+        rates = [row.learning_rate for row in rows]
+        low, high = min(rates, key=lambda r: r or 0), max(rates, key=lambda r: r or 0)
+        rate = (
+            "after tuning"
+            if low is None
+            else f"{low:.3g}"
+            if low == high
+            else f"{low:.3g}…{high:.3g}"
+        )
+        what = f"{len(rows)} (tuning)" if stage == "tune" else str(len(rows))
+        table.add_row(
+            str(batch),
+            rate,
+            what,
+            f"{first.tokens:,}",
+            f"{first.steps:,}",
+            f"{first.warmup_steps:,} ({first.warmup_steps / first.steps:.2%})",
+            f"{first.microbatch_size} × {first.gradient_accumulation_steps}",
+            "not known" if first.forecast_bytes is None else format_bytes(first.forecast_bytes),
+            "not known" if None in seconds else format_seconds(sum(seconds)),
+        )
+    out.print(table)
+    _show_rest(plan, out)
+
+
+def _show_rest(plan: Plan, out: Console) -> None:
+    settings, schedule = plan.settings, plan.settings.schedule
+    if not plan.tokens_are_common:
+        out.print(
+            "Token counts differ between batch sizes: a common one would give up more than 1 % "
+            "of the budget."
+        )
+    decay = f"cosine to {schedule.final_fraction:.0%}" if schedule.name == "cosine" else "constant"
+    policies = sorted({row.policy for row in plan.trials})
+    for policy in policies:
+        out.print(f"Rate: {policy}: {SOURCES[policy.partition(':')[0]]}.")
+    out.print(
+        f"Schedule: warmup {schedule.warmup_fraction:.0%}, then {decay}. "
+        f"Evaluation: {settings.evaluation.points} × {settings.evaluation.sequences} sequences. "
+        f"Steps: {plan.execution.compile_reason}."
+    )
+    if plan.epochs is not None:
+        about = "about " if plan.epochs_are_estimated else ""
+        out.print(f"Epochs of the data: {about}{plan.epochs:.3g}.")
+    if plan.disk_bytes is not None:
+        out.print(f"Disk: at most {format_bytes(plan.disk_bytes)}.")
+    seconds = [row.forecast_seconds for row in plan.trials]
+    if None not in seconds:
+        total = sum(s for s in seconds if s)
+        out.print(f"In all: {len(seconds)} trials, estimated {format_seconds(total)}.")
+        if plan.execution.device == "cpu" and total > 3600:
+            out.print("On a CPU, `sweep run quick` answers a small question in a minute.")
+
+
+def answering_command(plan: Plan) -> str:
+    """Name the command that answers the question, and what it costs beside this one."""
+    policies = {parse_policy(row.policy).kind for row in plan.trials}
+    seeds = len({row.seed for row in plan.trials if row.stage == "report"})
+    if "tuned" in policies and seeds >= 3:
+        return "Rates are tuned at each batch size and reported on fresh seeds."
+    settings = plan.settings
+    batches = sorted({row.batch_size for row in plan.trials})
+    words = ["sweep", "run", plan.experiment, "--budget", format_count(settings.budget)]
+    words += ["--batches", ",".join(map(str, batches)), "--lr", "tuned", "--seeds", "3"]
+    why = "one rate for all batch sizes" if policies == {"fixed"} else "a rate that is not tuned"
+    if seeds < 3:
+        why += f" and {seeds} seed{'s' if seeds > 1 else ''}"
+    trainings = len(batches) * (5 + 3)
+    return (
+        f"With {why}, this cannot tell which batch size is best. The command that answers:\n"
+        f"    {shlex.join(words)}\n"
+        f"It costs at least {trainings} trainings instead of {len(plan.trials)}: 5 rates and 3 "
+        "seeds a batch size. This version plans it and does not run it yet."
+    )
+
+
+def status_table(document: dict[str, Any], only: set[str] | None = None) -> Table:
+    """Return the states as a table; running and failed trials first where there are many."""
+    table = _table(
+        "id", "batch size", "seed", "rate", "state", "tokens", "loss", "tokens/s", "left"
+    )
+    rows = [row for row in document["trials"] if only is None or row["id"] in only]
+    for row in rows:
+        rate, eta = row["learning_rate"], row["eta_seconds"]
+        cause = f" {row['cause']}" if row["cause"] else ""
+        table.add_row(
+            row["id"],
+            str(row["batch_size"]),
+            str(row["seed"]),
+            f"{rate:.3g}",
+            f"{row['state']}{cause}",
+            format_count(row["tokens"]) if row["tokens"] else "",
+            "" if row["loss"] is None else f"{row['loss']:.4f}",
+            "" if row["tokens_per_second"] is None else format_count(row["tokens_per_second"]),
+            format_seconds(eta) if eta and not State(row["state"]).is_finished else "",
+        )
+    return table
+
+
+def show_status(document: dict[str, Any]) -> None:
+    """Print the states to stdout."""
+    out = console()
+    eta = document["eta_seconds"]
+    left = f", about {format_seconds(eta)} left" if eta else ""
+    out.print(f"[bold]{document['sweep']}[/]: {document['state']}{left}")
+    out.print(status_table(document))
+    for row in document["trials"]:
+        if row["state"] == State.FAILED:
+            what = "diverged" if row["cause"] == Cause.DIVERGED else f"failed ({row['cause']})"
+            out.print(
+                f"Batch size {row['batch_size']}, seed {row['seed']} {what}: {row['message']}",
+                markup=False,
+            )
+
+
+class Progress:
+    """A live table on a terminal, plain lines otherwise; on stderr."""
+
+    def __init__(self, folder: SweepFolder, ids: set[str], is_quiet: bool) -> None:
+        self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
+        self._console = console(to_stderr=True)
+        self._live: Live | None = None
+        self._said: dict[str, str] = {}
+        self._next = 0.0
+
+    def preparing(self, what: str, fraction: float) -> None:
+        """Show how far data preparation is."""
+        if self._is_quiet:
+            return
+        line = f"{what}: {fraction:.0%}"
+        if self._console.is_terminal:
+            self._console.print(line, end="\r")
+        elif self._said.get(what) != (tenth := f"{fraction:.1f}"):
+            self._said[what] = tenth
+            self._console.print(line)
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal and not self._is_quiet:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self) -> None:
+        """Read the folder and show it, at most once a second."""
+        if self._is_quiet or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 1.0
+        document = sweep_status(self._folder)
+        rows = [row for row in document["trials"] if row["id"] in self._ids]
+        if self._live:
+            shown = _most_telling(rows)
+            table = status_table({"trials": shown})
+            done = sum(State(row["state"]).is_finished for row in rows)
+            left = [row["eta_seconds"] or 0 for row in rows if not State(row["state"]).is_finished]
+            table.caption = f"{done} of {len(rows)} trials, about {format_seconds(sum(left))} left"
+            self._live.update(table, refresh=True)
+            return
+        for row in rows:
+            self._say(row)
+
+    def _say(self, row: dict[str, Any]) -> None:
+        """Print a plain line when a trial's state changes."""
+        state = f"{row['state']} {row['cause'] or ''}".strip()
+        if self._said.get(row["id"], State.WAITING) == state:
+            return
+        self._said[row["id"]] = state
+        loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
+        self._console.print(
+            f"{row['id']} batch size {row['batch_size']} seed {row['seed']}: {state}{loss}",
+            markup=False,
+        )
+
+
+def _most_telling(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most a screenful: running ones, then the newest finished and next waiting."""
+    if len(rows) <= LIVE_ROWS:
+        return rows
+    running = [i for i, row in enumerate(rows) if row["state"] == State.RUNNING]
+    first = max(0, (running[0] if running else 0) - LIVE_ROWS // 2)
+    return rows[first : first + LIVE_ROWS]

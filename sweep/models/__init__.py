@@ -1,0 +1,53 @@
+"""Models: built from settings and a seed, the same weights on every machine."""
+
+import torch
+from torch import nn
+
+from sweep.config.models import ModelSettings
+from sweep.config.objects import load_object
+from sweep.errors import SweepError
+
+
+def build_model(
+    settings: ModelSettings, seed: int, activation_checkpointing: bool = False
+) -> nn.Module:
+    """Build a float32 model on the CPU; equal settings and seed give equal weights.
+
+    Args:
+        settings: of the model; `ObjectSettings` call the user's `module:object`.
+        seed: of the initial weights.
+        activation_checkpointing: recompute each block's activations in the backward pass.
+
+    Raises:
+        SweepError: if a user's model is no module, or cannot checkpoint activations.
+    """
+    if settings.kind == "transformer":
+        from sweep.models.transformer import Transformer
+
+        return Transformer(settings, seed, activation_checkpointing)
+    if settings.kind == "quadratic":
+        from sweep.models.quadratic import Quadratic
+
+        return Quadratic(settings, seed)
+    build = load_object(settings.name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(vocabulary=settings.vocabulary, context=settings.context, **settings.options)
+    if not isinstance(model, nn.Module):
+        raise SweepError(f"model {settings.name!r} must return a torch.nn.Module, got {model!r}.")
+    if activation_checkpointing:
+        if not hasattr(model, "activation_checkpointing"):
+            raise SweepError(
+                f"model {settings.name!r} must have an attribute activation_checkpointing to be "
+                "run with --activation-checkpointing. Add it, or leave the flag out."
+            )
+        model.activation_checkpointing = True  # type: ignore[assignment]
+    return model
+
+
+def count_parameters(settings: ModelSettings) -> int:
+    """Return the number of parameters, in closed form or by building a user's model once."""
+    if settings.parameters is not None:
+        return settings.parameters
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build_model(settings, 0).parameters())

@@ -1,0 +1,18 @@
+"""Precisions: fp32; bf16, autocast over float32 weights; bf16-pure, everything in bfloat16."""
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the context that a forward pass runs in."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def weight_dtype(precision: str) -> torch.dtype:
+    """Return what weights, gradients and optimizer states are kept in."""
+    return torch.bfloat16 if precision == "bf16-pure" else torch.float32

@@ -1,0 +1,32 @@
+"""The noisy quadratic model: loss ½ Σ h_i w_i², gradient noise of covariance diag(c)/B.
+
+h_i = c_i = 1/i (Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch Sizes?").
+"""
+
+import torch
+from torch import Tensor, nn
+
+from sweep.config.models import QuadraticSettings
+
+
+class Quadratic(nn.Module):
+    """Noise (B, dimensions) of standard normals to losses (B).
+
+    The weights start at ±1, signs from the seed, so that the loss starts at ½ Σ h_i.
+    """
+
+    def __init__(self, settings: QuadraticSettings, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        signs = torch.randint(0, 2, (settings.dimensions,), generator=generator) * 2 - 1
+        self.weights = nn.Parameter(signs.float())
+        self.register_buffer("curvature", 1 / torch.arange(1.0, settings.dimensions + 1))
+
+    def expected_loss(self) -> Tensor:
+        """Return ½ Σ h_i w_i²."""
+        return 0.5 * (self.get_buffer("curvature") * self.weights.square()).sum()
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Return one loss per sequence; its gradient is h·w + √c·noise."""
+        scaled = noise * self.get_buffer("curvature").sqrt()  # (B, dimensions)
+        return self.expected_loss() + scaled @ self.weights

@@ -1,0 +1,130 @@
+"""The reference transformer: RMSNorm, rotary positions, SwiGLU, no biases (DESIGN.md §8)."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sweep.config.models import TransformerSettings
+
+NORM_EPS = 1e-5
+ROTARY_THETA = 10_000.0
+TRUNCATE = 3.0  # standard deviations
+
+
+class Transformer(nn.Module):
+    """Token ids (B, T) to logits (B, T, V).
+
+    Args:
+        settings: the sizes.
+        seed: of the initial weights.
+        activation_checkpointing: recompute each block in the backward pass.
+    """
+
+    def __init__(
+        self, settings: TransformerSettings, seed: int, activation_checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        self.activation_checkpointing = activation_checkpointing
+        with torch.device("meta"):
+            self.embedding = nn.Embedding(settings.vocabulary, settings.d_model)
+            self.blocks = nn.ModuleList(
+                Block(settings.d_model, settings.heads, settings.d_ff)
+                for _ in range(settings.layers)
+            )
+            self.norm = nn.RMSNorm(settings.d_model, eps=NORM_EPS)
+            self.head = nn.Linear(settings.d_model, settings.vocabulary, bias=False)
+        self.to_empty(device="cpu")
+        self._initialise(torch.Generator().manual_seed(seed))
+        cos, sin = rotary_tables(settings.context, settings.d_model // settings.heads)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator) -> None:
+        """Linear weights N(0, 2/(in+out)), embeddings N(0, 1), both truncated at 3σ; norms 1."""
+        for module in self.modules():
+            if isinstance(module, nn.RMSNorm):
+                nn.init.ones_(module.weight)
+            elif isinstance(module, nn.Embedding):
+                _truncated_normal(module.weight, 1.0, generator)
+            elif isinstance(module, Stacked):
+                for part in module.weight.chunk(module.parts):
+                    _truncated_normal(part, math.sqrt(2 / sum(part.shape)), generator)
+            elif isinstance(module, nn.Linear):
+                _truncated_normal(module.weight, math.sqrt(2 / sum(module.weight.shape)), generator)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return the normalised states before the output projection, (B, T, D)."""
+        length = ids.shape[1]
+        cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
+        x = self.embedding(ids)  # (B, T, D)
+        for block in self.blocks:
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(block, x, cos, sin, use_reentrant=False)
+            else:
+                x = block(x, cos, sin)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits, (B, T, V)."""
+        return self.head(self.hidden(ids))  # type: ignore[no-any-return]
+
+
+class Stacked(nn.Linear):
+    """Several projections of one input, stacked into one matrix; each starts as if alone."""
+
+    def __init__(self, inputs: int, outputs: int, parts: int) -> None:
+        super().__init__(inputs, parts * outputs, bias=False)
+        self.parts = parts
+
+
+class Block(nn.Module):
+    """Pre-norm attention and SwiGLU, each with a residual connection."""
+
+    def __init__(self, d_model: int, heads: int, d_ff: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.RMSNorm(d_model, eps=NORM_EPS)
+        self.query_key_value = Stacked(d_model, d_model, 3)
+        self.attention_out = nn.Linear(d_model, d_model, bias=False)
+        self.feed_forward_norm = nn.RMSNorm(d_model, eps=NORM_EPS)
+        self.gate_up = Stacked(d_model, d_ff, 2)
+        self.down = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Map (B, T, D) to (B, T, D)."""
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        gate, up = self.gate_up(self.feed_forward_norm(x)).chunk(2, dim=-1)  # (B, T, F) each
+        return x + self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+
+    def attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Causal self-attention, (B, T, D) to (B, T, D)."""
+        batch, length, width = x.shape
+        stacked = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = stacked.transpose(1, 3).unbind(2)  # (B, H, T, D/H) each
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+
+
+def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, (T, head_width / 2) each, in float32 (Su et al. 2021)."""
+    frequencies = ROTARY_THETA ** (
+        -torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
+    )
+    angles = torch.arange(context, dtype=torch.float64)[:, None] * frequencies
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (x_i, x_{i+half}) by their position's angles; x is (B, H, T, D/H)."""
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.type_as(x)
+
+
+def _truncated_normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
+    nn.init.trunc_normal_(weight, std=std, a=-TRUNCATE * std, b=TRUNCATE * std, generator=generator)

@@ -1,0 +1,1 @@
+"""Planning on this machine, and running the trials of a plan to their end."""

@@ -1,0 +1,137 @@
+"""How long will it take: from this machine's stored calibration, or one short measurement.
+
+Always an estimate. Stored in the cache, by device, model, precision and threads; finished trials
+replace the short measurement by what they took.
+"""
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from sweep.config.paths import cache_dir
+from sweep.config.trial import TrialConfig
+from sweep.errors import CorruptFile
+from sweep.orchestration.local import no_main_module
+from sweep.plan.plan import Plan
+from sweep.trial.files import read_json, sha256_of, write_json
+
+MOST_SEQUENCES = 4
+MOST_SECONDS = 5.0
+
+
+def estimate_seconds(plan: Plan) -> dict[int, float]:
+    """Return estimated seconds of one trial by batch size; {} where nothing could be measured."""
+    path = _calibration_path(plan)
+    calibration = _read(path)
+    if not calibration:
+        row = max(plan.trials, key=lambda row: row.batch_size)
+        config = plan.trial_config(
+            row.model_copy(update={"id": "calibration", "learning_rate": 1e-9}), ""
+        )
+        calibration = _measure(config)
+        _store(path, calibration)
+    if not calibration:
+        return {}
+    context = plan.tokens_per_sequence
+    evaluated = (plan.settings.evaluation.sequences or 0) * (plan.settings.evaluation.points + 4)
+    estimates = {}
+    for row in plan.trials:
+        per_token = calibration.get(f"batch {row.batch_size}")
+        if per_token is None:
+            sequences = row.tokens / context + evaluated / 3  # a forward is a third of a step
+            estimates[row.batch_size] = (
+                sequences * calibration["seconds_per_sequence"]
+                + row.steps * calibration["seconds_per_update"]
+            )
+        else:
+            estimates[row.batch_size] = row.tokens * per_token
+    return estimates
+
+
+def record_measurement(plan: Plan, result: dict[str, Any]) -> None:
+    """Keep what a finished trial took, for later plans on this machine."""
+    path = _calibration_path(plan)
+    seconds = result["seconds_total"] - result["seconds_compile"]
+    measured = {f"batch {result['batch_size']}": seconds / result["tokens"]}
+    _store(path, {**_read(path), **measured})
+
+
+def _calibration_path(plan: Plan) -> Path:
+    import platform
+
+    key = {
+        "machine": [platform.node(), platform.processor(), platform.machine()],
+        "execution": plan.execution.model_dump(
+            mode="json", include={"device", "threads", "compile", "activation_checkpointing"}
+        ),
+        "model": plan.settings.model.model_dump(mode="json"),
+        "workload": plan.settings.workload,
+        "precision": plan.settings.precision,
+    }
+    return cache_dir() / "calibration" / f"{sha256_of(key)[:16]}.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return {k: v for k, v in read_json(path).items() if k != "format_version"}
+    except (OSError, CorruptFile):
+        return {}
+
+
+def _store(path: Path, calibration: dict[str, Any]) -> None:
+    if not calibration:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, calibration)
+    except OSError:
+        return  # an unwritable cache only means measuring again
+
+
+def _measure(config: TrialConfig) -> dict[str, float]:
+    """Time one forward-backward in a fresh process, so that this one touches no device."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure_here, args=(config, sender), daemon=True)
+    with no_main_module():
+        process.start()
+    sender.close()
+    try:
+        return dict(receiver.recv()) if receiver.poll(60) else {}
+    except EOFError:
+        return {}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _measure_here(config: TrialConfig, sender: Connection) -> None:
+    import torch
+
+    from sweep.training.step import TrainingStep
+
+    torch.set_num_threads(config.execution.threads)
+    device = torch.device(config.execution.device)
+    eager = config.model_copy(
+        update={"execution": config.execution.model_copy(update={"compile": False})}
+    )
+    step = TrainingStep(eager, device, MOST_SEQUENCES)
+
+    def seconds(sequences: int) -> float:
+        batch = step.workload.random_batch(sequences)
+        start = time.perf_counter()
+        step.backward(batch).item()
+        return time.perf_counter() - start
+
+    first = seconds(1)
+    count = MOST_SEQUENCES if first * MOST_SEQUENCES < MOST_SECONDS / 2 else 1
+    forward_backward = seconds(count)
+    start = time.perf_counter()
+    for _ in range(2):  # the first one allocates
+        start = time.perf_counter()
+        torch.nn.utils.clip_grad_norm_(step.parameters, 1.0).item()
+        step.optimizer.step()
+    update = time.perf_counter() - start
+    sender.send({"seconds_per_sequence": forward_backward / count, "seconds_per_update": update})

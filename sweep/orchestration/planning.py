@@ -1,0 +1,252 @@
+"""From an experiment and flags to the plan of this machine, grown from the one on disk."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.numbers import format_bytes
+from sweep.config.trial import Execution, TokenizerSettings
+from sweep.errors import SweepError
+from sweep.plan.plan import COMPILE_FLOPS, Plan, build_plan, grow_plan, with_estimates
+from sweep.trial.files import write_json
+from sweep.trial.folder import SweepFolder
+
+EVALUATION_TOKENS_PER_BATCH = {"cuda": 65_536}
+EVALUATION_TOKENS_PER_BATCH_OTHERWISE = 8_192
+BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0}  # for estimates before anything is tokenized
+
+
+@dataclass(frozen=True)
+class Logistics:
+    """What the command line decides: where and how fast, never a number."""
+
+    device: str = "auto"
+    microbatch: int | None = None
+    activation_checkpointing: bool = False
+    keep: str = "weights"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what this command wants of it."""
+
+    plan: Plan  # with everything that the folder already holds
+    requested: tuple[str, ...]  # ids that this command names
+    is_known: bool  # plan.json already holds all of them
+
+    def command_rows(self) -> Plan:
+        """Return the plan with only the rows that this command names."""
+        rows = tuple(row for row in self.plan.trials if row.id is None or row.id in self.requested)
+        return self.plan.model_copy(update={"trials": rows})
+
+
+def default_out(experiment: Experiment) -> Path:
+    """Return results/<experiment>."""
+    return Path("results") / experiment.name
+
+
+def plan_sweep(
+    experiment: str = "tinystories",
+    *,
+    out: str | Path | None = None,
+    device: str = "auto",
+    microbatch: int | None = None,
+    **overrides: Any,
+) -> Plan:
+    """Plan a sweep; trains and writes nothing.
+
+    Args:
+        experiment: a shipped name or the path of a TOML file.
+        out: the sweep's folder, whose plan is grown if there is one.
+        device: auto, cpu, cuda, cuda:i or mps.
+        microbatch: sequences per forward-backward; chosen by default.
+        **overrides: fields of the experiment: budget, batches, model, data, lr, seeds, …
+
+    Raises:
+        SweepError: for anything that cannot be planned.
+    """
+    settings = load_experiment(experiment, overrides)
+    folder = SweepFolder(Path(out)) if out else SweepFolder(default_out(settings))
+    return estimate(make_plan(settings, Logistics(device, microbatch), folder).command_rows())
+
+
+def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder) -> Planned:
+    """Plan what the command names on top of what the folder holds. Imports torch only when new."""
+    identity, path = None, None
+    if experiment.data is not None:
+        from sweep.data import identify_data
+
+        identity = identify_data(experiment.data)
+        is_named = experiment.data in ("tinystories", "synthetic")
+        path = None if is_named else str(Path(experiment.data).expanduser().absolute())
+    stored = folder.read_plan()
+    old = None
+    if stored is not None:
+        stored.pop("format_version")
+        old = Plan.model_validate(stored)
+        experiment = _resolve_precision(experiment, old.settings.precision)
+        _refuse_other_execution(old, logistics, folder)
+        execution = old.execution
+    else:
+        execution = _decide_execution(experiment, logistics)
+        is_cuda = execution.device.startswith("cuda")
+        experiment = _resolve_precision(experiment, "bf16" if is_cuda else "fp32")
+    new = build_plan(
+        experiment,
+        execution,
+        data=identity,
+        data_path=path,
+        microbatch=logistics.microbatch,
+        also_batches=tuple({row.batch_size for row in old.trials}) if old else (),
+    )
+    requested = tuple(row.id for row in new.known_trials if row.id)
+    if old is not None:
+        known = {row.id for row in old.known_trials}
+        grown = grow_plan(old, new)
+        undecided = tuple(row for row in new.trials if row.id is None)
+        plan = grown.model_copy(update={"trials": (*grown.trials, *undecided)})
+        return Planned(plan, requested, known.issuperset(requested))
+    return Planned(_decide_compile(_with_parameters(new)), requested, False)
+
+
+def _resolve_precision(experiment: Experiment, default: str) -> Experiment:
+    if experiment.precision != "auto":
+        return experiment
+    return experiment.model_copy(update={"precision": default})
+
+
+def _refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder) -> None:
+    """What plan.json decided stays decided; a flag that differs is not ignored silently."""
+    asked = {
+        "device": None if logistics.device == "auto" else logistics.device,
+        "activation_checkpointing": logistics.activation_checkpointing or None,
+    }
+    for name, value in asked.items():
+        decided = getattr(old.execution, name)
+        if value is not None and value != decided:
+            raise SweepError(
+                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
+                f"got {value!r}. Leave the flag out, or choose another --out."
+            )
+
+
+def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution:
+    from sweep.training.device import available_cores, resolve_device
+
+    device = resolve_device(logistics.device)
+    tokens = EVALUATION_TOKENS_PER_BATCH.get(
+        device.partition(":")[0], EVALUATION_TOKENS_PER_BATCH_OTHERWISE
+    )
+    return Execution(
+        device=device,
+        threads=available_cores(),
+        activation_checkpointing=logistics.activation_checkpointing,
+        evaluation_batch_size=max(1, tokens // experiment.model.context),
+        keep=logistics.keep,  # type: ignore[arg-type]
+    )
+
+
+def _decide_compile(plan: Plan) -> Plan:
+    """On CUDA whenever a compiler exists; on CPU only if the plan is also large enough."""
+    from sweep.training.device import has_compiler
+
+    device, flops = plan.execution.device, plan.total_flops()
+    wanted = device.startswith("cuda") or (device == "cpu" and flops >= COMPILE_FLOPS)
+    if wanted and not has_compiler(device):
+        compiles, reason = False, "eager: no compiler on this machine"
+    elif wanted:
+        compiles, reason = True, "torch.compile"
+    else:
+        compiles, reason = False, f"eager: {flops:.1e} training FLOPs are too few to compile for"
+    execution = plan.execution.model_copy(update={"compile": compiles, "compile_reason": reason})
+    return plan.model_copy(update={"execution": execution})
+
+
+def _with_parameters(plan: Plan) -> Plan:
+    """Count a user's model by building it once without weights."""
+    if plan.model["parameters"] is not None:
+        return plan
+    from sweep.models import count_parameters
+
+    parameters = count_parameters(plan.settings.model)
+    return plan.model_copy(update={"model": {**plan.model, "parameters": parameters}})
+
+
+def estimate(plan: Plan) -> Plan:
+    """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
+    from sweep.data import find_prepared
+    from sweep.orchestration.calibration import estimate_seconds
+
+    seconds = estimate_seconds(plan)
+    tokens, is_exact = None, False
+    if plan.data is not None:
+        kind, vocabulary = plan.settings.tokenizer, getattr(plan.settings.model, "vocabulary", 0)
+        text = find_prepared(plan.data, TokenizerSettings(kind=kind, vocabulary=vocabulary))
+        if text is not None:
+            tokens, is_exact = len(text.train), True
+        elif size := _data_bytes(plan):
+            tokens = int(size / BYTES_PER_TOKEN[kind])
+    return with_estimates(plan, seconds, tokens, is_exact)
+
+
+def _data_bytes(plan: Plan) -> int | None:
+    """Return the bytes of the training text where they are known without reading it."""
+    assert plan.data is not None
+    if "bytes" in plan.data:
+        return int(plan.data["bytes"]["train"])
+    if plan.data_path is None:
+        return None
+    path = Path(plan.data_path)
+    files = [path] if path.is_file() else [*path.glob("train.*")] or [*path.iterdir()]
+    return sum(file.stat().st_size for file in files)
+
+
+def save_plan(plan: Plan, folder: SweepFolder) -> None:
+    """Write plan.json, and config.json of every trial that has none.
+
+    Raises:
+        SweepError: if the folder cannot be written.
+    """
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        known = plan.model_copy(update={"trials": plan.known_trials})
+        for row in known.trials:
+            assert row.id
+            trial = folder.trial(row.id)
+            if not trial.config_path.exists():
+                trial.write_config(plan.trial_config(row, folder.name))
+        write_json(folder.plan_path, known.model_dump(mode="json"))
+    except OSError as error:
+        raise SweepError(
+            f"out must be a folder that can be written, got {str(folder.path)!r} "
+            f"({error.strerror}). Choose another --out."
+        ) from error
+
+
+def check_writable(folder: SweepFolder) -> None:
+    """Refuse a folder that cannot be written, before anything is prepared; writes nothing."""
+    import os
+
+    existing = folder.path
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise SweepError(
+            f"out must be a folder that can be written, got {str(folder.path)!r}. "
+            "Choose another --out."
+        )
+
+
+def check_disk(plan: Plan, folder: SweepFolder) -> None:
+    """Refuse a sweep that the disk cannot hold."""
+    existing = next(
+        path for path in (folder.path, *folder.path.absolute().parents) if path.exists()
+    )
+    free = shutil.disk_usage(existing).free
+    if plan.disk_bytes is not None and plan.disk_bytes > free:
+        raise SweepError(
+            f"the disk must have {format_bytes(plan.disk_bytes)} free for this sweep, got "
+            f"{format_bytes(free)} at {existing}. Free some, choose another --out, or --keep none."
+        )

@@ -1,0 +1,101 @@
+"""Where a sweep stands, read from its folder alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
+from sweep.trial.lease import is_locked
+
+TAIL_BYTES = 8192
+
+
+def sweep_status(folder: SweepFolder) -> dict[str, Any]:
+    """Return the document that `sweep status --json` prints (DESIGN.md §5).
+
+    A trial that was RUNNING when its runner and worker died is WAITING for the next command.
+    """
+    plan = folder.require_plan()
+    has_runner = is_locked(folder.lock_path)
+    rows = [_trial_status(folder.trial(row["id"]), row, has_runner) for row in plan["trials"]]
+    _fill_waiting(rows, plan["trials"])
+    states = {row["state"] for row in rows}
+    failed = any(r["state"] == State.FAILED and r["cause"] != Cause.DIVERGED for r in rows)
+    if has_runner or State.RUNNING in states:
+        state = State.RUNNING
+    elif State.WAITING in states:
+        state = State.WAITING
+    else:
+        state = State.FAILED if failed else State.COMPLETE
+    left = [row["eta_seconds"] for row in rows if row["state"] in (State.RUNNING, State.WAITING)]
+    eta = None if any(seconds is None for seconds in left) else sum(left)
+    return {"sweep": folder.name, "state": state, "eta_seconds": eta, "trials": rows}
+
+
+def _trial_status(trial: TrialFolder, row: dict[str, Any], has_runner: bool) -> dict[str, Any]:
+    status = trial.read_status()
+    state = status.state
+    if state is State.RUNNING and not has_runner and not is_locked(trial.lease_path):
+        state = State.WAITING
+    line = last_line(trial.metrics_path) if state is not State.WAITING or has_runner else {}
+    line = line or last_line(trial.metrics_path)
+    tokens, rate = line.get("tokens", 0), line.get("perf/tokens_per_second")
+    result = trial.read_result() if state.is_finished else None
+    return {
+        "id": row["id"],
+        "stage": row["stage"],
+        "batch_size": row["batch_size"],
+        "seed": row["seed"],
+        "learning_rate": row["learning_rate"],
+        "state": state,
+        "cause": status.cause,
+        "message": status.message,
+        "tokens": tokens,
+        "loss": result["final_valid_loss"] if result else line.get("train/loss"),
+        "tokens_per_second": result["tokens_per_second"] if result else rate,
+        "eta_seconds": (row["tokens"] - tokens) / rate if rate and not state.is_finished else None,
+    }
+
+
+def _fill_waiting(rows: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
+    """Estimate trials without a rate of their own from finished siblings, else from the plan."""
+    rates = {row["batch_size"]: row["tokens_per_second"] for row in rows}
+    for row, plan in zip(rows, planned, strict=True):
+        if row["eta_seconds"] is None and not State(row["state"]).is_finished:
+            rate = rates[row["batch_size"]]
+            row["eta_seconds"] = plan["tokens"] / rate if rate else plan["forecast_seconds"]
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """Return the last whole line of metrics.jsonl that has a training loss, or {}."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            whole = file.read().rpartition(b"\n")[0].split(b"\n")
+    except FileNotFoundError:
+        return {}
+    for raw in reversed(whole):
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            continue  # the first one may be cut
+        if "train/loss" in line:
+            return dict(line)
+    return {}
+
+
+def find_trial(folder: SweepFolder, prefix: str) -> TrialFolder:
+    """Return the one planned trial whose id starts with `prefix`.
+
+    Raises:
+        SweepError: if there is none, or several.
+    """
+    from sweep.errors import SweepError
+
+    found = [trial for trial in folder.trials() if trial.id.startswith(prefix)]
+    if len(found) != 1:
+        raise SweepError(
+            f"a trial id must name one trial of {folder.path}, got {prefix!r}, which names "
+            f"{len(found)}. `sweep status {folder.path}` lists them."
+        )
+    return found[0]

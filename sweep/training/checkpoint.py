@@ -1,0 +1,97 @@
+"""Checkpoints: everything that exact resume needs, in tensors and numbers only."""
+
+import random
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from sweep.training.progress import Progress
+from sweep.training.step import TrainingStep
+from sweep.trial.files import replacing
+from sweep.trial.folder import TrialFolder
+from sweep.trial.metrics import MetricsLog, is_start_intact
+
+KEPT = 2  # the newest may be lost with the machine
+
+
+class CheckpointStore:
+    """Reads and writes the checkpoints of one trial, for one attempt.
+
+    Args:
+        folder: of the trial.
+        fencing: number of this attempt; a superseded attempt's writes raise Superseded.
+    """
+
+    def __init__(self, folder: TrialFolder, fencing: int) -> None:
+        self.folder = folder
+        self.check = folder.fence(fencing)
+
+    def load(self, step: TrainingStep, progress: Progress) -> int:
+        """Restore the newest checkpoint whose metrics.jsonl is intact.
+
+        Returns:
+            The bytes of metrics.jsonl that the checkpoint knows of; 0 when starting anew.
+        """
+        for name in self.folder.checkpoints():
+            try:
+                state = torch.load(name.path, map_location="cpu", weights_only=True)
+                length, sha256 = state["metrics_length"], state["metrics_sha256"]
+            except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
+                print(f"checkpoint {name.path.name} is damaged ({error}); trying an older one")
+                continue
+            if not is_start_intact(self.folder.metrics_path, length, sha256):
+                print(f"metrics.jsonl does not match {name.path.name}; trying an older one")
+                continue
+            _restore(state, step, progress)
+            return int(length)
+        return 0
+
+    def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
+        """Write a checkpoint, durably and whole, and remove all but the newest two."""
+        log.flush()
+        state = {
+            "model": step.model.state_dict(),
+            "optimizer": step.optimizer.state_dict(),
+            "rng_cpu": torch.get_rng_state(),
+            "rng_cuda": torch.cuda.get_rng_state_all() if step.is_on_cuda else [],
+            "progress": asdict(progress),
+            "metrics_length": log.length,
+            "metrics_sha256": log.sha256,
+        }
+        name = f"checkpoint-{progress.step:010d}-{log.length:010d}.pt"
+        with replacing(self.folder.path / name, self.check) as part:
+            torch.save(state, part)
+        for old in self.folder.checkpoints()[KEPT:]:
+            old.path.unlink(missing_ok=True)
+
+    def finish(self, step: TrainingStep, keep: str) -> None:
+        """Keep of a complete trial what was asked for: none, weights or checkpoints."""
+        if keep != "none":
+            weights = {
+                name: tensor.contiguous() for name, tensor in step.model.state_dict().items()
+            }
+            with replacing(self.folder.weights_path, self.check) as part:
+                save_file(weights, part)
+
+    def remove_all(self) -> None:
+        """Remove every checkpoint."""
+        for old in self.folder.checkpoints():
+            old.path.unlink(missing_ok=True)
+
+
+def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> None:
+    step.model.load_state_dict(state["model"])
+    step.optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng_cpu"])
+    if state["rng_cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["rng_cuda"])
+    for name, value in state["progress"].items():
+        setattr(progress, name, value)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators, for user code that draws from them."""
+    random.seed(seed)
+    torch.manual_seed(seed)

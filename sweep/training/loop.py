@@ -1,0 +1,125 @@
+"""The training loop: the whole story of one trial, in one function."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sweep.config.trial import TrialConfig
+from sweep.plan.steps import learning_rate_at, milestone_steps
+from sweep.training.checkpoint import CheckpointStore
+from sweep.training.device import memory_metrics, peak_flops
+from sweep.training.optimizer import state_bytes
+from sweep.training.progress import Clock, Progress
+from sweep.training.step import StepOutput, TrainingStep
+from sweep.trial.metrics import MetricsLog
+
+
+def train(
+    config: TrialConfig,
+    step: TrainingStep,
+    store: CheckpointStore,
+    device: torch.device,
+    should_stop: Callable[[], str | None],
+    started: float,
+) -> tuple[str, Progress, Clock]:
+    """Train one trial from its newest checkpoint to its last step, or until told to stop.
+
+    Args:
+        config: of the trial.
+        step: the step to take; its model and optimizer are restored and trained.
+        store: reads and writes the checkpoints.
+        device: the trial's.
+        should_stop: asked after every step; an answer ends the loop behind a checkpoint.
+        started: when the attempt began, by `time.perf_counter`.
+
+    Returns:
+        `trained`, `diverged` or the answer of `should_stop`; and how far and how long.
+    """
+    science, progress = config.science, Progress()
+    log = MetricsLog(store.folder.metrics_path, store.load(step, progress), store.check)
+    sums, clock = Sums(progress, device), Clock(progress, started)
+    clock.charge("other")
+    if config.execution.compile:
+        step.warm_up()
+        clock.charge("compile")
+    train_points = set(milestone_steps(config.steps, science.evaluation.train_points))
+    valid_points = set(milestone_steps(config.steps, science.evaluation.points))
+    step_tokens = science.batch_size * config.tokens_per_sequence
+    saved_at = time.monotonic()
+    ending: str | None = None
+
+    while progress.step < config.steps and ending is None:
+        t = progress.step + 1
+        rate = learning_rate_at(
+            t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
+        )
+        batch = step.workload.build_batch(progress.step * science.batch_size, science.batch_size)
+        output = step(batch, rate)
+        sums.add(output)
+        progress.step = t
+        if t == 1:
+            progress.first_loss = output.loss.item()
+
+        if t in train_points or t in valid_points:
+            sums.store(progress)  # waits for the device
+            clock.charge("training")
+            line: dict[str, Any] = {"time": time.time(), "step": t, "tokens": t * step_tokens}
+            if t in train_points:
+                tokens = (t - progress.log_step) * step_tokens
+                line |= progress.interval_metrics() | {"train/lr": rate}
+                line |= speed_metrics(config, device, tokens / progress.interval_seconds())
+                line |= memory_metrics(device, state_bytes(step.model, step.optimizer))
+                if progress.is_diverging(line["train/loss"], tokens, science.tokens):
+                    ending = "diverged"
+                progress.start_interval()
+                sums.clear()
+            if t in valid_points and ending is None:
+                line["valid/loss"] = step.workload.evaluate(step.model)
+                progress.see_valid_loss(line["valid/loss"])
+                clock.charge("evaluation")
+            log.append(line)
+
+        if ending is None:
+            ending = should_stop()
+            if ending or time.monotonic() - saved_at > config.execution.checkpoint_seconds:
+                sums.store(progress)
+                clock.charge("training")
+                store.save(step, progress, log)
+                clock.charge("checkpoint")
+                saved_at = time.monotonic()
+
+    clock.charge("training")
+    log.close()
+    return ending or "trained", progress, clock
+
+
+class Sums:
+    """Sums over the steps since the last log point, on the device, so that no step waits."""
+
+    def __init__(self, progress: Progress, device: torch.device) -> None:
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        start = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        self._sums = torch.tensor(start, dtype=dtype, device=device)
+
+    def add(self, output: StepOutput) -> None:
+        """Add one step."""
+        values = torch.stack((output.loss, output.grad_norm, output.is_clipped))
+        self._sums += values.to(self._sums.dtype)
+
+    def store(self, progress: Progress) -> None:
+        """Read the sums back; waits for the device."""
+        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
+
+    def clear(self) -> None:
+        """Begin a new interval."""
+        self._sums.zero_()
+
+
+def speed_metrics(config: TrialConfig, device: torch.device, rate: float) -> dict[str, float]:
+    """Return tokens per second and, where the device's peak is known, model FLOP utilisation."""
+    flops = config.science.model.flops_per_token
+    peak = peak_flops(device, config.science.precision)
+    mfu = {"perf/mfu": rate * flops / peak} if peak and flops else {}
+    return {"perf/tokens_per_second": rate, **mfu}

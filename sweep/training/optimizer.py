@@ -1,0 +1,41 @@
+"""Optimizers, built from settings; weight decay on matrices only."""
+
+import torch
+from torch import nn
+
+from sweep.config.experiment import OptimizerSettings
+
+
+def build_optimizer(
+    settings: OptimizerSettings, model: nn.Module, learning_rate: float
+) -> torch.optim.Optimizer:
+    """Build AdamW (fused) or SGD over the model's parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, lr=learning_rate)
+    return torch.optim.AdamW(
+        groups,
+        lr=learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        fused=parameters[0].device.type != "meta",
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes that weights, gradients and optimizer hold."""
+    tensors = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    for state in optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

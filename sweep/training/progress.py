@@ -1,0 +1,93 @@
+"""How far a trial is: counters, sums and seconds that its checkpoints carry."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+DIVERGED_MARGIN = 1.0  # loss above its start
+DIVERGED_FRACTION = 0.03  # of the trial's tokens, without a break
+
+
+@dataclass
+class Progress:
+    """Plain numbers only; written into checkpoints."""
+
+    step: int = 0
+    first_loss: float | None = None  # of the first step's batch, before any update
+    best_valid_loss: float | None = None  # least of the milestone evaluations
+    clipped_steps: float = 0.0
+    # since the last log point, summed over steps
+    log_step: int = 0
+    loss_sum: float = 0.0
+    norm_sum: float = 0.0
+    clipped_sum: float = 0.0
+    tokens_above_start: int = 0
+    seconds_compile: float = 0.0
+    seconds_training: float = 0.0
+    seconds_evaluation: float = 0.0
+    seconds_checkpoint: float = 0.0
+    seconds_total: float = 0.0
+    log_seconds: float = 0.0  # of training, at the last log point
+
+    def interval_metrics(self) -> dict[str, float]:
+        """Return means over the steps since the last log point."""
+        steps = self.step - self.log_step
+        return {
+            "train/loss": self.loss_sum / steps,
+            "train/grad_norm": self.norm_sum / steps,
+            "train/clipped": self.clipped_sum / steps,
+        }
+
+    def interval_seconds(self) -> float:
+        """Return the training seconds since the last log point."""
+        return max(self.seconds_training - self.log_seconds, 1e-9)
+
+    def start_interval(self) -> None:
+        """Begin a new log interval at the current step."""
+        self.clipped_steps += self.clipped_sum
+        self.log_step, self.log_seconds = self.step, self.seconds_training
+        self.loss_sum = self.norm_sum = self.clipped_sum = 0.0
+
+    def see_valid_loss(self, loss: float) -> None:
+        """Keep the least."""
+        if self.best_valid_loss is None or loss < self.best_valid_loss:
+            self.best_valid_loss = loss
+
+    def is_diverging(self, loss: float, new_tokens: int, tokens: int) -> bool:
+        """Judge a log point: not finite, or above the start by a margin for long enough.
+
+        Args:
+            loss: mean training loss since the last log point.
+            new_tokens: tokens since then.
+            tokens: of the whole trial.
+        """
+        if not math.isfinite(loss):
+            return True
+        assert self.first_loss is not None
+        above = loss > self.first_loss + DIVERGED_MARGIN
+        self.tokens_above_start = self.tokens_above_start + new_tokens if above else 0
+        return self.tokens_above_start >= DIVERGED_FRACTION * tokens
+
+
+class Clock:
+    """Charges the time since its last charge to one account of a trial's seconds.
+
+    Args:
+        progress: whose accounts.
+        start: of the attempt, by `time.perf_counter`.
+    """
+
+    def __init__(self, progress: Progress, start: float) -> None:
+        self._progress, self._mark = progress, start
+
+    def charge(
+        self, account: Literal["compile", "training", "evaluation", "checkpoint", "other"]
+    ) -> None:
+        """Add the time since the last charge; `other` counts in the total only."""
+        now = time.perf_counter()
+        elapsed, self._mark = now - self._mark, now
+        self._progress.seconds_total += elapsed
+        if account != "other":
+            name = f"seconds_{account}"
+            setattr(self._progress, name, getattr(self._progress, name) + elapsed)

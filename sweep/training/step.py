@@ -1,0 +1,78 @@
+"""One optimizer step: shared by training, calibration, probing and benchmarks."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sweep.config.trial import TrialConfig
+from sweep.models.precision import weight_dtype
+from sweep.training.optimizer import build_optimizer, set_learning_rate
+from sweep.workloads.protocol import Batch, Workload, build_workload
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step measured, still on the device."""
+
+    loss: Tensor  # mean per token over the whole batch, before the update; float32 scalar
+    grad_norm: Tensor  # global, before clipping
+    is_clipped: Tensor  # float32 0 or 1
+
+
+class TrainingStep:
+    """Forward, backward, clip, update, in microbatches.
+
+    Losses are summed and divided by the whole batch's tokens, so that every split of a batch
+    gives the same gradient.
+    """
+
+    def __init__(self, config: TrialConfig, device: torch.device, microbatch_size: int) -> None:
+        self.is_on_cuda = device.type == "cuda"
+        self.workload: Workload = build_workload(config, device)
+        self.model: nn.Module = self.workload.build_model().to(
+            device, weight_dtype(config.science.precision)
+        )
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = build_optimizer(
+            config.science.optimizer, self.model, config.science.learning_rate
+        )
+        self.clip = config.science.optimizer.clip or float("inf")
+        self.microbatch_size = microbatch_size
+        self._loss_sum: Callable[[nn.Module, Batch], Tensor] = self.workload.loss_sum
+        if config.execution.compile:
+            self._loss_sum = torch.compile(self.workload.loss_sum, dynamic=False)
+        self.model.train()
+
+    def warm_up(self) -> float:
+        """Compile by running once on random data; return the seconds. Changes no state."""
+        start = time.perf_counter()
+        cpu, devices = torch.get_rng_state(), list(range(torch.cuda.device_count()))
+        with torch.random.fork_rng(devices=devices):
+            self.backward(self.workload.random_batch(self.microbatch_size))
+            self.model.zero_grad(set_to_none=True)
+        assert torch.equal(cpu, torch.get_rng_state())
+        return time.perf_counter() - start
+
+    def backward(self, batch: Batch) -> Tensor:
+        """Add the gradient of the batch's mean loss, in microbatches; return that loss."""
+        tokens = self.workload.loss_tokens(batch)
+        total: Tensor | None = None
+        for start in range(0, batch[0].shape[0], self.microbatch_size):
+            micro = tuple(part[start : start + self.microbatch_size] for part in batch)
+            loss = self._loss_sum(self.model, micro) / tokens
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
+        """Take one optimizer step at this rate."""
+        set_learning_rate(self.optimizer, learning_rate)
+        loss = self.backward(batch)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepOutput(loss, norm, (norm > self.clip).float())

@@ -1,0 +1,118 @@
+"""One attempt of one trial: everything between taking the lease and giving it back."""
+
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sweep.config.trial import TrialConfig
+from sweep.errors import Superseded, SweepError
+from sweep.plan.retry import Outcome
+from sweep.training.checkpoint import CheckpointStore, seed_everything
+from sweep.training.device import is_out_of_memory
+from sweep.training.loop import train
+from sweep.training.result import write_result
+from sweep.training.step import TrainingStep
+from sweep.trial.folder import State, TrialFolder, TrialStatus
+from sweep.trial.lease import Lease
+
+LOG_KEPT_BYTES = 1 << 20
+
+
+def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
+    """Run the newest attempt of a trial, as its state.json numbers it.
+
+    Args:
+        path: of the trial's folder.
+        should_stop: asked after every step; its answer becomes the outcome's kind.
+
+    Returns:
+        How it ended; never raises for what happens in the trial. Files are durable by then.
+    """
+    folder = TrialFolder(path)
+    lease = None
+    try:
+        config, status = folder.read_config(), folder.read_status()
+        result = folder.read_result()
+        if result is not None:  # written, but the runner died before it took note
+            return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
+        lease = Lease(folder.lease_path, status.fencing)
+        return _run(config, status, folder, should_stop)
+    except Superseded as error:
+        return Outcome("superseded", str(error))
+    except Exception as error:
+        traceback.print_exc()
+        if is_out_of_memory(error):
+            return Outcome("out_of_memory", _last_line(error))
+        return Outcome("error", _last_line(error))
+    finally:
+        if lease:
+            lease.release()
+
+
+def _run(
+    config: TrialConfig,
+    status: TrialStatus,
+    folder: TrialFolder,
+    should_stop: Callable[[], str | None],
+) -> Outcome:
+    execution, science = config.execution, config.science
+    microbatch = status.microbatch_size or config.microbatch_size
+    device = torch.device(execution.device)
+    torch.set_num_threads(execution.threads)
+    seed_everything(science.seed)
+    print(
+        f"attempt {status.attempts}: batch size {science.batch_size} = {microbatch} × "
+        f"{science.batch_size // execution.devices // microbatch}, seed {science.seed}, "
+        f"rate {science.learning_rate:g}, {config.steps} steps on {device}",
+        flush=True,
+    )
+    started = time.perf_counter()
+    store = CheckpointStore(folder, status.fencing)
+    store.check()
+    step = TrainingStep(config, device, microbatch)
+    ending, progress, clock = train(config, step, store, device, should_stop, started)
+    if ending not in ("trained", "diverged"):
+        return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
+    final = step.workload.evaluate_finally(step.model) if ending == "trained" else None
+    clock.charge("evaluation")
+    if final:
+        store.finish(step, execution.keep if science.stage == "report" else "none")
+        clock.charge("checkpoint")
+    epochs = step.workload.epochs()
+    write_result(config, status, store, device, progress, final, epochs, microbatch)
+    if execution.keep != "checkpoints":
+        store.remove_all()
+    if final is None:
+        return Outcome("diverged", f"loss not finite or above its start at step {progress.step}")
+    return Outcome("complete")
+
+
+def _last_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, SweepError) else f"{type(error).__name__}: {text[:500]}"
+
+
+def redirect_output(folder: TrialFolder) -> None:
+    """Send stdout and stderr, native code's too, to log.txt.
+
+    The log continues in a new file, so that an orphan of an older attempt reaches nothing.
+    """
+    old, new = folder.log_path, folder.path / f".log.{os.getpid()}.part"
+    with new.open("wb") as out:
+        if old.exists():
+            with old.open("rb") as file:
+                file.seek(max(0, old.stat().st_size - LOG_KEPT_BYTES))
+                shutil.copyfileobj(file, out)
+    new.replace(old)
+    fd = os.open(old, os.O_WRONLY | os.O_APPEND)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)

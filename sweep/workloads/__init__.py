@@ -1,0 +1,1 @@
+"""What is learned: the protocol that the training loop knows, and its implementations."""

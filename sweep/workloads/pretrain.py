@@ -1,0 +1,133 @@
+"""Next-token prediction on a text."""
+
+import math
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sweep.config.trial import TrialConfig
+from sweep.data import (
+    SequenceStream,
+    TokenizedText,
+    document_of_targets,
+    gather,
+    prepare_data,
+)
+from sweep.models import build_model
+from sweep.models.precision import autocast
+from sweep.workloads.protocol import Batch, FinalEvaluation
+
+FINAL_TRAIN_SETS = 4  # the held-in set of the final evaluation, in milestone sets
+
+
+class Pretrain:
+    """Pretraining on tokenized text; the sequence is the context length."""
+
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        assert config.science.model.kind != "quadratic"
+        assert config.science.evaluation.sequences
+        self.config, self.device = config, device
+        self.model_settings = config.science.model
+        self.tokens_per_sequence = self.model_settings.context
+        self.evaluation_sequences = config.science.evaluation.sequences
+
+    @cached_property
+    def text(self) -> TokenizedText:
+        """The tokenized text; prepared now if no other process has."""
+        science = self.config.science
+        assert science.data is not None and science.tokenizer is not None
+        text = prepare_data(science.data, self.config.data_path, science.tokenizer)
+        text.check_window(self.tokens_per_sequence)
+        return text
+
+    @cached_property
+    def stream(self) -> SequenceStream:
+        """The global stream of training windows of the trial's seed."""
+        science = self.config.science
+        return SequenceStream(len(self.text.train), self.tokens_per_sequence, science.seed)
+
+    def build_model(self) -> nn.Module:
+        """Build the float32 model on the CPU, from the trial's seed."""
+        science, execution = self.config.science, self.config.execution
+        return build_model(science.model, science.seed, execution.activation_checkpointing)
+
+    def build_batch(self, first: int, count: int) -> Batch:
+        """Return windows of the stream, (count, T + 1)."""
+        return (self._windows(self.text.train, self.stream.window_indices(first, count)),)
+
+    def random_batch(self, count: int) -> Batch:
+        """Return random ids, (count, T + 1)."""
+        shape = (count, self.tokens_per_sequence + 1)
+        return (torch.randint(self.model_settings.vocabulary, shape, device=self.device),)
+
+    def loss_tokens(self, batch: Batch) -> int:
+        """Every input has a target."""
+        return batch[0].shape[0] * (batch[0].shape[1] - 1)
+
+    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed cross-entropy in nats."""
+        return self.token_losses(model, batch[0]).sum()
+
+    def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
+        """Return each target's cross-entropy in nats, (B, T) from (B, T + 1)."""
+        inputs, targets = windows[:, :-1], windows[:, 1:]
+        with autocast(self.device, self.config.science.precision):
+            logits = model(inputs)  # (B, T, V)
+        losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape)
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the mean loss of evenly spaced validation windows."""
+        windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
+        count = min(self.evaluation_sequences, windows)
+        chosen = np.linspace(0, windows, count, endpoint=False).astype(np.int64)
+        return float(self._losses(model, self.text.valid, chosen).mean())
+
+    def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
+        """Measure the whole validation split by document, and windows trained on.
+
+        The training set is the start of the seed's stream: every batch size has trained on it.
+        """
+        text, context = self.text, self.tokens_per_sequence
+        trained = self.config.science.tokens // context
+        held_in = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.stream.windows)
+        train = self._losses(model, text.train, self.stream.window_indices(0, held_in))
+        windows = (len(text.valid) - 1) // context
+        losses = [self._losses(model, text.valid, np.arange(windows)).ravel()]
+        if windows * context + 1 < len(text.valid):  # the last window is shorter
+            rest = text.valid[windows * context :].astype(np.int64)[None]
+            with torch.no_grad():
+                last = self.token_losses(model, torch.from_numpy(rest).to(self.device))
+            losses.append(last.double().cpu().numpy().ravel())
+        documents = document_of_targets(text.valid, text.separator)
+        summed = np.bincount(documents, np.concatenate(losses), minlength=text.valid_documents)
+        counts = np.bincount(documents, minlength=text.valid_documents)
+        return FinalEvaluation(
+            np.stack([summed, counts], axis=1).astype(np.float64),
+            float(train.mean()),
+            text.valid_bytes,
+        )
+
+    def epochs(self) -> float:
+        """Return tokens trained on over tokens in the stream's windows."""
+        return self.config.science.tokens / (self.stream.windows * self.tokens_per_sequence)
+
+    def _windows(self, tokens: NDArray[np.generic], indices: NDArray[np.int64]) -> Tensor:
+        windows = gather(tokens, indices, self.tokens_per_sequence)
+        return torch.from_numpy(windows).to(self.device, non_blocking=True)
+
+    @torch.no_grad()
+    def _losses(
+        self, model: nn.Module, tokens: NDArray[np.generic], indices: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return the losses of some windows, (windows, T), in batches sized for the device."""
+        model.eval()
+        size = self.config.execution.evaluation_batch_size
+        parts = [indices[i * size : (i + 1) * size] for i in range(math.ceil(len(indices) / size))]
+        losses = [self.token_losses(model, self._windows(tokens, part)) for part in parts]
+        model.train()
+        return torch.cat(losses).double().cpu().numpy()

@@ -1,0 +1,78 @@
+"""What the training loop asks of a workload; nothing in the loop knows about text.
+
+A user's own workload is a class with these methods, named as `module:object` and called with
+the trial's config and the device.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sweep.config.objects import load_object
+from sweep.config.trial import TrialConfig
+
+Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """What is measured once, at the end of a trial."""
+
+    valid_losses: NDArray[np.float64]  # (documents, 2): summed loss, tokens
+    train_loss: float  # mean per token on a fixed set of training sequences
+    valid_bytes: int | None  # of the validation text; None where there is none
+
+    @property
+    def valid_loss(self) -> float:
+        """Mean loss per token of the whole validation split."""
+        total, tokens = self.valid_losses.sum(axis=0)
+        return float(total / tokens)
+
+
+class Workload(Protocol):
+    """One kind of training."""
+
+    tokens_per_sequence: int
+
+    def build_model(self) -> nn.Module:
+        """Build the float32 model on the CPU, from the trial's seed."""
+
+    def build_batch(self, first: int, count: int) -> Batch:
+        """Return sequences `first` … `first + count - 1` of the seed's global stream."""
+
+    def random_batch(self, count: int) -> Batch:
+        """Return a batch of the right shapes without any data, for timing and probing."""
+
+    def loss_tokens(self, batch: Batch) -> int:
+        """Return how many tokens `loss_sum` sums over."""
+
+    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed loss of a batch, a differentiable scalar in float32 or wider."""
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the mean loss on the fixed milestone set."""
+
+    def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
+        """Measure the whole validation split and a fixed set of training sequences."""
+
+    def epochs(self) -> float | None:
+        """Return how often the trial sees the training data; None where it never repeats."""
+
+
+def build_workload(config: TrialConfig, device: torch.device) -> Workload:
+    """Build the workload that a trial names. Data is opened on first use, not here."""
+    name = config.science.workload
+    if name == "pretrain":
+        from sweep.workloads.pretrain import Pretrain
+
+        return Pretrain(config, device)
+    if name == "quadratic":
+        from sweep.workloads.quadratic import NoisyQuadratic
+
+        return NoisyQuadratic(config, device)
+    workload: Workload = load_object(name)(config, device)
+    return workload

@@ -1,0 +1,57 @@
+"""The retry table of DESIGN.md §6."""
+
+from collections import Counter
+
+import pytest
+
+from sweep.plan.retry import Outcome, is_to_run, status_after
+from sweep.trial.folder import Cause, State, TrialStatus
+
+RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)
+
+
+def after(kind, microbatch=8, retries=None, per_device=8):
+    counter = Counter() if retries is None else retries
+    return status_after(RUNNING, Outcome(kind, "why"), microbatch, per_device, counter)
+
+
+def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch_down_to_one():
+    status, again = after("out_of_memory", microbatch=12, per_device=12)
+    assert again and status.state is State.WAITING and status.microbatch_size == 6
+    status, again = after("out_of_memory", microbatch=3, per_device=12)
+    assert again and status.microbatch_size == 1
+    status, again = after("out_of_memory", microbatch=1, per_device=12)
+    assert not again and status.state is State.FAILED and status.cause is Cause.OUT_OF_MEMORY
+
+
+def test_a_lost_worker_is_retried_once():
+    retries = Counter()
+    assert after("lost", retries=retries)[1]
+    status, again = after("lost", retries=retries)
+    assert not again and (status.state, status.cause) == (State.FAILED, Cause.LOST)
+
+
+@pytest.mark.parametrize("kind", ["error", "diverged"])
+def test_errors_and_divergence_are_not_retried_within_a_command(kind):
+    status, again = after(kind)
+    assert not again and status.state is State.FAILED and status.cause == kind
+
+
+def test_a_preempted_attempt_resumes():
+    assert after("preempted")[1]
+
+
+def test_a_stopped_attempt_waits():
+    status, again = after("stopped")
+    assert not again and status.state is State.WAITING
+
+
+def test_the_next_command_runs_all_but_complete_and_diverged():
+    to_run = {cause: is_to_run(TrialStatus(state=State.FAILED, cause=cause)) for cause in Cause}
+    assert to_run == {cause: cause is not Cause.DIVERGED for cause in Cause}
+    assert is_to_run(
+        TrialStatus(state=State.FAILED, cause=Cause.DIVERGED), frozenset({Cause.DIVERGED})
+    )
+    assert is_to_run(TrialStatus()) and is_to_run(RUNNING)
+    assert not is_to_run(TrialStatus(state=State.COMPLETE))
+    assert not is_to_run(TrialStatus(state=State.PRUNED))

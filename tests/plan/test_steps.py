@@ -1,0 +1,142 @@
+"""Steps, warmup, schedule, milestones, accumulation: DESIGN.md §6 and its numbers."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweep.config.experiment import ScheduleSettings
+from sweep.errors import SweepError
+from sweep.plan.steps import (
+    choose_microbatch,
+    learning_rate_at,
+    milestone_steps,
+    next_microbatch,
+    tokens_per_trial,
+    warmup_steps,
+)
+
+REFERENCE = ScheduleSettings(warmup_min_steps=100)
+
+
+def test_reference_steps_and_warmup_are_those_of_the_design():
+    batches = (1, 8, 32, 64, 128, 256)
+    tokens, are_common = tokens_per_trial(327_680_000, batches, 256)
+    assert are_common and set(tokens.values()) == {327_680_000}
+    steps = [tokens[batch] // (batch * 256) for batch in batches]
+    assert steps == [1_280_000, 160_000, 40_000, 20_000, 10_000, 5_000]
+    assert [warmup_steps(s, REFERENCE) for s in steps] == [12_800, 1_600, 400, 200, 100, 100]
+
+
+def test_327m_is_rounded_to_a_common_count_within_one_per_cent():
+    tokens, are_common = tokens_per_trial(327_000_000, (1, 8, 32, 64, 128, 256), 256)
+    assert are_common and set(tokens.values()) == {326_959_104}
+
+
+def test_a_common_count_that_gives_up_more_than_one_per_cent_is_not_taken():
+    tokens, are_common = tokens_per_trial(1_000_000, (1, 512), 128)
+    assert not are_common
+    assert tokens == {1: 999_936, 512: 983_040}
+
+
+batch_lists = st.lists(st.integers(1, 600), min_size=1, max_size=6, unique=True)
+
+
+@given(st.integers(1, 10**9), batch_lists, st.integers(1, 1024))
+def test_tokens_are_whole_steps_within_the_budget(budget, batches, context):
+    if budget < max(batches) * context:
+        with pytest.raises(SweepError, match="at least one step"):
+            tokens_per_trial(budget, batches, context)
+        return
+    tokens, are_common = tokens_per_trial(budget, batches, context)
+    for batch, count in tokens.items():
+        assert 0 < count <= budget and count % (batch * context) == 0
+    assert are_common == (len(set(tokens.values())) == 1)
+    if not are_common:
+        common = math.lcm(*batches) * context
+        assert budget - budget // common * common > 0.01 * budget
+        assert all(budget - count < batch * context for batch, count in tokens.items())
+
+
+@pytest.mark.parametrize(
+    ("steps", "fraction", "minimum", "expected"),
+    [
+        (1, 0.01, 0, 1),
+        (9, 0.5, 0, 1),
+        (50, 0.01, 0, 1),
+        (150, 0.01, 0, 2),
+        (149, 0.01, 0, 1),
+        (5000, 0.01, 100, 100),
+        (500, 0.01, 100, 50),
+        (1000, 0.5, 0, 100),
+    ],
+)
+def test_warmup_follows_the_formula(steps, fraction, minimum, expected):
+    schedule = ScheduleSettings(warmup_fraction=fraction, warmup_min_steps=minimum)
+    assert warmup_steps(steps, schedule) == expected
+
+
+@given(st.integers(1, 5000))
+def test_schedule_warms_up_to_the_peak_and_ends_at_exactly_a_tenth(steps):
+    schedule = ScheduleSettings()
+    warmup = warmup_steps(steps, schedule)
+    rates = [learning_rate_at(t, 3e-4, steps, warmup, schedule) for t in range(1, steps + 1)]
+    assert rates[warmup - 1] == 3e-4 == max(rates)
+    assert rates == sorted(rates[:warmup]) + sorted(rates[warmup:], reverse=True)
+    assert rates[-1] == (3e-4 if steps == 1 else 3e-4 * 0.1)
+
+
+def test_schedule_is_halfway_down_in_the_middle_of_the_decay():
+    schedule = ScheduleSettings()
+    assert learning_rate_at(60, 1.0, 110, 10, schedule) == pytest.approx(0.55)
+
+
+def test_constant_schedule_stays_at_the_peak():
+    schedule = ScheduleSettings(name="constant", warmup_fraction=0)
+    assert [learning_rate_at(t, 0.1, 5, 1, schedule) for t in range(1, 6)] == [0.1] * 5
+
+
+@given(st.integers(1, 3000), st.integers(1, 200))
+def test_a_milestone_is_the_first_step_at_or_past_its_share(steps, points):
+    found = milestone_steps(steps, points)
+    assert list(found) == sorted(set(found)) and found[-1] == steps
+    for k in range(1, points + 1):
+        first = next(
+            s for s in range(max(1, k * steps // points), steps + 1) if s * points >= k * steps
+        )
+        assert first in found
+
+
+@given(st.integers(1, 2000), st.integers(1, 4000))
+def test_microbatch_divides_and_nearest_legal_values_are_named(per_device, asked):
+    try:
+        size = choose_microbatch(per_device, asked, 1)
+    except SweepError as error:
+        assert per_device % asked
+        lower, upper = _last_two(str(error))
+        assert per_device % lower == 0 and per_device % upper == 0 and lower < asked < upper
+    else:
+        assert size == min(asked, per_device) and per_device % size == 0
+
+
+def _last_two(message):
+    numbers = [int(word.strip("().,")) for word in message.split() if word.strip("().,").isdigit()]
+    return numbers[-2:]
+
+
+def test_the_example_of_the_style_guide_is_refused_with_its_neighbours():
+    with pytest.raises(SweepError, match=r"\(40\), got 16\. Use 10 or 20\."):
+        choose_microbatch(40, 16, 64)
+
+
+@given(st.integers(1, 4096))
+def test_out_of_memory_goes_down_through_divisors_to_one(per_device):
+    size, seen = per_device, []
+    while size is not None:
+        assert per_device % size == 0
+        seen.append(size)
+        smaller = next_microbatch(per_device, size)
+        assert smaller is None or smaller <= size / 2
+        size = smaller
+    assert seen[-1] == 1

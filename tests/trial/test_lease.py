@@ -1,0 +1,95 @@
+"""Locks die with their owner; counters decide where locks are not shared."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sweep.errors import FolderInUse
+from sweep.trial import lease
+from sweep.trial.files import canonical_json, seal
+from sweep.trial.lease import FileLock, Lease, LeaseWatch, is_locked, read_owner
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from sweep.trial.lease import FileLock
+lock = FileLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A live process that holds tmp_path/sweep.lock."""
+    path = tmp_path / "sweep.lock"
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    yield process, path
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_held_lock_is_refused_and_names_its_owner(holder):
+    process, path = holder
+    assert is_locked(path)
+    with pytest.raises(FolderInUse, match=f"process {process.pid}"):
+        FileLock(path)
+
+
+def test_a_killed_owner_frees_its_lock_at_once(holder):
+    process, path = holder
+    process.kill()
+    process.wait()
+    assert not is_locked(path)
+    FileLock(path).release()
+
+
+def test_looking_at_a_lock_does_not_take_it(tmp_path):
+    path = tmp_path / "l"
+    with FileLock(path):
+        assert is_locked(path) and is_locked(path)
+    assert not is_locked(path)
+    assert not is_locked(tmp_path / "missing")
+
+
+def test_a_lease_raises_its_counter(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
+    held = Lease(tmp_path / "lease.json", fencing=3)
+    try:
+        deadline = time.monotonic() + 10
+        while read_owner(tmp_path / "lease.json").get("counter", 0) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert read_owner(tmp_path / "lease.json")["fencing"] == 3
+        assert LeaseWatch(tmp_path / "lease.json").is_alive()
+    finally:
+        held.release()
+    assert not LeaseWatch(tmp_path / "lease.json").is_alive()
+
+
+def test_on_another_machine_a_counter_that_stands_still_is_dead(tmp_path, monkeypatch):
+    path, now = tmp_path / "lease.json", [0.0]
+    monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
+
+    def raise_counter(counter):
+        path.write_text(canonical_json(seal({"host": "elsewhere", "pid": 1, "counter": counter})))
+
+    raise_counter(1)
+    watch = LeaseWatch(path)
+    assert watch.is_alive()
+    now[0] = 19.0
+    assert watch.is_alive()
+    raise_counter(2)
+    now[0] = 38.0
+    assert watch.is_alive()
+    now[0] = 58.1
+    assert not watch.is_alive()
+
+
+def test_a_torn_owner_line_is_not_an_error(tmp_path):
+    (tmp_path / "l").write_bytes(b'{"pid": 1, "ho')
+    assert read_owner(tmp_path / "l") == {}
