@@ -1,0 +1,91 @@
+# make demo and make test need only Python (3.11 or newer) and make; they install what they use.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PYTEST_ARGS ?=
+PINNED = pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all install lint format types contracts check bench docs publish clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+demo: $(BIN)/.installed  ## a small sweep from plan to report, in a few minutes
+	$(BIN)/sweep run quick --out results/demo --yes
+	@echo
+	@echo "The report: $(CURDIR)/results/demo/report.md"
+	@if [ -f results/demo/report.html ]; then echo "In a browser: $(CURDIR)/results/demo/report.html"; fi
+
+test: install  ## the tests that every machine can run
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: install  ## every test, also the slow ones and those that need ray, PostgreSQL, a browser or a GPU
+	$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
+
+install: $(BIN)/.installed-test  ## .venv with sweep and its test tools, at the tested versions
+
+lint: install  ## ruff, without changing anything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install  ## ruff, changing files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: install  ## mypy, strict
+	$(BIN)/mypy
+
+contracts: install  ## the architecture and packaging tests
+	$(BIN)/python -m pytest tests/contracts
+
+check: lint types contracts  ## lint, types and contracts
+
+bench: install  ## benchmarks of this machine, into benchmarks/results
+	$(BIN)/python benchmarks/run.py
+
+docs: install  ## the generated pages of docs/
+	$(BIN)/python docs/generate.py
+
+# What git should not carry or what means nothing elsewhere stays behind.
+LEFT_BEHIND = "*.pt", "*.safetensors", "*.db", "*.db-*", "*.lock", "*.tmp", "log.txt", "*.log", \
+  "lease.json", "tracking.json", "mlartifacts", "mlruns", "__pycache__", ".*"
+
+publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
+	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \
+	  echo "publish needs a sweep folder and a name: make publish SWEEP=results/x NAME=y" >&2; exit 2; fi
+	@case "$(NAME)" in */*|.*) echo "NAME must be a plain name, got $(NAME)." >&2; exit 2;; esac
+	@if [ ! -f "$(SWEEP)/plan.json" ]; then \
+	  echo "SWEEP must be a sweep folder with a plan.json, got $(SWEEP)." >&2; exit 2; fi
+	@if [ -e "results/published/$(NAME)" ]; then \
+	  echo "results/published/$(NAME) exists already. Remove it, or choose another NAME." >&2; exit 2; fi
+	@$(PYTHON) -c 'import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], ignore=shutil.ignore_patterns($(LEFT_BEHIND)))' \
+	  "$(SWEEP)" "results/published/$(NAME)"
+	@du -sh "results/published/$(NAME)"
+
+clean:  ## caches and builds; .venv and results stay
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
+
+# ---- installation -----------------------------------------------------------------------------
+
+$(BIN)/.installed: $(PINNED) | $(BIN)/pip
+	$(BIN)/python -m pip install -c constraints.txt -e .
+	@touch $@
+
+$(BIN)/.installed-test: $(PINNED) | $(BIN)/pip
+	$(BIN)/python -m pip install -c constraints.txt -e ".[test]"
+	@touch $(BIN)/.installed $@
+
+$(BIN)/pip:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "Python must be on the PATH, $(PYTHON) is not. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3 …" >&2; \
+	  exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python must be 3.11 or newer, got $$($(PYTHON) --version 2>&1). Install one, or name one: make PYTHON=python3.12 …" >&2; \
+	  exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: its modules venv and ensurepip are missing. Install them (Debian, Ubuntu: apt install python3-venv), or name another Python: make PYTHON=/path/to/python3 …" >&2; \
+	  exit 2; }
+	$(PYTHON) -m venv $(VENV)

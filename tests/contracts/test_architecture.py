@@ -1,0 +1,152 @@
+"""The structure that DESIGN.md promises: imports, sizes, names."""
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "sweep").rglob("*.py"))
+
+MAX_FILE_LINES = 350
+MAX_FUNCTION_LINES = 60
+MAX_LOOP_LINES = 120  # one function: the training loop tells the whole story
+LOOP_FILE = "sweep/training/loop.py"
+
+FORBIDDEN_PARTS = {"manager", "helper", "util", "handler", "iteration"}  # anywhere in a name
+FORBIDDEN_NAMES = {"common"}  # as a whole name: common tokens are a term
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _run_fresh(code: str) -> object:
+    """Run code in a fresh interpreter and return the JSON of its last line."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _definitions(path: Path) -> Iterator[Definition]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, Definition):
+            yield node
+
+
+def _lines(function: Definition) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def test_imports_keep_the_contracts_of_the_design() -> None:
+    lint_imports = shutil.which("lint-imports", path=sysconfig.get_path("scripts"))
+    assert lint_imports, "lint-imports is missing: make install"
+    done = subprocess.run(
+        [lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_files_are_short_enough_to_read() -> None:
+    counts = {_name(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert counts
+    assert {name: n for name, n in counts.items() if n > MAX_FILE_LINES} == {}
+
+
+def test_functions_are_short_except_the_training_loop() -> None:
+    long = {
+        f"{_name(path)}:{node.name}": _lines(node)
+        for path in SOURCES
+        for node in _definitions(path)
+        if not isinstance(node, ast.ClassDef) and _lines(node) > MAX_FUNCTION_LINES
+    }
+    loop = {name: n for name, n in long.items() if name.startswith(f"{LOOP_FILE}:")}
+    assert long == loop
+    assert len(loop) <= 1
+    assert all(n <= MAX_LOOP_LINES for n in loop.values()), loop
+
+
+def test_training_loads_no_library_of_the_orchestrator() -> None:
+    loaded = _run_fresh(
+        "import json, sys, sweep.training.__main__\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    assert isinstance(loaded, list)
+    assert {"sweep", "torch"} <= set(loaded)
+    assert {"pandas", "optuna", "ray", "mlflow", "click"} & set(loaded) == set()
+
+
+def test_a_bare_worker_needs_only_five_libraries() -> None:
+    """DESIGN.md §9: torch, numpy, pydantic, tokenizers and safetensors, with what they need."""
+    absent = "click huggingface_hub markdown_it matplotlib mlflow optuna pandas psutil rich scipy"
+    assert _run_fresh(
+        "import json, sys\n"
+        f"for name in {absent.split()}: sys.modules[name] = None  # an import of it fails\n"
+        "import sweep.training.__main__, sweep.data, sweep.models, sweep.workloads\n"
+        "print(json.dumps(True))"
+    )
+
+
+def test_help_loads_only_click_and_the_standard_library() -> None:
+    loaded = _run_fresh(
+        "import json, sys\n"
+        "before = set(sys.modules)\n"
+        "sys.argv = ['sweep', '--help']\n"
+        "from sweep.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(); print(json.dumps(sorted(new - sys.stdlib_module_names)))"
+    )
+    assert loaded == ["click", "sweep"]
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name, lower case and singular: `build_LogHandlers` has log and handler."""
+    found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return {word.lower().removesuffix("s") for word in found}
+
+
+def test_names_say_what_things_are() -> None:
+    names = {(_name(path), path.parent.name if path.stem == "__init__" else path.stem)
+             for path in SOURCES}  # fmt: skip
+    names |= {(_name(path), node.name) for path in SOURCES for node in _definitions(path)}
+    vague = {
+        (where, name)
+        for where, name in names
+        if _words(name) & FORBIDDEN_PARTS or name.strip("_").lower() in FORBIDDEN_NAMES
+    }
+    assert vague == set()
+
+
+@pytest.mark.parametrize("name", ["RunManager", "_helpers", "io_utils", "handle", "HTTPHandlers"])
+def test_the_name_rule_finds_vague_words_only(name: str) -> None:
+    assert bool(_words(name) & FORBIDDEN_PARTS) == (name != "handle")
+
+
+def test_nothing_is_left_to_do_in_comments() -> None:
+    marker = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
+    folders = ("sweep", "tests", "benchmarks", "docs", "experiments", ".ci")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*"))]
+    texts = [
+        path for path in files if path.suffix in {".py", ".toml", ".md", ""} and path.is_file()
+    ]
+    left = {
+        f"{_name(path)}:{number}"
+        for path in texts
+        if "__pycache__" not in path.parts
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if marker.search(line)
+    }
+    assert left == set()

@@ -1,0 +1,95 @@
+"""What is installed: the wheel, the shipped experiments, the pinned versions, the extras."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import sweep
+from sweep.config.experiment import load_experiment
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("*.whl")
+    assert wheel.name == f"batch_size_sweep-{sweep.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_wheel_installs_the_package_and_nothing_else(wheel_files: list[str]) -> None:
+    top = {name.partition("/")[0] for name in wheel_files}
+    assert top == {"sweep", f"batch_size_sweep-{sweep.__version__}.dist-info"}
+
+
+def test_wheel_holds_every_module_and_the_typing_marker(wheel_files: list[str]) -> None:
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "sweep").rglob("*.py")}
+    assert modules <= set(wheel_files)
+    assert "sweep/py.typed" in wheel_files
+
+
+def test_wheel_ships_every_experiment_where_it_is_looked_for(wheel_files: list[str]) -> None:
+    shipped = {name for name in wheel_files if name.startswith("sweep/_experiments/")}
+    assert shipped == {f"sweep/_experiments/{path.name}" for path in EXPERIMENTS}
+
+
+def test_version_is_the_same_in_the_package_and_its_metadata(wheel_files: list[str]) -> None:
+    assert f"batch_size_sweep-{sweep.__version__}.dist-info/METADATA" in wheel_files
+    assert PROJECT["dynamic"] == ["version"]
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_shipped_experiment_loads_and_says_its_question(path: Path) -> None:
+    experiment = load_experiment(path.stem)
+    assert experiment.name == path.stem
+    assert experiment.question.endswith("?")
+
+
+def test_shipped_names_include_those_that_the_readme_uses() -> None:
+    assert {"tinystories", "quick", "quadratic"} <= {path.stem for path in EXPERIMENTS}
+
+
+def test_extras_are_those_of_the_design() -> None:
+    assert set(PROJECT["optional-dependencies"]) == {
+        "ray", "slurm", "hf", "deepspeed", "cuda", "postgres", "chess", "test",
+    }  # fmt: skip
+
+
+def _pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [line.partition("==") for line in lines if line and not line.startswith("#")]
+    assert all(operator == "==" and version for _, operator, version in pins)
+    return {canonicalize_name(name): version for name, _, version in pins}
+
+
+def test_every_direct_dependency_is_pinned_within_its_bounds() -> None:
+    pins = _pins()
+    written = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
+    wanted = {canonicalize_name(r.name): r for r in map(Requirement, written)}
+    assert set(wanted) - set(pins) == set()
+    outside = {name for name, r in wanted.items() if pins[name] not in r.specifier}
+    assert outside == set()
+
+
+def test_pins_carry_no_local_build_label() -> None:
+    pins = _pins()
+    assert [name for name, version in pins.items() if "+" in version] == []
+    assert pins["torch"] == "2.13.0"
