@@ -28,15 +28,14 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
-        with torch.device("meta"):
-            self.embedding = nn.Embedding(settings.vocabulary, settings.d_model)
-            self.blocks = nn.ModuleList(
-                Block(settings.d_model, settings.heads, settings.d_ff)
-                for _ in range(settings.layers)
-            )
-            self.norm = nn.RMSNorm(settings.d_model, eps=NORM_EPS)
-            self.head = nn.Linear(settings.d_model, settings.vocabulary, bias=False)
-        self.to_empty(device="cpu")
+        width, vocabulary = settings.d_model, settings.vocabulary
+        rows = torch.empty(vocabulary, width)  # nn.Embedding's own start would be drawn in vain
+        self.embedding = nn.Embedding(vocabulary, width, _weight=rows)
+        self.blocks = nn.ModuleList(
+            Block(width, settings.heads, settings.d_ff) for _ in range(settings.layers)
+        )
+        self.norm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.head = nn.Linear(width, vocabulary, bias=False)
         self._initialise(torch.Generator().manual_seed(seed))
         cos, sin = rotary_tables(settings.context, settings.d_model // settings.heads)
         self.register_buffer("cos", cos, persistent=False)

@@ -20,6 +20,9 @@ from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome
 from sweep.trial.folder import TrialFolder
 
+# What the fork server imports once for all attempts: building an optimizer imports the second.
+PRELOADED = ("sweep.training.worker", "torch._dynamo")
+
 
 class Executor(Protocol):
     """Where attempts run."""
@@ -52,7 +55,7 @@ class LocalExecutor:
         )
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            self._context.set_forkserver_preload(["sweep.training.worker"])
+            self._context.set_forkserver_preload(list(PRELOADED))
         self.slots = _slots(device)
         self._attempts: dict[Any, Connection] = {}  # process -> our end of its pipe
         self._is_stopping = False

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from sweep.errors import FolderInUse, SweepError
 from sweep.plan.retry import Outcome, status_after
-from sweep.training.worker import run_attempt
 from sweep.trial.folder import Cause, State, TrialFolder
 from sweep.trial.lease import is_locked
 
@@ -45,6 +44,8 @@ def main() -> int:
 
 def _attempt(path: Path) -> int:
     """Run one attempt in this process; the exit code tells the outcome."""
+    from sweep.training.worker import run_attempt
+
     asked: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append("preempted"))
     signal.signal(signal.SIGINT, lambda *_: asked.append("stopped"))

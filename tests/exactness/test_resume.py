@@ -1,0 +1,206 @@
+"""Killed at any moment and started again, a trial ends with the same bits."""
+
+import json
+import multiprocessing
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sweep.config.experiment import load_experiment
+from sweep.orchestration.local import PRELOADED
+from sweep.orchestration.planning import Logistics, make_plan, save_plan
+from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.metrics import read_metrics
+
+# Runs one attempt and kills its own process, with SIGKILL, at a named moment.
+SUICIDE = """
+import os, signal
+from pathlib import Path
+import torch
+import sweep.trial.metrics, sweep.training.loop, sweep.training.checkpoint, sweep.training.result
+from sweep.training.worker import run_attempt
+from sweep.trial.folder import State, TrialFolder
+
+calls = 0  # moment, nth and path are given
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def on_nth(action, real):
+    def replacement(*arguments, **keywords):
+        global calls
+        calls += 1
+        if calls == nth:
+            action(*arguments, **keywords)
+            die()
+        return real(*arguments, **keywords)
+    return replacement
+
+class Os:
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+if moment == "middle of a checkpoint":
+    real_save = torch.save
+    def half(state, part):
+        real_save(state, part)
+        os.truncate(part, part.stat().st_size // 2)
+    torch.save = on_nth(half, real_save)
+elif moment == "before the checkpoint's rename":
+    real = Path.replace
+    Path.replace = lambda self, target: (
+        on_rename(self, target) if "checkpoint" in str(target) else real(self, target))
+    on_rename = on_nth(lambda self, target: None, real)
+elif moment == "after the checkpoint's rename":
+    real = Path.replace
+    Path.replace = lambda self, target: (
+        on_rename(self, target) if "checkpoint" in str(target) else real(self, target))
+    on_rename = on_nth(lambda self, target: real(self, target), real)
+elif moment == "middle of a log line":
+    fake = Os()
+    fake.write = on_nth(lambda fd, data: os.write(fd, data[: len(data) // 2]), os.write)
+    sweep.trial.metrics.os = fake
+elif moment == "between two steps":
+    real_rate = sweep.training.loop.learning_rate_at
+    sweep.training.loop.learning_rate_at = on_nth(lambda *a: None, real_rate)
+elif moment == "before the result":
+    sweep.training.result.write_json = on_nth(lambda *a: None, None)
+elif moment == "after the result":
+    real_json = sweep.training.result.write_json
+    sweep.training.result.write_json = on_nth(real_json, real_json)
+
+folder = TrialFolder(path)
+status = folder.read_status()
+folder.write_status(status.changed(state=State.RUNNING, attempts=status.attempts + 1,
+                                   fencing=status.fencing + 1))
+run_attempt(path, lambda: None)
+"""
+
+MOMENTS = [
+    ("middle of a checkpoint", 1),
+    ("middle of a checkpoint", 4),
+    ("before the checkpoint's rename", 2),
+    ("after the checkpoint's rename", 1),
+    ("after the checkpoint's rename", 5),
+    ("middle of a log line", 1),
+    ("middle of a log line", 7),
+    ("between two steps", 1),
+    ("between two steps", 33),
+    ("between two steps", 59),
+    ("before the result", 1),
+    ("after the result", 1),
+]
+
+
+def planned_trial(path: Path, experiment: str, threads: int = 1, **settings: object) -> TrialFolder:
+    """Plan one trial that checkpoints every few steps."""
+    folder = SweepFolder(path)
+    plan = make_plan(load_experiment(experiment, settings), Logistics(device="cpu"), folder).plan
+    execution = plan.execution.model_copy(update={"checkpoint_seconds": 0.02, "threads": threads})
+    save_plan(plan.model_copy(update={"execution": execution}), folder)
+    return folder.trials()[0]
+
+
+def pretrain_trial(path: Path, threads: int = 1) -> TrialFolder:
+    return planned_trial(path, "quick", threads, batches="8", budget=8 * 64 * 60, lr="3e-3")
+
+
+def attempt(trial: TrialFolder, moment: str = "", nth: int = 0) -> int | None:
+    """Run one attempt in a fresh process that kills itself at a moment; return its exit code."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    names = {"moment": moment, "nth": nth, "path": trial.path}
+    process = context.Process(target=exec, args=(SUICIDE, names))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def run_to_the_end(trial: TrialFolder) -> None:
+    assert attempt(trial) == 0
+    assert trial.read_result()["state"] == State.COMPLETE
+
+
+def science_lines(trial: TrialFolder) -> list[dict[str, object]]:
+    """Metric lines without times and rates."""
+    lines = read_metrics(trial.metrics_path)
+    return [
+        {k: v for k, v in line.items() if k != "time" and not k.startswith("perf/")}
+        for line in lines
+    ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> TrialFolder:
+    trial = pretrain_trial(tmp_path_factory.mktemp("whole"))
+    run_to_the_end(trial)
+    return trial
+
+
+def assert_same(trial: TrialFolder, other: TrialFolder) -> None:
+    weights, others = load_file(trial.weights_path), load_file(other.weights_path)
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert science_lines(trial) == science_lines(other)
+    assert trial.losses_path.read_bytes() == other.losses_path.read_bytes()
+    result, other_result = trial.read_result(), other.read_result()
+    for key in ("final_valid_loss", "final_train_loss", "best_valid_loss", "clipped_step_fraction"):
+        assert result[key] == other_result[key]
+
+
+@pytest.mark.parametrize(("moment", "nth"), MOMENTS)
+def test_a_killed_trial_ends_with_the_same_bits(tmp_path, uninterrupted, moment, nth):
+    trial = pretrain_trial(tmp_path)
+    assert attempt(trial, moment, nth) == -signal.SIGKILL
+    run_to_the_end(trial)
+    assert_same(trial, uninterrupted)
+
+
+def test_a_trial_killed_again_and_again_ends_with_the_same_bits(tmp_path, uninterrupted):
+    trial = pretrain_trial(tmp_path)
+    kills = [("between two steps", 9), ("middle of a checkpoint", 2), ("middle of a log line", 3)]
+    for moment, nth in kills:
+        assert attempt(trial, moment, nth) == -signal.SIGKILL
+    run_to_the_end(trial)
+    assert trial.read_status().attempts == len(kills) + 1
+    assert_same(trial, uninterrupted)
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_older_one(tmp_path, uninterrupted):
+    trial = pretrain_trial(tmp_path)
+    assert attempt(trial, "after the checkpoint's rename", 4) == -signal.SIGKILL
+    newest = trial.checkpoints()[0].path
+    newest.write_bytes(newest.read_bytes()[:1000])
+    run_to_the_end(trial)
+    assert_same(trial, uninterrupted)
+
+
+def test_on_two_threads_a_killed_trial_ends_with_the_same_bits_too(tmp_path):
+    whole, trial = pretrain_trial(tmp_path / "whole", 2), pretrain_trial(tmp_path / "killed", 2)
+    run_to_the_end(whole)
+    assert attempt(trial, "middle of a checkpoint", 5) == -signal.SIGKILL
+    run_to_the_end(trial)
+    assert_same(trial, whole)
+
+
+def test_quadratic_trials_resume_exactly_too(tmp_path):
+    settings = {"batches": "16", "budget": 16 * 100}
+    whole = planned_trial(tmp_path / "whole", "quadratic", **settings)
+    run_to_the_end(whole)
+    trial = planned_trial(tmp_path / "killed", "quadratic", **settings)
+    assert attempt(trial, "between two steps", 70) == -signal.SIGKILL
+    run_to_the_end(trial)
+    assert_same(trial, whole)
+
+
+def test_result_and_metrics_agree_with_their_hashes(uninterrupted):
+    from sweep.trial.files import sha256_of_file
+
+    result = uninterrupted.read_result()
+    assert result["metrics_sha256"] == sha256_of_file(uninterrupted.metrics_path)
+    assert result["valid_losses_sha256"] == sha256_of_file(uninterrupted.losses_path)
+    lines = [json.loads(line) for line in uninterrupted.metrics_path.read_text().splitlines()]
+    assert lines[-1]["tokens"] == result["tokens"] == 8 * 64 * 60
