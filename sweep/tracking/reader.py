@@ -1,0 +1,134 @@
+"""A sweep read back from an MLflow store alone: its plan, its results, its curves.
+
+No artifact is needed: plan and results are in tags, curves in raw metric histories, complete
+and in full precision (MLflow's own charts sample them).
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sweep.errors import SweepError
+from sweep.tracking.store import (
+    check_tracking_uri,
+    children_of,
+    connect,
+    one_sentence,
+    read_document,
+    search_all,
+    sqlite_path,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+REQUESTS = 4  # at a time, of a server
+NO_RUN = {"state": "WAITING", "cause": None, "attempts": 0}
+
+
+@dataclass(frozen=True)
+class StoredSweep:
+    """One sweep as an MLflow store holds it."""
+
+    experiment: str
+    run_id: str  # of the parent run
+    name: str  # of the sweep
+    plan: dict[str, Any]  # as plan.json
+    results: list[dict[str, Any]]
+    """One per planned trial, in the plan's order: as result.json; where there is none, the row
+    of the plan with `state`, `cause` and `attempts`."""
+    curves: dict[str, list[dict[str, Any]]]  # trial id -> lines as in metrics.jsonl, without nulls
+
+
+def read_store(tracking_uri: str, experiment: str, run_id: str | None = None) -> StoredSweep:
+    """Read a sweep from MLflow.
+
+    Args:
+        tracking_uri: of a server or a database.
+        experiment: name of the MLflow experiment, which is the sweep's experiment.
+        run_id: of a parent run; None: the newest.
+
+    Raises:
+        SweepError: if the store cannot be reached, or does not hold such a sweep.
+    """
+    uri = check_tracking_uri(tracking_uri)
+    if uri.startswith("sqlite") and not sqlite_path(uri).is_file():
+        raise SweepError(f"{sqlite_path(uri)} must be an MLflow database, and is not there.")
+    try:
+        client = connect(uri)
+        parent = _find_parent(client, uri, experiment, run_id)
+        plan = read_document(parent.data.tags, "sweep.plan")
+        found = children_of(client, parent.info.experiment_id, parent.info.run_id)
+        children = {run.data.tags["sweep.trial_id"]: run for run in found}
+        rows = [row for row in plan["trials"] if row["id"]]
+        curves = _read_curves(
+            client, [children[row["id"]] for row in rows if row["id"] in children]
+        )
+    except SweepError:
+        raise
+    except Exception as error:
+        raise SweepError(
+            f"MLflow at {uri} cannot be read: {one_sentence(error)} Check the address."
+        ) from error
+    results = [_result(row, children.get(row["id"])) for row in rows]
+    name = parent.data.tags["sweep.name"]
+    return StoredSweep(experiment, parent.info.run_id, name, plan, results, curves)
+
+
+def _find_parent(client: "MlflowClient", uri: str, experiment: str, run_id: str | None) -> "Run":
+    found = client.get_experiment_by_name(experiment)
+    if found is None or found.lifecycle_stage != "active":
+        names = ", ".join(sorted(known.name for known in client.search_experiments()))
+        raise SweepError(
+            f"experiment must be one that MLflow at {uri} holds ({names}), got {experiment!r}. "
+            "Name it with --experiment."
+        )
+    held = []
+    for run in search_all(client, found.experiment_id, {"sweep.role": "sweep"}):
+        if run_id in (None, run.info.run_id) and "sweep.plan" in run.data.tags:
+            return run
+        held.append(run.info.run_id)
+    if run_id is None:
+        raise SweepError(f"MLflow experiment {experiment!r} at {uri} holds no sweep.")
+    raise SweepError(
+        f"run must be a sweep's parent run in experiment {experiment!r}, got {run_id!r}. "
+        f"There are: {', '.join(held) or 'none'}."
+    )
+
+
+def _result(row: dict[str, Any], run: "Run | None") -> dict[str, Any]:
+    tags = {} if run is None else run.data.tags
+    if "sweep.state" not in tags:
+        return {**row, **NO_RUN}
+    is_finished = tags["sweep.state"] not in ("WAITING", "RUNNING")
+    if is_finished and (result := read_document(tags, "sweep.result")):
+        return dict(result)
+    return {
+        **row,
+        "state": tags["sweep.state"],
+        "cause": tags["sweep.cause"] or None,
+        "attempts": int(tags["sweep.attempts"]),
+    }
+
+
+def _read_curves(client: "MlflowClient", runs: list["Run"]) -> dict[str, list[dict[str, Any]]]:
+    def read(run: "Run") -> tuple[str, list[dict[str, Any]]]:
+        keys = [key for key in run.data.metrics if not key.startswith("final/")]
+        histories = (client.get_metric_history(run.info.run_id, key) for key in keys)
+        return run.data.tags["sweep.trial_id"], _lines(zip(keys, histories, strict=True))
+
+    is_server = client.tracking_uri.startswith("http")
+    with ThreadPoolExecutor(REQUESTS if is_server else 1) as pool:
+        return dict(pool.map(read, runs))
+
+
+def _lines(histories: Iterable[tuple[str, list[Any]]]) -> list[dict[str, Any]]:
+    """Put the points of one run together again, line by line."""
+    lines: dict[tuple[int, int], dict[str, Any]] = {}
+    for key, points in histories:
+        for point in points:
+            line = lines.setdefault((point.step, point.timestamp), {"tokens": point.step})
+            line[key] = int(point.value) if key == "step" else point.value
+    return [lines[place] for place in sorted(lines)]

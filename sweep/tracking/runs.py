@@ -1,0 +1,232 @@
+"""What MLflow is told of one trial: params and tags once, metric lines as they settle, the end.
+
+Every write may be repeated: MLflow keeps a point once per name, time, step and value.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweep.config.trial import TrialConfig
+from sweep.tracking.record import Mirrored
+from sweep.tracking.store import document_tags
+from sweep.trial.files import sha256_of
+from sweep.trial.folder import State, TrialFolder, TrialStatus
+from sweep.trial.metrics import read_metrics, read_metrics_with_offsets
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+BATCH_METRICS = 1000  # of one log_batch, MLflow's limit; far below its 1 MB
+BATCH_TAGS = 50  # of up to 7500 characters
+PARAM_CHARACTERS = 500  # databases before MLflow 2.8 hold no more
+FINAL_STATUS = {
+    State.COMPLETE: "FINISHED",
+    State.PRUNED: "KILLED",
+    State.FAILED: "FAILED",
+    State.WAITING: "KILLED",  # stopped; RUNNING again when it resumes
+}
+FINAL_METRICS = (
+    "final_train_loss",
+    "final_valid_loss",
+    "best_valid_loss",
+    "bits_per_byte",
+    "clipped_step_fraction",
+    "seconds_total",
+    "seconds_compile",
+    "seconds_training",
+    "seconds_evaluation",
+    "seconds_checkpoint",
+    "tokens_per_second",
+    "mfu",
+    "peak_memory_bytes",
+)
+RESULT_TAGS = {
+    "git_commit": "mlflow.source.git.commit",
+    "torch_version": "sweep.torch_version",
+    "device": "sweep.device",
+}
+
+
+def run_name(config: TrialConfig) -> str:
+    """Name a trial's run for people: `batch 64 seed 0 lr 0.001`."""
+    science = config.science
+    tuning = "tune: " if science.stage == "tune" else ""
+    name = f"batch {science.batch_size} seed {science.seed} lr {science.learning_rate:g}"
+    return tuning + name
+
+
+def set_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
+    """Set tags, long documents in several requests."""
+    from mlflow.entities import RunTag
+
+    entities = [RunTag(key, value) for key, value in tags.items()]
+    for start in range(0, len(entities), BATCH_TAGS):
+        batch = entities[start : start + BATCH_TAGS]
+        client.log_batch(run_id, tags=batch, synchronous=True)
+
+
+def log_params(client: "MlflowClient", run_id: str, params: dict[str, Any]) -> None:
+    """Log params: nested settings by dotted names, nothing for null ones."""
+    from mlflow.entities import Param
+
+    flat = [Param(key, str(value)[:PARAM_CHARACTERS]) for key, value in flatten(params)]
+    for start in range(0, len(flat), 100):
+        client.log_batch(run_id, params=flat[start : start + 100], synchronous=True)
+
+
+def flatten(settings: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested settings with their dotted names."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{place}{key}.")
+        elif value is not None:
+            yield f"{place}{key}", value
+
+
+def describe(client: "MlflowClient", run_id: str, config: TrialConfig) -> None:
+    """Log a trial's settings as params, and its data as a dataset input."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    science = config.science.model_dump(mode="json", exclude={"data", "format_version"})
+    log_params(
+        client,
+        run_id,
+        {
+            **science,
+            "steps": config.steps,
+            "warmup_steps": config.warmup_steps,
+            "tokens_per_sequence": config.tokens_per_sequence,
+            "microbatch_size": config.microbatch_size,
+            "devices": config.execution.devices,
+            "device": config.execution.device,
+        },
+    )
+    data = config.science.data
+    if data is not None:
+        source = json.dumps(data)[:60_000]
+        name = str(data.get("name", "data"))[:500]
+        dataset = Dataset(name, sha256_of(data)[:36], source_type="sweep", source=source)
+        tag = InputTag("mlflow.data.context", "training")
+        client.log_inputs(run_id, [DatasetInput(dataset, [tag])])
+
+
+def was_reset(trial: TrialFolder, entry: Mirrored) -> bool:
+    """Tell whether the last mirrored line is gone: the trial began anew, or further back."""
+    if not entry.line_end:
+        return False
+    return (
+        _sha256_between(trial.metrics_path, entry.line_start, entry.line_end) != entry.line_sha256
+    )
+
+
+def _sha256_between(path: Path, start: int, end: int) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.sha256(file.read(end - start)).hexdigest()
+
+
+def log_lines(
+    client: "MlflowClient", trial: TrialFolder, entry: Mirrored, save: Callable[[bool], None]
+) -> None:
+    """Log the settled lines behind the offset, and move it after each accepted batch.
+
+    A line's own time is its timestamp; of two lines of one token count and one millisecond the
+    second is put a millisecond later, so that the reader can tell them apart.
+    """
+    from mlflow.entities import Metric
+
+    path = trial.metrics_path
+    lines = read_metrics_with_offsets(path, entry.offset, max(entry.offset, trial.settled_length()))
+    metrics: list[Metric] = []
+    start, tokens, time = entry.offset, entry.last_tokens, entry.last_milliseconds
+    for number, (line, end) in enumerate(lines):
+        time = max(round(line["time"] * 1000), time + 1 if line["tokens"] == tokens else 0)
+        tokens = line["tokens"]
+        if not entry.line_end:
+            _mark(entry, path, start, end)
+            save(True)  # before the first point: were the trial reset now, it must be seen
+        metrics += [
+            Metric(key, float(value), time, tokens)
+            for key, value in line.items()  # step and time too, exact, for the reader
+            if key != "tokens" and value is not None
+        ]
+        following = len(lines[number + 1][0]) if number + 1 < len(lines) else BATCH_METRICS
+        if len(metrics) + following > BATCH_METRICS:
+            client.log_batch(entry.run_id, metrics=metrics, synchronous=True)
+            _mark(entry, path, start, end)
+            entry.offset, entry.last_tokens, entry.last_milliseconds = end, tokens, time
+            save(False)
+            metrics = []
+        start = end
+
+
+def _mark(entry: Mirrored, path: Path, start: int, end: int) -> None:
+    entry.line_start, entry.line_end = start, end
+    entry.line_sha256 = _sha256_between(path, start, end)
+
+
+def log_end(
+    client: "MlflowClient", trial: TrialFolder, entry: Mirrored, status: TrialStatus
+) -> None:
+    """Log a finished trial's result, end its run, and keep its files as artifacts."""
+    from mlflow.entities import Metric
+
+    result = trial.read_result() or {}
+    step, time = max(0, entry.last_tokens), entry.last_milliseconds or _changed(trial.result_path)
+    metrics = [
+        Metric("final/" + name.removeprefix("final_"), float(result[name]), time, step)
+        for name in FINAL_METRICS
+        if isinstance(result.get(name), int | float)
+    ]
+    client.log_batch(entry.run_id, metrics=metrics, synchronous=True)
+    named = {tag: str(result[key]) for key, tag in RESULT_TAGS.items() if result.get(key)}
+    set_tags(client, entry.run_id, document_tags("sweep.result", result) | named)
+    set_status(client, trial, entry, status, FINAL_STATUS[status.state])
+    for path in (trial.config_path, trial.result_path, trial.losses_path, trial.log_path):
+        if path.exists():
+            client.log_artifact(entry.run_id, str(path))
+
+
+def set_status(
+    client: "MlflowClient",
+    trial: TrialFolder,
+    entry: Mirrored,
+    status: TrialStatus,
+    run_status: str,
+) -> None:
+    """Bring the run's status and its tags to where the trial stands."""
+    stands = (run_status, str(status.state), status.attempts, status.fencing)
+    if stands == (entry.status, entry.state, entry.attempts, entry.fencing):
+        return
+    tags = {
+        "sweep.state": str(status.state),
+        "sweep.cause": str(status.cause or ""),
+        "sweep.attempts": str(status.attempts),
+        "sweep.message": status.message[:1000],
+    }
+    set_tags(client, entry.run_id, tags)
+    if run_status == "RUNNING":
+        client.update_run(entry.run_id, run_status)
+    else:
+        client.set_terminated(entry.run_id, run_status, _changed(trial.state_path))
+    entry.status, entry.state, entry.attempts, entry.fencing = stands
+
+
+def _changed(path: Path) -> int:
+    """Return when a file was last changed, in milliseconds; 0 for none."""
+    return path.stat().st_mtime_ns // 10**6 if path.exists() else 0
+
+
+def first_time(trial: TrialFolder) -> int | None:
+    """Return when the first line was written, in milliseconds, or None before it."""
+    if not trial.metrics_path.exists():
+        return None
+    with trial.metrics_path.open("rb") as file:
+        length = len(file.readline())
+    lines = read_metrics(trial.metrics_path, 0, length)
+    return round(lines[0]["time"] * 1000) if lines else None

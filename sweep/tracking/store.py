@@ -1,0 +1,189 @@
+"""Where MLflow keeps things: addresses, the client, experiments, and long documents in tags.
+
+Importing this costs nothing; MLflow itself is imported by `connect`.
+"""
+
+import json
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweep.errors import SweepError
+from sweep.trial.files import read_json
+from sweep.trial.folder import SweepFolder
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
+TAG_CHARACTERS = 7500  # of a tag's value; MLflow cuts longer ones than 8000 silently
+ENVIRONMENT = {  # set only where the user did not
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror has its own pauses; MLflow: 7, minutes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # seconds
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of `sweep ui`
+}
+
+
+def default_tracking_uri(folder: SweepFolder) -> str:
+    """Return the address of the SQLite store inside the sweep folder."""
+    return f"sqlite:///{folder.path.absolute() / 'mlflow.db'}"
+
+
+def check_tracking_uri(uri: str) -> str:
+    """Return the address if MLflow can keep runs there.
+
+    Raises:
+        SweepError: for a path, `file:`, or an unknown scheme.
+    """
+    scheme = re.match(r"([a-z]+)(\+[a-z0-9_]+)?://", uri)
+    if not scheme or scheme[1] not in SCHEMES or not uri[scheme.end() :].strip("/"):
+        raise SweepError(
+            "tracking URI must be a server or a database such as http://host:5000 or "
+            f"sqlite:////absolute/path/mlflow.db, got {uri!r}. MLflow keeps no runs in plain "
+            "folders any more."
+        )
+    if scheme[1] == "sqlite":
+        return f"sqlite:///{Path(uri.partition(':///')[2]).absolute()}"
+    return uri.rstrip("/") if scheme[1] in ("http", "https") else uri
+
+
+def sqlite_path(uri: str) -> Path:
+    """Return the file of a checked `sqlite:///` address."""
+    return Path(uri.partition(":///")[2])
+
+
+def connect(uri: str) -> "MlflowClient":
+    """Import MLflow, quietly and without telemetry, and return a client of this store.
+
+    A new SQLite database gets its schema here.
+    """
+    prepare_environment()
+    from mlflow import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def prepare_environment() -> None:
+    """Choose MLflow's settings that the user left open; before its first import."""
+    if not {"MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"} & os.environ.keys():
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def require_experiment(client: "MlflowClient", name: str, uri: str) -> str:
+    """Return the id of an MLflow experiment, created if need be.
+
+    Artifacts of a SQLite store lie beside it, in `mlartifacts`; a server has its own place.
+    """
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        location = None
+        if uri.startswith("sqlite"):
+            location = (sqlite_path(uri).parent / "mlartifacts").as_uri()
+        return str(client.create_experiment(name, artifact_location=location))
+    if found.lifecycle_stage != "active":
+        raise SweepError(
+            f"MLflow experiment {name!r} at {uri} must not be deleted, and is. Restore it with "
+            f"`mlflow experiments restore --experiment-id {found.experiment_id}`."
+        )
+    return str(found.experiment_id)
+
+
+def search_all(
+    client: "MlflowClient", experiment_id: str, wanted: Mapping[str, str]
+) -> Iterator["Run"]:
+    """Yield the live runs with these tags, newest first."""
+    clauses = [f"tags.`{key}` = '{value}'" for key, value in wanted.items()]
+    token = None
+    while True:
+        page = client.search_runs(
+            [experiment_id],
+            " and ".join(clauses),
+            max_results=500,
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def children_of(client: "MlflowClient", experiment_id: str, parent_run_id: str) -> list["Run"]:
+    """List the runs of a sweep's trials, oldest first, without superseded ones."""
+    runs = list(search_all(client, experiment_id, {"mlflow.parentRunId": parent_run_id}))
+    return [
+        run
+        for run in reversed(runs)
+        if "sweep.trial_id" in run.data.tags and "sweep.superseded" not in run.data.tags
+    ]
+
+
+def document_tags(name: str, document: Any) -> dict[str, str]:
+    """Write a document as JSON into one tag, or into `name`, `name.1`, … where it is long."""
+    text = json.dumps(document, separators=(",", ":"))
+    parts = [text[i : i + TAG_CHARACTERS] for i in range(0, len(text), TAG_CHARACTERS)]
+    return {f"{name}.{i}" if i else name: part for i, part in enumerate(parts)}
+
+
+def read_document(tags: Mapping[str, str], name: str) -> Any:
+    """Read a document of `document_tags`; parts left from a longer one before do no harm."""
+    parts = [tags[name]]
+    while (part := tags.get(f"{name}.{len(parts)}")) is not None:
+        parts.append(part)
+    return json.JSONDecoder().raw_decode("".join(parts))[0]
+
+
+def one_sentence(error: BaseException) -> str:
+    """Return the first line of an error, not too long."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
+
+
+def ui_command(folder: SweepFolder, port: int | None = None) -> list[str]:
+    """Return the command of MLflow's own server on this sweep's store, on loopback only.
+
+    Args:
+        folder: of the sweep.
+        port: to listen on; None: the first free one from 5000.
+
+    Raises:
+        SweepError: if the store is a server, which has its own address, or there is none yet.
+    """
+    uri = default_tracking_uri(folder)
+    try:
+        record = read_json(folder.tracking_path)
+        uri = uri if record["is_default"] else record["tracking_uri"]
+    except FileNotFoundError:
+        pass
+    if uri.startswith("http"):
+        raise SweepError(f"{folder.path} is tracked by a server. Open {uri} in a browser.")
+    if uri == default_tracking_uri(folder) and not (folder.path / "mlflow.db").exists():
+        raise SweepError(
+            f"{folder.path} must hold an MLflow store, and has none. "
+            f"Make one with `sweep report {folder.path}`."
+        )
+    prepare_environment()
+    artifacts = (folder.path.absolute() / "mlartifacts").as_uri()
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    command += ["--default-artifact-root", artifacts, "--no-serve-artifacts", "--workers", "1"]
+    return [*command, "--host", "127.0.0.1", "--port", str(port or _free_port())]
+
+
+def _free_port() -> int:
+    for port in range(5000, 5100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise SweepError("one of the ports 5000 to 5099 must be free, and none is. Name another.")
