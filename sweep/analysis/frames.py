@@ -1,0 +1,241 @@
+"""A sweep as tables: one row per trial, one row per logged point.
+
+Reached through `sweep.load_sweep("results/quick")`. Reads a sweep folder, finished or not, or a
+published copy of one; a tracking store gives the same tables (`load_stored_sweep`).
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from pydantic import ValidationError
+
+from sweep.errors import CorruptFile
+from sweep.plan.plan import Plan, PlannedTrial
+from sweep.trial.files import canonical_json, replacing, sha256_of_file
+from sweep.trial.folder import SweepFolder, TrialFolder
+
+TEXT_COLUMNS = (
+    *("id", "stage", "policy", "state", "cause", "device", "torch_version", "git_commit"),
+    *("data_sha256", "execution"),
+)
+INTEGER_COLUMNS = (
+    *("batch_size", "seed", "tokens", "steps", "warmup_steps", "devices", "microbatch_size"),
+    *("gradient_accumulation_steps", "attempts", "parameters", "peak_memory_bytes"),
+)
+TRIAL_COLUMNS = (
+    *("id", "stage", "policy", "batch_size", "seed", "learning_rate", "beta2", "weight_decay"),
+    *("tokens", "epochs", "steps", "warmup_steps", "devices", "microbatch_size"),
+    *("gradient_accumulation_steps", "state", "cause", "attempts", "parameters"),
+    *("initial_train_loss", "final_train_loss", "final_valid_loss", "best_valid_loss"),
+    *("bits_per_byte", "bytes_per_token", "clipped_step_fraction"),
+    *("seconds_total", "seconds_compile", "seconds_training", "seconds_evaluation"),
+    *("seconds_checkpoint", "tokens_per_second", "mfu", "peak_memory_bytes"),
+    *("device", "torch_version", "git_commit", "data_sha256", "execution"),
+)
+POINT_COLUMNS = ("time", "step", "tokens")
+WHOLE = ("step", "tokens")
+
+
+class StoredSweep(Protocol):
+    """What a tracking store knows of a sweep, in the forms that the files have."""
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """As plan.json."""
+
+    @property
+    def results(self) -> Iterable[Mapping[str, Any]]:
+        """As result.json; of an unfinished trial what is known, such as its state."""
+
+    @property
+    def curves(self) -> Mapping[str, list[dict[str, Any]]]:
+        """The lines of metrics.jsonl by trial id; keys that a line lacks become NaN."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """One sweep, read at one moment."""
+
+    name: str
+    plan: Plan
+    trials: pd.DataFrame  # one row per planned trial that has an id; TRIAL_COLUMNS
+    curves: pd.DataFrame  # one row per logged point: id, time, step, tokens, one column a metric
+    warnings: tuple[str, ...]  # sentences about files that were left out
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Read a sweep folder; nothing is started or changed.
+
+    Raises:
+        SweepError: if the folder holds no readable plan.json.
+    """
+    folder = SweepFolder(Path(path))
+    plan = _read_plan(folder.require_plan(), str(folder.plan_path))
+    records, lines, warnings = [], {}, list[str]()
+    for row in plan.known_trials:
+        assert row.id is not None
+        trial = folder.trial(row.id)
+        record, damage = _read_record(trial)
+        records.append(_record(plan, row, record))
+        lines[row.id], torn = _read_curve(trial, record.get("metrics_sha256"))
+        warnings += damage + torn
+    return Sweep(folder.name, plan, _trials(records), _curves(lines), tuple(warnings))
+
+
+def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = None) -> Sweep:
+    """Read a sweep from an MLflow store alone: the newest parent run unless one is named."""
+    from sweep.tracking.reader import read_store  # imports mlflow
+
+    return from_store(read_store(tracking_uri, experiment, run_id))
+
+
+def from_store(stored: StoredSweep) -> Sweep:
+    """Build the same tables from what a tracking store holds."""
+    plan = _read_plan(stored.plan, "the stored plan")
+    results = {str(result["id"]): result for result in stored.results}
+    rows = plan.known_trials
+    records = [_record(plan, row, results.get(str(row.id), {})) for row in rows]
+    lines = {str(row.id): _columns(stored.curves.get(str(row.id), [])) for row in rows}
+    name = str(getattr(stored, "name", "") or plan.experiment)
+    return Sweep(name, plan, _trials(records), _curves(lines), ())
+
+
+def write_trials_csv(sweep: Sweep, path: Path) -> None:
+    """Write every trial, columns as documented in docs/results.md, whole or not at all."""
+    table = sweep.trials[list(TRIAL_COLUMNS)].copy()
+    for column in INTEGER_COLUMNS:
+        table[column] = table[column].astype("Int64")
+    with replacing(path) as part:
+        table.to_csv(part, index=False, lineterminator="\n")
+
+
+def _read_plan(data: Mapping[str, Any], subject: str) -> Plan:
+    fields = {key: data[key] for key in data if key not in ("format_version", "sha256")}
+    try:
+        return Plan.model_validate(fields)
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise CorruptFile(
+            f"{subject} must be a plan of sweep, but {place} is wrong "
+            f"({error.errors()[0]['msg']}). Restore it from a copy."
+        ) from error
+
+
+def _read_record(trial: TrialFolder) -> tuple[dict[str, Any], list[str]]:
+    """Return result.json, else what state.json says; with warnings about damaged files."""
+    warnings = []
+    try:
+        if result := trial.read_result():
+            if result.get("id") == trial.id:
+                return result, []
+            warnings.append(f"trial {trial.id}: result.json is of another trial; left out.")
+    except CorruptFile:
+        warnings.append(
+            f"trial {trial.id}: result.json is damaged or was changed; its numbers are left out."
+        )
+    try:
+        status = trial.read_status()
+    except CorruptFile:
+        return {"state": None}, [*warnings, f"trial {trial.id}: state.json is damaged; left out."]
+    known: dict[str, Any] = {
+        "state": str(status.state),
+        "cause": str(status.cause) if status.cause else None,
+        "attempts": status.attempts,
+    }
+    if status.microbatch_size:
+        known["microbatch_size"] = status.microbatch_size
+    return known, warnings
+
+
+def _record(plan: Plan, row: PlannedTrial, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay what was measured over what was planned."""
+    planned = row.model_dump(exclude={"warmup_min_steps", "forecast_bytes", "forecast_seconds"})
+    planned |= {"state": "WAITING", "attempts": 0, "parameters": plan.model.get("parameters")}
+    merged = planned | {key: value for key, value in record.items() if key in TRIAL_COLUMNS}
+    size = int(merged["microbatch_size"])
+    if "gradient_accumulation_steps" not in record:
+        merged["gradient_accumulation_steps"] = row.batch_size // (row.devices * size)
+    if isinstance(merged.get("execution"), dict):
+        merged["execution"] = canonical_json(merged["execution"])
+    return merged
+
+
+def _trials(records: list[dict[str, Any]]) -> pd.DataFrame:
+    table = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
+    whole = [name for name in INTEGER_COLUMNS if table[name].notna().all()]
+    for name in TRIAL_COLUMNS:
+        if name in TEXT_COLUMNS:
+            table[name] = table[name].astype(object).where(table[name].notna(), None)
+        else:
+            table[name] = table[name].astype("int64" if name in whole else "float64")
+    return table
+
+
+def _read_curve(trial: TrialFolder, sha256: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Read metrics.jsonl in one parse; a torn last line is left out."""
+    try:
+        data = trial.metrics_path.read_bytes()
+    except FileNotFoundError:
+        return {}, []
+    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    try:
+        columns = _columns(json.loads(b"[" + b",".join(lines) + b"]"))
+    except (ValueError, TypeError, AttributeError):
+        return {}, [f"trial {trial.id}: metrics.jsonl is damaged; its curve is left out."]
+    if sha256 and sha256_of_file(trial.metrics_path) != sha256:
+        return columns, [f"trial {trial.id}: metrics.jsonl was changed after result.json."]
+    return columns, []
+
+
+def _columns(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Turn lines into one float array per key; null and absent become NaN."""
+    by_keys: dict[tuple[str, ...], list[int]] = {}
+    for place, line in enumerate(lines):
+        by_keys.setdefault(tuple(line), []).append(place)
+    columns: dict[str, Any] = {}
+    # Lines come in a few shapes only; each is converted at once.
+    for keys, places in by_keys.items():
+        block = np.array([tuple(lines[place].values()) for place in places], dtype=np.float64)
+        for name, values in zip(keys, block.T, strict=True):
+            column = columns.setdefault(name, np.full(len(lines), np.nan))
+            column[places] = values
+    return columns
+
+
+def _curves(by_trial: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    lengths = {key: len(columns["tokens"]) if columns else 0 for key, columns in by_trial.items()}
+    names = dict.fromkeys(POINT_COLUMNS)
+    for columns in by_trial.values():
+        names.update(dict.fromkeys(columns))
+    codes = np.repeat(np.arange(len(by_trial)), list(lengths.values()))
+    table: dict[str, Any] = {
+        "id": pd.Categorical.from_codes(codes, categories=pd.Index(list(by_trial), dtype=object))
+    }
+    for name in sorted(names, key=lambda name: (name not in POINT_COLUMNS, name)):
+        parts = [
+            columns.get(name, np.full(lengths[key], np.nan)) for key, columns in by_trial.items()
+        ]
+        joined = np.concatenate(parts) if parts else np.array([])
+        is_whole = name in WHOLE and bool(np.isfinite(joined).all())
+        table[name] = joined.astype(np.int64) if is_whole else joined
+    order = ["id", *POINT_COLUMNS, *(name for name in table if name not in ("id", *POINT_COLUMNS))]
+    return pd.DataFrame(table)[order]
+
+
+def curves_by_trial(sweep: Sweep, metric: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield id, tokens and values of every trial that has finite points of a metric."""
+    if metric not in sweep.curves:
+        return
+    points = sweep.curves[sweep.curves[metric].notna()]
+    codes = points["id"].cat.codes.to_numpy()
+    tokens, values = points["tokens"].to_numpy(), points[metric].to_numpy()
+    names = points["id"].cat.categories
+    is_first = np.append(True, codes[1:] != codes[:-1])[: len(codes)]
+    starts = np.flatnonzero(is_first).tolist()
+    for start, end in zip(starts, [*starts[1:], len(codes)], strict=False):
+        yield str(names[codes[start]]), tokens[start:end], values[start:end]

@@ -1,0 +1,104 @@
+"""Writes the report of one sweep: report.md, report.html, trials.csv and figures/*.png.
+
+Reached through `sweep report DIR` and `sweep.write_report`. Reads only; a sweep that is still
+running, or lost trials, gets its report too. The same data give the same bytes.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sweep.analysis.comparison import compare_batch_sizes
+from sweep.analysis.frames import Sweep, load_stored_sweep, load_sweep, write_trials_csv
+from sweep.analysis.limits import find_limits
+from sweep.report import figures, sections, summary
+from sweep.report import markdown as md
+from sweep.report.axes import say_if_empty
+from sweep.report.html import to_html
+from sweep.trial.files import replacing
+
+FIGURES: dict[str, tuple[Callable[[Sweep, pd.DataFrame], Figure], str]] = {
+    "loss": (
+        figures.plot_loss,
+        "Final validation loss against batch size; points are seeds, lines their means.",
+    ),
+    "curves": (
+        figures.plot_curves,
+        "Training and validation loss against tokens. Points within a trial are not final points: "
+        "batch sizes are compared at the end only.",
+    ),
+    "time": (figures.plot_time, "Time of one trial by what it went into, mean over seeds."),
+    "pareto": (
+        figures.plot_pareto,
+        "Final validation loss against total time; small points are seeds, large ones means.",
+    ),
+    "throughput": (
+        figures.plot_throughput,
+        "Throughput and peak memory against batch size; points are seeds, lines their means.",
+    ),
+}
+
+
+def write_report(path: str | Path) -> Path:
+    """Write the report of a sweep folder into it; return the path of report.md.
+
+    Raises:
+        SweepError: if the folder is not a sweep's.
+    """
+    return write_report_of(load_sweep(path), Path(path))
+
+
+def write_report_from_store(
+    tracking_uri: str, experiment: str, run_id: str | None, out: str | Path
+) -> Path:
+    """Write the report of a sweep in an MLflow store to the folder `out`.
+
+    Args:
+        tracking_uri: of the store.
+        experiment: its name there.
+        run_id: of the sweep's parent run; None: the newest.
+        out: folder to write to; made if need be.
+    """
+    return write_report_of(load_stored_sweep(tracking_uri, experiment, run_id), Path(out))
+
+
+def write_report_of(sweep: Sweep, out: Path) -> Path:
+    """Write the report of a loaded sweep; every file is replaced whole, report.md last."""
+    cells = compare_batch_sizes(sweep.trials)
+    folder = out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (plot, _) in FIGURES.items():
+        figure = plot(sweep, cells)
+        say_if_empty(figure)
+        with replacing(folder / f"{name}.png") as part:
+            # Without the writer's version the bytes depend on the picture alone.
+            figure.savefig(part, format="png", metadata={"Software": None})
+    write_trials_csv(sweep, out / "trials.csv")
+    title = f"Batch-size sweep: {sweep.name}"
+    text = md.document(title, build_sections(sweep, cells))
+    for name, content in (("report.html", to_html(text, title, out)), ("report.md", text)):
+        with replacing(out / name) as part:
+            part.write_text(content, encoding="utf-8")
+    return out / "report.md"
+
+
+def build_sections(sweep: Sweep, cells: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return heading and text of every section, in order."""
+    limits = find_limits(sweep, cells)
+    pictures = {name: md.figure(name, text) for name, (_, text) in FIGURES.items()}
+    time = [pictures["time"], pictures["pareto"], pictures["throughput"]]
+    parts = [
+        ("Summary", summary.summary(sweep, cells)),
+        ("Set-up", sections.setup(sweep)),
+        ("Results", "\n\n".join([pictures["loss"], sections.results(sweep, cells)])),
+        ("Curves", pictures["curves"]),
+        ("Time, throughput and memory", "\n\n".join([sections.time_and_memory(cells), *time])),
+        ("Recommendations", summary.recommendations(sweep, cells, limits)),
+        ("What this sweep cannot show", summary.cannot_show(limits)),
+        ("Reproduction", sections.reproduction(sweep)),
+    ]
+    if sweep.warnings:
+        parts.insert(1, ("Warnings", md.bullets(sweep.warnings)))
+    return parts

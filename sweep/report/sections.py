@@ -1,0 +1,235 @@
+"""The sections of the report that describe: set-up, results, time and memory, reproduction."""
+
+import json
+from typing import Any
+
+import pandas as pd
+
+import sweep as package
+from sweep.analysis.comparison import cell_records, report_trials
+from sweep.analysis.frames import Sweep
+from sweep.analysis.limits import data_name, mixed_execution
+from sweep.config.numbers import format_count
+from sweep.plan.policy import SOURCES
+from sweep.report import markdown as md
+from sweep.report.reproduction import run_commands
+from sweep.trial.files import sha256_of
+
+LISTED_TRIALS = 60  # more of them are in trials.csv only
+
+
+def setup(sweep: Sweep) -> str:
+    """Describe what all trials share, and what the policy varies."""
+    rows = [*_model_rows(sweep), *_token_rows(sweep), *_optimizer_rows(sweep)]
+    rows += _execution_rows(sweep)
+    return md.table(["setting", "value"], rows)
+
+
+def _model_rows(sweep: Sweep) -> list[list[str]]:
+    plan = sweep.plan
+    sizes = plan.settings.model.model_dump(exclude={"kind", "name"})
+    listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
+    counted = plan.model.get("parameters")
+    size = f"{counted:,} parameters" if counted else "parameters unknown"
+    rows = [["model", f"{plan.model['name']}: {size} ({listed})"]]
+    rows.append(["workload", plan.settings.workload])
+    if plan.data:
+        rows.append(["data", f"{data_name(plan.data)}; identity sha256 {sha256_of(plan.data)}"])
+        rows.append(["tokenizer", plan.settings.tokenizer])
+    if (ratio := sweep.trials["bytes_per_token"].dropna()).size:
+        rows.append(["bytes per token (validation)", f"{ratio.iloc[0]:.3f}"])
+    return rows
+
+
+def _token_rows(sweep: Sweep) -> list[list[str]]:
+    plan = sweep.plan
+    counts = sorted({row.tokens for row in plan.known_trials})
+    if len(counts) == 1:
+        tokens = f"{counts[0]:,}, common to all batch sizes"
+    else:
+        tokens = f"{counts[0]:,} to {counts[-1]:,}: NOT common to all batch sizes" if counts else ""
+    epochs = sweep.trials.loc[sweep.trials["state"] == "COMPLETE", "epochs"].dropna()
+    rows = [
+        ["token budget", f"{plan.token_budget:,} ({format_count(plan.token_budget)})"],
+        ["training tokens of a trial", tokens or md.MISSING],
+        ["tokens per sequence", f"{plan.tokens_per_sequence:,}"],
+    ]
+    if len(epochs):
+        rows.append(["epochs", " to ".join(_range(epochs, "{:.3g}"))])
+    return rows
+
+
+def _range(values: pd.Series, form: str) -> list[str]:
+    """Return the least and the largest value, once where they read the same."""
+    ends = [form.format(end) for end in (values.min(), values.max())]
+    return list(dict.fromkeys(ends))
+
+
+def _optimizer_rows(sweep: Sweep) -> list[list[str]]:
+    settings, planned = (
+        sweep.plan.settings,
+        pd.DataFrame([row.model_dump() for row in sweep.plan.known_trials]),
+    )
+    optimizer, schedule = settings.optimizer, settings.schedule
+    rows = [
+        [
+            "optimizer",
+            f"{optimizer.name}, beta1 {optimizer.beta1:g}, eps {optimizer.eps:g}, "
+            f"clip {optimizer.clip or 'never'}",
+        ],
+    ]
+    if len(planned):
+        share = 100 * planned["warmup_steps"] / planned["steps"]
+        true = " to ".join(_range(share, "{:.2f}"))
+        rows.append(
+            [
+                "schedule",
+                f"{schedule.name} to {100 * schedule.final_fraction:g} % of the "
+                f"peak; warmup asked {100 * schedule.warmup_fraction:g} %, true {true} %",
+            ]
+        )
+        for policy, group in planned.groupby("policy", sort=False):
+            held = [
+                f"{name} {' to '.join(_range(group[column], '{:.6g}'))}"
+                for name, column in (
+                    ("rate", "learning_rate"),
+                    ("beta2", "beta2"),
+                    ("weight decay", "weight_decay"),
+                )
+            ]
+            source = SOURCES.get(str(policy).partition(":")[0], "")
+            rows.append([f"policy {policy}", f"{source}; {', '.join(held)}"])
+    rows.append(["precision", settings.precision])
+    return rows
+
+
+def _execution_rows(sweep: Sweep) -> list[list[str]]:
+    execution = sweep.plan.execution
+    done = sweep.trials[sweep.trials["state"] == "COMPLETE"]
+    devices = ", ".join(sorted(set(done["device"].dropna()))) or execution.device
+    compiled = "compiled" if execution.compile else "eager"
+    microbatch = " to ".join(_range(sweep.trials["microbatch_size"], "{:g}"))
+    mixed = mixed_execution(sweep.trials)
+    told = "; ".join(f"{name}: {', '.join(values)}" for name, values in mixed.items())
+    return [
+        [
+            "execution",
+            f"{devices} × {execution.devices}, {execution.threads} threads, {compiled}, "
+            f"microbatch {microbatch} sequences",
+        ],
+        ["mixed between trials", told or "no"],
+    ]
+
+
+def results(sweep: Sweep, cells: pd.DataFrame) -> str:
+    """Tabulate quality by cell, then every trial."""
+    rows = [
+        [
+            *(str(cell["batch_size"]), cell["label"], md.rate(cell["learning_rate"])),
+            _status(cell),
+            md.count(cell["steps"]),
+            md.spread_loss(cell["final_valid_loss"], cell["loss_sd"], cell["complete"]),
+            md.loss(cell["final_train_loss"]),
+            md.loss(cell["train_valid_gap"]),
+            md.loss(cell["best_valid_loss"]),
+            md.loss(cell["bits_per_byte"]),
+        ]
+        for cell in cell_records(cells)
+    ]
+    headers = ["batch size", "policy", "rate", "status", "steps", "final valid", "final train"]
+    headers += ["gap", "best valid (biased)", "bits/byte"]
+    return "\n\n".join(
+        [
+            md.table(headers, rows),
+            _legend(sweep),
+            "### Trials",
+            _trial_table(sweep),
+        ]
+    )
+
+
+def _legend(sweep: Sweep) -> str:
+    unit = (
+        "Losses are nats per token."
+        if sweep.plan.settings.workload == "pretrain"
+        else "Losses are as the workload defines them."
+    )
+    return (
+        f"{unit} *Final valid* is the loss of the whole validation split after the last step, "
+        "mean over the complete seeds (± their standard deviation where there are enough). "
+        "*Final train* is on a fixed set of training windows, *gap* is final valid minus final "
+        "train. *Best valid* is the least of the milestone evaluations, on the milestone set: "
+        "biased downwards, and not comparable with *final valid*."
+    )
+
+
+def _status(cell: dict[str, Any]) -> str:
+    kinds = ("complete", "diverged", "failed", "unfinished")
+    return ", ".join(f"{cell[kind]} {kind}" for kind in kinds if cell[kind])
+
+
+def _trial_table(sweep: Sweep) -> str:
+    trials = report_trials(sweep.trials)
+    trials["order"] = pd.factorize(trials["label"])[0]
+    shown = trials.sort_values(["order", "batch_size", "seed"], kind="stable")
+    rows = [
+        [
+            *(f"`{row['id']}`", str(row["batch_size"]), row["label"], str(row["seed"])),
+            " ".join(filter(None, (row["state"] or "unknown", row["cause"]))),
+            *(str(row["attempts"]), md.count(row["steps"])),
+            *(md.loss(row["final_valid_loss"]), md.loss(row["final_train_loss"])),
+            md.seconds(row["seconds_total"]),
+        ]
+        for row in shown.head(LISTED_TRIALS).to_dict("records")
+    ]
+    headers = ["trial", "batch size", "policy", "seed", "state", "attempts", "steps"]
+    text = md.table([*headers, "final valid", "final train", "total time"], rows)
+    left = len(trials) - len(rows)
+    return text + (f"\n\n{left} more trials are in trials.csv." if left else "")
+
+
+def time_and_memory(cells: pd.DataFrame) -> str:
+    """Tabulate where time and memory went: means over the complete seeds, peak as the maximum."""
+    rows = [
+        [
+            *(str(cell["batch_size"]), cell["label"]),
+            md.seconds(cell["seconds_total"]),
+            md.seconds(cell["seconds_training"]),
+            md.seconds(cell["seconds_compile"]),
+            md.seconds(cell["seconds_evaluation"]),
+            md.seconds(cell["seconds_checkpoint"]),
+            md.count(cell["tokens_per_second"]),
+            md.percent(cell["mfu"]),
+            md.size(cell["peak_memory_bytes"]),
+            md.percent(cell["clipped_step_fraction"]),
+        ]
+        for cell in cell_records(cells)
+    ]
+    headers = ["batch size", "policy", "total", "training", "compile", "evaluation", "checkpoint"]
+    return md.table([*headers, "tokens/s", "MFU", "peak memory", "steps clipped"], rows)
+
+
+def reproduction(sweep: Sweep) -> str:
+    """Give the commands, versions, commit and hashes that repeat this sweep."""
+    commands = run_commands(sweep)
+    lines = "\n".join(command for command, _ in commands)
+    if commands and all(is_exact for _, is_exact in commands):
+        note = "Planned again, these flags give the trial ids of this sweep."
+    else:
+        note = (
+            "Not all settings of this sweep can be given by flags, or its experiment file is not "
+            "a shipped one: the full settings are in plan.json."
+        )
+    done = sweep.trials[sweep.trials["torch_version"].notna()]
+    rows = [["sweep", f"{package.__version__} (wrote this report)"]]
+    for name, column in (("torch", "torch_version"), ("git commit", "git_commit")):
+        rows.append([name, ", ".join(sorted(set(done[column].dropna()))) or md.MISSING])
+    hashes = sorted(set(done["data_sha256"].dropna()))
+    rows.append(["data sha256", ", ".join(hashes) or md.MISSING])
+    rows.append(["plan sha256", sha256_of(sweep.plan.model_dump(mode="json"))])
+    rows += [[f"data {name}", _scalar(value)] for name, value in (sweep.plan.data or {}).items()]
+    return f"```\n{lines}\n```\n\n{note}\n\n{md.table(['what', 'value'], rows)}"
+
+
+def _scalar(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

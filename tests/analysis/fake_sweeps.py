@@ -1,0 +1,159 @@
+"""A sweep folder as `sweep run` leaves it, with made-up curves: planned for real, never trained."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
+from sweep.plan.plan import Plan, PlannedTrial, build_plan, grow_plan
+from sweep.plan.steps import learning_rate_at, milestone_steps
+from sweep.trial.files import sha256_of, sha256_of_file, write_json
+from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
+
+DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0, "bytes": 2_000_000}
+Outcome = Callable[[PlannedTrial], str]
+
+
+def write_fake_sweep(
+    path: Path,
+    *,
+    lrs: tuple[str, ...] = ("1e-3",),
+    outcome: Outcome = lambda row: "COMPLETE",
+    change: Callable[[PlannedTrial], Mapping[str, Any]] = lambda row: {},
+    points: int | None = None,
+    experiment: str = "quick",
+    **overrides: Any,
+) -> Plan:
+    """Write plan.json and the trial folders.
+
+    Args:
+        path: of the sweep folder.
+        lrs: one plan for each, grown into one.
+        outcome: of a row: COMPLETE, WAITING, RUNNING, or the cause of FAILED.
+        change: keys of result.json to replace.
+        points: train lines per trial, if not the experiment's own.
+        experiment: the shipped one to plan.
+        **overrides: fields of the experiment.
+    """
+    plan = None
+    for lr in lrs:
+        settings = load_experiment(experiment, {"precision": "fp32", "lr": lr, **overrides})
+        execution = Execution(device="cpu", threads=2)
+        data = DATA if settings.data else None
+        new = build_plan(settings, execution, data=data)
+        plan = grow_plan(plan, new) if plan else new
+    assert plan is not None
+    plan = plan.model_copy(update={"trials": plan.known_trials})
+    path.mkdir(parents=True)
+    folder = SweepFolder(path)
+    write_json(folder.plan_path, plan.model_dump(mode="json"))
+    for row in plan.trials:
+        trial = folder.trial(str(row.id))
+        trial.write_config(plan.trial_config(row, path.name))
+        _write_trial(trial, plan, row, outcome(row), change(row), points)
+    return plan
+
+
+def _write_trial(
+    trial: TrialFolder,
+    plan: Plan,
+    row: PlannedTrial,
+    outcome: str,
+    change: Mapping[str, Any],
+    points: int | None,
+) -> None:
+    is_cause = outcome in list(Cause)
+    state = State.FAILED if is_cause else State(outcome)
+    cause = Cause(outcome) if is_cause else None
+    if state != State.WAITING:
+        trial.write_status(TrialStatus(state=state, cause=cause, attempts=1, fencing=1))
+    if outcome in ("COMPLETE", "RUNNING", "diverged"):
+        share = 1.0 if outcome == "COMPLETE" else 0.4
+        lines = fake_lines(plan, row, points or plan.settings.evaluation.train_points, share)
+        trial.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if outcome in ("COMPLETE", "diverged"):
+        result = fake_result(plan, row, state, cause)
+        result["metrics_sha256"] = sha256_of_file(trial.metrics_path)
+        write_json(trial.result_path, {**result, **change})
+
+
+def fake_loss(plan: Plan, row: PlannedTrial, progress: float) -> float:
+    """Fall from ln V as a power of tokens; a rate suits one batch size; a seed shifts the end."""
+    noise = random.Random(f"{row.batch_size} {row.seed} {row.policy}").gauss(0, 0.005)
+    start = math.log(getattr(plan.settings.model, "vocabulary", 40)) + 0.08
+    ideal = 1e-3 * math.sqrt(row.batch_size / 16)
+    slowness = 0.03 * abs(math.log2(float(row.learning_rate or 1) / ideal))
+    end = 1.5 + slowness + noise
+    return end + (start - end) * (1 + 400 * progress) ** -0.7
+
+
+def fake_lines(
+    plan: Plan, row: PlannedTrial, points: int, share: float = 1.0
+) -> list[dict[str, Any]]:
+    """Make the lines of metrics.jsonl up to a share of the steps."""
+    evaluated = set(milestone_steps(row.steps, plan.settings.evaluation.points))
+    lines = []
+    for step in milestone_steps(row.steps, points):
+        if step > share * row.steps:
+            break
+        tokens = step * row.batch_size * plan.tokens_per_sequence
+        loss = fake_loss(plan, row, step / row.steps)
+        where = {"time": 1.7e9 + step * 0.01, "step": step, "tokens": tokens}
+        rate = learning_rate_at(
+            step, float(row.learning_rate or 0), row.steps, row.warmup_steps, plan.settings.schedule
+        )
+        more = {"train/grad_norm": 0.5, "train/lr": rate, "train/clipped": 0.1}
+        lines.append({**where, "train/loss": loss, **more, "perf/tokens_per_second": 20_000.5})
+        if step in evaluated:
+            lines.append({**where, "valid/loss": loss + 0.02})
+    return lines
+
+
+def fake_result(
+    plan: Plan, row: PlannedTrial, state: State = State.COMPLETE, cause: Cause | None = None
+) -> dict[str, Any]:
+    """Make a result.json; a diverged trial came 40 % of the way and has no final losses."""
+    is_whole = state == State.COMPLETE
+    steps = row.steps if is_whole else int(0.4 * row.steps)
+    tokens = steps * row.batch_size * plan.tokens_per_sequence
+    end = fake_loss(plan, row, 1.0)
+    per_second = 20_000 * row.batch_size / (row.batch_size + 8)
+    training = tokens / per_second * (1 + 0.01 * row.seed)
+    has_bytes = is_whole and plan.data is not None
+    planned = row.model_dump(exclude={"warmup_min_steps", "forecast_bytes", "forecast_seconds"})
+    return {
+        **planned,
+        "tokens": tokens,
+        "steps": steps,
+        "epochs": 0.61 if plan.data else None,
+        "state": state,
+        "cause": cause,
+        "attempts": 1,
+        "parameters": plan.model["parameters"],
+        "initial_train_loss": fake_loss(plan, row, 0.0),
+        "final_train_loss": end - 0.01 if is_whole else None,
+        "final_valid_loss": end + 0.02 if is_whole else None,
+        "best_valid_loss": end + 0.01,
+        "bits_per_byte": (end + 0.02) / math.log(2) / 3.9 if has_bytes else None,
+        "bytes_per_token": 3.9 if has_bytes else None,
+        "clipped_step_fraction": 0.25 / row.batch_size,
+        "seconds_total": training + 2.5 + 1.0,
+        "seconds_compile": 0.0,
+        "seconds_training": training,
+        "seconds_evaluation": 2.0,
+        "seconds_checkpoint": 0.5,
+        "tokens_per_second": per_second,
+        "mfu": None,
+        "peak_memory_bytes": 400 * 2**20 + row.microbatch_size * 3 * 2**20,
+        "device": "Example CPU",
+        "torch_version": "2.13.0+cpu",
+        "git_commit": "0" * 40,
+        "data_sha256": sha256_of(plan.data) if plan.data else None,
+        "execution": plan.execution.model_dump(mode="json"),
+        "metrics_sha256": None,
+        "valid_losses_sha256": None,
+    }

@@ -1,0 +1,147 @@
+"""Cells, rules and the Pareto front, on tables small enough to check by hand."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sweep.analysis.comparison import (
+    CELL_COLUMNS,
+    compare_batch_sizes,
+    not_comparable,
+    overlapping,
+    policy_label,
+    recommend,
+    short,
+)
+from sweep.analysis.frames import TRIAL_COLUMNS
+from sweep.analysis.pareto import is_on_front
+
+
+def trial(batch: int, seed: int, loss: float, seconds: float = 10.0, **more: Any) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(TRIAL_COLUMNS, np.nan)
+    row |= {"stage": "report", "policy": "fixed", "state": "COMPLETE", "cause": None}
+    row |= {"tokens": 6400, "steps": 100, "warmup_steps": 1, "learning_rate": 1e-3}
+    row |= {"batch_size": batch, "seed": seed, "final_valid_loss": loss, "seconds_total": seconds}
+    row |= {"final_train_loss": loss - 0.25, "peak_memory_bytes": 1000.0 + seed}
+    return row | more
+
+
+def cells_of(*rows: dict[str, Any]) -> pd.DataFrame:
+    return compare_batch_sizes(pd.DataFrame(rows))
+
+
+def picks(cells: pd.DataFrame) -> dict[str, list[int]]:
+    found = {
+        item.title: [int(cells["batch_size"][k]) for k in item.cells] for item in recommend(cells)
+    }
+    assert list(found) == ["best quality", "fastest", "balanced"]
+    return found
+
+
+def test_a_cell_is_the_mean_and_spread_of_its_seeds() -> None:
+    cells = cells_of(trial(8, 0, 1.0), trial(8, 1, 2.0), trial(8, 2, 3.0), trial(4, 0, 5.0))
+    assert cells["batch_size"].tolist() == [4, 8]
+    cell = cells.iloc[1]
+    assert (cell["final_valid_loss"], cell["loss_sd"]) == (2.0, 1.0)
+    assert (cell["loss_min"], cell["loss_max"], cell["seeds"]) == (1.0, 3.0, (0, 1, 2))
+    assert cell["train_valid_gap"] == pytest.approx(0.25)
+    assert cell["peak_memory_bytes"] == 1002.0
+    assert np.isnan(cells.iloc[0]["loss_sd"])
+
+
+def test_tuning_trials_take_no_part() -> None:
+    cells = cells_of(trial(8, 0, 1.5), trial(8, 1000, 0.1, stage="tune"))
+    assert cells["final_valid_loss"].tolist() == [1.5]
+
+
+def test_two_fixed_rates_are_two_policies() -> None:
+    cells = cells_of(trial(8, 0, 1.5), trial(8, 0, 1.4, learning_rate=3e-4))
+    assert cells["label"].tolist() == ["fixed 1e-3", "fixed 3e-4"]
+
+
+def test_diverged_and_failed_trials_are_counted_and_their_cells_not_compared() -> None:
+    gone = {"state": "FAILED", "cause": "diverged", "tokens": 640, "steps": 10}
+    cells = cells_of(
+        trial(8, 0, np.nan, **gone),
+        trial(8, 1, 0.5, seconds=1.0),
+        trial(16, 0, np.nan, state="FAILED", cause="out_of_memory"),
+        trial(32, 0, np.nan, state="WAITING"),
+        trial(64, 0, 2.0),
+    )
+    counts = cells[["planned", "complete", "diverged", "failed", "unfinished"]].to_numpy().tolist()
+    assert counts == [[2, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 0, 1], [1, 1, 0, 0, 0]]
+    assert cells["steps"].tolist() == [100] * 4
+    assert picks(cells) == {"best quality": [64], "fastest": [64], "balanced": [64]}
+    assert [batch for _, batch, _ in not_comparable(cells)] == [8, 16, 32]
+    assert next(iter(not_comparable(cells)))[2] == "1 diverged of 2 planned"
+
+
+def test_each_rule_picks_what_it_says() -> None:
+    cells = cells_of(
+        trial(8, 0, 2.000, seconds=40.0),
+        trial(16, 0, 2.019, seconds=30.0),  # within 1 % of the lowest
+        trial(32, 0, 2.021, seconds=20.0),  # not within
+        trial(64, 0, 3.000, seconds=10.0),
+    )
+    assert picks(cells) == {"best quality": [8], "fastest": [64], "balanced": [16]}
+    _, _, balanced = recommend(cells, tolerance=0.02)
+    assert cells["batch_size"][balanced.cells[0]] == 32
+    assert "2 %" in balanced.rule
+
+
+def test_ties_are_all_named() -> None:
+    cells = cells_of(trial(8, 0, 2.0), trial(16, 0, 2.0), trial(32, 0, 2.5))
+    assert picks(cells)["best quality"] == [8, 16]
+    assert picks(cells)["fastest"] == [8, 16, 32]
+
+
+def test_without_a_complete_trial_nothing_is_recommended() -> None:
+    for rows in ((trial(8, 0, np.nan, state="WAITING"),), (trial(8, 0, 1.0, stage="tune"),)):
+        cells = cells_of(*rows)
+        assert set(CELL_COLUMNS) < set(cells.columns)
+        assert all(item.cells == () for item in recommend(cells))
+
+
+def test_a_loss_that_is_not_finite_makes_a_cell_incomparable() -> None:
+    cells = cells_of(trial(8, 0, np.nan), trial(16, 0, 2.0))
+    assert cells["is_comparable"].tolist() == [False, True]
+    assert next(iter(not_comparable(cells)))[2] == "no final validation loss of 1 planned"
+
+
+def test_ranges_overlap_only_between_cells_of_several_seeds() -> None:
+    cells = cells_of(
+        *(trial(8, 0, 1.0), trial(8, 1, 1.2)),
+        *(trial(16, 0, 1.1), trial(16, 1, 1.4)),
+        *(trial(32, 0, 1.3), trial(32, 1, 1.5)),
+        trial(64, 0, 1.1),
+    )
+    assert overlapping(cells, 0) == [1]
+    assert overlapping(cells, 1) == [0, 2]
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    losses = [3.0, 2.0, 2.5, 1.0, 1.0, np.nan]
+    seconds = [1.0, 2.0, 3.0, 9.0, 8.0, 0.1]
+    assert is_on_front(losses, seconds) == [True, True, False, False, True, False]
+    assert is_on_front([1.0, 1.0], [1.0, 1.0]) == [True, True]
+
+
+def test_incomparable_cells_are_never_on_the_front() -> None:
+    cells = cells_of(trial(8, 0, 1.0), trial(8, 1, np.nan, state="RUNNING"), trial(16, 0, 2.0))
+    assert cells["is_on_front"].tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(3e-4, "3e-4"), (1e-3, "1e-3"), (0.05, "0.05"), (1.25e-4, "0.000125"), (32, "32"), (0.0, "0")],
+)
+def test_short_numbers_read_back_the_same(number: float, text: str) -> None:
+    assert short(number) == text
+    assert float(short(number / 7)) == number / 7
+
+
+def test_policies_keep_their_names() -> None:
+    assert policy_label("sqrt:0.001@32", 5e-4) == "sqrt:0.001@32"
+    assert policy_label("fixed", 5e-4) == "fixed 5e-4"

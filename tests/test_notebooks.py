@@ -1,0 +1,43 @@
+"""The notebooks run from top to bottom."""
+
+import runpy
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+FAKES = ROOT / "tests" / "analysis" / "fake_sweeps.py"
+
+
+def published_or_fake(tmp_path: Path) -> Path:
+    """Return the first published sweep, or a made-up one where there is none."""
+    for plan in sorted(ROOT.glob("results/published/*/plan.json")):
+        return plan.parent
+    runpy.run_path(str(FAKES))["write_fake_sweep"](tmp_path / "fake", seeds=2)
+    return tmp_path / "fake"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# Jupyter's own: its kernel is asked for by name, over sockets that it closes late.
+@pytest.mark.filterwarnings("default")
+def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = published_or_fake(tmp_path)
+    monkeypatch.setenv("SWEEP_FOLDER", str(folder))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    before = {item: item.stat().st_mtime_ns for item in folder.rglob("*")}
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 2
+    assert {item: item.stat().st_mtime_ns for item in folder.rglob("*")} == before
+
+
+def test_committed_notebooks_hold_no_outputs() -> None:
+    assert NOTEBOOKS
+    for path in NOTEBOOKS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            assert not cell.get("outputs") and cell.get("execution_count") is None
