@@ -118,7 +118,8 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
     if tracking_uri is None and not folder.tracking_path.exists():
         return
     from sweep.plan.plan import Plan
-    from sweep.tracking import Mirror, check_tracking_uri
+    from sweep.tracking.mirror import Mirror
+    from sweep.tracking.store import check_tracking_uri
     from sweep.trial.lease import FileLock
 
     if tracking_uri is not None:
@@ -138,7 +139,7 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
 
 def ui_command(path: Path, port: int) -> int:
     """Run MLflow's own server on the sweep's store until it is interrupted."""
-    from sweep.tracking import ui_command as server_command
+    from sweep.tracking.store import ui_command as server_command
 
     folder = SweepFolder(path)
     folder.require_plan()

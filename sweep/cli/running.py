@@ -75,7 +75,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         planned = _only(planned, flags["only"])
     also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())
     if flags["tracking_uri"]:
-        from sweep.tracking import check_tracking_uri
+        from sweep.tracking.store import check_tracking_uri
 
         check_tracking_uri(flags["tracking_uri"])
     summary = finished_summary(planned, folder, flags["tracking_uri"], also)

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.config.numbers import format_bytes, format_count, format_exactly, format_seconds
 from sweep.orchestration.status import sweep_status
 from sweep.plan.plan import Plan
-from sweep.plan.policy import SOURCES, parse_policy
+from sweep.plan.policy import SOURCES
 from sweep.trial.folder import Cause, State, SweepFolder
 
 PLAIN_WIDTH = 140  # columns where there is no terminal
@@ -109,13 +109,13 @@ def _show_rest(plan: Plan, out: Console) -> None:
 
 def answering_command(plan: Plan) -> str:
     """Name the command that answers the question, and what it costs beside this one."""
-    policies = {parse_policy(row.policy).kind for row in plan.trials}
+    policies = {row.policy.partition(":")[0] for row in plan.trials}
     seeds = len({row.seed for row in plan.trials if row.stage == "report"})
     if "tuned" in policies and seeds >= 3:
         return "Rates are tuned at each batch size and reported on fresh seeds."
     settings = plan.settings
     batches = sorted({row.batch_size for row in plan.trials})
-    words = ["sweep", "run", plan.experiment, "--budget", format_count(settings.budget)]
+    words = ["sweep", "run", plan.experiment, "--budget", format_exactly(settings.budget)]
     words += ["--batches", ",".join(map(str, batches)), "--lr", "tuned", "--seeds", "3"]
     why = "one rate for all batch sizes" if policies == {"fixed"} else "a rate that is not tuned"
     if seeds < 3:
@@ -185,8 +185,8 @@ class Progress:
         line = f"{what}: {fraction:.0%}"
         if self._console.is_terminal:
             self._console.print(line, end="\r")
-        elif self._said.get(what) != (tenth := f"{fraction:.1f}"):
-            self._said[what] = tenth
+        elif self._said.get(what) != (quarter := str(int(4 * fraction))):
+            self._said[what] = quarter
             self._console.print(line)
 
     def __enter__(self) -> "Progress":
@@ -201,12 +201,14 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is None:
+            self.update(now=True)
         if self._live:
             self._live.stop()
 
-    def update(self) -> None:
-        """Read the folder and show it, at most once a second."""
-        if self._is_quiet or time.monotonic() < self._next:
+    def update(self, now: bool = False) -> None:
+        """Read the folder and show it, at most once a second unless it must be `now`."""
+        if self._is_quiet or (time.monotonic() < self._next and not now):
             return
         self._next = time.monotonic() + 1.0
         document = sweep_status(self._folder)

@@ -91,7 +91,8 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":
-        if (self.workload == "quadratic") != (self.model.kind == "quadratic"):
+        is_quadratic = self.model.kind == "quadratic"
+        if self.workload == ("pretrain" if is_quadratic else "quadratic"):
             raise ValueError(
                 f"workload {self.workload!r} cannot train the model {self.model.name!r}; "
                 "the workload and the model named quadratic belong together"

@@ -63,8 +63,9 @@ class LocalExecutor:
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Start the newest attempt of a trial in a process of its own."""
         ours, theirs = self._context.Pipe()
+        settings = {**os.environ, **environment}  # the fork server may be older than they are
         process = self._context.Process(
-            target=_work, args=(folder.path, theirs, dict(environment)), name=f"sweep-{folder.id}"
+            target=_work, args=(folder.path, theirs, settings), name=f"sweep-{folder.id}"
         )
         with no_main_module():
             process.start()
@@ -168,6 +169,7 @@ def _work(path: Path, pipe: Connection, environment: dict[str, str]) -> None:
 
     from sweep.training.worker import redirect_output, run_attempt
 
+    os.environ.clear()
     os.environ.update(environment)
     asked: list[str] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner decides

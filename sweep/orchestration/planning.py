@@ -7,9 +7,16 @@ from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.numbers import format_bytes
-from sweep.config.trial import Execution, TokenizerSettings
+from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.plan.plan import COMPILE_FLOPS, Plan, build_plan, grow_plan, with_estimates
+from sweep.plan.plan import (
+    COMPILE_FLOPS,
+    Plan,
+    build_plan,
+    grow_plan,
+    tokenizer_of,
+    with_estimates,
+)
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
@@ -76,8 +83,10 @@ def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder)
     """Plan what the command names on top of what the folder holds. Imports torch only when new."""
     identity, path = None, None
     if experiment.data is not None:
-        from sweep.data import identify_data
+        from sweep.data import check_text_length, check_tokenizer, identify_data
 
+        check_tokenizer(tokenizer_of(experiment))
+        check_text_length(experiment.data, experiment.model.context)
         identity = identify_data(experiment.data)
         is_named = experiment.data in ("tinystories", "synthetic")
         path = None if is_named else str(Path(experiment.data).expanduser().absolute())
@@ -119,6 +128,15 @@ def _resolve_precision(experiment: Experiment, default: str) -> Experiment:
 
 def _refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder) -> None:
     """What plan.json decided stays decided; a flag that differs is not ignored silently."""
+    if logistics.microbatch is not None:
+        for row in old.trials:
+            wanted = min(logistics.microbatch, row.batch_size // row.devices)
+            if row.microbatch_size != wanted:
+                raise SweepError(
+                    f"microbatch was decided as {row.microbatch_size} for batch size "
+                    f"{row.batch_size} when {folder.plan_path} was written, got "
+                    f"{logistics.microbatch}. Leave the flag out, or choose another --out."
+                )
     asked = {
         "device": None if logistics.device == "auto" else logistics.device,
         "activation_checkpointing": logistics.activation_checkpointing or None,
@@ -182,12 +200,11 @@ def estimate(plan: Plan) -> Plan:
     seconds = estimate_seconds(plan)
     tokens, is_exact = None, False
     if plan.data is not None:
-        kind, vocabulary = plan.settings.tokenizer, getattr(plan.settings.model, "vocabulary", 0)
-        text = find_prepared(plan.data, TokenizerSettings(kind=kind, vocabulary=vocabulary))
+        text = find_prepared(plan.data, tokenizer_of(plan.settings))
         if text is not None:
             tokens, is_exact = len(text.train), True
         elif size := _data_bytes(plan):
-            tokens = int(size / BYTES_PER_TOKEN[kind])
+            tokens = int(size / BYTES_PER_TOKEN[plan.settings.tokenizer])
     return with_estimates(plan, seconds, tokens, is_exact)
 
 

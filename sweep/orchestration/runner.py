@@ -92,7 +92,7 @@ def finished_summary(
     also: frozenset[Cause] = frozenset(),
 ) -> Summary | None:
     """Recognise that nothing is left to do, from files alone; else None."""
-    from sweep.tracking import is_mirrored
+    from sweep.tracking.record import is_mirrored
 
     if not planned.is_known:
         return None
@@ -153,7 +153,7 @@ def run_plan(
     Raises:
         FolderInUse: if another runner works on this folder.
     """
-    from sweep.tracking import Mirror
+    from sweep.tracking.mirror import Mirror
 
     folder.path.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.lock_path):
@@ -165,10 +165,11 @@ def run_plan(
         try:
             with stopping_on_signals(run):
                 run.go(planned.requested, also, on_change, mirror.wake)
-        finally:
-            executor.close()
             on_finished()
             mirror.log_report()
+        finally:
+            executor.stop()
+            executor.close()
             status = mirror.close(MIRROR_SECONDS)
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     untracked = "" if status.is_complete else str(status)

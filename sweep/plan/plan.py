@@ -68,7 +68,7 @@ class Plan(Settings):
             workload=settings.workload,
             model=settings.model,
             data=self.data,
-            tokenizer=_tokenizer(settings) if self.data else None,
+            tokenizer=tokenizer_of(settings) if self.data else None,
             optimizer=settings.optimizer.model_copy(
                 update={"beta2": row.beta2, "weight_decay": row.weight_decay}
             ),
@@ -108,7 +108,8 @@ class Plan(Settings):
         return (self.settings.model.flops_per_token or 0) * sum(row.tokens for row in self.trials)
 
 
-def _tokenizer(settings: Experiment) -> TokenizerSettings:
+def tokenizer_of(settings: Experiment) -> TokenizerSettings:
+    """Return how an experiment's text becomes tokens."""
     return TokenizerSettings(kind=settings.tokenizer, vocabulary=settings.model.vocabulary)  # type: ignore[union-attr]
 
 

@@ -116,13 +116,13 @@ class Pretrain:
         """Return tokens trained on over tokens in the stream's windows."""
         return self.config.science.tokens / (self.stream.windows * self.tokens_per_sequence)
 
-    def _windows(self, tokens: NDArray[np.generic], indices: NDArray[np.int64]) -> Tensor:
+    def _windows(self, tokens: NDArray[np.integer], indices: NDArray[np.int64]) -> Tensor:
         windows = gather(tokens, indices, self.tokens_per_sequence)
         return torch.from_numpy(windows).to(self.device, non_blocking=True)
 
     @torch.no_grad()
     def _losses(
-        self, model: nn.Module, tokens: NDArray[np.generic], indices: NDArray[np.int64]
+        self, model: nn.Module, tokens: NDArray[np.integer], indices: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """Return the losses of some windows, (windows, T), in batches sized for the device."""
         model.eval()

@@ -1,0 +1,31 @@
+"""A sweep of the quadratic workload, or of one that fails in a known way."""
+
+from pathlib import Path
+
+import pytest
+
+from sweep.config.experiment import load_experiment
+from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.runner import Summary, run_plan
+from sweep.trial.folder import SweepFolder
+
+
+@pytest.fixture
+def faulty(tmp_path, monkeypatch):
+    """Make `faulty:Name` workloads importable, in workers too."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("FAULTY_FOLDER", str(tmp_path))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a sweep of 100 steps per batch size in tmp_path/sweep, with real workers."""
+
+    def run_here(executor=None, also=frozenset(), logistics=None, **settings) -> Summary:
+        folder = SweepFolder(tmp_path / "sweep")
+        fields = {"batches": "4,8", "budget": "800", **settings}
+        experiment = load_experiment("quadratic", fields)
+        planned = make_plan(experiment, logistics or Logistics(device="cpu"), folder)
+        return run_plan(planned, folder, executor=executor, also=also)
+
+    return run_here

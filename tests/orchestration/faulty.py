@@ -1,0 +1,78 @@
+"""Workloads that fail in known ways; named in experiments as `faulty:Name`."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+from sweep.workloads.quadratic import NoisyQuadratic
+
+
+class OutOfMemoryAboveTwo(NoisyQuadratic):
+    """Has memory for two sequences at once."""
+
+    def loss_sum(self, model, batch):
+        if batch[0].shape[0] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")
+        return super().loss_sum(model, batch)
+
+
+class OutOfMemoryAlways(NoisyQuadratic):
+    """Not even one sequence fits."""
+
+    def loss_sum(self, model, batch):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate …")
+
+
+class BatchEightRaises(NoisyQuadratic):
+    """A mistake that shows at one batch size only."""
+
+    def build_batch(self, first, count):
+        if count == 8:
+            raise ValueError("a mistake in the user's code")
+        return super().build_batch(first, count)
+
+
+class Dies(NoisyQuadratic):
+    """Ends its process at step 20: the first time, or every time; the second is told by a file."""
+
+    how, is_stubborn = signal.SIGKILL, False
+
+    def build_batch(self, first, count):
+        marker = Path(os.environ["FAULTY_FOLDER"]) / f"died-{count}"
+        if first == 20 * count and (self.is_stubborn or not marker.exists()):
+            marker.touch()
+            os.kill(os.getpid(), self.how)
+            time.sleep(10)
+        return super().build_batch(first, count)
+
+
+class DiesOfSegfault(Dies):
+    how = signal.SIGSEGV
+
+
+class DiesAlways(Dies):
+    is_stubborn = True
+
+
+class IsPreempted(Dies):
+    """The cluster takes the device away once, with notice."""
+
+    how = signal.SIGTERM
+
+    def build_batch(self, first, count):
+        marker = Path(os.environ["FAULTY_FOLDER"]) / f"died-{count}"
+        if first == 20 * count and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return NoisyQuadratic.build_batch(self, first, count)
+
+
+class Slow(NoisyQuadratic):
+    """Takes its time, so that a test can interrupt it."""
+
+    def build_batch(self, first, count):
+        time.sleep(0.02)
+        return super().build_batch(first, count)

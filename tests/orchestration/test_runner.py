@@ -1,0 +1,139 @@
+"""Retries, crashes and resumption, with real worker processes."""
+
+import pytest
+
+from sweep.errors import FolderInUse
+from sweep.orchestration.local import InlineExecutor
+from sweep.orchestration.planning import Logistics
+from sweep.trial.folder import Cause, State
+from sweep.trial.lease import FileLock
+from sweep.trial.metrics import read_metrics
+
+
+def by_batch(summary):
+    folder = summary.folder
+    found = {}
+    for trial in folder.trials():
+        config = trial.read_config()
+        found[config.science.batch_size] = (trial, trial.read_status())
+    return found
+
+
+def test_every_trial_completes_and_the_same_command_runs_nothing_again(run):
+    summary = run()
+    assert summary.exit_code == 0 and summary.untracked == ""
+    before = {batch: status for batch, (_, status) in by_batch(summary).items()}
+    assert {status.state for status in before.values()} == {State.COMPLETE}
+    assert all(status.mlflow_run_id for status in before.values())
+    again = run()
+    assert {batch: status for batch, (_, status) in by_batch(again).items()} == before
+
+
+def test_the_inline_executor_gives_the_same_losses_as_processes(run, tmp_path):
+    first = run(seeds=1)
+    losses = {b: t.read_result()["final_valid_loss"] for b, (t, _) in by_batch(first).items()}
+    for trial, _ in by_batch(first).values():
+        trial.clear()
+        trial.state_path.unlink()
+    second = run(InlineExecutor(), seeds=1)
+    assert losses == {
+        b: t.read_result()["final_valid_loss"] for b, (t, _) in by_batch(second).items()
+    }
+
+
+def test_out_of_memory_shrinks_the_microbatch_and_keeps_the_batch_size(run, faulty):
+    summary = run(workload="faulty:OutOfMemoryAboveTwo", batches="8,12")
+    assert summary.exit_code == 0
+    for batch, (trial, status) in by_batch(summary).items():
+        result = trial.read_result()
+        assert result["batch_size"] == batch and result["microbatch_size"] <= 2
+        assert result["microbatch_size"] * result["gradient_accumulation_steps"] == batch
+        assert status.attempts == {8: 3, 12: 4}[batch]  # 8 4 2; 12 6 3 1
+
+
+def test_out_of_memory_at_one_sequence_fails_and_substitutes_nothing(run, faulty):
+    summary = run(workload="faulty:OutOfMemoryAlways", batches="4")
+    ((trial, status),) = by_batch(summary).values()
+    assert (status.state, status.cause) == (State.FAILED, Cause.OUT_OF_MEMORY)
+    assert "can't allocate memory" in status.message
+    assert summary.exit_code == 1 and trial.read_result() is None
+
+
+def test_one_trials_mistake_does_not_stop_the_others(run, faulty):
+    summary = run(workload="faulty:BatchEightRaises", batches="4,8,16")
+    states = {b: (s.state, s.cause) for b, (_, s) in by_batch(summary).items()}
+    assert states[4] == states[16] == (State.COMPLETE, None)
+    assert states[8] == (State.FAILED, Cause.ERROR)
+    trial, status = by_batch(summary)[8]
+    assert "a mistake in the user's code" in status.message
+    assert "Traceback" in trial.log_path.read_text()
+    assert summary.exit_code == 1
+
+
+@pytest.mark.parametrize("workload", ["Dies", "DiesOfSegfault"])
+def test_a_worker_that_dies_without_a_word_is_retried_once(run, faulty, workload):
+    summary = run(workload=f"faulty:{workload}", batches="4")
+    ((trial, status),) = by_batch(summary).values()
+    assert status.state is State.COMPLETE and status.attempts == 2
+    assert trial.read_result()["steps"] == 200
+
+
+def test_a_worker_that_dies_twice_is_lost_and_named(run, faulty):
+    summary = run(workload="faulty:DiesAlways", batches="4,8")
+    for trial, status in by_batch(summary).values():
+        assert (status.state, status.cause, status.attempts) == (State.FAILED, Cause.LOST, 2)
+        assert "SIGKILL" in status.message and str(trial.log_path) in status.message
+    assert summary.exit_code == 1
+
+
+def test_a_preempted_attempt_resumes_from_its_checkpoint(run, faulty):
+    summary = run(workload="faulty:IsPreempted", batches="4")
+    ((trial, status),) = by_batch(summary).values()
+    assert status.state is State.COMPLETE and status.attempts == 2
+    steps = [line["step"] for line in read_metrics(trial.metrics_path)]
+    assert steps == sorted(set(steps)) and steps[-1] == 200
+
+
+def test_divergence_is_data_and_is_only_retried_when_asked(run):
+    summary = run(lr="5", batches="4,8")
+    for trial, status in by_batch(summary).values():
+        assert (status.state, status.cause) == (State.FAILED, Cause.DIVERGED)
+        assert trial.read_result()["final_valid_loss"] is None
+    assert summary.exit_code == 0
+    again = run(lr="5", batches="4,8")
+    assert {s.attempts for _, s in by_batch(again).values()} == {1}
+    asked = run(lr="5", batches="4,8", also=frozenset({Cause.DIVERGED}))
+    assert {s.attempts for _, s in by_batch(asked).values()} == {2}
+
+
+def test_a_second_runner_is_refused(run, tmp_path):
+    run()
+    with (
+        FileLock(tmp_path / "sweep" / "sweep.lock"),
+        pytest.raises(FolderInUse, match="sweep stop"),
+    ):
+        run()
+
+
+def test_a_grown_sweep_runs_only_what_is_new(run):
+    run()
+    summary = run(batches="16")
+    states = by_batch(summary)
+    assert set(states) == {4, 8, 16} and set(summary.states) == {states[16][0].id}
+    assert {status.attempts for _, status in states.values()} == {1}
+
+
+def test_a_result_that_the_runner_did_not_note_is_not_run_again(run):
+    summary = run()
+    trial, status = by_batch(summary)[4]
+    trial.write_status(status.changed(state=State.RUNNING))
+    again = by_batch(run())[4][1]
+    assert (again.state, again.attempts) == (State.COMPLETE, 1)
+
+
+def test_flags_that_contradict_the_plan_are_refused(run):
+    from sweep.errors import SweepError
+
+    run()
+    with pytest.raises(SweepError, match="microbatch was decided as 4"):
+        run(logistics=Logistics(device="cpu", microbatch=2))
