@@ -26,7 +26,8 @@ CELL_COLUMNS = (
     *("policy", "tokens", "steps", "warmup_steps"),
     *("planned", "complete", "diverged", "failed", "unfinished", "seeds"),
     *MEANS,
-    *("loss_sd", "loss_min", "loss_max", "train_valid_gap", "peak_memory_bytes", "is_comparable"),
+    *("loss_sd", "loss_min", "loss_max", "seconds_min", "seconds_max", "train_valid_gap"),
+    *("peak_memory_bytes", "is_comparable"),
 )
 
 
@@ -66,7 +67,8 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Counts (planned, complete, diverged, failed for another cause, unfinished), the complete
         seeds, and over the complete trials: the mean of each measure, `loss_sd` (n-1; NaN below
-        two), `loss_min` and `loss_max` of the final validation loss, the largest
+        two), `loss_min` and `loss_max` of the final validation loss, `seconds_min` and
+        `seconds_max` of the total time, the largest
         `peak_memory_bytes`, and `train_valid_gap`, final validation minus final training loss.
         `is_comparable`: every planned seed is complete; `is_on_front`: Pareto, among those.
     """
@@ -117,6 +119,8 @@ def _cell(key: dict[Any, Any], group: pd.DataFrame) -> dict[str, Any]:
         "loss_sd": float(np.std(loss, ddof=1)) if is_measured and len(loss) > 1 else np.nan,
         "loss_min": float(loss.min()) if is_measured else np.nan,
         "loss_max": float(loss.max()) if is_measured else np.nan,
+        "seconds_min": float(complete["seconds_total"].astype(float).min()),
+        "seconds_max": float(complete["seconds_total"].astype(float).max()),
         "train_valid_gap": means["final_valid_loss"] - means["final_train_loss"],
         "peak_memory_bytes": float(complete["peak_memory_bytes"].astype(float).max()),
         "is_comparable": is_measured and len(complete) == len(group),
@@ -168,14 +172,15 @@ def _least(values: pd.Series) -> tuple[int, ...]:
     return tuple(int(position) for position in found)
 
 
-def overlapping(cells: pd.DataFrame, position: int) -> list[int]:
+def overlapping(cells: pd.DataFrame, position: int, measure: str = "loss") -> list[int]:
     """Return the comparable cells whose range over seeds meets that of the given cell.
 
-    Cells of one seed have no range and are left out.
+    Cells of one seed have no range and are left out. The measure is `loss` or `seconds`.
     """
+    least, most = f"{measure}_min", f"{measure}_max"
     own = cell_at(cells, position)
     others = cells[cells["is_comparable"] & (cells["complete"] > 1)]
-    meets = (others["loss_min"] <= own["loss_max"]) & (others["loss_max"] >= own["loss_min"])
+    meets = (others[least] <= own[most]) & (others[most] >= own[least])
     return [int(other) for other in others[meets].index if other != position]
 
 

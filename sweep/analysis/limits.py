@@ -18,6 +18,7 @@ from sweep.config.numbers import format_count
 ANSWERING_FLAGS = f"--lr tuned --seeds {SEEDS_FOR_SPREAD}"
 MANY_EPOCHS = 4
 INITIAL_LOSS_TOLERANCE = 0.25  # nats around ln V; random logits add up to about 0.15
+UNEVEN_TIMES = 1.25  # longest over shortest total time of equal trials
 MIXABLE = ("device", "torch_version", "git_commit", "devices")
 
 
@@ -209,6 +210,21 @@ def _mixed(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
     )
 
 
+def _uneven_times(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
+    ratio = (cells["seconds_max"] / cells["seconds_min"]).astype(float)
+    if not len(ratio) or not ratio.max() > UNEVEN_TIMES:
+        return None
+    batch = cells["batch_size"].iloc[int(ratio.argmax())]
+    return Limit(
+        "uneven_times",
+        f"Trials that differ only in their seed took up to {ratio.max():.2f} times as long as one "
+        f"another (batch size {batch}). They do equal work, so the times hold something else too, "
+        "which was not measured. Times and throughput are no better known than that.",
+        "uneven times",
+        ("time",),
+    )
+
+
 def _one_batch_size(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
     usable = cells[cells["is_comparable"]]
     if usable["batch_size"].nunique() > 1:
@@ -259,5 +275,5 @@ def data_name(data: dict[str, Any] | None) -> str:
 
 RULES: tuple[Callable[[Sweep, pd.DataFrame], Limit | None], ...] = (
     *(_one_batch_size, _seeds, _fixed_rate, _scaled_rate, _tokens, _incomplete, _diverged),
-    *(_mixed, _epochs, _initial_loss, _generalisation, _horizon, _scope),
+    *(_mixed, _uneven_times, _epochs, _initial_loss, _generalisation, _horizon, _scope),
 )

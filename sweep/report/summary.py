@@ -48,7 +48,7 @@ def _standing(sweep: Sweep, cells: pd.DataFrame) -> str:
     if "tuned" not in kinds:
         names.append("a fixed learning rate" if kinds == {"fixed"} else "no tuned learning rate")
         reasons.append(
-            f"With {names[-1]} it compares how well the rates suit each batch size as much as the "
+            f"With {names[-1]} it compares how well the rate suits each batch size as much as the "
             "batch sizes; nor does it show that larger batches generalise worse."
         )
     if not names:
@@ -180,14 +180,14 @@ def recommendations(sweep: Sweep, cells: pd.DataFrame, limits: Sequence[Limit]) 
 
 def _doubts(item: Recommendation, cells: pd.DataFrame, limits: Sequence[Limit]) -> list[str]:
     """Return why a pick is not carried by the data."""
-    concern = "time" if item.title == "fastest" else "quality"
+    concern, measure = ("time", "seconds") if item.title == "fastest" else ("quality", "loss")
     kinds = policy_kinds(cells.loc[list(item.cells)])
     doubts = [
         limit.short
         for limit in limits
         if concern in limit.concerns and (not limit.policies or kinds & set(limit.policies))
     ]
-    if concern == "quality" and item.cells and overlapping(cells, item.cells[0]):
+    if item.cells and overlapping(cells, item.cells[0], measure):
         doubts.append("seed ranges overlap")
     return doubts
 

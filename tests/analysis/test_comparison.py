@@ -119,6 +119,7 @@ def test_ranges_overlap_only_between_cells_of_several_seeds() -> None:
     )
     assert overlapping(cells, 0) == [1]
     assert overlapping(cells, 1) == [0, 2]
+    assert overlapping(cells, 0, "seconds") == [1, 2]
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

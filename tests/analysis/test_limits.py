@@ -103,6 +103,12 @@ def test_mixed_execution_is_found_with_its_values(tmp_path: Path, write_fake_swe
     assert not any("at batch size 16" in name for name in mixed)
 
 
+def test_equal_trials_of_unequal_times_are_named(limits_of: Any) -> None:
+    assert "uneven_times" not in limits_of(seeds=3)
+    limits = limits_of(seeds=3, change=lambda row: {"seconds_total": 10.0 * (1 + row.seed)})
+    assert "up to 3.00 times" in limits["uneven_times"]
+
+
 def test_different_microbatches_of_different_batch_sizes_are_not_mixed(
     tmp_path: Path, write_fake_sweep: Any
 ) -> None:

@@ -186,8 +186,11 @@ def test_failed_diverged_and_unfinished_trials_stay_in_the_report(mixed_sweep: P
     }
     status = {row["batch size"]: row["status"] for row in quality if row["policy"] == "fixed 1e-3"}
     assert status == {
-        "4": "2 complete, 1 unfinished", "8": "2 complete, 1 unfinished", "16": "3 complete",
-        "32": "2 complete, 1 failed", "64": "2 complete, 1 diverged",
+        "4": "2 complete, 1 unfinished",
+        "8": "2 complete, 1 unfinished",
+        "16": "3 complete",
+        "32": "2 complete, 1 failed",
+        "64": "2 complete, 1 diverged",
     }
     assert "4 of 10 rows below take no part" in section(text, "Summary")
     assert "1 of 30 trials diverged" in section(text, "What this sweep cannot show")
