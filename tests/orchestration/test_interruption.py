@@ -1,0 +1,165 @@
+"""The command killed, stopped or interrupted at any moment: the same command ends the sweep."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sweep.config.experiment import load_experiment
+from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.runner import run_plan
+from sweep.tracking.reader import read_store
+from sweep.tracking.store import default_tracking_uri
+from sweep.trial.folder import State, SweepFolder
+from sweep.trial.lease import is_locked
+from sweep.trial.metrics import read_metrics
+
+
+class Command:
+    """`sweep run` on slow quadratic trials, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = SweepFolder(folder)
+        self.arguments = [
+            *(sys.executable, "-m", "sweep", "run", "quadratic", "--workload", "faulty:Slow"),
+            *("--batches", "4,8", "--budget", "2400", "--out", str(folder), "--device", "cpu"),
+        ]
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        here = str(Path(__file__).parent)
+        self.process = subprocess.Popen(
+            self.arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": here},
+            start_new_session=True,
+        )
+
+    def wait(self) -> int:
+        output, _ = self.process.communicate(timeout=120)
+        print(output)
+        return self.process.returncode
+
+    def until_step(self, step: int) -> None:
+        """Wait until some trial that is not finished has logged this step."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for trial in self.folder.trials() if self.folder.plan_path.exists() else []:
+                lines = read_metrics(trial.metrics_path)
+                if lines and lines[-1]["step"] >= step and not trial.result_path.exists():
+                    return
+            time.sleep(0.02)
+        raise AssertionError("the sweep did not get there")
+
+
+@pytest.fixture
+def command(tmp_path):
+    command = Command(tmp_path / "sweep")
+    yield command
+    if command.process and command.process.poll() is None:
+        os.killpg(command.process.pid, signal.SIGKILL)
+        command.process.communicate()
+
+
+def science(trial):
+    lines = read_metrics(trial.metrics_path)
+    skipped = ("time", "perf/tokens_per_second")
+    return [{k: v for k, v in line.items() if k not in skipped} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Metric lines by batch size of the same trials without a disturbance, and faster."""
+    folder = SweepFolder(tmp_path_factory.mktemp("whole") / "sweep")
+    settings = {"batches": "4,8", "budget": "2400"}
+    planned = make_plan(load_experiment("quadratic", settings), Logistics(device="cpu"), folder)
+    assert run_plan(planned, folder).exit_code == 0
+    return {trial.read_config().science.batch_size: science(trial) for trial in folder.trials()}
+
+
+def assert_finished(command, uninterrupted):
+    for trial in command.folder.trials():
+        assert trial.read_status().state is State.COMPLETE
+        assert science(trial) == uninterrupted[trial.read_config().science.batch_size]
+    stored = read_store(default_tracking_uri(command.folder), "quadratic")
+    for trial in command.folder.trials():
+        lines = read_metrics(trial.metrics_path)
+        assert stored.curves[trial.id] == lines  # nothing lost, nothing twice
+    assert {result["state"] for result in stored.results} == {State.COMPLETE}
+
+
+def test_killed_with_sigkill_and_started_again_at_once(command, uninterrupted):
+    for step in (20, 90):
+        command.start()
+        command.until_step(step)
+        os.kill(command.process.pid, signal.SIGKILL)
+        command.process.communicate()
+    command.start()
+    assert command.wait() == 0
+    assert_finished(command, uninterrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_checkpoints_and_exits_with_130(command, uninterrupted, number):
+    command.start()
+    command.until_step(30)
+    os.kill(command.process.pid, number)
+    assert command.wait() == 130
+    states = {trial.read_status().state for trial in command.folder.trials()}
+    assert states == {State.WAITING}
+    assert any(trial.checkpoints() for trial in command.folder.trials())
+    command.start()
+    assert command.wait() == 0
+    assert_finished(command, uninterrupted)
+
+
+def test_ctrl_c_reaches_the_whole_group_and_still_checkpoints(command, uninterrupted):
+    command.start()
+    command.until_step(30)
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert command.wait() == 130
+    assert any(trial.checkpoints() for trial in command.folder.trials())
+
+
+def test_stop_ends_it_and_the_same_command_goes_on(command, uninterrupted):
+    command.start()
+    command.until_step(10)
+    stop = [sys.executable, "-m", "sweep", "stop", str(command.folder.path)]
+    assert subprocess.run(stop, check=False, capture_output=True).returncode == 0
+    assert not is_locked(command.folder.lock_path)
+    assert command.wait() == 130
+    command.start()
+    assert command.wait() == 0
+    assert_finished(command, uninterrupted)
+
+
+def test_a_killed_worker_is_seen_and_retried(command, uninterrupted):
+    command.start()
+    command.until_step(30)
+    from sweep.trial.lease import read_owner
+
+    running = [t for t in command.folder.trials() if is_locked(t.lease_path)]
+    os.kill(read_owner(running[0].lease_path)["pid"], signal.SIGKILL)
+    assert command.wait() == 0
+    assert running[0].read_status().attempts == 2
+    assert_finished(command, uninterrupted)
+
+
+def test_a_second_command_is_refused_while_the_first_lives(command):
+    command.start()
+    command.until_step(5)
+    second = subprocess.run(
+        command.arguments,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert second.returncode == 2
+    assert "in use by process" in second.stderr and "Traceback" not in second.stderr
