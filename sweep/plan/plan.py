@@ -149,12 +149,9 @@ def build_plan(
     context = tokens_per_sequence(experiment)
     universe = sorted({*experiment.batches, *also_batches})
     tokens, are_common = tokens_per_trial(experiment.budget, universe, context)
+    evaluation = {"sequences": _evaluation_sequences(experiment, context)}
     settings = experiment.model_copy(
-        update={
-            "evaluation": experiment.evaluation.model_copy(
-                update={"sequences": _evaluation_sequences(experiment, context)}
-            )
-        }
+        update={"evaluation": experiment.evaluation.model_copy(update=evaluation)}
     )
     plan = Plan(
         experiment=experiment.name,
@@ -163,9 +160,8 @@ def build_plan(
         data=data,
         data_path=data_path,
         model={
-            "name": experiment.model.name,
-            "parameters": experiment.model.parameters,
-            "embedding_parameters": experiment.model.embedding_parameters,
+            key: getattr(experiment.model, key)
+            for key in ("name", "parameters", "embedding_parameters")
         },
         tokens_per_sequence=context,
         token_budget=experiment.budget,

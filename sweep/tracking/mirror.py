@@ -132,7 +132,7 @@ class Mirror:
             closing = self._closing
             done = self._attempt(is_alive=not closing, with_report=closing)
             left = self._delivery.deadline - time.monotonic()
-            if closing and (done or left <= 0):
+            if left <= 0 or (closing and done):
                 return
             if done:
                 pause = PAUSES[0]

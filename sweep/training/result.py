@@ -29,16 +29,43 @@ def write_result(
     microbatch_size: int,
 ) -> None:
     """Write valid_losses.npy and result.json; `final` is None for a diverged trial."""
-    folder, science = store.folder, config.science
+    folder = store.folder
     if final is not None:
         with replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
             np.save(file, final.valid_losses)
-    flops = science.model.flops_per_token
-    peak = peak_flops(device, science.precision)
-    tokens = progress.step * science.batch_size * config.tokens_per_sequence
-    rate = tokens / progress.seconds_training if progress.seconds_training else None
-    steps = progress.step
     record = {
+        **_settings(config, progress.step, epochs, microbatch_size),
+        "state": State.COMPLETE if final else State.FAILED,
+        "cause": None if final else Cause.DIVERGED,
+        "attempts": status.attempts,
+        "initial_train_loss": progress.first_loss,
+        "final_train_loss": final.train_loss if final else None,
+        "final_valid_loss": final.valid_loss if final else None,
+        "best_valid_loss": progress.best_valid_loss,
+        **_per_byte(final),
+        "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
+        **_speed(config, device, progress),
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "device": device_name(device),
+        "torch_version": torch.__version__,
+        "git_commit": git_commit(),
+        "data_sha256": sha256_of(config.science.data) if config.science.data else None,
+        "execution": config.execution.model_dump(mode="json"),
+        "metrics_sha256": sha256_of_file(folder.metrics_path),
+        "valid_losses_sha256": sha256_of_file(folder.losses_path) if final else None,
+    }
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+    }
+    write_json(folder.result_path, finite, store.check)
+
+
+def _settings(
+    config: TrialConfig, steps: int, epochs: float | None, microbatch_size: int
+) -> dict[str, Any]:
+    science, devices = config.science, config.execution.devices
+    return {
         "id": config.id,
         "stage": science.stage,
         "policy": science.policy,
@@ -47,42 +74,28 @@ def write_result(
         "learning_rate": science.learning_rate,
         "beta2": science.optimizer.beta2,
         "weight_decay": science.optimizer.weight_decay,
-        "tokens": tokens,
+        "parameters": count_parameters(science.model),
+        "tokens": steps * science.batch_size * config.tokens_per_sequence,
         "epochs": epochs,
         "steps": steps,
         "warmup_steps": config.warmup_steps,
-        "devices": config.execution.devices,
+        "devices": devices,
         "microbatch_size": microbatch_size,
-        "gradient_accumulation_steps": science.batch_size
-        // config.execution.devices
-        // microbatch_size,
-        "state": State.COMPLETE if final else State.FAILED,
-        "cause": None if final else Cause.DIVERGED,
-        "attempts": status.attempts,
-        "parameters": count_parameters(science.model),
-        "initial_train_loss": progress.first_loss,
-        "final_train_loss": final.train_loss if final else None,
-        "final_valid_loss": final.valid_loss if final else None,
-        "best_valid_loss": progress.best_valid_loss,
-        **_per_byte(final),
-        "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
-        "seconds_total": progress.seconds_total,
-        "seconds_compile": progress.seconds_compile,
-        "seconds_training": progress.seconds_training,
-        "seconds_evaluation": progress.seconds_evaluation,
-        "seconds_checkpoint": progress.seconds_checkpoint,
-        "tokens_per_second": rate,
-        "mfu": rate * flops / peak if rate and flops and peak else None,
-        "peak_memory_bytes": peak_memory_bytes(device),
-        "device": device_name(device),
-        "torch_version": torch.__version__,
-        "git_commit": git_commit(),
-        "data_sha256": sha256_of(science.data) if science.data else None,
-        "execution": config.execution.model_dump(mode="json"),
-        "metrics_sha256": sha256_of_file(folder.metrics_path),
-        "valid_losses_sha256": sha256_of_file(folder.losses_path) if final else None,
+        "gradient_accumulation_steps": science.batch_size // devices // microbatch_size,
     }
-    write_json(folder.result_path, _finite(record), store.check)
+
+
+def _speed(config: TrialConfig, device: torch.device, progress: Progress) -> dict[str, Any]:
+    tokens = progress.step * config.science.batch_size * config.tokens_per_sequence
+    rate = tokens / max(progress.seconds_training, 1e-9)
+    flops = config.science.model.flops_per_token
+    peak = peak_flops(device, config.science.precision)
+    accounts = ("total", "compile", "training", "evaluation", "checkpoint")
+    return {
+        **{f"seconds_{name}": getattr(progress, f"seconds_{name}") for name in accounts},
+        "tokens_per_second": rate,
+        "mfu": rate * flops / peak if flops and peak else None,
+    }
 
 
 def _per_byte(final: FinalEvaluation | None) -> dict[str, float | None]:
@@ -92,14 +105,6 @@ def _per_byte(final: FinalEvaluation | None) -> dict[str, float | None]:
     return {
         "bits_per_byte": float(nats / math.log(2) / final.valid_bytes),
         "bytes_per_token": float(final.valid_bytes / tokens),
-    }
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """Replace what JSON cannot hold by null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in record.items()
     }
 
 
