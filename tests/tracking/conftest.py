@@ -173,6 +173,8 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        if self._process is not None:
+            return
         command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.path}/server.db"]
         command += ["--artifacts-destination", str(self.path / "artifacts")]
@@ -200,10 +202,10 @@ class Server:
             self._process = None
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A server that is not started yet."""
-    made = Server(tmp_path)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that the first test of the module starts."""
+    made = Server(tmp_path_factory.mktemp("server"))
     yield made
     made.kill()
 

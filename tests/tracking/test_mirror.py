@@ -88,7 +88,7 @@ def test_a_second_pass_sends_nothing(sweep, points):
 @pytest.mark.parametrize("lost", ["offsets", "entries", "file"])
 def test_replay_makes_no_point_and_no_run_twice(sweep, points, lost):
     for index in range(3):
-        sweep.train(index, 400)  # more than one batch
+        sweep.train(index, 250)  # more than one batch
     sync(sweep)
     client, record = client_of(sweep), record_of(sweep)
     run_ids = [record["trials"][trial_id]["run_id"] for trial_id in sweep.ids]
@@ -108,6 +108,29 @@ def test_replay_makes_no_point_and_no_run_twice(sweep, points, lost):
     assert [points(client, run_id) for run_id in run_ids] == before
     assert len(client.search_runs([record["experiment_id"]])) == 4
     assert len(run_of(sweep, 0).inputs.dataset_inputs) == 1
+
+
+def test_runs_that_were_made_by_requests_whose_answers_came_too_late_are_deleted(sweep):
+    sweep.train(0, 3)
+    sync(sweep)
+    client, experiment = client_of(sweep), record_of(sweep)["experiment_id"]
+    for made in (parent_of(sweep), run_of(sweep, 0)):
+        client.create_run(experiment, tags=made.data.tags)
+    assert len(client.search_runs([experiment])) == 4
+    kept = {parent_of(sweep).info.run_id, run_of(sweep, 0).info.run_id}
+    sync(sweep)
+    assert {run.info.run_id for run in client.search_runs([experiment])} == kept
+
+
+def test_a_run_that_was_deleted_in_mlflow_is_made_anew(sweep):
+    sweep.train(0, 3)
+    sync(sweep)
+    client_of(sweep).delete_run(run_of(sweep, 0).info.run_id)
+    sync(sweep)
+    assert_mirrored(sweep, [0])
+    client_of(sweep).delete_run(parent_of(sweep).info.run_id)
+    sync(sweep)
+    assert_mirrored(sweep, [0])
 
 
 def test_a_batch_that_was_half_accepted_is_completed(sweep, points):
@@ -299,7 +322,7 @@ def count_points(database: Path) -> int:
         return 0
 
 
-@pytest.mark.parametrize("kill_at", [1, 4000])
+@pytest.mark.parametrize("kill_at", [pytest.param(1, marks=pytest.mark.slow), 4000])
 def test_a_mirror_killed_in_mid_pass_is_completed_by_another(sweep, points, kill_at):
     for index in range(3):
         sweep.train(index, 700)

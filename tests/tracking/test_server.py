@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from sweep.tracking import mirror as mirror_module
 from sweep.tracking.mirror import Mirror, is_mirrored
 from sweep.tracking.reader import read_store
 from sweep.tracking.store import connect
@@ -17,14 +18,23 @@ from sweep.trial.folder import State
 
 def assert_held_once(sweep, uri, points, indices):
     stored, client = read_store(uri, "words"), connect(uri)
-    trials = read_json(sweep.folder.tracking_path)["trials"]
+    record = read_json(sweep.folder.tracking_path)
+    trials, experiment = record["trials"], [record["experiment_id"]]
     for index in indices:
         assert stored.curves[sweep.ids[index]] == sweep.lines(index)
         assert stored.results[index] == sweep.trial(index).read_result()
         held = points(client, trials[sweep.ids[index]]["run_id"])
         assert max(Counter(held).values()) == 1
-    experiment = client.get_experiment_by_name("words").experiment_id
-    assert len(client.search_runs([experiment])) == len(indices) + 1
+    for tag, value, count in (
+        ("sweep.uid", record["sweep_uid"], 1),
+        ("mlflow.parentRunId", record["parent_run_id"], len(indices)),
+    ):
+        assert len(client.search_runs(experiment, f"tags.`{tag}` = '{value}'")) == count
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(mirror_module, "PAUSES", (0.2, 1.0))
 
 
 def test_a_server_that_is_down_comes_killed_and_comes_back(sweep, server, points, until):
