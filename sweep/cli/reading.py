@@ -117,7 +117,7 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
     """Bring the tracking store up to date, where the sweep has one or one is named."""
     if tracking_uri is None and not folder.tracking_path.exists():
         return
-    from sweep.plan.plan import Plan
+    from sweep.plan.plan import load_plan
     from sweep.tracking.mirror import Mirror
     from sweep.tracking.store import check_tracking_uri
     from sweep.trial.lease import FileLock
@@ -126,10 +126,10 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
         check_tracking_uri(tracking_uri)
     if is_locked(folder.lock_path):
         return  # its runner mirrors it
-    plan = folder.require_plan()
-    plan.pop("format_version")
+    plan = load_plan(folder)
+    assert plan is not None
     with FileLock(folder.lock_path):
-        mirror = Mirror(folder, Plan.model_validate(plan), tracking_uri)
+        mirror = Mirror(folder, plan, tracking_uri)
         mirror.start()
         mirror.log_report()
         status = mirror.close(60.0)

@@ -70,6 +70,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
     from sweep.orchestration.runner import finished_summary, prepare, run_plan
 
     settings, logistics, folder = _read(experiment, flags)
+    check_writable(folder)
     planned = make_plan(settings, logistics, folder)
     if flags["only"]:
         planned = _only(planned, flags["only"])

@@ -174,7 +174,8 @@ def _merge(fields: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 def _one_sentence(error: ValidationError, name: str) -> str:
     """Say the first thing that is wrong, where, and what would be right."""
-    first = error.errors()[0]
+    found = error.errors()
+    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
     place = ".".join(str(part) for part in first["loc"] if part not in MODEL_KINDS)
     if first["type"] == "extra_forbidden":
         known = _known_keys(first["loc"])

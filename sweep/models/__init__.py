@@ -32,7 +32,15 @@ def build_model(
     build = load_object(settings.name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build(vocabulary=settings.vocabulary, context=settings.context, **settings.options)
+        try:
+            model = build(
+                vocabulary=settings.vocabulary, context=settings.context, **settings.options
+            )
+        except Exception as error:
+            raise SweepError(
+                f"model {settings.name!r} must be callable with vocabulary, context and its "
+                f"options, but raised {type(error).__name__}: {error}. Correct it."
+            ) from error
     if not isinstance(model, nn.Module):
         raise SweepError(f"model {settings.name!r} must return a torch.nn.Module, got {model!r}.")
     if activation_checkpointing:

@@ -125,9 +125,12 @@ def _measure_here(config: TrialConfig, sender: Connection) -> None:
         step.backward(batch).item()
         return time.perf_counter() - start
 
-    first = seconds(1)
+    first, deadline = seconds(1), time.perf_counter() + MOST_SECONDS
     count = MOST_SEQUENCES if first * MOST_SEQUENCES < MOST_SECONDS / 2 else 1
-    forward_backward = seconds(count)
+    timings = [seconds(count)]
+    while len(timings) < 5 and time.perf_counter() + timings[0] < deadline:
+        timings.append(seconds(count))
+    forward_backward = min(timings)
     start = time.perf_counter()
     for _ in range(2):  # the first one allocates
         start = time.perf_counter()

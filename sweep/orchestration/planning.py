@@ -7,6 +7,7 @@ from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.numbers import format_bytes
+from sweep.config.objects import load_object
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.plan.plan import (
@@ -14,6 +15,7 @@ from sweep.plan.plan import (
     Plan,
     build_plan,
     grow_plan,
+    load_plan,
     tokenizer_of,
     with_estimates,
 )
@@ -81,6 +83,8 @@ def plan_sweep(
 
 def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder) -> Planned:
     """Plan what the command names on top of what the folder holds. Imports torch only when new."""
+    if ":" in experiment.workload:
+        load_object(experiment.workload)
     identity, path = None, None
     if experiment.data is not None:
         from sweep.data import check_text_length, check_tokenizer, identify_data
@@ -90,11 +94,8 @@ def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder)
         identity = identify_data(experiment.data)
         is_named = experiment.data in ("tinystories", "synthetic")
         path = None if is_named else str(Path(experiment.data).expanduser().absolute())
-    stored = folder.read_plan()
-    old = None
-    if stored is not None:
-        stored.pop("format_version")
-        old = Plan.model_validate(stored)
+    old = load_plan(folder)
+    if old is not None:
         experiment = _resolve_precision(experiment, old.settings.precision)
         _refuse_other_execution(old, logistics, folder)
         execution = old.execution
@@ -203,21 +204,28 @@ def estimate(plan: Plan) -> Plan:
         text = find_prepared(plan.data, tokenizer_of(plan.settings))
         if text is not None:
             tokens, is_exact = len(text.train), True
-        elif size := _data_bytes(plan):
-            tokens = int(size / BYTES_PER_TOKEN[plan.settings.tokenizer])
+        else:
+            tokens = int(_data_bytes(plan) / BYTES_PER_TOKEN[plan.settings.tokenizer])
     return with_estimates(plan, seconds, tokens, is_exact)
 
 
-def _data_bytes(plan: Plan) -> int | None:
-    """Return the bytes of the training text where they are known without reading it."""
+def _data_bytes(plan: Plan) -> int:
+    """Return about how many bytes the training text has, without tokenizing it."""
+    from itertools import islice
+
+    from sweep.data.sources import find_text_files
+    from sweep.data.synthetic import synthetic_documents
+    from sweep.data.tinystories import TINYSTORIES
+
     assert plan.data is not None
-    if "bytes" in plan.data:
-        return int(plan.data["bytes"]["train"])
-    if plan.data_path is None:
-        return None
-    path = Path(plan.data_path)
-    files = [path] if path.is_file() else [*path.glob("train.*")] or [*path.iterdir()]
-    return sum(file.stat().st_size for file in files)
+    if plan.data["name"] == "tinystories":
+        return TINYSTORIES.train.size
+    if plan.data["name"] == "synthetic":
+        sample = [len(text) for text in islice(synthetic_documents(plan.data, "train"), 100)]
+        return int(plan.data["documents"]["train"] * sum(sample) / len(sample))
+    assert plan.data_path is not None
+    files = find_text_files(plan.data_path)
+    return sum(file.path.stat().st_size for file in files if file.path.stem != "valid")
 
 
 def save_plan(plan: Plan, folder: SweepFolder) -> None:

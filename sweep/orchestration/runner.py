@@ -78,6 +78,7 @@ def run_sweep(
     """
     settings = load_experiment(experiment, overrides)
     folder = SweepFolder(Path(out) if out else default_out(settings))
+    check_writable(folder)
     planned = make_plan(settings, Logistics(device, microbatch), folder)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
@@ -120,7 +121,6 @@ def prepare(
             "lr tuned can be planned but not yet run by this version. Use a number, "
             "sqrt:RATE@BATCH or linear:RATE@BATCH."
         )
-    check_writable(folder)
     check_disk(plan, folder)
     if plan.data is not None:
         tokenizer = plan.science(plan.trials[0], 1.0).tokenizer

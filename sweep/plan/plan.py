@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from sweep.config.experiment import Experiment
 from sweep.config.models import Settings
 from sweep.config.trial import Execution, Science, TokenizerSettings, TrialConfig
-from sweep.errors import SweepError
+from sweep.errors import CorruptFile, SweepError
 from sweep.plan.policy import TUNING_GRID, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
 from sweep.trial.files import sha256_of
+from sweep.trial.folder import SweepFolder
 
 TUNING_SEED = 1000
 MICROBATCH_TOKENS = {"cuda": 65_536}  # bound of the planned microbatch; else:
@@ -111,6 +114,25 @@ class Plan(Settings):
 def tokenizer_of(settings: Experiment) -> TokenizerSettings:
     """Return how an experiment's text becomes tokens."""
     return TokenizerSettings(kind=settings.tokenizer, vocabulary=settings.model.vocabulary)  # type: ignore[union-attr]
+
+
+def load_plan(folder: SweepFolder) -> Plan | None:
+    """Read plan.json; None where nothing was planned yet.
+
+    Raises:
+        CorruptFile: if it is damaged, or no plan.
+    """
+    stored = folder.read_plan()
+    if stored is None:
+        return None
+    stored.pop("format_version")
+    try:
+        return Plan.model_validate(stored)
+    except ValidationError as error:
+        raise CorruptFile(
+            f"{folder.plan_path} must hold a plan of this version of sweep, but "
+            f"{error.error_count()} of its fields do not fit. Choose another --out."
+        ) from error
 
 
 def tokens_per_sequence(experiment: Experiment) -> int:

@@ -71,7 +71,7 @@ def train(
                 line |= progress.interval_metrics() | {"train/lr": rate}
                 line |= speed_metrics(config, device, tokens / progress.interval_seconds())
                 line |= memory_metrics(device, state_bytes(step.model, step.optimizer))
-                if progress.is_diverging(line["train/loss"], tokens, science.tokens):
+                if progress.is_diverging(line["train/loss"]):
                     ending = "diverged"
                 progress.start_interval()
                 sums.clear()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 DIVERGED_MARGIN = 1.0  # loss above its start
-DIVERGED_FRACTION = 0.03  # of the trial's tokens, without a break
+DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens where there are 100
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Progress:
     loss_sum: float = 0.0
     norm_sum: float = 0.0
     clipped_sum: float = 0.0
-    tokens_above_start: int = 0
+    points_above_start: int = 0
     seconds_compile: float = 0.0
     seconds_training: float = 0.0
     seconds_evaluation: float = 0.0
@@ -54,20 +54,18 @@ class Progress:
         if self.best_valid_loss is None or loss < self.best_valid_loss:
             self.best_valid_loss = loss
 
-    def is_diverging(self, loss: float, new_tokens: int, tokens: int) -> bool:
+    def is_diverging(self, loss: float) -> bool:
         """Judge a log point: not finite, or above the start by a margin for long enough.
 
         Args:
             loss: mean training loss since the last log point.
-            new_tokens: tokens since then.
-            tokens: of the whole trial.
         """
         if not math.isfinite(loss):
             return True
         assert self.first_loss is not None
         above = loss > self.first_loss + DIVERGED_MARGIN
-        self.tokens_above_start = self.tokens_above_start + new_tokens if above else 0
-        return self.tokens_above_start >= DIVERGED_FRACTION * tokens
+        self.points_above_start = self.points_above_start + 1 if above else 0
+        return self.points_above_start >= DIVERGED_POINTS
 
 
 class Clock:

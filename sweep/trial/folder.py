@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweep.config.trial import TrialConfig
-from sweep.errors import Superseded, SweepError
+from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, write_json
 
 
@@ -223,9 +223,12 @@ class SweepFolder:
             CorruptFile: if it is damaged.
         """
         try:
-            return read_json(self.plan_path)
+            plan = read_json(self.plan_path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        if not isinstance(plan.get("trials"), list):
+            raise CorruptFile(f"{self.plan_path} must hold a plan, but lists no trials.")
+        return plan
 
     def require_plan(self) -> dict[str, Any]:
         """Read plan.json of a folder that must be a sweep's."""

@@ -1,0 +1,217 @@
+"""The commands as scripts use them: JSON keys, exit codes, environment variables."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sweep.cli import main
+from sweep.trial.folder import State, SweepFolder, TrialStatus
+
+PLAN_KEYS = {
+    *("experiment", "model", "tokens_per_sequence", "token_budget", "epochs", "disk_bytes"),
+    "trials",
+}
+TRIAL_KEYS = {
+    *("id", "stage", "policy", "batch_size", "seed", "learning_rate", "tokens", "steps"),
+    *("warmup_steps", "devices", "microbatch_size", "gradient_accumulation_steps"),
+    *("forecast_bytes", "forecast_seconds"),
+}
+STATUS_KEYS = {
+    *("id", "stage", "batch_size", "seed", "learning_rate", "state", "cause", "tokens", "loss"),
+    *("tokens_per_second", "eta_seconds"),
+}
+QUADRATIC = (
+    "run",
+    "quadratic",
+    "--batches",
+    "4,8",
+    "--budget",
+    "400",
+    "--quiet",
+    "--device",
+    "cpu",
+)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Run the command line in an empty folder; return exit code and stdout."""
+    monkeypatch.chdir(tmp_path)
+
+    def call_here(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, capsys.readouterr().out
+
+    return call_here
+
+
+def test_the_reference_command_prints_the_plan_of_the_design(call, tmp_path):
+    batches = "1,8,32,64,128,256"
+    code, out = call("plan", "--budget", "327.68M", "--batches", batches, "--json")
+    plan = json.loads(out)
+    assert code == 0 and plan.keys() >= PLAN_KEYS
+    assert plan["model"]["parameters"] == 22_696_448
+    assert plan["model"]["embedding_parameters"] == 2 * 10_000 * 512
+    assert plan["experiment"] == "tinystories" and plan["tokens_per_sequence"] == 256
+    trials = plan["trials"]
+    assert all(trial.keys() >= TRIAL_KEYS for trial in trials)
+    assert [t["steps"] for t in trials] == [1_280_000, 160_000, 40_000, 20_000, 10_000, 5_000]
+    assert [t["warmup_steps"] for t in trials] == [12_800, 1_600, 400, 200, 100, 100]
+    for trial in trials:
+        micro, accumulation = trial["microbatch_size"], trial["gradient_accumulation_steps"]
+        assert micro * accumulation * trial["devices"] == trial["batch_size"]
+        assert trial["forecast_bytes"] is None and trial["forecast_seconds"] > 0
+    assert plan["epochs"] > 0 and plan["disk_bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_names_the_command_that_answers(call):
+    code, out = call("plan", "--budget", "327M", "--batches", "1,8,32,64,128,256")
+    assert code == 0
+    assert (
+        "sweep run tinystories --budget 327M --batches 1,8,32,64,128,256 --lr tuned --seeds 3"
+        in out
+    )
+    assert "cannot tell which batch size is best" in out
+
+
+def test_tuned_is_planned_with_rates_to_come(call):
+    code, out = call("plan", "quick", "--lr", "tuned", "--json")
+    trials = json.loads(out)["trials"]
+    assert code == 0 and len(trials) == 5 * (5 + 3)
+    assert {t["learning_rate"] for t in trials if t["stage"] == "report"} == {None}
+
+
+def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
+    code, _ = call(
+        "plan", "quadratic", "--batches", "4", "--budget", "400", "--out", tmp_path / "s"
+    )
+    assert code == 0
+    (trial,) = SweepFolder(tmp_path / "s").trials()
+    blocked = "import sys; [sys.modules.__setitem__(name, None) for name in "
+    blocked += "('mlflow', 'optuna', 'pandas', 'click', 'rich', 'matplotlib', 'scipy', 'psutil')]; "
+    blocked += "import runpy; sys.argv = ['x', sys.argv[1], '--attempt']; "
+    blocked += "runpy.run_module('sweep.training', run_name='__main__')"
+    command = [sys.executable, "-m", "sweep.training", str(trial.path)]
+    trial.write_status(TrialStatus(state=State.RUNNING, attempts=1, fencing=1))
+    bare = subprocess.run(
+        [sys.executable, "-c", blocked, str(trial.path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert bare.returncode == 0, bare.stderr
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    code, _ = call("report", tmp_path / "s")
+    assert code == 0 and (tmp_path / "s" / "report.md").exists()
+
+
+def test_run_status_log_clean_and_report(call, tmp_path):
+    out = tmp_path / "s"
+    code, text = call(*QUADRATIC, "--out", out, "--json", "--keep", "checkpoints")
+    document = json.loads(text)
+    assert code == 0 and document["state"] == "COMPLETE"
+    assert all(trial.keys() >= STATUS_KEYS for trial in document["trials"])
+    assert {trial["tokens"] for trial in document["trials"]} == {400}
+    code, text = call("status", out, "--json")
+    assert code == 0 and json.loads(text)["trials"] == document["trials"]
+    first = document["trials"][0]["id"]
+    code, text = call("log", out, first[:6])
+    assert code == 0 and "batch size 4" in text
+    code, text = call("report", out)
+    assert code == 0 and text.strip() == str(out / "report.md")
+    for name in ("report.md", "report.html", "trials.csv", "mlflow.db", "tracking.json"):
+        assert (out / name).exists()
+    code, text = call("clean", out, "--weights", "--yes")
+    assert code == 0 and "Removed" in text
+    assert not list(out.glob("trials/*/weights.safetensors"))
+    assert call("clean", out)[1] == "Nothing to remove.\n"
+
+
+def test_report_from_mlflow_alone_has_the_same_tables(call, tmp_path):
+    out = tmp_path / "s"
+    call(*QUADRATIC, "--out", out)
+    uri = f"sqlite:///{out}/mlflow.db"
+    other = tmp_path / "other"
+    code, _ = call("report", "--from-mlflow", uri, "--experiment", "quadratic", "--out", other)
+    assert code == 0
+    assert (other / "trials.csv").read_bytes() == (out / "trials.csv").read_bytes()
+
+    def tables(path):
+        return [line for line in path.read_text().splitlines() if line.startswith("|")]
+
+    assert tables(other / "report.md") == tables(out / "report.md")
+
+
+def test_flags_read_environment_variables(call, monkeypatch):
+    monkeypatch.setenv("SWEEP_PLAN_BUDGET", "64k")
+    monkeypatch.setenv("SWEEP_PLAN_BATCHES", "5")
+    plan = json.loads(call("plan", "quick", "--json")[1])
+    assert plan["token_budget"] == 64_000
+    assert [trial["batch_size"] for trial in plan["trials"]] == [5]
+
+
+def test_only_runs_one_trial(call, tmp_path):
+    out = tmp_path / "s"
+    plan = json.loads(call("plan", *QUADRATIC[1:-3], "--device", "cpu", "--json")[1])
+    chosen = plan["trials"][1]["id"]
+    assert call(*QUADRATIC, "--out", out, "--only", chosen)[0] == 0
+    states = {t.id: t.read_status().state for t in SweepFolder(out).trials()}
+    assert states == {plan["trials"][0]["id"]: State.WAITING, chosen: State.COMPLETE}
+
+
+def test_dry_run_writes_nothing(call, tmp_path):
+    code, out = call(*QUADRATIC, "--dry-run", "--json")
+    assert code == 0 and len(json.loads(out)["trials"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tuned_is_refused_by_run_before_anything_is_written(call, tmp_path):
+    assert call("run", "quick", "--lr", "tuned", "--quiet", "--yes")[0] == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_sweep_is_recognised_without_torch_mlflow_or_matplotlib(call, tmp_path):
+    out = tmp_path / "s"
+    many = ("run", "quadratic", "--batches", "4", "--budget", "400", "--seeds", "20", "--quiet")
+    assert call(*many, "--device", "cpu", "--out", out)[0] == 0
+    program = (
+        "import sys; from sweep.cli import sweep; "
+        "code = sweep.main(sys.argv[1:], standalone_mode=False); "
+        "slow = {'torch', 'mlflow', 'matplotlib', 'pandas'} & set(sys.modules); "
+        "sys.exit(f'imported {slow}' if slow else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *many, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("COMPLETE") == 21
+
+
+def test_help_names_every_command(call):
+    code, out = call("--help")
+    assert code == 0
+    for name in ("run", "plan", "status", "stop", "log", "clean", "report", "ui", "data", "doctor"):
+        assert f"  {name} " in out
+
+
+def test_doctor_finds_what_is_installed(call):
+    code, out = call("doctor", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["packages"]["torch"] and found["devices"][0]["device"] == "cpu"
+
+
+def test_data_prepare_and_info(call, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"story number {i}\n<|endoftext|>\n" for i in range(40)))
+    arguments = (path, "--tokenizer", "bytes", "--vocabulary", "256")
+    assert call("data", "prepare", *arguments)[0] == 0
+    code, out = call("data", "info", *arguments, "--json")
+    assert code == 0 and "sha256" in out
