@@ -1,0 +1,142 @@
+"""Benchmarks of this machine, as whole processes: `make bench`.
+
+Pairs are interleaved in one run and compared as ratios of medians, since machines are shared.
+Results go to benchmarks/results/<device>/<date>.json.
+"""
+
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SWEEP = [sys.executable, "-m", "sweep"]
+MANY = ["run", "quadratic", "--batches", "4", "--budget", "40", "--device", "cpu", "--quiet"]
+QUICK = ["run", "quick", "--batches", "16", "--device", "cpu", "--quiet", "--yes"]
+
+
+def seconds_of(command: list[str], environment: dict[str, str] | None = None) -> float:
+    """Run a command to its end; return wall-clock seconds."""
+    start = time.perf_counter()
+    subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+    )
+    return time.perf_counter() - start
+
+
+def interleaved(runs: int, **commands: Callable[[int], float]) -> dict[str, object]:
+    """Time commands in turn; return every time and the medians."""
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for index in range(runs):
+        for name, command in commands.items():
+            times[name].append(command(index))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {"seconds": times, "median_seconds": medians}
+
+
+def start_up(folder: Path) -> dict[str, object]:
+    """`sweep --help` beside an interpreter that does nothing."""
+    return interleaved(
+        9,
+        sweep_help=lambda _: seconds_of([*SWEEP, "--help"]),
+        bare_python=lambda _: seconds_of([sys.executable, "-c", "pass"]),
+    )
+
+
+def finished_sweep(folder: Path) -> dict[str, object]:
+    """The same command again on a finished sweep of 100 trials."""
+    command = [*SWEEP, *MANY, "--seeds", "100", "--out", str(folder / "hundred")]
+    first = seconds_of(command)
+    found = interleaved(5, again=lambda _: seconds_of(command))
+    return {**found, "first_seconds": first, "first_seconds_per_trial": first / 100}
+
+
+def first_step(folder: Path) -> dict[str, object]:
+    """From the command to the first logged step of `quick` on the CPU, tokens prepared."""
+
+    def until_first_line(index: int) -> float:
+        out = folder / f"first-{index}"
+        started = time.time()
+        subprocess.run(
+            [*SWEEP, *QUICK, "--out", str(out), "--seeds", "1"], check=True, capture_output=True
+        )
+        (metrics,) = out.glob("trials/*/metrics.jsonl")
+        first = json.loads(metrics.read_text().splitlines()[0])
+        return float(first["time"]) - started
+
+    until_first_line(-1)  # prepares the tokens
+    return interleaved(3, first_logged_step=until_first_line)
+
+
+def tracking(folder: Path) -> dict[str, object]:
+    """Training seconds of a trial with the MLflow mirror beside it, and by the bare worker."""
+
+    def training_seconds(out: Path) -> float:
+        (result,) = out.glob("trials/*/result.json")
+        return float(json.loads(result.read_text())["seconds_training"])
+
+    def mirrored(index: int) -> float:
+        out = folder / f"mirrored-{index}"
+        seconds_of([*SWEEP, *QUICK, "--out", str(out)])
+        return training_seconds(out)
+
+    def bare(index: int) -> float:
+        out = folder / f"bare-{index}"
+        seconds_of([*SWEEP, "plan", *QUICK[1:-2], "--out", str(out)])
+        (trial,) = out.glob("trials/*")
+        seconds_of([sys.executable, "-m", "sweep.training", str(trial)])
+        return training_seconds(out)
+
+    found = interleaved(5, mirrored=mirrored, bare=bare)
+    ratios = [a / b for a, b in zip(*found["seconds"].values(), strict=True)]  # type: ignore[attr-defined]
+    return {**found, "ratio_mirrored_to_bare": statistics.median(ratios)}
+
+
+def main() -> None:
+    """Run every benchmark and write the results."""
+    results: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["SWEEP_CACHE"] = str(folder / "cache")
+        for benchmark in (start_up, finished_sweep, first_step, tracking):
+            print(f"{benchmark.__name__}: {benchmark.__doc__}")
+            results[benchmark.__name__] = benchmark(folder)
+            print(json.dumps(results[benchmark.__name__], indent=1))
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    )
+    from sweep.training.device import available_cores, device_name
+
+    import torch  # isort: skip
+
+    device = device_name(torch.device("cpu"))
+    document = {
+        "date": datetime.date.today().isoformat(),
+        "device": device,
+        "cores": available_cores(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "git_commit": commit.stdout.strip() or None,
+        "results": results,
+    }
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    path = HERE / "results" / slug / f"{document['date']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""One predicate for out of memory, and what the machine is."""
+
+import pytest
+import torch
+
+from sweep.errors import SweepError
+from sweep.training.device import available_cores, is_out_of_memory, resolve_device
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("anything"),
+        MemoryError(),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8 TB"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ],
+)
+def test_memory_that_ran_out_is_recognised(error):
+    assert is_out_of_memory(error)
+
+
+def test_a_real_allocation_that_cannot_be_is_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**62, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("out of memory"), RuntimeError("shape mismatch"), OSError(28, "disk full")]
+)
+def test_other_errors_are_not(error):
+    assert not is_out_of_memory(error)
+
+
+def test_devices_are_resolved_or_refused():
+    assert resolve_device("cpu") == "cpu"
+    assert resolve_device("auto") in ("cpu", "cuda", "mps")
+    for asked in ("tpu", "cuda:99", "meta", "cpux"):
+        with pytest.raises(SweepError, match="device must be"):
+            resolve_device(asked)
+
+
+def test_there_is_at_least_one_core():
+    assert available_cores() >= 1
