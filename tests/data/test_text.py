@@ -1,0 +1,153 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from sweep.data import text as text_module
+from sweep.data.sources import find_text_files
+from sweep.data.text import measure_split, open_text, read_pieces
+from sweep.errors import SweepError
+
+
+def documents(pieces):
+    """Join pieces into whole documents."""
+    whole, parts = [], []
+    for piece in pieces:
+        parts.append(piece.text)
+        if piece.ends_document:
+            whole.append("".join(parts))
+            parts = []
+    assert not parts, "the last document must be ended"
+    return whole
+
+
+def read(path, **options):
+    return documents(read_pieces(find_text_files(str(path)), **options))
+
+
+def write(path, text):
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_documents_stand_between_separator_lines(tmp_path):
+    line = "<|endoftext|>\n"
+    text = f"\ufeff\n one\n\ntwo \n{line}<|endoftext|>  \n \n{line}three{line}4"
+    assert read(write(tmp_path / "a.txt", text)) == ["one\n\ntwo", "three<|endoftext|>\n4"]
+
+
+def test_windows_line_ends_become_line_feeds(tmp_path):
+    assert read(write(tmp_path / "a.txt", "a\r\nb\r\n<|endoftext|>\r\nc\r\n")) == ["a\nb", "c"]
+
+
+def test_every_form_of_a_text_gives_the_same_documents(tmp_path, story_file, stories):
+    lines = "".join(json.dumps({"id": 1, "text": story}) + "\n\n" for story in stories).encode()
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(story_file.read_bytes()))
+    for name in (story_file.name, "a.jsonl", "b.jsonl.gz", "c.txt.gz"):
+        assert read(tmp_path / name) == stories
+
+
+@pytest.mark.parametrize("block", [16, 17, 23, 61, 1000])
+def test_the_block_that_is_read_at_once_changes_no_document(story_file, stories, block):
+    assert read(story_file, block=block) == stories
+
+
+def test_a_long_document_comes_in_parts_that_are_cut_before_white_space(tmp_path):
+    text = ("word " * 9 + "word\n\n") * 5000
+    path = write(tmp_path / "a.txt", text)
+    pieces = list(read_pieces(find_text_files(str(path))))
+    assert len(pieces) > 3
+    assert "".join(piece.text for piece in pieces) == text.strip()
+    for piece in pieces[1:]:
+        assert piece.text[:1] in (" ", "\n", "")
+    for piece in pieces[:-1]:
+        assert not piece.text[-1].isspace()
+    assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_the_fraction_read_rises_to_one(story_file):
+    fractions = [piece.fraction_read for piece in read_pieces(find_text_files(str(story_file)))]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+def test_damage_in_the_middle_of_a_file_is_found_while_reading(tmp_path):
+    path = tmp_path / "a.txt"
+    filler = b"word " * (1 << 19)
+    for damage in (b"\0", b"\xff"):
+        path.write_bytes(filler + damage + filler)
+        with pytest.raises(SweepError, match="UTF-8 text"):
+            read(path)
+    lines = b'{"text": "a word"}\n' * (1 << 17)
+    (tmp_path / "a.jsonl").write_bytes(lines + b'{"txt": ""}\n' + lines)
+    with pytest.raises(SweepError, match=f"line {(1 << 17) + 1} of"):
+        read(tmp_path / "a.jsonl")
+    packed = gzip.compress(np.random.default_rng(0).integers(97, 123, 3 << 20, np.uint8).tobytes())
+    (tmp_path / "a.txt.gz").write_bytes(packed[:-100])
+    with pytest.raises(SweepError, match="whole gzip file"):
+        read(tmp_path / "a.txt.gz")
+
+
+def split_of(path):
+    corpus = open_text(find_text_files(str(path)))
+    return documents(corpus.train()), documents(corpus.valid())
+
+
+def test_the_split_is_by_document_disjoint_complete_and_repeatable(story_file, stories):
+    train, valid = split_of(story_file)
+    assert len(valid) == 10  # 5 % of 200
+    assert not set(train) & set(valid)
+    assert sorted(train + valid) == sorted(stories)
+    assert [story for story in stories if story in set(valid)] == valid  # file order
+    assert split_of(story_file) == (train, valid)
+
+
+def test_the_split_follows_the_content_not_the_order(tmp_path, story_file, stories):
+    path = write(tmp_path / "b.txt", "\n<|endoftext|>\n".join(reversed(stories)))
+    assert split_of(path)[1] == split_of(story_file)[1][::-1]
+
+
+def test_equal_documents_stay_on_one_side(tmp_path, stories):
+    path = write(tmp_path / "b.txt", "\n<|endoftext|>\n".join(stories * 3))
+    train, valid = split_of(path)
+    assert len(valid) == 30
+    assert not set(train) & set(valid)
+
+
+def test_two_documents_are_one_for_training_and_one_for_validation(tmp_path):
+    train, valid = split_of(write(tmp_path / "b.txt", "one\n<|endoftext|>\ntwo"))
+    assert {*train, *valid} == {"one", "two"}
+    assert len(train) == len(valid) == 1
+
+
+def test_many_copies_of_one_document_cannot_be_split(tmp_path):
+    path = write(tmp_path / "b.txt", "one\n<|endoftext|>\none\n<|endoftext|>\n")
+    with pytest.raises(SweepError, match="at least two different documents, got 1"):
+        measure_split(find_text_files(str(path)))
+
+
+@pytest.mark.parametrize("lines", [40, 30_000])
+def test_the_end_of_a_single_document_is_for_validation(tmp_path, lines):
+    text = "\n".join(f"line {i} of one long text" for i in range(lines))
+    [train], [valid] = split_of(write(tmp_path / "b.txt", text))
+    assert train + valid == text
+    assert valid[0] in "\n "
+    assert len(valid) / len(text) == pytest.approx(0.05, abs=0.03)
+
+
+def test_several_text_files_are_split_as_one(tmp_path, stories):
+    for name, part in (("a.txt", stories[:50]), ("b.txt", stories[50:])):
+        write(tmp_path / name, "\n<|endoftext|>\n".join(part))
+    train, valid = split_of(tmp_path)
+    assert sorted(train + valid) == sorted(stories)
+
+
+def test_no_white_space_at_all_is_cut_at_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 100)
+    path = write(tmp_path / "a.txt", "x" * 1050)
+    pieces = list(read_pieces(find_text_files(str(path)), block=200))
+    assert "".join(piece.text for piece in pieces) == "x" * 1050
+    assert max(len(piece.text) for piece in pieces) <= 100

@@ -1,0 +1,291 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import sweep.data
+from sweep.config.trial import TokenizerSettings
+from sweep.data import describe_data, find_prepared, identify_data, prepare_data
+from sweep.data.sources import find_text_files
+from sweep.data.text import open_text, read_pieces
+from sweep.data.tokenizer import load_tokenizer
+from sweep.data.tokens import write_tokens
+from sweep.errors import SweepError
+
+BPE = TokenizerSettings(kind="bpe", vocabulary=300)
+BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
+
+PREPARE = """
+import hashlib, sys, time
+from sweep.config.trial import TokenizerSettings
+from sweep.data import identify_data, prepare_data
+
+stages = []
+def on_progress(stage, fraction):
+    stages.append(stage)
+    if sys.argv[2:] == ["stop"] and stage == "tokenizing train":
+        print("stopped", flush=True)
+        time.sleep(60)
+
+text = prepare_data(identify_data(sys.argv[1]), sys.argv[1],
+                    TokenizerSettings(kind="bpe", vocabulary=300), on_progress)
+"""
+
+DIGEST = """
+digest = hashlib.sha256(text.train.tobytes() + text.valid.tobytes()).hexdigest()
+print(digest, "tokenizing train" in stages)
+"""
+
+
+def prepare(source, tokenizer=BPE):
+    return prepare_data(identify_data(str(source)), str(source), tokenizer)
+
+
+def files_of(cache):
+    return sorted(p.name for p in (cache / "tokens").iterdir() if not p.name.endswith(".lock"))
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, BYTES], ids=["bpe", "bytes"])
+def test_tokens_are_the_documents_each_ended_by_a_separator(story_file, stories, tokenizer):
+    text = prepare(story_file, tokenizer)
+    assert text.train.dtype == np.dtype("<u2")
+    assert isinstance(text.train, np.memmap)
+    assert text.train_documents + text.valid_documents == len(stories)
+    assert text.train_bytes + text.valid_bytes == sum(len(story.encode()) for story in stories)
+    both = np.concatenate([text.train, text.valid])
+    documents = np.split(both, np.flatnonzero(both == text.separator) + 1)
+    assert len(documents.pop()) == 0
+    assert sorted(text.decode(ids[:-1]) for ids in documents) == sorted(stories)
+    assert both.max() < text.vocabulary_used
+    assert text.decode(text.encode("A new story.")) == "A new story."
+
+
+def test_a_vocabulary_above_16_bits_is_stored_in_32(story_file, tmp_path):
+    tokenizer = load_tokenizer(None)
+    pieces = read_pieces(find_text_files(str(story_file)))
+    counts = write_tokens(pieces, tokenizer, tmp_path / "a.bin", "<u4")
+    assert (tmp_path / "a.bin").stat().st_size == 4 * counts["tokens"]
+
+
+@pytest.mark.parametrize("batch", [1, 100, 5000])
+def test_tokenizing_in_batches_equals_tokenizing_at_once(story_file, tmp_path, batch):
+    tokenizer = load_tokenizer(prepare(story_file).tokenizer_path)
+    for name, characters in (("whole", 10**9), ("parts", batch)):
+        pieces = read_pieces(find_text_files(str(story_file)))
+        write_tokens(pieces, tokenizer, tmp_path / name, "<u2", characters)
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
+
+
+def test_a_long_document_tokenizes_as_if_it_were_whole(tmp_path, story_file, stories):
+    tokenizer = load_tokenizer(prepare(story_file).tokenizer_path)
+    long = "\n\n".join(stories * 10)
+    (tmp_path / "long.txt").write_text(long, encoding="utf-8")
+    pieces = list(read_pieces(find_text_files(str(tmp_path / "long.txt"))))
+    assert len(pieces) > 1
+    write_tokens(iter(pieces), tokenizer, tmp_path / "a.bin", "<u2")
+    [whole] = tokenizer.encode_batch([long])
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "a.bin", "<u2"), [*whole, 0])
+
+
+def test_preparing_again_reads_the_cache_and_the_text_may_be_gone(story_file, cache):
+    identity = identify_data(str(story_file))
+    assert find_prepared(identity, BPE) is None
+    first = prepare_data(identity, str(story_file), BPE)
+    story_file.unlink()
+    again = prepare_data(json.loads(json.dumps(identity)), str(story_file), BPE)
+    np.testing.assert_array_equal(first.train, again.train)
+    assert find_prepared(identity, BPE) is not None
+    assert find_prepared(identity, BPE.model_copy(update={"vocabulary": 301})) is None
+    assert len(files_of(cache)) == 1
+
+
+def test_finding_and_describing_write_nothing(cache):
+    described = describe_data("synthetic", BPE)
+    assert described["prepared"] is False
+    assert find_prepared(described["identity"], BPE) is None
+    assert not cache.exists()
+
+
+def test_a_description_counts_what_is_prepared(story_file, stories):
+    prepare(story_file, BYTES)
+    described = describe_data(str(story_file), BYTES)
+    splits = described["splits"]
+    assert splits["train"]["documents"] + splits["valid"]["documents"] == len(stories)
+    assert splits["train"]["bytes_per_token"] == pytest.approx(1, abs=0.02)
+    json.dumps(described)
+
+
+def test_the_byte_tokenizer_is_the_same_whatever_rows_the_model_has(story_file, cache):
+    prepare(story_file, BYTES)
+    prepare(story_file, BYTES.model_copy(update={"vocabulary": 512}))
+    assert len(files_of(cache)) == 1
+
+
+def test_merges_are_learned_from_the_training_split_only(tmp_path, stories):
+    for name, valid in (("a", "zebra zebra"), ("b", "qqqq " * 50)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.txt").write_text("\n".join(stories), encoding="utf-8")
+        (tmp_path / name / "valid.txt").write_text(valid)
+    paths = [prepare(tmp_path / name).tokenizer_path for name in "ab"]
+    assert paths[0] != paths[1]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "data.json", "tokenizer.json"])
+def test_damaged_prepared_data_is_made_again(story_file, damage):
+    text = prepare(story_file)
+    expected, folder = text.train.tobytes(), text.tokenizer_path.parent
+    if damage == "truncated":
+        os.truncate(folder / "train.bin", 100)
+    else:
+        (folder / damage).unlink()
+    assert find_prepared(identify_data(str(story_file)), BPE) is None
+    assert prepare(story_file).train.tobytes() == expected
+
+
+def test_text_that_changed_since_it_was_planned_is_refused(story_file, cache):
+    identity = identify_data(str(story_file))
+    story_file.write_text("something else\n<|endoftext|>\nand more")
+    with pytest.raises(SweepError, match="unchanged since it was planned"):
+        prepare_data(identity, str(story_file), BPE)
+    assert files_of(cache) == []
+
+
+def test_a_split_shorter_than_a_window_is_refused(story_file):
+    text = prepare(story_file, BYTES)
+    text.check_window(100)
+    context = len(text.valid)
+    with pytest.raises(SweepError, match=rf"valid split .* = {context + 1} tokens, got {context}"):
+        text.check_window(context)
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [("<|endoftext|>\n \n", "train data must hold at least one document"), ("a\0b", "UTF-8")],
+)
+def test_unusable_text_leaves_nothing_in_the_cache(tmp_path, cache, train, said):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "train.txt").write_text(train)
+    (tmp_path / "d" / "valid.txt").write_text("a")
+    with pytest.raises(SweepError, match=said):
+        prepare(tmp_path / "d")
+    assert not (cache / "tokens").exists() or files_of(cache) == []
+
+
+def test_a_vocabulary_below_the_minimum_is_refused_before_anything_is_written(story_file, cache):
+    with pytest.raises(SweepError, match="at least 257"):
+        prepare_data({"name": "synthetic"}, None, TokenizerSettings(kind="bpe", vocabulary=256))
+    assert not cache.exists()
+
+
+def test_an_unwritable_cache_names_the_variable(story_file, cache):
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(SweepError, match=r"must be writable .* set SWEEP_CACHE"):
+        prepare(story_file)
+
+
+def test_synthetic_stories_fill_the_budget_of_the_shipped_experiment():
+    quick = TokenizerSettings(kind="bpe", vocabulary=512)
+    text = prepare_data(identify_data("synthetic"), None, quick)
+    assert text.vocabulary_used == 512
+    assert sweep.data.SequenceStream(len(text.train), 64, 0).epochs(196_608) < 1.5
+    assert len(text.valid) > 100 * 65
+
+
+def test_real_stories_are_read_whole(sample_text):
+    files = find_text_files(str(sample_text))
+    text = prepare(sample_text, BYTES)
+    train = open_text(files).train()
+    assert text.train_documents == sum(piece.ends_document for piece in train)
+    separators = len("\n<|endoftext|>\n") * text.train_documents
+    assert 0 <= files[0].path.stat().st_size - text.train_bytes - separators < 100
+
+
+def test_two_processes_at_once_tokenize_once_and_agree(story_file, python, cache):
+    command = [*python, PREPARE + DIGEST, str(story_file)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0].split() for process in started]
+    assert outputs[0][0] == outputs[1][0]
+    assert sorted(output[1] for output in outputs) == ["False", "True"]
+    assert len(files_of(cache)) == 1
+
+
+def test_a_killed_preparation_looks_unfinished_and_is_made_again(story_file, python, cache):
+    process = subprocess.Popen(
+        [*python, PREPARE, str(story_file), "stop"], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline() == "stopped\n"
+        process.send_signal(signal.SIGKILL)
+    [leftover] = files_of(cache)
+    assert find_prepared(identify_data(str(story_file)), BPE) is None
+    text = prepare(story_file)
+    assert len(text.train) > 0
+    assert files_of(cache) == [leftover.removesuffix(".part")]
+
+
+def test_a_process_forked_after_tokenizing_can_tokenize(story_file):
+    script = """
+import os, sys, warnings
+from sweep.config.trial import TokenizerSettings
+from sweep.data import identify_data, prepare_data
+warnings.simplefilter("ignore")  # the fork below is of a process with threads: that is the point
+for vocabulary in (300, 301):
+    tokenizer = TokenizerSettings(kind="bpe", vocabulary=vocabulary)
+    prepare_data(identify_data(sys.argv[1]), sys.argv[1], tokenizer)
+    child = os.fork() if vocabulary == 300 else None
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", script, str(story_file)], check=True, timeout=60)
+
+
+def test_importing_the_unit_loads_neither_torch_nor_the_libraries(python):
+    script = (
+        "import sys, sweep.data\n"
+        "for name in sweep.data.__all__: getattr(sweep.data, name)\n"
+        "sweep.data.identify_data('synthetic')\n"
+        "print(*{'torch', 'tokenizers', 'huggingface_hub'} & set(sys.modules))"
+    )
+    done = subprocess.run([*python, script], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+PEAK = """
+import pathlib, resource, sys
+status = pathlib.Path("/proc/self/status")  # ru_maxrss would include the parent's peak on Linux
+if status.exists():
+    print(next(line for line in status.open() if line.startswith("VmHWM")).split()[1] + "000")
+else:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("separator", "size"),
+    [("\n<|endoftext|>\n", 200_000_000), ("\n", 60_000_000)],
+    ids=["many documents", "one document"],
+)
+def test_memory_stays_bounded_on_a_large_file(tmp_path, stories, python, separator, size):
+    path = tmp_path / "large.txt"
+    block = len(separator.join(["0000 ", *stories]).encode())
+    with path.open("w", encoding="utf-8") as file:
+        for i in range(size // block):
+            file.write(separator.join(f"{i} {story}" for story in stories) + separator)
+    assert path.stat().st_size > 0.9 * size
+    done = subprocess.run(
+        [*python, PREPARE + PEAK, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=900,
+    )
+    peak_bytes = int(done.stdout.split()[-1])
+    assert peak_bytes < 300e6
+    path.unlink()
