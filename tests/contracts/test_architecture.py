@@ -23,6 +23,13 @@ LOOP_FILE = "sweep/training/loop.py"
 FORBIDDEN_PARTS = {"manager", "helper", "util", "handler", "iteration"}  # anywhere in a name
 FORBIDDEN_NAMES = {"common"}  # as a whole name: common tokens are a term
 
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+def import_all(package):
+    folder = importlib.import_module(package).__path__
+    for module in pkgutil.walk_packages(folder, package + "."): importlib.import_module(module.name)
+"""
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -79,7 +86,7 @@ def test_functions_are_short_except_the_training_loop() -> None:
 
 def test_training_loads_no_library_of_the_orchestrator() -> None:
     loaded = _run_fresh(
-        "import json, sys, sweep.training.__main__\n"
+        f"{IMPORT_ALL}\nimport_all('sweep.training')\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     )
     assert isinstance(loaded, list)
@@ -91,9 +98,9 @@ def test_a_bare_worker_needs_only_five_libraries() -> None:
     """DESIGN.md §9: torch, numpy, pydantic, tokenizers and safetensors, with what they need."""
     absent = "click huggingface_hub markdown_it matplotlib mlflow optuna pandas psutil rich scipy"
     assert _run_fresh(
-        "import json, sys\n"
+        f"{IMPORT_ALL}\n"
         f"for name in {absent.split()}: sys.modules[name] = None  # an import of it fails\n"
-        "import sweep.training.__main__, sweep.data, sweep.models, sweep.workloads\n"
+        "for unit in ('training', 'workloads', 'models', 'data'): import_all('sweep.' + unit)\n"
         "print(json.dumps(True))"
     )
 
