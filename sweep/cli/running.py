@@ -56,7 +56,7 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     if flags["out"]:
         check_writable(folder)
     planned = estimated(make_plan(settings, logistics, folder))
-    _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
+    _print_plan(planned.command_rows(), flags, flags["json"], to_stderr=False)
     if flags["out"]:
         save_plan(planned.plan, folder)
         if not flags["json"]:
@@ -83,10 +83,10 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
     if summary is None or flags["dry_run"]:
         planned = with_estimates(planned)
         if flags["dry_run"]:
-            _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
+            _print_plan(planned.command_rows(), flags, flags["json"], to_stderr=False)
             return 0
         if not flags["quiet"]:
-            _print_plan(planned.command_rows(), as_json=False, to_stderr=True)
+            _print_plan(planned.command_rows(), flags, as_json=False, to_stderr=True)
         _confirm(planned.command_rows(), flags["yes"])
         progress = Progress(folder, set(planned.requested), is_quiet=flags["quiet"])
         prepare(planned, folder, progress.preparing)
@@ -139,12 +139,13 @@ def _confirm(plan: Plan, is_agreed: bool) -> None:
         raise click.Abort
 
 
-def _print_plan(plan: Plan, as_json: bool, to_stderr: bool) -> None:
+def _print_plan(plan: Plan, flags: dict[str, Any], as_json: bool, to_stderr: bool) -> None:
     if as_json:
         click.echo(json.dumps(plan.model_dump(mode="json"), indent=1), err=to_stderr)
     else:
         show_plan(plan, to_stderr)
-        click.echo(answering_command(plan), err=to_stderr)
+        given = {name: flags[name] for name in FIELDS}
+        click.echo(answering_command(plan, given), err=to_stderr)
 
 
 def _print_end(folder: SweepFolder, as_json: bool, untracked: str) -> None:

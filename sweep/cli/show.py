@@ -107,16 +107,28 @@ def _show_rest(plan: Plan, out: Console) -> None:
             out.print("On a CPU, `sweep run quick` answers a small question in a minute.")
 
 
-def answering_command(plan: Plan) -> str:
-    """Name the command that answers the question, and what it costs beside this one."""
+def answering_command(plan: Plan, given: dict[str, Any]) -> str:
+    """Name the command that answers the question, and what it costs beside this one.
+
+    Args:
+        plan: of this command.
+        given: flags of this command that are fields of the experiment, by name; None: not given.
+    """
     policies = {row.policy.partition(":")[0] for row in plan.trials}
     seeds = len({row.seed for row in plan.trials if row.stage == "report"})
     if "tuned" in policies and seeds >= 3:
         return "Rates are tuned at each batch size and reported on fresh seeds."
     settings = plan.settings
     batches = sorted({row.batch_size for row in plan.trials})
-    words = ["sweep", "run", plan.experiment, "--budget", format_exactly(settings.budget)]
-    words += ["--batches", ",".join(map(str, batches)), "--lr", "tuned", "--seeds", "3"]
+    flags = {
+        **{name: value for name, value in given.items() if value is not None},
+        "budget": format_exactly(settings.budget),
+        "batches": ",".join(map(str, batches)),
+        "lr": "tuned",
+        "seeds": "3",
+    }
+    words = ["sweep", "run", plan.experiment]
+    words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     why = "one rate for all batch sizes" if policies == {"fixed"} else "a rate that is not tuned"
     if seeds < 3:
         why += f" and {seeds} seed{'s' if seeds > 1 else ''}"
