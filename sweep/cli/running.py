@@ -20,6 +20,7 @@ from sweep.orchestration.planning import (
     save_plan,
 )
 from sweep.plan.plan import Plan
+from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, SweepFolder
 
 ASK_ABOVE_SECONDS = 3600
@@ -87,7 +88,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
             return 0
         if not flags["quiet"]:
             _print_plan(planned.command_rows(), flags, as_json=False, to_stderr=True)
-        _confirm(planned.command_rows(), flags["yes"])
+        _confirm(planned.command_rows(), folder, flags["yes"], also)
         progress = Progress(folder, set(planned.requested), is_quiet=flags["quiet"])
         prepare(planned, folder, progress.preparing)
         with progress:
@@ -126,9 +127,13 @@ def _only(planned: Planned, prefixes: tuple[str, ...]) -> Planned:
     return Planned(planned.plan, tuple(chosen), planned.is_known)
 
 
-def _confirm(plan: Plan, is_agreed: bool) -> None:
-    """Ask before more than an hour of estimated time."""
-    seconds = sum(row.forecast_seconds or 0 for row in plan.trials)
+def _confirm(plan: Plan, folder: SweepFolder, is_agreed: bool, also: frozenset[Cause]) -> None:
+    """Ask before more than an hour of estimated time is still to run."""
+    seconds = sum(
+        row.forecast_seconds or 0
+        for row in plan.trials
+        if row.id is None or is_to_run(folder.trial(row.id).read_status(), also)
+    )
     if is_agreed or seconds <= ASK_ABOVE_SECONDS:
         return
     hint = " `sweep run quick` takes a minute." if plan.execution.device == "cpu" else ""

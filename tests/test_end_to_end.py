@@ -1,0 +1,91 @@
+"""The main job on text, as a newcomer runs it: plan, train, track, resume, report."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import sweep
+from sweep.tracking.reader import read_store
+from sweep.tracking.store import default_tracking_uri
+from sweep.trial.folder import SweepFolder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, sample_text):
+    """A sweep of the model small on real text, by the command line."""
+    out = tmp_path_factory.mktemp("end-to-end") / "sweep"
+    command = [
+        *(sys.executable, "-m", "sweep", "run", "--data", str(sample_text), "--model", "small"),
+        *("--budget", "64k", "--batches", "4,16", "--device", "cpu", "--out", str(out), "--yes"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out, done, command
+
+
+def test_the_plan_comes_before_anything_runs(finished):
+    _, done, _ = finished
+    plan, first = done.stderr.index("batch size"), done.stderr.index("RUNNING")
+    assert plan < first and "Epochs of the data" in done.stderr
+
+
+def test_both_batch_sizes_learned_from_the_same_tokens(finished):
+    out, _, _ = finished
+    trials = pd.read_csv(out / "trials.csv")
+    assert list(trials.batch_size) == [4, 16] and set(trials.tokens) == {63_488}
+    assert (trials.steps * trials.batch_size * 128 == trials.tokens).all()
+    assert (trials.final_valid_loss < trials.initial_train_loss - 0.1).all()
+    assert trials.initial_train_loss.between(7.4, 8.2).all()  # ln 2048 = 7.62
+
+
+def test_per_document_losses_add_up_to_the_final_loss(finished):
+    import numpy as np
+
+    for trial in SweepFolder(finished[0]).trials():
+        summed, tokens = np.load(trial.losses_path).T
+        result = trial.read_result()
+        assert summed.sum() / tokens.sum() == pytest.approx(result["final_valid_loss"], rel=1e-12)
+        per_byte = result["final_valid_loss"] / np.log(2) / result["bytes_per_token"]
+        assert result["bits_per_byte"] == pytest.approx(per_byte)
+
+
+def test_the_report_and_its_figures_are_there(finished):
+    out, done, _ = finished
+    report = (out / "report.md").read_text()
+    assert str(out / "report.md") in done.stdout
+    for figure in ("loss", "time", "curves", "pareto", "throughput"):
+        assert f"figures/{figure}.png" in report and (out / "figures" / f"{figure}.png").exists()
+    assert "cannot say which batch size is best" in report
+    assert (out / "report.html").read_text().count("data:image/png;base64,") == 5
+
+
+def test_mlflow_holds_what_the_folder_holds(finished):
+    folder = SweepFolder(finished[0])
+    stored = read_store(default_tracking_uri(folder), "tinystories")
+    assert len(stored.results) == 2 and all(len(lines) >= 28 for lines in stored.curves.values())
+
+
+def test_the_same_command_does_nothing_more(finished):
+    out, done, command = finished
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0 and again.stdout == done.stdout and again.stderr == ""
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_python_reads_what_the_command_wrote(finished):
+    found = sweep.load_sweep(finished[0])
+    assert len(found.trials) == 2 and not found.warnings
+    assert Path(sweep.write_report(finished[0])).exists()
+
+
+def test_python_plans_and_runs(tmp_path):
+    fields = {"batches": [4], "budget": 400, "out": tmp_path / "s", "device": "cpu"}
+    plan = sweep.plan_sweep("quadratic", **fields)
+    assert [row.steps for row in plan.trials] == [100]
+    summary = sweep.run_sweep("quadratic", **fields)
+    assert summary.exit_code == 0
+    assert sweep.load_sweep(tmp_path / "s").trials.state.tolist() == ["COMPLETE"]
