@@ -16,6 +16,7 @@ from sweep.orchestration.planning import (
     Planned,
     check_writable,
     default_out,
+    estimate,
     make_plan,
     save_plan,
 )
@@ -51,12 +52,10 @@ def _read(experiment: str, flags: dict[str, Any]) -> tuple[Experiment, Logistics
 
 def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the plan; with --out, write it there for `python -m sweep.training`."""
-    from sweep.orchestration.runner import estimated
-
     settings, logistics, folder = _read(experiment, flags)
     if flags["out"]:
         check_writable(folder)
-    planned = estimated(make_plan(settings, logistics, folder))
+    planned = estimate(make_plan(settings, logistics, folder), folder)
     _print_plan(planned.command_rows(), flags, flags["json"], to_stderr=False)
     if flags["out"]:
         save_plan(planned.plan, folder)
@@ -67,7 +66,6 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
 
 def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
-    from sweep.orchestration.runner import estimated as with_estimates
     from sweep.orchestration.runner import finished_summary, prepare, run_plan
 
     settings, logistics, folder = _read(experiment, flags)
@@ -82,7 +80,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         check_tracking_uri(flags["tracking_uri"])
     summary = finished_summary(planned, folder, flags["tracking_uri"], also)
     if summary is None or flags["dry_run"]:
-        planned = with_estimates(planned)
+        planned = estimate(planned, folder)
         if flags["dry_run"]:
             _print_plan(planned.command_rows(), flags, flags["json"], to_stderr=False)
             return 0

@@ -63,4 +63,4 @@ class TrialConfig(Settings):
     steps: int
     warmup_steps: int
     microbatch_size: int  # as planned; state.json holds a smaller one after out of memory
-    data_path: str | None = None  # absolute, where data is a path
+    data_path: str | None = None  # where data is a path; not absolute: from the sweep folder

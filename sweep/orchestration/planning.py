@@ -1,7 +1,8 @@
 """From an experiment and flags to the plan of this machine, grown from the one on disk."""
 
+import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def plan_sweep(
     """
     settings = load_experiment(experiment, overrides)
     folder = SweepFolder(Path(out)) if out else SweepFolder(default_out(settings))
-    return estimate(make_plan(settings, Logistics(device, microbatch), folder).command_rows())
+    planned = make_plan(settings, Logistics(device, microbatch), folder)
+    return estimate(planned, folder).command_rows()
 
 
 def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder) -> Planned:
@@ -92,8 +94,7 @@ def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder)
         check_tokenizer(tokenizer_of(experiment))
         check_text_length(experiment.data, experiment.model.context)
         identity = identify_data(experiment.data)
-        is_named = experiment.data in ("tinystories", "synthetic")
-        path = None if is_named else str(Path(experiment.data).expanduser().absolute())
+        path = _data_path(experiment.data, folder)
     old = load_plan(folder)
     if old is not None:
         experiment = _resolve_precision(experiment, old.settings.precision)
@@ -116,9 +117,18 @@ def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder)
         known = {row.id for row in old.known_trials}
         grown = grow_plan(old, new)
         undecided = tuple(row for row in new.trials if row.id is None)
-        plan = grown.model_copy(update={"trials": (*grown.trials, *undecided)})
+        rows = (*grown.trials, *undecided)
+        plan = grown.model_copy(update={"trials": rows, "data_path": path})
         return Planned(plan, requested, known.issuperset(requested))
     return Planned(_decide_compile(_with_parameters(new)), requested, False)
+
+
+def _data_path(source: str, folder: SweepFolder) -> str | None:
+    """Keep an absolute path; write any other as seen from the sweep folder, which may move too."""
+    if source in ("tinystories", "synthetic"):
+        return None
+    path = Path(source).expanduser()
+    return str(path) if path.is_absolute() else os.path.relpath(path, folder.path)
 
 
 def _resolve_precision(experiment: Experiment, default: str) -> Experiment:
@@ -193,11 +203,12 @@ def _with_parameters(plan: Plan) -> Plan:
     return plan.model_copy(update={"model": {**plan.model, "parameters": parameters}})
 
 
-def estimate(plan: Plan) -> Plan:
+def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
     from sweep.data import find_prepared
     from sweep.orchestration.calibration import estimate_seconds
 
+    plan = planned.plan
     seconds = estimate_seconds(plan)
     tokens, is_exact = None, False
     if plan.data is not None:
@@ -205,11 +216,11 @@ def estimate(plan: Plan) -> Plan:
         if text is not None:
             tokens, is_exact = len(text.train), True
         else:
-            tokens = int(_data_bytes(plan) / BYTES_PER_TOKEN[plan.settings.tokenizer])
-    return with_estimates(plan, seconds, tokens, is_exact)
+            tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
+    return replace(planned, plan=with_estimates(plan, seconds, tokens, is_exact))
 
 
-def _data_bytes(plan: Plan) -> int:
+def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
     """Return about how many bytes the training text has, without tokenizing it."""
     from itertools import islice
 
@@ -224,7 +235,7 @@ def _data_bytes(plan: Plan) -> int:
         sample = [len(text) for text in islice(synthetic_documents(plan.data, "train"), 100)]
         return int(plan.data["documents"]["train"] * sum(sample) / len(sample))
     assert plan.data_path is not None
-    files = find_text_files(plan.data_path)
+    files = find_text_files(str(folder.path / plan.data_path))
     return sum(file.path.stat().st_size for file in files if file.path.stem != "valid")
 
 
@@ -252,8 +263,6 @@ def save_plan(plan: Plan, folder: SweepFolder) -> None:
 
 def check_writable(folder: SweepFolder) -> None:
     """Refuse a folder that cannot be written, before anything is prepared; writes nothing."""
-    import os
-
     existing = folder.path
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent

@@ -20,7 +20,6 @@ from sweep.orchestration.planning import (
     check_disk,
     check_writable,
     default_out,
-    estimate,
     make_plan,
     save_plan,
 )
@@ -125,7 +124,8 @@ def prepare(
     if plan.data is not None:
         tokenizer = plan.science(plan.trials[0], 1.0).tokenizer
         assert tokenizer is not None
-        text = prepare_data(plan.data, plan.data_path, tokenizer, on_progress)
+        path = str(folder.path / plan.data_path) if plan.data_path else None
+        text = prepare_data(plan.data, path, tokenizer, on_progress)
         text.check_window(plan.tokens_per_sequence)
 
 
@@ -337,8 +337,3 @@ def stopping_on_signals(run: Run) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def estimated(planned: Planned) -> Planned:
-    """Fill the plan's estimates in."""
-    return Planned(estimate(planned.plan), planned.requested, planned.is_known)

@@ -160,7 +160,7 @@ def build_plan(
         experiment: with `precision` resolved.
         execution: where trials run.
         data: identity of the data, from `sweep.data.identify_data`.
-        data_path: where it lies, absolute.
+        data_path: where it lies, absolute or from the sweep folder.
         microbatch: the flag, or None.
         also_batches: batch sizes already in the sweep; they share the token count.
 

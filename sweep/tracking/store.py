@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.errors import SweepError
-from sweep.trial.files import read_json
+from sweep.trial.files import read_json, replacing
 from sweep.trial.folder import SweepFolder
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ def connect(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    if uri.startswith("sqlite") and not sqlite_path(uri).exists():
+        # MLflow makes its tables one by one: whoever is killed meanwhile must leave none of them.
+        with replacing(sqlite_path(uri)) as part:
+            MlflowClient(f"sqlite:///{part}", f"sqlite:///{part}").search_experiments()
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 

@@ -47,6 +47,9 @@ def train(
     train_points = set(milestone_steps(config.steps, science.evaluation.train_points))
     valid_points = set(milestone_steps(config.steps, science.evaluation.points))
     step_tokens = science.batch_size * config.tokens_per_sequence
+    if progress.step == 0:
+        progress.start_loss = step.workload.evaluate(step.model)
+        clock.charge("evaluation")
     saved_at = time.monotonic()
     ending: str | None = None
 

@@ -14,6 +14,7 @@ class Progress:
     """Plain numbers only; written into checkpoints."""
 
     step: int = 0
+    start_loss: float = math.nan  # of the milestone set, before any update
     first_loss: float | None = None  # of the first step's batch, before any update
     best_valid_loss: float | None = None  # least of the milestone evaluations
     clipped_steps: float = 0.0
@@ -62,8 +63,7 @@ class Progress:
         """
         if not math.isfinite(loss):
             return True
-        assert self.first_loss is not None
-        above = loss > self.first_loss + DIVERGED_MARGIN
+        above = loss > self.start_loss + DIVERGED_MARGIN
         self.points_above_start = self.points_above_start + 1 if above else 0
         return self.points_above_start >= DIVERGED_POINTS
 

@@ -1,5 +1,6 @@
 """The folders of a sweep and of its trials: what is where, and the states a trial can be in."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -122,6 +123,8 @@ class TrialFolder:
                 "Write one with `sweep plan --out DIR`."
             ) from None
         data.pop("format_version")
+        if data["data_path"] is not None:  # joining leaves an absolute path as it is
+            data["data_path"] = os.path.normpath(self.path.parents[1] / data["data_path"])
         return TrialConfig.model_validate(data)
 
     def write_config(self, config: TrialConfig) -> None:

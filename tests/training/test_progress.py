@@ -6,18 +6,18 @@ from sweep.training.progress import DIVERGED_POINTS, Clock, Progress
 
 
 def test_a_loss_that_is_not_finite_has_diverged():
-    assert Progress(first_loss=9.2).is_diverging(math.nan)
-    assert Progress(first_loss=9.2).is_diverging(math.inf)
+    assert Progress(start_loss=9.2).is_diverging(math.nan)
+    assert Progress(start_loss=9.2).is_diverging(math.inf)
 
 
 def test_a_loss_above_its_start_for_long_enough_has_diverged():
-    progress = Progress(first_loss=9.2)
+    progress = Progress(start_loss=9.2)
     judged = [progress.is_diverging(10.3) for _ in range(DIVERGED_POINTS)]
     assert judged == [False] * (DIVERGED_POINTS - 1) + [True]
 
 
 def test_a_spike_that_passes_is_no_divergence():
-    progress = Progress(first_loss=9.2)
+    progress = Progress(start_loss=9.2)
     for loss in [12.0, 12.0, 9.0] * 10:
         assert not progress.is_diverging(loss)
 
