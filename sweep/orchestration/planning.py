@@ -234,8 +234,7 @@ def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
     if plan.data["name"] == "synthetic":
         sample = [len(text) for text in islice(synthetic_documents(plan.data, "train"), 100)]
         return int(plan.data["documents"]["train"] * sum(sample) / len(sample))
-    assert plan.data_path is not None
-    files = find_text_files(str(folder.path / plan.data_path))
+    files = find_text_files(str(folder.locate(plan.data_path)))
     return sum(file.path.stat().st_size for file in files if file.path.stem != "valid")
 
 

@@ -124,7 +124,7 @@ def prepare(
     if plan.data is not None:
         tokenizer = plan.science(plan.trials[0], 1.0).tokenizer
         assert tokenizer is not None
-        path = str(folder.path / plan.data_path) if plan.data_path else None
+        path = folder.locate(plan.data_path)
         text = prepare_data(plan.data, path, tokenizer, on_progress)
         text.check_window(plan.tokens_per_sequence)
 

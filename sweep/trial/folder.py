@@ -123,8 +123,7 @@ class TrialFolder:
                 "Write one with `sweep plan --out DIR`."
             ) from None
         data.pop("format_version")
-        if data["data_path"] is not None:  # joining leaves an absolute path as it is
-            data["data_path"] = os.path.normpath(self.path.parents[1] / data["data_path"])
+        data["data_path"] = SweepFolder(self.path.parents[1]).locate(data["data_path"])
         return TrialConfig.model_validate(data)
 
     def write_config(self, config: TrialConfig) -> None:
@@ -214,6 +213,10 @@ class SweepFolder:
     @property
     def figures_path(self) -> Path:
         return self.path / "figures"
+
+    def locate(self, data_path: str | None) -> str | None:
+        """Return where data lie whose path is absolute or as seen from this folder."""
+        return data_path and os.path.normpath(self.path.absolute() / data_path)
 
     def trial(self, trial_id: str) -> TrialFolder:
         """Return the folder of a trial."""

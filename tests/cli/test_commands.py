@@ -155,6 +155,19 @@ def test_flags_read_environment_variables(call, monkeypatch):
     assert [trial["batch_size"] for trial in plan["trials"]] == [5]
 
 
+def test_a_relative_data_path_is_kept_as_seen_from_the_sweep(call, tmp_path):
+    (tmp_path / "text").mkdir()
+    lines = "".join(f"story number {i} about {i % 7} cats\n<|endoftext|>\n" for i in range(400))
+    (tmp_path / "text" / "train.txt").write_text(lines)
+    flags = ("--data", "text", "--tokenizer", "bytes", "--budget", "2k", "--batches", "4")
+    code, _ = call("run", "quick", *flags, "--out", "deep/in/sweep", "--quiet", "--device", "cpu")
+    assert code == 0
+    (trial,) = SweepFolder(tmp_path / "deep/in/sweep").trials()
+    assert '"data_path": "../../../text"' in trial.config_path.read_text()
+    assert trial.read_config().data_path == str(tmp_path / "text")
+    assert str(tmp_path) not in (tmp_path / "deep/in/sweep/report.md").read_text()
+
+
 def test_only_runs_one_trial(call, tmp_path):
     out = tmp_path / "s"
     plan = json.loads(call("plan", *QUADRATIC[1:-3], "--device", "cpu", "--json")[1])
