@@ -28,7 +28,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--device", {"default": "auto", "help": "auto, cpu, cuda, cuda:i or mps."}),
-    ("--microbatch", {"help": "Sequences per forward-backward; changes no result."}),
+    ("--microbatch", {"help": "Sequences per forward-backward; changes rounding only."}),
     ("--activation-checkpointing", {"is_flag": True, "help": "Less memory, more time."}),
     ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), "default": "weights",
                 "help": "What a finished trial keeps."}),

@@ -158,7 +158,8 @@ def _merge(fields: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     if chosen != own_model:
         sizes = {key: sizes[key] for key in sizes if ":" in str(chosen)}
         # A minimum of warmup steps is part of the experiment's own setting.
-        fields["schedule"] = {**fields.get("schedule", {}), "warmup_min_steps": 0}
+        if isinstance(schedule := fields.get("schedule", {}), dict):
+            fields["schedule"] = {**schedule, "warmup_min_steps": 0}
     model = dict(chosen) if isinstance(chosen, dict) else model_preset(chosen)
     if "kind" not in model:
         model = {**model_preset(model.pop("preset", "tinystories")), **model}
@@ -168,6 +169,9 @@ def _merge(fields: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
         for key, size in (("vocabulary", 10_000), ("context", 256)):
             model.setdefault(key, size)
     else:
+        for name in ("vocabulary", "context", "data"):
+            if name in flags:
+                raise SweepError(f"{name} means nothing to the model quadratic. Leave it out.")
         fields |= {"data": None, "workload": fields.get("workload", "quadratic")}
     return {**fields, **flags, "model": model}
 

@@ -137,6 +137,8 @@ def model_preset(name: str) -> dict[str, Any]:
     Raises:
         SweepError: if the name is neither.
     """
+    if not isinstance(name, str):
+        raise SweepError(f"model must be a name or a table of sizes, got {name!r}.")
     if ":" in name:
         return {"kind": "object", "name": name}
     if name not in MODEL_PRESETS:

@@ -29,7 +29,7 @@ def _parse(text: str | int | float, subject: str, suffixes: dict[str, int], exam
         value = Decimal(written.removesuffix(suffix)) * suffixes.get(suffix, 1)
         if not value.is_finite() or value != value.to_integral_value() or value <= 0:
             raise InvalidOperation
-    except InvalidOperation:
+    except ArithmeticError:  # InvalidOperation, Overflow
         raise SweepError(
             f"{subject} must be a positive whole number, got {text!r}. Write it {examples}."
         ) from None
@@ -38,7 +38,7 @@ def _parse(text: str | int | float, subject: str, suffixes: dict[str, int], exam
     return int(value)
 
 
-def parse_batches(text: str | list[int] | tuple[int, ...]) -> tuple[int, ...]:
+def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, ...]:
     """Read batch sizes, ascending: `1,8,32`, or `1..512` for the powers of two between.
 
     Raises:
@@ -53,7 +53,9 @@ def parse_batches(text: str | list[int] | tuple[int, ...]) -> tuple[int, ...]:
                 "Write it such as 1..512, or list the sizes: 1,8,32."
             )
         return tuple(2**e for e in range(first.bit_length() - 1, last.bit_length()))
-    items = text.split(",") if isinstance(text, str) else list(text)
+    if not isinstance(text, str | int | list | tuple):
+        raise SweepError(f"batches must be a list of batch sizes, got {text!r}. Write 1,8,32.")
+    items = text.split(",") if isinstance(text, str) else [text] if isinstance(text, int) else text
     sizes = tuple(parse_count(item, "batches: each batch size") for item in items)
     if not sizes:
         raise SweepError("batches must name at least one batch size, got none. Write 1,8,32.")

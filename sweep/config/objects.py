@@ -22,10 +22,10 @@ def load_object(name: str) -> Any:
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except Exception as error:  # whatever the user's module does
         raise SweepError(
-            f"module {module_name!r} of {name!r} cannot be imported ({error}). "
-            "Install it, or run from the folder that holds it."
+            f"module {module_name!r} of {name!r} cannot be imported "
+            f"({type(error).__name__}: {error}). Correct it, install it, or run from its folder."
         ) from error
     try:
         return getattr(module, attribute)

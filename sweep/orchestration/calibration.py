@@ -12,7 +12,7 @@ from typing import Any
 
 from sweep.config.paths import cache_dir
 from sweep.config.trial import TrialConfig
-from sweep.errors import CorruptFile
+from sweep.errors import SweepError
 from sweep.orchestration.local import no_main_module
 from sweep.plan.plan import Plan
 from sweep.trial.files import read_json, sha256_of, write_json
@@ -25,14 +25,14 @@ def estimate_seconds(plan: Plan) -> dict[int, float]:
     """Return estimated seconds of one trial by batch size; {} where nothing could be measured."""
     path = _calibration_path(plan)
     calibration = _read(path)
-    if not calibration:
+    if "seconds_per_sequence" not in calibration:
         row = max(plan.trials, key=lambda row: row.batch_size)
         config = plan.trial_config(
             row.model_copy(update={"id": "calibration", "learning_rate": 1e-9}), ""
         )
-        calibration = _measure(config)
+        calibration = {**_measure(config), **calibration}
         _store(path, calibration)
-    if not calibration:
+    if "seconds_per_sequence" not in calibration:
         return {}
     context = plan.tokens_per_sequence
     evaluated = (plan.settings.evaluation.sequences or 0) * (plan.settings.evaluation.points + 4)
@@ -76,7 +76,7 @@ def _calibration_path(plan: Plan) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return {k: v for k, v in read_json(path).items() if k != "format_version"}
-    except (OSError, CorruptFile):
+    except (OSError, SweepError):
         return {}
 
 

@@ -21,7 +21,7 @@ EXTRAS = {
     "hf": "transformers",
     "deepspeed": "deepspeed",
     "cuda": "pynvml",
-    "postgres": "psycopg2",
+    "postgres": "psycopg",
     "chess": "chess",
 }
 

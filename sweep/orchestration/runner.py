@@ -20,13 +20,14 @@ from sweep.orchestration.planning import (
     check_disk,
     check_writable,
     default_out,
+    estimate,
     make_plan,
     save_plan,
 )
-from sweep.plan.plan import Plan
+from sweep.plan.plan import Plan, grow_plan, load_plan
 from sweep.plan.retry import Outcome, is_to_run, status_after
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
-from sweep.trial.lease import DEAD_SECONDS, FileLock, LeaseWatch
+from sweep.trial.lease import FileLock, LeaseWatch
 
 POLL_SECONDS = 0.25
 MIRROR_SECONDS = 30.0  # at most, for the tracking server at the end
@@ -81,6 +82,7 @@ def run_sweep(
     planned = make_plan(settings, Logistics(device, microbatch), folder)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
+    planned = estimate(planned, folder)
     prepare(planned, folder)
     return run_plan(planned, folder, tracking_uri=tracking_uri)
 
@@ -92,9 +94,9 @@ def finished_summary(
     also: frozenset[Cause] = frozenset(),
 ) -> Summary | None:
     """Recognise that nothing is left to do, from files alone; else None."""
-    from sweep.tracking.record import is_mirrored
+    from sweep.tracking.record import is_mirrored, is_recorded
 
-    if not planned.is_known:
+    if not planned.is_known or not is_recorded(folder, tracking_uri):
         return None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     if any(is_to_run(status, also) for status in states.values()) or not is_mirrored(folder):
@@ -157,10 +159,12 @@ def run_plan(
 
     folder.path.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.lock_path):
-        save_plan(planned.plan, folder)
-        executor = executor or LocalExecutor(planned.plan.execution.device)
-        run = Run(planned.plan, folder, executor)
-        mirror = Mirror(folder, planned.plan, tracking_uri, run.note_mlflow_run)
+        stored = load_plan(folder)  # another command may have written it while this one prepared
+        plan = grow_plan(stored, planned.plan) if stored else planned.plan
+        save_plan(plan, folder)
+        executor = executor or LocalExecutor(plan.execution.device)
+        run = Run(plan, folder, executor)
+        mirror = Mirror(folder, plan, tracking_uri, run.note_mlflow_run)
         mirror.start()
         try:
             with stopping_on_signals(run):
@@ -189,7 +193,7 @@ class Run:
         default_factory=dict
     )
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
-    _watches: dict[str, tuple[LeaseWatch, float]] = field(default_factory=dict)
+    _watches: dict[str, LeaseWatch] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def go(
@@ -243,7 +247,8 @@ class Run:
         result = trial.read_result() if status.state is not State.COMPLETE else None
         if result is not None and not (status.state is State.FAILED and status.cause in also):
             cause = Cause(result["cause"]) if result["cause"] else None
-            self._update(trial, lambda s: s.changed(state=State(result["state"]), cause=cause))
+            state = State(result["state"])
+            self._update(trial, lambda s: s.changed(state=state, cause=cause, message=""))
             return False
         if not is_to_run(status, also):
             return False
@@ -256,17 +261,10 @@ class Run:
     def _next(self) -> TrialFolder | None:
         """Take the first waiting trial that no worker of an earlier runner still holds."""
         for trial in self._waiting:
-            watch, since = self._watches.setdefault(
-                trial.id, (LeaseWatch(trial.lease_path), time.monotonic())
-            )
+            watch = self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
             if not watch.is_alive():
                 self._waiting.remove(trial)
                 return trial
-            if time.monotonic() - since > 2 * DEAD_SECONDS:
-                self._waiting.remove(trial)
-                message = "held by another live worker; run the command again when it has ended"
-                self._update(trial, lambda s, m=message: s.changed(message=m))  # type: ignore[misc]
-                return self._next()
         return None
 
     def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
@@ -318,7 +316,8 @@ class Run:
         if self.is_stopping:
             return Outcome("stopped", "killed while stopping")
         code = error.exit_code or 0
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"killed by {names.get(-code, -code)}" if code < 0 else f"exit code {code}"
         if was_out_of_memory and code == -signal.SIGKILL:
             return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
         return Outcome("lost", f"the worker ended without a word: {how}; see {error.log}")

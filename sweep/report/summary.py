@@ -54,7 +54,10 @@ def _standing(sweep: Sweep, cells: pd.DataFrame) -> str:
     if not names:
         return ""
     first = f"**This sweep has {md.join_words(names)}: it cannot say which batch size is best.**"
-    command = f"The command that answers the question:\n\n```\n{answering_command(sweep)}\n```"
+    command = (
+        "The command that answers the question (this version plans it and does not run it yet):"
+        f"\n\n```\n{answering_command(sweep)}\n```"
+    )
     return f"{first} {' '.join(reasons)} {command}"
 
 

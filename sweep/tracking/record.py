@@ -9,7 +9,7 @@ import uuid
 from dataclasses import asdict, dataclass, field
 
 from sweep.errors import CorruptFile
-from sweep.tracking.store import default_tracking_uri
+from sweep.tracking.store import check_tracking_uri, default_tracking_uri
 from sweep.trial.files import read_json, sha256_of, write_json
 from sweep.trial.folder import SweepFolder, TrialStatus
 
@@ -105,6 +105,14 @@ def report_digest(folder: SweepFolder) -> str | None:
     for path in paths:
         digest.update(path.read_bytes() if path.exists() else b"")
     return digest.hexdigest()
+
+
+def is_recorded(folder: SweepFolder, tracking_uri: str | None) -> bool:
+    """Tell whether this is the store that the sweep is mirrored to; None: whichever it is."""
+    record = _read(folder)
+    return tracking_uri is None or (
+        record is not None and record.tracking_uri == check_tracking_uri(tracking_uri)
+    )
 
 
 def is_mirrored(folder: SweepFolder) -> bool:

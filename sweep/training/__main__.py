@@ -44,11 +44,11 @@ def main() -> int:
 
 def _attempt(path: Path) -> int:
     """Run one attempt in this process; the exit code tells the outcome."""
-    from sweep.training.worker import run_attempt
-
     asked: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append("preempted"))
     signal.signal(signal.SIGINT, lambda *_: asked.append("stopped"))
+    from sweep.training.worker import run_attempt  # takes a second: after the handlers
+
     outcome = run_attempt(path, lambda: asked[0] if asked else None)
     if outcome.message:
         print(outcome.message, file=sys.stderr)
@@ -58,6 +58,7 @@ def _attempt(path: Path) -> int:
 def _run(folder: TrialFolder) -> int:
     config = folder.read_config()
     retries: Counter[Cause] = Counter()
+    stopping: list[int] = []
     if is_locked(folder.lease_path):
         raise FolderInUse(f"{folder.path} is run by another worker. Wait for it.")
     if folder.read_status().state.is_finished and folder.read_result():
@@ -66,20 +67,32 @@ def _run(folder: TrialFolder) -> int:
     while True:
         status = folder.read_status()
         status = status.changed(
-            state=State.RUNNING, attempts=status.attempts + 1, fencing=status.fencing + 1
+            state=State.RUNNING,
+            cause=None,
+            message="",
+            attempts=status.attempts + 1,
+            fencing=status.fencing + 1,
         )
         folder.write_status(status)
         command = [sys.executable, "-m", "sweep.training", str(folder.path), "--attempt"]
         child = subprocess.Popen(command)
-        signal.signal(signal.SIGTERM, lambda *_, child=child: child.terminate())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # reaches the child by itself
+
+        def stop(number: int, _: object, child: subprocess.Popen[bytes] = child) -> None:
+            stopping.append(number)
+            if number == signal.SIGTERM:  # Ctrl-C reaches the child by itself
+                child.terminate()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
         code = child.wait()
         kind = next((k for k, value in EXIT_CODES.items() if value == code), "lost")
         if kind == "superseded":
             raise FolderInUse(f"{folder.path} was taken over by a newer attempt.")
         microbatch = status.microbatch_size or config.microbatch_size
         per_device = config.science.batch_size // config.execution.devices
-        outcome = Outcome("stopped" if kind == "preempted" else kind, f"exit code {code}")
+        if kind == "preempted" or (stopping and kind == "lost"):
+            kind = "stopped"
+        outcome = Outcome(kind, f"exit code {code}")
         status, again = status_after(status, outcome, microbatch, per_device, retries)
         folder.write_status(status)
         if not again:

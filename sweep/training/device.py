@@ -100,6 +100,12 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def forget_peak_memory(device: torch.device) -> None:
+    """Begin a new peak after an evaluation, on CUDA; a process's resident peak has no reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def memory_metrics(device: torch.device, rest_bytes: int) -> dict[str, int]:
     """Return the memory metrics of a log point.
 

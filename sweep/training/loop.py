@@ -9,7 +9,12 @@ import torch
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.training.checkpoint import CheckpointStore
-from sweep.training.device import memory_metrics, peak_flops
+from sweep.training.device import (
+    forget_peak_memory,
+    memory_metrics,
+    peak_flops,
+    peak_memory_bytes,
+)
 from sweep.training.optimizer import state_bytes
 from sweep.training.progress import Clock, Progress
 from sweep.training.step import StepOutput, TrainingStep
@@ -50,6 +55,7 @@ def train(
     if progress.step == 0:
         progress.start_loss = step.workload.evaluate(step.model)
         clock.charge("evaluation")
+        forget_peak_memory(device)
     saved_at = time.monotonic()
     ending: str | None = None
 
@@ -67,6 +73,7 @@ def train(
 
         if t in train_points or t in valid_points:
             sums.store(progress)  # waits for the device
+            progress.see_peak_memory(peak_memory_bytes(device))
             clock.charge("training")
             line: dict[str, Any] = {"time": time.time(), "step": t, "tokens": t * step_tokens}
             if t in train_points:
@@ -80,8 +87,10 @@ def train(
                 sums.clear()
             if t in valid_points and ending is None:
                 line["valid/loss"] = step.workload.evaluate(step.model)
-                progress.see_valid_loss(line["valid/loss"])
+                if progress.see_valid_loss(line["valid/loss"]):
+                    ending = "diverged"
                 clock.charge("evaluation")
+                forget_peak_memory(device)
             log.append(line)
 
         if ending is None:

@@ -30,6 +30,7 @@ class Progress:
     seconds_checkpoint: float = 0.0
     seconds_total: float = 0.0
     log_seconds: float = 0.0  # of training, at the last log point
+    peak_memory_bytes: int = 0
 
     def interval_metrics(self) -> dict[str, float]:
         """Return means over the steps since the last log point."""
@@ -50,10 +51,15 @@ class Progress:
         self.log_step, self.log_seconds = self.step, self.seconds_training
         self.loss_sum = self.norm_sum = self.clipped_sum = 0.0
 
-    def see_valid_loss(self, loss: float) -> None:
-        """Keep the least."""
-        if self.best_valid_loss is None or loss < self.best_valid_loss:
+    def see_valid_loss(self, loss: float) -> bool:
+        """Keep the least; tell whether the loss is not finite, that is, whether it diverged."""
+        if math.isfinite(loss) and (self.best_valid_loss is None or loss < self.best_valid_loss):
             self.best_valid_loss = loss
+        return not math.isfinite(loss)
+
+    def see_peak_memory(self, peak_bytes: int) -> None:
+        """Keep the largest, over all attempts."""
+        self.peak_memory_bytes = max(self.peak_memory_bytes, peak_bytes)
 
     def is_diverging(self, loss: float) -> bool:
         """Judge a log point: not finite, or above the start by a margin for long enough.

@@ -11,7 +11,7 @@ import torch
 from sweep.config.trial import TrialConfig
 from sweep.models import count_parameters
 from sweep.training.checkpoint import CheckpointStore
-from sweep.training.device import device_name, peak_flops, peak_memory_bytes
+from sweep.training.device import device_name, peak_flops
 from sweep.training.progress import Progress
 from sweep.trial.files import replacing, sha256_of, sha256_of_file, write_json
 from sweep.trial.folder import Cause, State, TrialStatus
@@ -45,7 +45,7 @@ def write_result(
         **_per_byte(final),
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
         **_speed(config, device, progress),
-        "peak_memory_bytes": peak_memory_bytes(device),
+        "peak_memory_bytes": progress.peak_memory_bytes,
         "device": device_name(device),
         "torch_version": torch.__version__,
         "git_commit": git_commit(),

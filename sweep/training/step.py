@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
 from sweep.training.optimizer import build_optimizer, set_learning_rate
 from sweep.workloads.protocol import Batch, Workload, build_workload
@@ -32,9 +33,15 @@ class TrainingStep:
     def __init__(self, config: TrialConfig, device: torch.device, microbatch_size: int) -> None:
         self.is_on_cuda = device.type == "cuda"
         self.workload: Workload = build_workload(config, device)
-        self.model: nn.Module = self.workload.build_model().to(
-            device, weight_dtype(config.science.precision)
-        )
+        if self.workload.tokens_per_sequence != config.tokens_per_sequence:
+            raise SweepError(
+                f"workload {config.science.workload!r} must have the model's context, "
+                f"{config.tokens_per_sequence} tokens per sequence, got "
+                f"{self.workload.tokens_per_sequence}. Set context to it."
+            )
+        self.model: nn.Module = self.workload.build_model().to(device)
+        for parameter in self.model.parameters():  # not the buffers: rotary tables stay float32
+            parameter.data = parameter.data.to(weight_dtype(config.science.precision))
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(
             config.science.optimizer, self.model, config.science.learning_rate

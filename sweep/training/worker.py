@@ -1,5 +1,6 @@
 """One attempt of one trial: everything between taking the lease and giving it back."""
 
+import math
 import os
 import shutil
 import sys
@@ -38,6 +39,10 @@ def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
     lease = None
     try:
         config, status = folder.read_config(), folder.read_status()
+        if status.microbatch_size:  # memory ran out before: evaluate no more at once than that
+            size = min(status.microbatch_size, config.execution.evaluation_batch_size)
+            smaller = config.execution.model_copy(update={"evaluation_batch_size": size})
+            config = config.model_copy(update={"execution": smaller})
         result = folder.read_result()
         if result is not None:  # written, but the runner died before it took note
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
@@ -80,6 +85,8 @@ def _run(
     if ending not in ("trained", "diverged"):
         return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
     final = step.workload.evaluate_finally(step.model) if ending == "trained" else None
+    if final and not math.isfinite(final.valid_loss):
+        final = None
     clock.charge("evaluation")
     if final:
         store.finish(step, execution.keep if science.stage == "report" else "none")

@@ -100,8 +100,10 @@ class Pretrain:
         losses = [self._losses(model, text.valid, np.arange(windows)).ravel()]
         if windows * context + 1 < len(text.valid):  # the last window is shorter
             rest = text.valid[windows * context :].astype(np.int64)[None]
+            model.eval()
             with torch.no_grad():
                 last = self.token_losses(model, torch.from_numpy(rest).to(self.device))
+            model.train()
             losses.append(last.double().cpu().numpy().ravel())
         documents = document_of_targets(text.valid, text.separator)
         summed = np.bincount(documents, np.concatenate(losses), minlength=text.valid_documents)

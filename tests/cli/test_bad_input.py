@@ -74,6 +74,9 @@ FLAGS = [
     ("--retry", "all", "retry"),
     ("--only", "zzz", "only must name one trial"),
     ("--nonsense", "1", "nonsense"),
+    ("--budget", "1e999999M", "budget must be"),
+    ("--model", ".x:y", "cannot be imported"),
+    ("--workload", ".x:y", "cannot be imported"),
 ]
 
 
@@ -110,7 +113,14 @@ def test_a_text_shorter_than_one_window_of_tokens(call, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("bugdet = 1", "'bugdet' is not a known key"), ("budget = [", "TOML"), ("\x00", "TOML")],
+    [
+        ("bugdet = 1", "'bugdet' is not a known key"),
+        ("budget = [", "TOML"),
+        ("\x00", "TOML"),
+        ("model = 5", "model must be"),
+        ("batches = 1.5\nbudget = 100", "batches must be"),
+        ("schedule = 3\nbatches = 8\nbudget = '1M'", "schedule"),
+    ],
 )
 def test_experiment_files_that_are_none(call, tmp_path, content, says):
     path = tmp_path / "mine.toml"
@@ -179,4 +189,4 @@ def test_a_disk_that_is_too_small(call, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [("report",), ("report", "--from-mlflow", "sqlite:///x.db")])
 def test_reports_need_a_source(call, tmp_path, arguments):
-    assert_refused(call(*arguments), "", tmp_path / "work")
+    assert_refused(call(*arguments), "--from-mlflow", tmp_path / "work")

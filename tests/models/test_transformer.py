@@ -28,11 +28,10 @@ def test_built_models_have_the_parameters_of_the_closed_form(name, parameters):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_reference_loss_before_training_is_near_ln_v(seed):
     settings = preset("tinystories")
-    ids = torch.randint(10_000, (2, 257), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(10_000, (8, 257), generator=torch.Generator().manual_seed(seed))
     logits = build_model(settings, seed)(ids[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
-    assert math.log(10_000) - 0.02 < loss < 9.40
-    assert loss == pytest.approx(9.26, abs=0.1)
+    assert 9.20 < loss < 9.32
 
 
 @torch.no_grad()
