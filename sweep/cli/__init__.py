@@ -3,6 +3,7 @@
 Every command returns its exit code; this is the one place where errors become messages.
 """
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -207,8 +208,13 @@ def doctor(as_json: bool) -> int:
     return doctor_command(as_json)
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command line: the console script `sweep`."""
+    signal.signal(signal.SIGTERM, _interrupt)  # `sweep run` has its own while trials run
     try:
         code = sweep.main(standalone_mode=False, prog_name="sweep")
     except SweepError as error:

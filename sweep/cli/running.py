@@ -52,6 +52,7 @@ def _read(experiment: str, flags: dict[str, Any]) -> tuple[Experiment, Logistics
 
 def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the plan; with --out, write it there for `python -m sweep.training`."""
+    flags = {**flags, "experiment": experiment}
     settings, logistics, folder = _read(experiment, flags)
     if flags["out"]:
         check_writable(folder)
@@ -68,6 +69,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
     from sweep.orchestration.runner import finished_summary, prepare, run_plan
 
+    flags = {**flags, "experiment": experiment}
     settings, logistics, folder = _read(experiment, flags)
     check_writable(folder)
     planned = make_plan(settings, logistics, folder)
@@ -147,8 +149,8 @@ def _print_plan(plan: Plan, flags: dict[str, Any], as_json: bool, to_stderr: boo
         click.echo(json.dumps(plan.model_dump(mode="json"), indent=1), err=to_stderr)
     else:
         show_plan(plan, to_stderr)
-        given = {name: flags[name] for name in FIELDS}
-        click.echo(answering_command(plan, given), err=to_stderr)
+        given = {name: flags[name] for name in (*FIELDS, "out")}
+        click.echo(answering_command(plan, flags["experiment"], given), err=to_stderr)
 
 
 def _print_end(folder: SweepFolder, as_json: bool, untracked: str) -> None:

@@ -107,11 +107,12 @@ def _show_rest(plan: Plan, out: Console) -> None:
             out.print("On a CPU, `sweep run quick` answers a small question in a minute.")
 
 
-def answering_command(plan: Plan, given: dict[str, Any]) -> str:
+def answering_command(plan: Plan, experiment: str, given: dict[str, Any]) -> str:
     """Name the command that answers the question, and what it costs beside this one.
 
     Args:
         plan: of this command.
+        experiment: as it was named.
         given: flags of this command that are fields of the experiment, by name; None: not given.
     """
     policies = {row.policy.partition(":")[0] for row in plan.trials}
@@ -127,7 +128,7 @@ def answering_command(plan: Plan, given: dict[str, Any]) -> str:
         "lr": "tuned",
         "seeds": "3",
     }
-    words = ["sweep", "run", plan.experiment]
+    words = ["sweep", "run", experiment]
     words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     why = "one rate for all batch sizes" if policies == {"fixed"} else "a rate that is not tuned"
     if seeds < 3:

@@ -52,7 +52,7 @@ class EvaluationSettings(Settings):
 class Experiment(Settings):
     """One question: which batch size, for this model, data, budget and policy."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # names the folder
     question: str = ""
     workload: str = "pretrain"  # pretrain, quadratic, or module:object
     model: ModelSettings

@@ -278,8 +278,10 @@ def check_disk(plan: Plan, folder: SweepFolder) -> None:
         path for path in (folder.path, *folder.path.absolute().parents) if path.exists()
     )
     free = shutil.disk_usage(existing).free
-    if plan.disk_bytes is not None and plan.disk_bytes > free:
+    held = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
+    needed = (plan.disk_bytes or 0) - held
+    if needed > free:
         raise SweepError(
-            f"the disk must have {format_bytes(plan.disk_bytes)} free for this sweep, got "
+            f"the disk must have {format_bytes(needed)} free for this sweep, got "
             f"{format_bytes(free)} at {existing}. Free some, choose another --out, or --keep none."
         )

@@ -47,8 +47,9 @@ def _attempt(path: Path) -> int:
     asked: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append("preempted"))
     signal.signal(signal.SIGINT, lambda *_: asked.append("stopped"))
-    from sweep.training.worker import run_attempt  # takes a second: after the handlers
+    from sweep.training.worker import redirect_output, run_attempt  # takes a second
 
+    redirect_output(TrialFolder(path))
     outcome = run_attempt(path, lambda: asked[0] if asked else None)
     if outcome.message:
         print(outcome.message, file=sys.stderr)
@@ -98,6 +99,7 @@ def _run(folder: TrialFolder) -> int:
         if not again:
             break
     print(f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}".rstrip())
+    print(f"log: {folder.log_path}")
     if status.state is State.WAITING:
         return 130
     return 0 if status.state is State.COMPLETE or status.cause is Cause.DIVERGED else 1

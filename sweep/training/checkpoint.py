@@ -54,6 +54,7 @@ class CheckpointStore:
         state = {
             "model": step.model.state_dict(),
             "optimizer": step.optimizer.state_dict(),
+            "rng_python": random.getstate(),
             "rng_cpu": torch.get_rng_state(),
             "rng_cuda": torch.cuda.get_rng_state_all() if step.is_on_cuda else [],
             "progress": asdict(progress),
@@ -84,6 +85,7 @@ class CheckpointStore:
 def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> None:
     step.model.load_state_dict(state["model"])
     step.optimizer.load_state_dict(state["optimizer"])
+    random.setstate(state["rng_python"])
     torch.set_rng_state(state["rng_cpu"])
     if state["rng_cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["rng_cuda"])

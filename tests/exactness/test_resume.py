@@ -186,6 +186,23 @@ def test_on_two_threads_a_killed_trial_ends_with_the_same_bits_too(tmp_path):
     assert_same(trial, whole)
 
 
+@pytest.mark.slow
+def test_a_compiled_trial_resumes_exactly_too(tmp_path):
+    def compiled_trial(path: Path) -> TrialFolder:
+        trial = pretrain_trial(path)
+        config = trial.read_config()
+        execution = config.execution.model_copy(update={"compile": True})
+        trial.write_config(config.model_copy(update={"execution": execution}))
+        return trial
+
+    whole, trial = compiled_trial(tmp_path / "whole"), compiled_trial(tmp_path / "killed")
+    run_to_the_end(whole)
+    assert attempt(trial, "between two steps", 33) == -signal.SIGKILL
+    run_to_the_end(trial)
+    assert_same(trial, whole)
+    assert whole.read_result()["seconds_compile"] > 0
+
+
 def test_quadratic_trials_resume_exactly_too(tmp_path):
     settings = {"batches": "16", "budget": 16 * 100}
     whole = planned_trial(tmp_path / "whole", "quadratic", **settings)

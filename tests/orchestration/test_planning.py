@@ -1,0 +1,85 @@
+"""What is decided once, when plan.json is first written."""
+
+import pytest
+
+from sweep.config.experiment import load_experiment
+from sweep.errors import SweepError
+from sweep.orchestration import planning
+from sweep.orchestration.calibration import estimate_seconds, record_measurement
+from sweep.orchestration.planning import Logistics, make_plan, save_plan
+from sweep.training import device as machine
+from sweep.trial.folder import SweepFolder
+
+
+def plan_here(path, budget="196608", device="cpu", **settings):
+    experiment = load_experiment("quick", {"budget": budget, **settings})
+    return make_plan(experiment, Logistics(device=device), SweepFolder(path)).plan
+
+
+@pytest.mark.parametrize(
+    ("device", "budget", "has_compiler", "compiles"),
+    [
+        ("cpu", "196608", True, False),  # too few FLOPs
+        ("cpu", "100M", True, True),
+        ("cpu", "100M", False, False),
+        ("cuda", "196608", True, True),
+        ("cuda", "196608", False, False),
+        ("mps", "100M", True, False),
+    ],
+)
+def test_compiling_is_decided_by_device_size_and_compiler(
+    tmp_path, monkeypatch, device, budget, has_compiler, compiles
+):
+    monkeypatch.setattr(machine, "has_compiler", lambda _: has_compiler)
+    monkeypatch.setattr(machine, "resolve_device", lambda asked: asked)
+    execution = plan_here(tmp_path, budget, device).execution
+    assert execution.compile is compiles
+    assert ("no compiler" in execution.compile_reason) is (not has_compiler)
+
+
+def test_what_was_decided_is_read_again_and_not_decided_anew(tmp_path, monkeypatch):
+    first = plan_here(tmp_path)
+    save_plan(first, SweepFolder(tmp_path))
+    monkeypatch.setattr(planning, "_decide_execution", None)  # would fail if it were asked
+    again = make_plan(
+        load_experiment("quick", {"batches": "128"}), Logistics(), SweepFolder(tmp_path)
+    )
+    assert again.plan.execution == first.execution and not again.is_known
+
+
+def test_another_device_than_the_decided_one_is_refused(tmp_path):
+    save_plan(plan_here(tmp_path), SweepFolder(tmp_path))
+    with pytest.raises(SweepError, match="device was decided as 'cpu'"):
+        plan_here(tmp_path, device="cuda:0")
+
+
+def test_estimates_are_measured_once_and_then_replaced_by_what_trials_took(tmp_path, monkeypatch):
+    from sweep.orchestration import calibration
+
+    calls = []
+
+    def measure(_):
+        calls.append(1)
+        return {"seconds_per_sequence": 0.01, "seconds_per_update": 0.001}
+
+    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "_measure", measure)
+    plan = plan_here(tmp_path / "s")
+    result = {"batch_size": 8, "seconds_total": 10.0, "seconds_compile": 0.0, "tokens": 196_608}
+    record_measurement(plan, result)  # of a run that never estimated anything
+    for _ in range(2):
+        seconds = estimate_seconds(plan)
+        assert seconds[8] == pytest.approx(10.0) and seconds[4] > seconds[64] > 10
+    assert len(calls) == 1
+
+
+def test_what_was_held_already_is_not_asked_of_the_disk_again(tmp_path, monkeypatch):
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr(planning.shutil, "disk_usage", lambda _: Usage)
+    plan = plan_here(tmp_path).model_copy(update={"disk_bytes": 5000})
+    with pytest.raises(SweepError, match="the disk must have"):
+        planning.check_disk(plan, SweepFolder(tmp_path))
+    (tmp_path / "weights").write_bytes(b"x" * 4000)
+    planning.check_disk(plan, SweepFolder(tmp_path))
