@@ -105,8 +105,12 @@ def _result(row: dict[str, Any], run: "Run | None") -> dict[str, Any]:
     is_finished = tags["sweep.state"] not in ("WAITING", "RUNNING")
     if is_finished and (result := read_document(tags, "sweep.result")):
         return dict(result)
+    microbatch = int(tags.get("sweep.microbatch_size") or row["microbatch_size"])
+    per_device = row["batch_size"] // row["devices"]
     return {
         **row,
+        "microbatch_size": microbatch,
+        "gradient_accumulation_steps": per_device // microbatch,
         "state": tags["sweep.state"],
         "cause": tags["sweep.cause"] or None,
         "attempts": int(tags["sweep.attempts"]),

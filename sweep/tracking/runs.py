@@ -208,6 +208,7 @@ def set_status(
         "sweep.cause": str(status.cause or ""),
         "sweep.attempts": str(status.attempts),
         "sweep.message": status.message[:1000],
+        "sweep.microbatch_size": str(status.microbatch_size or ""),  # after out of memory
     }
     set_tags(client, entry.run_id, tags)
     if run_status == "RUNNING":

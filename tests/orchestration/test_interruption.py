@@ -26,7 +26,7 @@ class Command:
         self.folder = SweepFolder(folder)
         self.arguments = [
             *(sys.executable, "-m", "sweep", "run", "quadratic", "--workload", "faulty:Slow"),
-            *("--batches", "4,8", "--budget", "2400", "--out", str(folder), "--device", "cpu"),
+            *("--batches", "4,8", "--budget", "1200", "--out", str(folder), "--device", "cpu"),
         ]
         self.process: subprocess.Popen[str] | None = None
 
@@ -77,7 +77,7 @@ def science(trial):
 def uninterrupted(tmp_path_factory):
     """Metric lines by batch size of the same trials without a disturbance, and faster."""
     folder = SweepFolder(tmp_path_factory.mktemp("whole") / "sweep")
-    settings = {"batches": "4,8", "budget": "2400"}
+    settings = {"batches": "4,8", "budget": "1200"}
     planned = make_plan(load_experiment("quadratic", settings), Logistics(device="cpu"), folder)
     assert run_plan(planned, folder).exit_code == 0
     return {trial.read_config().science.batch_size: science(trial) for trial in folder.trials()}

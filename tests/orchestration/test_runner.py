@@ -137,3 +137,17 @@ def test_flags_that_contradict_the_plan_are_refused(run):
     run()
     with pytest.raises(SweepError, match="microbatch was decided as 4"):
         run(logistics=Logistics(device="cpu", microbatch=2))
+
+
+def test_a_failed_trial_reads_the_same_from_mlflow_as_from_its_folder(run, faulty, tmp_path):
+    from sweep.analysis.frames import load_stored_sweep, load_sweep, write_trials_csv
+
+    run(workload="faulty:OutOfMemoryAlways", batches="4")
+    uri = f"sqlite:///{tmp_path}/sweep/mlflow.db"
+    for name, found in (
+        ("folder", load_sweep(tmp_path / "sweep")),
+        ("store", load_stored_sweep(uri, "quadratic")),
+    ):
+        write_trials_csv(found, tmp_path / name)
+    assert (tmp_path / "store").read_bytes() == (tmp_path / "folder").read_bytes()
+    assert load_sweep(tmp_path / "sweep").trials.microbatch_size.tolist() == [1]
