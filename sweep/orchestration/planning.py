@@ -18,13 +18,12 @@ from sweep.plan.plan import (
     grow_plan,
     load_plan,
     tokenizer_of,
+    tokens_at_once,
     with_estimates,
 )
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
-EVALUATION_TOKENS_PER_BATCH = {"cuda": 65_536}
-EVALUATION_TOKENS_PER_BATCH_OTHERWISE = 8_192
 BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0}  # for estimates before anything is tokenized
 
 
@@ -165,14 +164,11 @@ def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution
     from sweep.training.device import available_cores, resolve_device
 
     device = resolve_device(logistics.device)
-    tokens = EVALUATION_TOKENS_PER_BATCH.get(
-        device.partition(":")[0], EVALUATION_TOKENS_PER_BATCH_OTHERWISE
-    )
     return Execution(
         device=device,
         threads=available_cores(),
         activation_checkpointing=logistics.activation_checkpointing,
-        evaluation_batch_size=max(1, tokens // experiment.model.context),
+        evaluation_batch_size=max(1, tokens_at_once(device) // experiment.model.context),
         keep=logistics.keep,  # type: ignore[arg-type]
     )
 

@@ -37,8 +37,7 @@ def _trial_status(trial: TrialFolder, row: dict[str, Any], has_runner: bool) -> 
     state = status.state
     if state is State.RUNNING and not has_runner and not is_locked(trial.lease_path):
         state = State.WAITING
-    line = last_line(trial.metrics_path) if state is not State.WAITING or has_runner else {}
-    line = line or last_line(trial.metrics_path)
+    line = last_line(trial.metrics_path)
     tokens, rate = line.get("tokens", 0), line.get("perf/tokens_per_second")
     result = trial.read_result() if state.is_finished else None
     return {

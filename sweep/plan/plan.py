@@ -16,8 +16,6 @@ from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
 
 TUNING_SEED = 1000
-MICROBATCH_TOKENS = {"cuda": 65_536}  # bound of the planned microbatch; else:
-MICROBATCH_TOKENS_OTHERWISE = 8_192
 EVALUATION_TOKENS = 262_144  # per milestone at most; else 1 % of the budget
 COMPILE_FLOPS = 10**13  # of the whole plan, from which compiling pays on CPU
 
@@ -109,6 +107,11 @@ class Plan(Settings):
     def total_flops(self) -> int:
         """Training FLOPs of all rows; 0 where the model's are not known."""
         return (self.settings.model.flops_per_token or 0) * sum(row.tokens for row in self.trials)
+
+
+def tokens_at_once(device: str) -> int:
+    """Return the most tokens of a planned microbatch, and of an evaluation batch."""
+    return 65_536 if device.startswith("cuda") else 8_192
 
 
 def tokenizer_of(settings: Experiment) -> TokenizerSettings:
@@ -227,8 +230,7 @@ def _row(
     )
     steps = tokens // (batch * plan.tokens_per_sequence)
     assert steps * batch * plan.tokens_per_sequence == tokens
-    kind = execution.device.partition(":")[0]
-    bound = MICROBATCH_TOKENS.get(kind, MICROBATCH_TOKENS_OTHERWISE)
+    bound = tokens_at_once(execution.device)
     per_device = batch // execution.devices
     size = choose_microbatch(per_device, microbatch, bound // plan.tokens_per_sequence)
     return PlannedTrial(

@@ -177,7 +177,10 @@ def recommendations(sweep: Sweep, cells: pd.DataFrame, limits: Sequence[Limit]) 
     ]
     if any(row[-1].startswith(INCONCLUSIVE) for row in rows):
         command = f"```\n{answering_command(sweep)}\n```"
-        parts.append(f"What would settle the {INCONCLUSIVE} rows:\n\n{command}")
+        parts.append(
+            f"What would settle the {INCONCLUSIVE} rows (this version plans it and does not run it "
+            f"yet):\n\n{command}"
+        )
     return "\n\n".join(parts)
 
 
