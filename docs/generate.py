@@ -10,6 +10,8 @@ import click
 
 from sweep.analysis.frames import load_sweep
 from sweep.cli import sweep
+from sweep.config.numbers import format_seconds
+from sweep.plan.commands import answering_command, answering_cost
 
 PAGE = Path(__file__).parent / "cli.md"
 README = Path(__file__).parents[1] / "README.md"
@@ -48,6 +50,8 @@ def results_section() -> str:
     """Return the published sweep as a table and a figure."""
     found = load_sweep(README.parent / SHOWN)
     model, text = found.plan.model, found.plan.settings
+    times = dict(zip(found.trials["batch_size"], found.trials["seconds_total"], strict=True))
+    trainings, seconds = answering_cost(found.plan, times)
     lines = [
         f"One such sweep on a CPU, {model['parameters']:,} parameters, on a sample of TinyStories "
         f"([its report]({SHOWN}/report.md)):",
@@ -67,7 +71,11 @@ def results_section() -> str:
         "",
         f"It has one seed and one rate, {float(text.lr):g}, at every batch size, and the report "
         "says what that forbids: this compares how well the rate suits each batch size as much as "
-        "the batch sizes. The command that answers the question is `--lr tuned --seeds 3`.",
+        "the batch sizes. The command that answers the question, at least "
+        f"{trainings} trainings instead of {len(found.trials)}, about {format_seconds(seconds)} on "
+        "that machine:",
+        "",
+        f"    {answering_command(found.plan)}",
     ]
     return "\n".join(lines)
 

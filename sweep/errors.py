@@ -3,14 +3,12 @@
     SweepError            the user can act on it; the command line prints it and exits with 2
     ├── CorruptFile       a file on disk does not hold what was written to it
     ├── FolderInUse       another process works on this folder
-    └── WorkerDied        a worker ended without a word; holds its exit code
+    └── WorkerDied        a process ended without a word; holds its exit code
 
     Superseded            not for users: a newer attempt owns the trial, this one must write nothing
 
 A message names the subject, what must hold, what was given, and the remedy.
 """
-
-from pathlib import Path
 
 
 class SweepError(Exception):
@@ -26,17 +24,15 @@ class FolderInUse(SweepError):
 
 
 class WorkerDied(SweepError):
-    """A worker process ended without reporting an outcome.
+    """A process ended without returning a result.
 
     Attributes:
         exit_code: as `multiprocessing.Process.exitcode`: negative for a signal.
-        log: the trial's log, whose end shows the last words.
     """
 
-    def __init__(self, exit_code: int | None, log: Path) -> None:
-        super().__init__(f"worker ended with exit code {exit_code}; its log is {log}")
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"a process ended without a word, with exit code {exit_code}")
         self.exit_code = exit_code
-        self.log = log
 
 
 class Superseded(Exception):

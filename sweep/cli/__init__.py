@@ -31,8 +31,8 @@ LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--device", {"default": "auto", "help": "auto, cpu, cuda, cuda:i or mps."}),
     ("--microbatch", {"help": "Sequences per forward-backward; changes rounding only."}),
     ("--activation-checkpointing", {"is_flag": True, "help": "Less memory, more time."}),
-    ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), "default": "weights",
-                "help": "What a finished trial keeps."}),
+    ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), 
+                "help": "What a finished trial keeps: weights by default; checkpoints: both."}),
     ("--out", {"type": click.Path(path_type=Path), "help": "The sweep's folder; "
                "results/EXPERIMENT by default. Same folder again: resume."}),
     ("--json", {"is_flag": True, "help": "Print one JSON document."}),

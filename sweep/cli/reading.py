@@ -35,8 +35,8 @@ def status_command(path: Path, as_json: bool) -> int:
 def stop_command(path: Path) -> int:
     """Send SIGTERM to the folder's runner and wait for it to end."""
     folder = SweepFolder(path)
-    folder.require_plan()
     if not is_locked(folder.lock_path):
+        folder.require_plan()
         click.echo(f"Nothing runs in {path}.")
         return 0
     owner = read_owner(folder.lock_path)

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from sweep.cli.show import Progress, answering_command, show_plan, show_status
-from sweep.config.experiment import Experiment, load_experiment
+from sweep.cli.show import Progress, show_plan, show_status
+from sweep.config.experiment import load_experiment
 from sweep.config.numbers import format_seconds, parse_count
 from sweep.errors import SweepError
 from sweep.orchestration.planning import (
@@ -17,9 +17,11 @@ from sweep.orchestration.planning import (
     check_writable,
     default_out,
     estimate,
+    is_quickly_prepared,
     make_plan,
     save_plan,
 )
+from sweep.plan.commands import typed_command
 from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, SweepFolder
@@ -31,7 +33,11 @@ FIELDS = (
 )
 
 
-def _read(experiment: str, flags: dict[str, Any]) -> tuple[Experiment, Logistics, SweepFolder]:
+# Of these the command that is kept in plan.json consists.
+TYPED = (*FIELDS, "device", "microbatch", "activation_checkpointing", "keep", "out")
+
+
+def _read(experiment: str, flags: dict[str, Any]) -> tuple[Planned, SweepFolder]:
     overrides = {name: flags[name] for name in FIELDS}
     for name in ("seeds", "context", "vocabulary"):
         if overrides[name] is not None:
@@ -47,17 +53,18 @@ def _read(experiment: str, flags: dict[str, Any]) -> tuple[Experiment, Logistics
     out: Path = flags["out"] or default_out(settings)
     if out.exists() and not out.is_dir():
         raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
-    return settings, logistics, SweepFolder(out)
+    folder = SweepFolder(out)
+    if flags["out"] or "only" in flags:  # something may be written
+        check_writable(folder)
+    given = {name: flags[name] for name in TYPED if (name, flags[name]) != ("device", "auto")}
+    return make_plan(settings, logistics, folder, typed_command(experiment, given)), folder
 
 
 def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the plan; with --out, write it there for `python -m sweep.training`."""
-    flags = {**flags, "experiment": experiment}
-    settings, logistics, folder = _read(experiment, flags)
-    if flags["out"]:
-        check_writable(folder)
-    planned = estimate(make_plan(settings, logistics, folder), folder)
-    _print_plan(planned.command_rows(), flags, flags["json"], to_stderr=False)
+    planned, folder = _read(experiment, flags)
+    planned = estimate(planned, folder)
+    _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
     if flags["out"]:
         save_plan(planned.plan, folder)
         if not flags["json"]:
@@ -69,10 +76,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
     from sweep.orchestration.runner import finished_summary, prepare, run_plan
 
-    flags = {**flags, "experiment": experiment}
-    settings, logistics, folder = _read(experiment, flags)
-    check_writable(folder)
-    planned = make_plan(settings, logistics, folder)
+    planned, folder = _read(experiment, flags)
     if flags["only"]:
         planned = _only(planned, flags["only"])
     also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())
@@ -84,19 +88,21 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
     if summary is None or flags["dry_run"]:
         planned = estimate(planned, folder)
         if flags["dry_run"]:
-            _print_plan(planned.command_rows(), flags, flags["json"], to_stderr=False)
+            _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
             return 0
+        if is_quickly_prepared(planned.plan, folder):
+            prepare(planned, folder)  # what it refuses is refused before the plan is shown
         if not flags["quiet"]:
-            _print_plan(planned.command_rows(), flags, as_json=False, to_stderr=True)
+            _print_plan(planned.command_rows(), as_json=False, to_stderr=True)
         _confirm(planned.command_rows(), folder, flags["yes"], also)
         progress = Progress(folder, set(planned.requested), is_quiet=flags["quiet"])
-        prepare(planned, folder, progress.preparing)
         with progress:
             summary = run_plan(
                 planned,
                 folder,
                 tracking_uri=flags["tracking_uri"],
                 also=also,
+                on_prepare=progress.preparing,
                 on_change=progress.update,
                 on_finished=lambda: _report(folder),
             )
@@ -144,13 +150,11 @@ def _confirm(plan: Plan, folder: SweepFolder, is_agreed: bool, also: frozenset[C
         raise click.Abort
 
 
-def _print_plan(plan: Plan, flags: dict[str, Any], as_json: bool, to_stderr: bool) -> None:
+def _print_plan(plan: Plan, as_json: bool, to_stderr: bool) -> None:
     if as_json:
         click.echo(json.dumps(plan.model_dump(mode="json"), indent=1), err=to_stderr)
     else:
         show_plan(plan, to_stderr)
-        given = {name: flags[name] for name in (*FIELDS, "out")}
-        click.echo(answering_command(plan, flags["experiment"], given), err=to_stderr)
 
 
 def _print_end(folder: SweepFolder, as_json: bool, untracked: str) -> None:

@@ -1,6 +1,5 @@
 """Plans and states as people read them on a terminal."""
 
-import shlex
 import sys
 import time
 from types import TracebackType
@@ -10,10 +9,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from sweep.config.numbers import format_bytes, format_count, format_exactly, format_seconds
-from sweep.orchestration.status import sweep_status
+from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.orchestration.status import sweep_status, time_left
+from sweep.plan.commands import ANSWERING_SEEDS, answering_command, answering_cost
 from sweep.plan.plan import Plan
-from sweep.plan.policy import SOURCES
+from sweep.plan.policy import describe_policy
 from sweep.trial.folder import Cause, State, SweepFolder
 
 PLAIN_WIDTH = 140  # columns where there is no terminal
@@ -76,6 +76,7 @@ def show_plan(plan: Plan, to_stderr: bool = False) -> None:
         )
     out.print(table)
     _show_rest(plan, out)
+    _show_answer(plan, out)
 
 
 def _show_rest(plan: Plan, out: Console) -> None:
@@ -88,7 +89,7 @@ def _show_rest(plan: Plan, out: Console) -> None:
     decay = f"cosine to {schedule.final_fraction:.0%}" if schedule.name == "cosine" else "constant"
     policies = sorted({row.policy for row in plan.trials})
     for policy in policies:
-        out.print(f"Rate: {policy}: {SOURCES[policy.partition(':')[0]]}.")
+        out.print(f"Rate: {policy}: {describe_policy(policy, settings.optimizer)}.")
     out.print(
         f"Schedule: warmup {schedule.warmup_fraction:.0%}, then {decay}. "
         f"Evaluation: {settings.evaluation.points} × {settings.evaluation.sequences} sequences. "
@@ -107,38 +108,27 @@ def _show_rest(plan: Plan, out: Console) -> None:
             out.print("On a CPU, `sweep run quick` answers a small question in a minute.")
 
 
-def answering_command(plan: Plan, experiment: str, given: dict[str, Any]) -> str:
-    """Name the command that answers the question, and what it costs beside this one.
-
-    Args:
-        plan: of this command.
-        experiment: as it was named.
-        given: flags of this command that are fields of the experiment, by name; None: not given.
-    """
-    policies = {row.policy.partition(":")[0] for row in plan.trials}
+def _show_answer(plan: Plan, out: Console) -> None:
+    """Name the command that answers the question, and what it costs beside this one."""
+    command = answering_command(plan)
+    if command is None:
+        out.print("Rates are tuned at each batch size and reported on fresh seeds.")
+        return
+    policies = {row.policy for row in plan.trials}
     seeds = len({row.seed for row in plan.trials if row.stage == "report"})
-    if "tuned" in policies and seeds >= 3:
-        return "Rates are tuned at each batch size and reported on fresh seeds."
-    settings = plan.settings
-    batches = sorted({row.batch_size for row in plan.trials})
-    flags = {
-        **{name: value for name, value in given.items() if value is not None},
-        "budget": format_exactly(settings.budget),
-        "batches": ",".join(map(str, batches)),
-        "lr": "tuned",
-        "seeds": "3",
-    }
-    words = ["sweep", "run", experiment]
-    words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     why = "one rate for all batch sizes" if policies == {"fixed"} else "a rate that is not tuned"
-    if seeds < 3:
+    if seeds < ANSWERING_SEEDS:
         why += f" and {seeds} seed{'s' if seeds > 1 else ''}"
-    trainings = len(batches) * (5 + 3)
-    return (
+    by_batch = {row.batch_size: row.forecast_seconds for row in plan.trials}
+    trainings, seconds = answering_cost(plan, by_batch)
+    time = f", estimated {format_seconds(seconds)}" if seconds else ""
+    out.print(
         f"With {why}, this cannot tell which batch size is best. The command that answers:\n"
-        f"    {shlex.join(words)}\n"
-        f"It costs at least {trainings} trainings instead of {len(plan.trials)}: 5 rates and 3 "
-        "seeds a batch size. This version plans it and does not run it yet."
+        f"    {command}\n"
+        f"It costs at least {trainings} trainings{time}, instead of {len(plan.trials)}. "
+        "This version plans it and does not run it yet.",
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -203,9 +193,6 @@ class Progress:
             self._console.print(line)
 
     def __enter__(self) -> "Progress":
-        if self._console.is_terminal and not self._is_quiet:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
         return self
 
     def __exit__(
@@ -226,16 +213,22 @@ class Progress:
         self._next = time.monotonic() + 1.0
         document = sweep_status(self._folder)
         rows = [row for row in document["trials"] if row["id"] in self._ids]
-        if self._live:
+        if self._console.is_terminal:
+            self._live = self._live or self._begin_live()
             shown = _most_telling(rows)
             table = status_table({"trials": shown})
             done = sum(State(row["state"]).is_finished for row in rows)
-            left = [row["eta_seconds"] or 0 for row in rows if not State(row["state"]).is_finished]
-            table.caption = f"{done} of {len(rows)} trials, about {format_seconds(sum(left))} left"
+            left = format_seconds(time_left(rows) or 0)
+            table.caption = f"{done} of {len(rows)} trials, about {left} left"
             self._live.update(table, refresh=True)
             return
         for row in rows:
             self._say(row)
+
+    def _begin_live(self) -> Live:
+        live = Live(console=self._console, auto_refresh=False, transient=True)
+        live.start()
+        return live
 
     def _say(self, row: dict[str, Any]) -> None:
         """Print a plain line when a trial's state changes."""

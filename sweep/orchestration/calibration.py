@@ -4,17 +4,15 @@ Always an estimate. Stored in the cache, by device, model, precision and threads
 replace the short measurement by what they took.
 """
 
-import multiprocessing
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from sweep.config.paths import cache_dir
 from sweep.config.trial import TrialConfig
-from sweep.errors import SweepError
-from sweep.orchestration.local import no_main_module
+from sweep.errors import SweepError, WorkerDied
 from sweep.plan.plan import Plan
+from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.files import read_json, sha256_of, write_json
 
 MOST_SEQUENCES = 4
@@ -92,22 +90,15 @@ def _store(path: Path, calibration: dict[str, Any]) -> None:
 
 def _measure(config: TrialConfig) -> dict[str, float]:
     """Time one forward-backward in a fresh process, so that this one touches no device."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure_here, args=(config, sender), daemon=True)
-    with no_main_module():
-        process.start()
-    sender.close()
     try:
-        return dict(receiver.recv()) if receiver.poll(60) else {}
-    except EOFError:
+        process = FreshProcess("sweep.orchestration.calibration:time_one_step", config)
+        return dict(process.result(timeout=60))
+    except WorkerDied:
         return {}
-    finally:
-        process.kill()
-        process.join()
 
 
-def _measure_here(config: TrialConfig, sender: Connection) -> None:
+def time_one_step(config: TrialConfig, should_stop: ShouldStop) -> dict[str, float]:
+    """Return seconds of a forward-backward per sequence, and of an optimizer update."""
     import torch
 
     from sweep.training.step import TrainingStep
@@ -137,4 +128,4 @@ def _measure_here(config: TrialConfig, sender: Connection) -> None:
         torch.nn.utils.clip_grad_norm_(step.parameters, 1.0).item()
         step.optimizer.step()
     update = time.perf_counter() - start
-    sender.send({"seconds_per_sequence": forward_backward / count, "seconds_per_update": update})
+    return {"seconds_per_sequence": forward_backward / count, "seconds_per_update": update}

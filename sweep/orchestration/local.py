@@ -3,25 +3,16 @@
 An executor is what has `submit(folder) -> Future[Outcome]`, `stop()` and `close()`.
 """
 
-import contextlib
-import multiprocessing
 import os
-import signal
-import sys
 import threading
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome
+from sweep.training.process import ATTEMPT, FreshProcess
 from sweep.trial.folder import TrialFolder
-
-# What the fork server imports once for all attempts: building an optimizer imports the second.
-PRELOADED = ("sweep.training.worker", "torch._dynamo")
 
 
 class Executor(Protocol):
@@ -43,65 +34,46 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """A fresh process per attempt, from a fork server that has imported torch.
+    """A fresh process per attempt.
 
     Args:
         device: of the trials; each visible CUDA device without a number makes a slot.
     """
 
     def __init__(self, device: str) -> None:
-        method = (
-            "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        )
-        self._context: Any = multiprocessing.get_context(method)
-        if method == "forkserver":
-            self._context.set_forkserver_preload(list(PRELOADED))
-        self.slots = _slots(device)
-        self._attempts: dict[Any, Connection] = {}  # process -> our end of its pipe
+        self.slots = attempt_slots(device)
+        self._attempts: set[FreshProcess] = set()
+        self._watchers: list[threading.Thread] = []
         self._is_stopping = False
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Start the newest attempt of a trial in a process of its own."""
-        ours, theirs = self._context.Pipe()
-        settings = {**os.environ, **environment}  # the fork server may be older than they are
-        process = self._context.Process(
-            target=_work, args=(folder.path, theirs, settings), name=f"sweep-{folder.id}"
-        )
-        with no_main_module():
-            process.start()
-        theirs.close()
+        process = FreshProcess(ATTEMPT, folder.path, environment=environment)
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
-        self._attempts[process] = ours
+        self._attempts.add(process)
         if self._is_stopping:
-            self.stop()
-        threading.Thread(
-            target=self._watch, args=(process, ours, folder, future), daemon=True
-        ).start()
+            process.stop()
+        watcher = threading.Thread(target=self._watch, args=(process, future), daemon=True)
+        self._watchers.append(watcher)
+        watcher.start()
         return future
 
-    def _watch(
-        self, process: Any, ours: Connection, folder: TrialFolder, future: Future[Outcome]
-    ) -> None:
-        wait([ours, process.sentinel])
-        outcome = None
-        with contextlib.suppress(EOFError, OSError):
-            if ours.poll(0):
-                outcome = ours.recv()
-        process.join()
-        del self._attempts[process]
-        ours.close()
-        if outcome is not None:
-            future.set_result(outcome)
+    def _watch(self, process: FreshProcess, future: Future[Outcome]) -> None:
+        try:
+            outcome = process.result()
+        except WorkerDied as error:
+            future.set_exception(error)
         else:
-            future.set_exception(WorkerDied(process.exitcode, folder.log_path))
+            future.set_result(outcome)
+        finally:
+            self._attempts.discard(process)
 
     def stop(self) -> None:
         """Ask all attempts to checkpoint and end."""
         self._is_stopping = True
-        for connection in list(self._attempts.values()):
-            with contextlib.suppress(OSError):
-                connection.send("stop")
+        for process in list(self._attempts):
+            process.stop()
 
     def kill(self) -> None:
         """End all attempts at once, with SIGKILL."""
@@ -110,8 +82,8 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Wait for what is left."""
-        for process in list(self._attempts):
-            process.join()
+        for watcher in self._watchers:
+            watcher.join()
 
 
 class InlineExecutor:
@@ -141,8 +113,8 @@ class InlineExecutor:
         """Nothing is left."""
 
 
-def _slots(device: str) -> list[dict[str, str]]:
-    """One trial per device at a time; all cores are one device."""
+def attempt_slots(device: str) -> list[dict[str, str]]:
+    """Return the environment of each attempt that may run at a time: one per device."""
     if device != "cuda":
         return [{}]
     import torch
@@ -150,39 +122,3 @@ def _slots(device: str) -> list[dict[str, str]]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     return [{"CUDA_VISIBLE_DEVICES": name} for name in names]
-
-
-@contextlib.contextmanager
-def no_main_module() -> Iterator[None]:
-    """Keep multiprocessing from importing the user's script again in the worker."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _work(path: Path, pipe: Connection, environment: dict[str, str]) -> None:
-    """Run one attempt: the body of a worker process."""
-    import faulthandler
-
-    from sweep.training.worker import redirect_output, run_attempt
-
-    os.environ.clear()
-    os.environ.update(environment)
-    asked: list[str] = []
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner decides
-    signal.signal(signal.SIGTERM, lambda *_: asked.append("preempted"))
-    redirect_output(TrialFolder(path))
-    faulthandler.enable()
-
-    def listen() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            pipe.recv()  # a word means stop, and so does a runner that is gone
-        asked.append("stopped")
-
-    threading.Thread(target=listen, daemon=True).start()
-    outcome = run_attempt(path, lambda: asked[0] if asked else None)
-    with contextlib.suppress(OSError):
-        pipe.send(outcome)

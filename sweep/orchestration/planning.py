@@ -11,20 +11,22 @@ from sweep.config.numbers import format_bytes
 from sweep.config.objects import load_object
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
+from sweep.plan.commands import typed_command
+from sweep.plan.estimates import with_estimates
+from sweep.plan.growth import grow_plan
 from sweep.plan.plan import (
     COMPILE_FLOPS,
     Plan,
     build_plan,
-    grow_plan,
     load_plan,
     tokenizer_of,
     tokens_at_once,
-    with_estimates,
 )
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
 BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0}  # for estimates before anything is tokenized
+SMALL_TEXT = 1 << 22  # bytes
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Logistics:
     device: str = "auto"
     microbatch: int | None = None
     activation_checkpointing: bool = False
-    keep: str = "weights"
+    keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,17 @@ def plan_sweep(
     """
     settings = load_experiment(experiment, overrides)
     folder = SweepFolder(Path(out)) if out else SweepFolder(default_out(settings))
-    planned = make_plan(settings, Logistics(device, microbatch), folder)
+    command = typed_command(experiment, {**overrides, "out": out})
+    planned = make_plan(settings, Logistics(device, microbatch), folder, command)
     return estimate(planned, folder).command_rows()
 
 
-def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder) -> Planned:
+def make_plan(
+    experiment: Experiment,
+    logistics: Logistics,
+    folder: SweepFolder,
+    command: tuple[str, ...] = (),
+) -> Planned:
     """Plan what the command names on top of what the folder holds. Imports torch only when new."""
     if ":" in experiment.workload:
         load_object(experiment.workload)
@@ -110,6 +118,7 @@ def make_plan(experiment: Experiment, logistics: Logistics, folder: SweepFolder)
         data_path=path,
         microbatch=logistics.microbatch,
         also_batches=tuple({row.batch_size for row in old.trials}) if old else (),
+        command=command,
     )
     requested = tuple(row.id for row in new.known_trials if row.id)
     if old is not None:
@@ -150,6 +159,7 @@ def _refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder
     asked = {
         "device": None if logistics.device == "auto" else logistics.device,
         "activation_checkpointing": logistics.activation_checkpointing or None,
+        "keep": logistics.keep,
     }
     for name, value in asked.items():
         decided = getattr(old.execution, name)
@@ -169,7 +179,7 @@ def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution
         threads=available_cores(),
         activation_checkpointing=logistics.activation_checkpointing,
         evaluation_batch_size=max(1, tokens_at_once(device) // experiment.model.context),
-        keep=logistics.keep,  # type: ignore[arg-type]
+        keep=logistics.keep or "weights",  # type: ignore[arg-type]
     )
 
 
@@ -203,6 +213,7 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
     from sweep.data import find_prepared
     from sweep.orchestration.calibration import estimate_seconds
+    from sweep.orchestration.local import attempt_slots
 
     plan = planned.plan
     seconds = estimate_seconds(plan)
@@ -213,7 +224,8 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
             tokens, is_exact = len(text.train), True
         else:
             tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
-    return replace(planned, plan=with_estimates(plan, seconds, tokens, is_exact))
+    at_once = len(attempt_slots(plan.execution.device))
+    return replace(planned, plan=with_estimates(plan, seconds, tokens, is_exact, at_once))
 
 
 def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
@@ -232,6 +244,13 @@ def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
         return int(plan.data["documents"]["train"] * sum(sample) / len(sample))
     files = find_text_files(str(folder.locate(plan.data_path)))
     return sum(file.path.stat().st_size for file in files if file.path.stem != "valid")
+
+
+def is_quickly_prepared(plan: Plan, folder: SweepFolder) -> bool:
+    """Tell whether the data are tokenized in a second or two: a small text, or built in."""
+    if plan.data is None or plan.data["name"] == "tinystories":
+        return plan.data is None
+    return _data_bytes(plan, folder) <= SMALL_TEXT
 
 
 def save_plan(plan: Plan, folder: SweepFolder) -> None:

@@ -24,8 +24,11 @@ from sweep.orchestration.planning import (
     make_plan,
     save_plan,
 )
-from sweep.plan.plan import Plan, grow_plan, load_plan
-from sweep.plan.retry import Outcome, is_to_run, status_after
+from sweep.plan.commands import typed_command
+from sweep.plan.growth import grow_plan
+from sweep.plan.plan import Plan, load_plan
+from sweep.plan.retry import Outcome, begin_attempt, is_to_run, judge_death, status_after
+from sweep.training.memory_limit import oom_kills
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
 from sweep.trial.lease import FileLock, LeaseWatch
 
@@ -79,12 +82,11 @@ def run_sweep(
     settings = load_experiment(experiment, overrides)
     folder = SweepFolder(Path(out) if out else default_out(settings))
     check_writable(folder)
-    planned = make_plan(settings, Logistics(device, microbatch), folder)
+    command = typed_command(experiment, {**overrides, "out": out})
+    planned = make_plan(settings, Logistics(device, microbatch), folder, command)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
-    planned = estimate(planned, folder)
-    prepare(planned, folder)
-    return run_plan(planned, folder, tracking_uri=tracking_uri)
+    return run_plan(estimate(planned, folder), folder, tracking_uri=tracking_uri)
 
 
 def finished_summary(
@@ -109,7 +111,7 @@ def prepare(
     folder: SweepFolder,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> None:
-    """Check the machine and tokenize the data, before the sweep's folder is touched.
+    """Check the machine and tokenize the data, before anything of the sweep is written.
 
     Raises:
         SweepError: if the plan cannot be run here.
@@ -138,10 +140,11 @@ def run_plan(
     executor: Executor | None = None,
     tracking_uri: str | None = None,
     also: frozenset[Cause] = frozenset(),
+    on_prepare: Callable[[str, float], None] | None = None,
     on_change: Callable[[], None] = lambda: None,
     on_finished: Callable[[], None] = lambda: None,
 ) -> Summary:
-    """Write the plan and run the trials that the command names.
+    """Prepare the data, write the plan, and run the trials that the command names.
 
     Args:
         planned: the plan and the ids to run.
@@ -149,16 +152,17 @@ def run_plan(
         executor: where attempts run; fresh local processes by default.
         tracking_uri: of an MLflow store; one in the folder by default.
         also: causes of failure that the user asked to retry.
+        on_prepare: called with what is being prepared and the fraction done.
         on_change: called a few times a second, to show progress.
         on_finished: called when trials have ended and before tracking is closed: the report.
 
     Raises:
-        FolderInUse: if another runner works on this folder.
+        SweepError: if the plan cannot be run here, or another runner works on this folder.
     """
     from sweep.tracking.mirror import Mirror
 
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.lock_path):
+    with holding(folder):
+        prepare(planned, folder, on_prepare)
         stored = load_plan(folder)  # another command may have written it while this one prepared
         plan = grow_plan(stored, planned.plan) if stored else planned.plan
         save_plan(plan, folder)
@@ -178,6 +182,28 @@ def run_plan(
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     untracked = "" if status.is_complete else str(status)
     return Summary(folder, states, run.is_stopping, untracked)
+
+
+@contextlib.contextmanager
+def holding(folder: SweepFolder) -> Iterator[None]:
+    """Hold the sweep's lock; a command that ends before it wrote a plan leaves nothing behind.
+
+    Raises:
+        FolderInUse: if another runner holds it.
+    """
+    made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
+    folder.path.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder.lock_path):
+            try:
+                yield
+            finally:
+                if not folder.plan_path.exists():
+                    folder.lock_path.unlink(missing_ok=True)
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
 
 
 @dataclass
@@ -212,9 +238,9 @@ class Run:
                 self._start(trial, free.pop(0))
             done, _ = wait(self._running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
-                trial, slot, oom_kills = self._running.pop(future)
+                trial, slot, killed_before = self._running.pop(future)
                 free.append(slot)
-                self._end(trial, future, oom_kills)
+                self._end(trial, future, killed_before)
                 on_end()
             if not self._running and self._waiting:
                 time.sleep(POLL_SECONDS / 5)
@@ -268,39 +294,26 @@ class Run:
         return None
 
     def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
-        from sweep.orchestration.memory_limit import oom_kills
-
-        self._update(
-            trial,
-            lambda s: s.changed(
-                state=State.RUNNING,
-                cause=None,
-                message="",
-                attempts=s.attempts + 1,
-                fencing=s.fencing + 1,
-            ),
-        )
+        self._update(trial, begin_attempt)
         self._running[self.executor.submit(trial, slot)] = (trial, slot, oom_kills())
 
-    def _end(self, trial: TrialFolder, future: Future[Outcome], oom_kills_before: int) -> None:
+    def _end(self, trial: TrialFolder, future: Future[Outcome], killed_before: int) -> None:
         """Judge an ended attempt by the retry table."""
-        from sweep.orchestration.memory_limit import oom_kills
-
         try:
             outcome = future.result()
         except WorkerDied as error:
-            outcome = self._judge_death(error, oom_kills() > oom_kills_before)
+            outcome = judge_death(error.exit_code, oom_kills() > killed_before, trial.log_path)
+            if self.is_stopping:
+                outcome = Outcome("stopped", "killed while stopping")
         if outcome.kind == "superseded":
             outcome = Outcome("lost", outcome.message)
         config = trial.read_config()
-        per_device = config.science.batch_size // config.execution.devices
         retries = self._retries.setdefault(trial.id, Counter())
         again = False
 
         def change(status: TrialStatus) -> TrialStatus:
             nonlocal again
-            microbatch = status.microbatch_size or config.microbatch_size
-            after, again = status_after(status, outcome, microbatch, per_device, retries)
+            after, again = status_after(status, outcome, config, retries)
             return after
 
         self._update(trial, change)
@@ -311,16 +324,6 @@ class Run:
             from sweep.orchestration.calibration import record_measurement
 
             record_measurement(self.plan, result)
-
-    def _judge_death(self, error: WorkerDied, was_out_of_memory: bool) -> Outcome:
-        if self.is_stopping:
-            return Outcome("stopped", "killed while stopping")
-        code = error.exit_code or 0
-        names = {number.value: number.name for number in signal.Signals}
-        how = f"killed by {names.get(-code, -code)}" if code < 0 else f"exit code {code}"
-        if was_out_of_memory and code == -signal.SIGKILL:
-            return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
-        return Outcome("lost", f"the worker ended without a word: {how}; see {error.log}")
 
 
 @contextlib.contextmanager

@@ -27,9 +27,14 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
         state = State.WAITING
     else:
         state = State.FAILED if failed else State.COMPLETE
-    left = [row["eta_seconds"] for row in rows if row["state"] in (State.RUNNING, State.WAITING)]
-    eta = None if any(seconds is None for seconds in left) else sum(left)
-    return {"sweep": folder.name, "state": state, "eta_seconds": eta, "trials": rows}
+    return {"sweep": folder.name, "state": state, "eta_seconds": time_left(rows), "trials": rows}
+
+
+def time_left(rows: list[dict[str, Any]]) -> float | None:
+    """Return the seconds until all trials have ended, shared by those that run at a time."""
+    left = [row["eta_seconds"] for row in rows if not State(row["state"]).is_finished]
+    at_once = sum(row["state"] == State.RUNNING for row in rows)
+    return None if None in left else sum(left) / max(1, at_once)
 
 
 def _trial_status(trial: TrialFolder, row: dict[str, Any], has_runner: bool) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
 
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -9,7 +8,7 @@ from pydantic import ValidationError
 from sweep.config.experiment import Experiment
 from sweep.config.models import Settings
 from sweep.config.trial import Execution, Science, TokenizerSettings, TrialConfig
-from sweep.errors import CorruptFile, SweepError
+from sweep.errors import CorruptFile
 from sweep.plan.policy import TUNING_GRID, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
 from sweep.trial.files import sha256_of
@@ -57,6 +56,7 @@ class Plan(Settings):
     epochs: float | None
     epochs_are_estimated: bool = True
     disk_bytes: int | None
+    commands: tuple[tuple[str, ...], ...] = ()  # words of those that planned trials of this sweep
     trials: tuple[PlannedTrial, ...]
 
     def science(self, row: PlannedTrial, learning_rate: float) -> Science:
@@ -156,6 +156,7 @@ def build_plan(
     data_path: str | None = None,
     microbatch: int | None = None,
     also_batches: tuple[int, ...] = (),
+    command: tuple[str, ...] = (),
 ) -> Plan:
     """Plan every trial that the experiment names.
 
@@ -166,6 +167,7 @@ def build_plan(
         data_path: where it lies, absolute or from the sweep folder.
         microbatch: the flag, or None.
         also_batches: batch sizes already in the sweep; they share the token count.
+        command: the words that were typed.
 
     Raises:
         SweepError: if the budget holds no step, or the microbatch does not divide.
@@ -193,6 +195,7 @@ def build_plan(
         tokens_are_common=are_common,
         epochs=None,
         disk_bytes=None,
+        commands=(command,) if command else (),
         trials=(),
     )
     rows = []
@@ -257,93 +260,3 @@ def _evaluation_sequences(experiment: Experiment, context: int) -> int:
     if experiment.evaluation.sequences:
         return experiment.evaluation.sequences
     return max(8, -(-min(EVALUATION_TOKENS, experiment.budget // 100) // context))
-
-
-def with_estimates(
-    plan: Plan, seconds: dict[int, float], data_tokens: int | None, is_exact: bool
-) -> Plan:
-    """Fill in what depends on the machine and the cache: seconds, epochs, disk.
-
-    Args:
-        plan: to fill in.
-        seconds: estimated training seconds by batch size; {} where unknown.
-        data_tokens: training tokens of the data, or None.
-        is_exact: whether they were counted, not estimated from bytes.
-    """
-    epochs = None
-    if data_tokens:
-        windows = max(1, (data_tokens - 1) // plan.tokens_per_sequence)
-        most = max(row.tokens for row in plan.trials)
-        epochs = float(Fraction(most, windows * plan.tokens_per_sequence))
-    rows = tuple(
-        row.model_copy(update={"forecast_seconds": seconds.get(row.batch_size)})
-        for row in plan.trials
-    )
-    parameters = plan.model["parameters"]
-    disk = None if parameters is None else disk_needed(parameters, rows, plan.execution.keep)
-    return plan.model_copy(
-        update={
-            "trials": rows,
-            "epochs": epochs,
-            "epochs_are_estimated": not is_exact,
-            "disk_bytes": disk,
-        }
-    )
-
-
-def disk_needed(parameters: int, rows: tuple[PlannedTrial, ...], keep: str) -> int:
-    """Return the bytes that a sweep writes at most, checkpoints of the running trial included.
-
-    A checkpoint holds weights and AdamW's two moments in float32; two are kept and a third is
-    being written. Curves, logs, losses and the tracking store: about 1 MB per trial.
-    """
-    checkpoint = 12 * parameters
-    kept = {"none": 0, "weights": 4 * parameters, "checkpoints": 2 * checkpoint}[keep]
-    reported = sum(row.stage == "report" for row in rows)
-    return 3 * checkpoint + reported * kept + len(rows) * 2**20
-
-
-def grow_plan(old: Plan, new: Plan) -> Plan:
-    """Add the trials of `new` to `old`.
-
-    Raises:
-        SweepError: naming the difference, if anything but batch sizes, seeds and rates differs.
-    """
-    difference = _first_difference(_shared(old), _shared(new))
-    if difference:
-        place, before, after = difference
-        raise SweepError(
-            f"a sweep may only grow by batch sizes, seeds and rates, but {place} would change "
-            f"from {before!r} to {after!r}. Choose another --out for another experiment."
-        )
-    tokens = {row.batch_size: row.tokens for row in old.trials}
-    universe = sorted({*tokens, *(row.batch_size for row in new.trials)})
-    again, _ = tokens_per_trial(old.token_budget, universe, old.tokens_per_sequence)
-    for batch, count in tokens.items():
-        if again[batch] != count:
-            raise SweepError(
-                f"added batch sizes must leave the common token count as it is, but it would "
-                f"change from {count} to {again[batch]} at batch size {batch}. Choose sizes whose "
-                "least common multiple stays, or another --out."
-            )
-    present = {row.id for row in old.known_trials}
-    added = tuple(row for row in new.known_trials if row.id not in present)
-    return old.model_copy(update={"trials": (*old.known_trials, *added)})
-
-
-def _shared(plan: Plan) -> dict[str, Any]:
-    """Return the science that all trials of a sweep share."""
-    settings = plan.settings.model_dump(
-        mode="json", exclude={"batches", "seeds", "lr", "question", "data", "name"}
-    )
-    return {**settings, "data": plan.data}
-
-
-def _first_difference(a: Any, b: Any, place: str = "") -> tuple[str, Any, Any] | None:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in sorted({*a, *b}):
-            inner = f"{place}.{key}" if place else key
-            if found := _first_difference(a.get(key), b.get(key), inner):
-                return found
-        return None
-    return None if a == b else (place, a, b)

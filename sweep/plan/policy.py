@@ -9,13 +9,27 @@ from sweep.errors import SweepError
 
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 TUNING_GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # around the centre
-SOURCES = {
+RULES = {
     "fixed": "the same rate everywhere, as the earlier sweep had; β2 and weight decay not held",
-    "sqrt": "rate ∝ √B, β2 half-life and AdamW time scale held "
-    "(Malladi et al. 2022; Wang & Aitchison 2024)",
-    "linear": "rate ∝ B, β2 half-life and AdamW time scale held (Goyal et al. 2017)",
-    "tuned": "rate tuned at each batch size, β2 half-life held (Marek et al. 2025)",
+    "sqrt": "rate ∝ √B (Malladi et al. 2022)",
+    "linear": "rate ∝ B (Goyal et al. 2017)",
+    "tuned": "rate tuned at each batch size (Marek et al. 2025)",
 }
+HELD_BETA2 = "β2 half-life held in tokens (Marek et al. 2025)"
+HELD_DECAY = {
+    "sqrt": "weight decay ∝ √B holds its time scale (Wang & Aitchison 2024)",
+    "linear": "weight decay as it is holds its time scale (Wang & Aitchison 2024)",
+    "tuned": "weight decay ∝ √B",
+}
+
+
+def describe_policy(name: str, optimizer: OptimizerSettings) -> str:
+    """Say what a policy does to the rate and what it holds, with the sources."""
+    kind = name.partition(":")[0]
+    if kind == "fixed":
+        return RULES[kind]
+    held = [HELD_BETA2] if optimizer.name == "adamw" else []
+    return "; ".join([RULES[kind], *held, *([HELD_DECAY[kind]] if optimizer.weight_decay else [])])
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
-"""What happens after an attempt: one table, used by every executor (DESIGN.md §6, Retry)."""
+"""Attempts: how one begins, how its end is judged, and one table of what follows (DESIGN.md §6)."""
 
+import signal
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
+from sweep.config.trial import TrialConfig
 from sweep.plan.steps import next_microbatch
 from sweep.trial.folder import Cause, State, TrialStatus
 
@@ -29,11 +32,38 @@ class Outcome:
     message: str = ""  # one line for people
 
 
+def begin_attempt(status: TrialStatus) -> TrialStatus:
+    """Return the status of a trial whose next attempt is about to start."""
+    return status.changed(
+        state=State.RUNNING,
+        cause=None,
+        message="",
+        attempts=status.attempts + 1,
+        fencing=status.fencing + 1,
+    )
+
+
+def judge_death(exit_code: int, memory_ran_out: bool, log: Path) -> Outcome:
+    """Judge a worker that ended without a word.
+
+    Args:
+        exit_code: of the process; negative for a signal.
+        memory_ran_out: whether the kernel killed a process of this cgroup for memory meanwhile.
+        log: of the trial, whose end shows the last words.
+    """
+    if memory_ran_out and exit_code == -signal.SIGKILL:
+        return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
+    names = {number.value: number.name for number in signal.Signals}
+    how = f"exit code {exit_code}"
+    if exit_code < 0:
+        how = f"killed by {names.get(-exit_code, -exit_code)}"
+    return Outcome("lost", f"the worker ended without a word: {how}; see {log}")
+
+
 def status_after(
     status: TrialStatus,
     outcome: Outcome,
-    microbatch_size: int,
-    per_device: int,
+    config: TrialConfig,
     retries: Counter[Cause],
 ) -> tuple[TrialStatus, bool]:
     """Return the trial's next status, and whether this command starts it again.
@@ -41,8 +71,7 @@ def status_after(
     Args:
         status: while the attempt was RUNNING.
         outcome: of the attempt.
-        microbatch_size: that the attempt ran with.
-        per_device: sequences of one step on one device.
+        config: of the trial.
         retries: of this trial within this command, by cause; counted up here.
     """
     if outcome.kind == "complete":
@@ -52,7 +81,9 @@ def status_after(
     cause = Cause(outcome.kind)
     failed = status.changed(state=State.FAILED, cause=cause, message=outcome.message)
     if cause is Cause.OUT_OF_MEMORY:
-        smaller = next_microbatch(per_device, microbatch_size)
+        per_device = config.science.batch_size // config.execution.devices
+        failed_size = status.microbatch_size or config.microbatch_size
+        smaller = next_microbatch(per_device, failed_size)
         if smaller is None:
             return failed, False
         failed = failed.changed(microbatch_size=smaller)

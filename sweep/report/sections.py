@@ -1,6 +1,7 @@
 """The sections of the report that describe: set-up, results, time and memory, reproduction."""
 
 import json
+import shlex
 from typing import Any
 
 import pandas as pd
@@ -10,9 +11,8 @@ from sweep.analysis.comparison import cell_records, report_trials
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import data_name, mixed_execution
 from sweep.config.numbers import format_count
-from sweep.plan.policy import SOURCES
+from sweep.plan.policy import describe_policy
 from sweep.report import markdown as md
-from sweep.report.reproduction import run_commands
 from sweep.trial.files import sha256_of
 
 LISTED_TRIALS = 60  # more of them are in trials.csv only
@@ -97,7 +97,7 @@ def _optimizer_rows(sweep: Sweep) -> list[list[str]]:
                     ("weight decay", "weight_decay"),
                 )
             ]
-            source = SOURCES.get(str(policy).partition(":")[0], "")
+            source = describe_policy(str(policy), optimizer)
             rows.append([f"policy {policy}", f"{source}; {', '.join(held)}"])
     rows.append(["precision", settings.precision])
     return rows
@@ -211,15 +211,10 @@ def time_and_memory(cells: pd.DataFrame) -> str:
 
 def reproduction(sweep: Sweep) -> str:
     """Give the commands, versions, commit and hashes that repeat this sweep."""
-    commands = run_commands(sweep)
-    lines = "\n".join(command for command, _ in commands)
-    if commands and all(is_exact for _, is_exact in commands):
-        note = "Planned again, these flags give the trial ids of this sweep."
-    else:
-        note = (
-            "Not all settings of this sweep can be given by flags, or its experiment file is not "
-            "a shipped one: the full settings are in plan.json."
-        )
+    lines = "\n".join(shlex.join(words) for words in sweep.plan.commands)
+    note = "As typed, in this order. All settings, the experiment file's too, are in plan.json."
+    if not lines:
+        lines, note = "(none)", "No command is recorded; all settings are in plan.json."
     done = sweep.trials[sweep.trials["torch_version"].notna()]
     rows = [["sweep", f"{package.__version__} (wrote this report)"]]
     for name, column in (("torch", "torch_version"), ("git commit", "git_commit")):

@@ -19,8 +19,8 @@ from sweep.analysis.comparison import (
 )
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import Limit, fewest_seeds, policy_kinds
+from sweep.plan.commands import answering_command, answering_cost
 from sweep.report import markdown as md
-from sweep.report.reproduction import answering_command
 
 INCONCLUSIVE = "INCONCLUSIVE"
 NO_DATA = "no cell has all of its planned trials complete"
@@ -54,11 +54,22 @@ def _standing(sweep: Sweep, cells: pd.DataFrame) -> str:
     if not names:
         return ""
     first = f"**This sweep has {md.join_words(names)}: it cannot say which batch size is best.**"
-    command = (
-        "The command that answers the question (this version plans it and does not run it yet):"
-        f"\n\n```\n{answering_command(sweep)}\n```"
+    return f"{first} {' '.join(reasons)}\n\n{_answer(sweep, cells)}"
+
+
+def _answer(sweep: Sweep, cells: pd.DataFrame) -> str:
+    """Name the command that answers the question, and what it would cost here."""
+    command = answering_command(sweep.plan)
+    if command is None:
+        return ""
+    known = cells[cells["complete"] > 0]
+    seconds = dict(zip(known["batch_size"], known["seconds_total"], strict=True))
+    trainings, total = answering_cost(sweep.plan, seconds)
+    time = f", about {md.seconds(total)} by the times measured here" if total else ""
+    return (
+        f"The command that answers the question costs at least {trainings} trainings{time} (this "
+        f"version plans it and does not run it yet):\n\n```\n{command}\n```"
     )
-    return f"{first} {' '.join(reasons)} {command}"
 
 
 def _what_was_done(sweep: Sweep) -> str:
@@ -176,11 +187,7 @@ def recommendations(sweep: Sweep, cells: pd.DataFrame, limits: Sequence[Limit]) 
         rules,
     ]
     if any(row[-1].startswith(INCONCLUSIVE) for row in rows):
-        command = f"```\n{answering_command(sweep)}\n```"
-        parts.append(
-            f"What would settle the {INCONCLUSIVE} rows (this version plans it and does not run it "
-            f"yet):\n\n{command}"
-        )
+        parts.append(f"What would settle the {INCONCLUSIVE} rows: the command of the summary.")
     return "\n\n".join(parts)
 
 

@@ -56,7 +56,7 @@ class CheckpointStore:
             "optimizer": step.optimizer.state_dict(),
             "rng_python": random.getstate(),
             "rng_cpu": torch.get_rng_state(),
-            "rng_cuda": torch.cuda.get_rng_state_all() if step.is_on_cuda else [],
+            "rng_device": _device_rng(step.device),
             "progress": asdict(progress),
             "metrics_length": log.length,
             "metrics_sha256": log.sha256,
@@ -67,14 +67,11 @@ class CheckpointStore:
         for old in self.folder.checkpoints()[KEPT:]:
             old.path.unlink(missing_ok=True)
 
-    def finish(self, step: TrainingStep, keep: str) -> None:
-        """Keep of a complete trial what was asked for: none, weights or checkpoints."""
-        if keep != "none":
-            weights = {
-                name: tensor.contiguous() for name, tensor in step.model.state_dict().items()
-            }
-            with replacing(self.folder.weights_path, self.check) as part:
-                save_file(weights, part)
+    def save_weights(self, step: TrainingStep) -> None:
+        """Write the weights of a complete trial."""
+        weights = {name: tensor.contiguous() for name, tensor in step.model.state_dict().items()}
+        with replacing(self.folder.weights_path, self.check) as part:
+            save_file(weights, part)
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""
@@ -87,10 +84,18 @@ def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> N
     step.optimizer.load_state_dict(state["optimizer"])
     random.setstate(state["rng_python"])
     torch.set_rng_state(state["rng_cpu"])
-    if state["rng_cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["rng_cuda"])
+    if step.device.type == "cuda":
+        torch.cuda.set_rng_state(state["rng_device"], step.device)
+    elif step.device.type == "mps":
+        torch.mps.set_rng_state(state["rng_device"])
     for name, value in state["progress"].items():
         setattr(progress, name, value)
+
+
+def _device_rng(device: torch.device) -> torch.Tensor | None:
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else None
 
 
 def seed_everything(seed: int) -> None:

@@ -1,5 +1,6 @@
 """What a machine has: devices, cores, peak rates, memory, and when memory ran out."""
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 
 # Dense bfloat16 peak, FLOP/s, from the vendors' data sheets; matched in this order.
@@ -92,18 +94,34 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
+def flop_utilisation(
+    config: TrialConfig, device: torch.device, tokens_per_second: float
+) -> float | None:
+    """Return model FLOPs per second over the device's peak; None where either is not known."""
+    flops = config.science.model.flops_per_token
+    peak = peak_flops(device, config.science.precision)
+    return tokens_per_second * flops / peak if flops and peak else None
+
+
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return peak allocated bytes on CUDA, else the process's peak resident set."""
+    """Return the peak since `forget_peak_memory`: allocated on CUDA, else the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Begin a new peak after an evaluation, on CUDA; a process's resident peak has no reset."""
+    """Begin a new peak; outside Linux and CUDA there is only the peak of the whole process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
 
 
 def memory_metrics(device: torch.device, rest_bytes: int) -> dict[str, int]:

@@ -10,9 +10,9 @@ from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import (
+    flop_utilisation,
     forget_peak_memory,
     memory_metrics,
-    peak_flops,
     peak_memory_bytes,
 )
 from sweep.training.optimizer import state_bytes
@@ -55,7 +55,7 @@ def train(
     if progress.step == 0:
         progress.start_loss = step.workload.evaluate(step.model)
         clock.charge("evaluation")
-        forget_peak_memory(device)
+    forget_peak_memory(device)
     saved_at = time.monotonic()
     ending: str | None = None
 
@@ -79,7 +79,9 @@ def train(
             if t in train_points:
                 tokens = (t - progress.log_step) * step_tokens
                 line |= progress.interval_metrics() | {"train/lr": rate}
-                line |= speed_metrics(config, device, tokens / progress.interval_seconds())
+                speed = line["perf/tokens_per_second"] = tokens / progress.interval_seconds()
+                if (utilisation := flop_utilisation(config, device, speed)) is not None:
+                    line["perf/mfu"] = utilisation
                 line |= memory_metrics(device, state_bytes(step.model, step.optimizer))
                 if progress.is_diverging(line["train/loss"]):
                     ending = "diverged"
@@ -103,6 +105,9 @@ def train(
                 saved_at = time.monotonic()
 
     clock.charge("training")
+    if ending is None and science.stage == "report" and config.execution.keep == "checkpoints":
+        store.save(step, progress, log)
+        clock.charge("checkpoint")
     log.close()
     return ending or "trained", progress, clock
 
@@ -127,11 +132,3 @@ class Sums:
     def clear(self) -> None:
         """Begin a new interval."""
         self._sums.zero_()
-
-
-def speed_metrics(config: TrialConfig, device: torch.device, rate: float) -> dict[str, float]:
-    """Return tokens per second and, where the device's peak is known, model FLOP utilisation."""
-    flops = config.science.model.flops_per_token
-    peak = peak_flops(device, config.science.precision)
-    mfu = {"perf/mfu": rate * flops / peak} if peak and flops else {}
-    return {"perf/tokens_per_second": rate, **mfu}

@@ -11,7 +11,7 @@ import torch
 from sweep.config.trial import TrialConfig
 from sweep.models import count_parameters
 from sweep.training.checkpoint import CheckpointStore
-from sweep.training.device import device_name, peak_flops
+from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress
 from sweep.trial.files import replacing, sha256_of, sha256_of_file, write_json
 from sweep.trial.folder import Cause, State, TrialStatus
@@ -88,13 +88,11 @@ def _settings(
 def _speed(config: TrialConfig, device: torch.device, progress: Progress) -> dict[str, Any]:
     tokens = progress.step * config.science.batch_size * config.tokens_per_sequence
     rate = tokens / max(progress.seconds_training, 1e-9)
-    flops = config.science.model.flops_per_token
-    peak = peak_flops(device, config.science.precision)
     accounts = ("total", "compile", "training", "evaluation", "checkpoint")
     return {
         **{f"seconds_{name}": getattr(progress, f"seconds_{name}") for name in accounts},
         "tokens_per_second": rate,
-        "mfu": rate * flops / peak if flops and peak else None,
+        "mfu": flop_utilisation(config, device, rate),
     }
 
 

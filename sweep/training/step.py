@@ -31,7 +31,7 @@ class TrainingStep:
     """
 
     def __init__(self, config: TrialConfig, device: torch.device, microbatch_size: int) -> None:
-        self.is_on_cuda = device.type == "cuda"
+        self.device = device
         self.workload: Workload = build_workload(config, device)
         if self.workload.tokens_per_sequence != config.tokens_per_sequence:
             raise SweepError(

@@ -1,5 +1,6 @@
 """One attempt of one trial: everything between taking the lease and giving it back."""
 
+import faulthandler
 import math
 import os
 import shutil
@@ -47,6 +48,7 @@ def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
         if result is not None:  # written, but the runner died before it took note
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
         lease = Lease(folder.lease_path, status.fencing)
+        folder.remove_half_written()
         return _run(config, status, folder, should_stop)
     except Superseded as error:
         return Outcome("superseded", str(error))
@@ -88,12 +90,13 @@ def _run(
     if final and not math.isfinite(final.valid_loss):
         final = None
     clock.charge("evaluation")
-    if final:
-        store.finish(step, execution.keep if science.stage == "report" else "none")
+    keep = execution.keep if final and science.stage == "report" else "none"
+    if keep != "none":
+        store.save_weights(step)
         clock.charge("checkpoint")
     epochs = step.workload.epochs()
     write_result(config, status, store, device, progress, final, epochs, microbatch)
-    if execution.keep != "checkpoints":
+    if keep != "checkpoints":
         store.remove_all()
     if final is None:
         return Outcome("diverged", f"loss not finite or above its start at step {progress.step}")
@@ -103,6 +106,13 @@ def _run(
 def _last_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, SweepError) else f"{type(error).__name__}: {text[:500]}"
+
+
+def run_logged_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
+    """Run the newest attempt with its output in log.txt: the body of a worker process."""
+    redirect_output(TrialFolder(path))
+    faulthandler.enable()
+    return run_attempt(path, should_stop)
 
 
 def redirect_output(folder: TrialFolder) -> None:

@@ -180,6 +180,12 @@ class TrialFolder:
 
         return check
 
+    def remove_half_written(self) -> None:
+        """Remove what dead attempts left unfinished; state.json is the runner's own."""
+        for part in self.path.glob(".*.part"):
+            if not part.name.startswith(f".{self.state_path.name}"):
+                part.unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Remove what attempts wrote, so that the trial starts anew; config and log stay."""
         made = (self.result_path, self.metrics_path, self.losses_path, self.weights_path)

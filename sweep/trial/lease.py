@@ -3,6 +3,7 @@
 A lock file holds one line of sealed JSON about its owner, overwritten in place.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -28,17 +29,22 @@ class FileLock:
 
     def __init__(self, path: Path, owner: dict[str, Any] | None = None) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        for attempt in range(10):  # `is_locked` holds a lock for an instant
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(10):  # `is_locked` holds a lock for an instant
+            if self._try():
                 break
-            except OSError as error:
-                if attempt == 9:
-                    os.close(self._fd)
-                    raise self._in_use() from error
-                time.sleep(0.02)
+            time.sleep(0.02)
+        else:
+            raise self._in_use()
         self.write(owner or {})
+
+    def _try(self) -> bool:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(self._fd), self.path.stat()):
+                return True  # else its last owner has just removed the file
+        os.close(self._fd)
+        return False
 
     def _in_use(self) -> FolderInUse:
         held = read_owner(self.path)

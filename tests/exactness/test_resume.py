@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.local import PRELOADED
 from sweep.orchestration.planning import Logistics, make_plan, save_plan
+from sweep.training.process import PRELOADED
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.metrics import read_metrics
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from sweep.trial.folder import TrialFolder
 from sweep.workloads.quadratic import NoisyQuadratic
 
 
@@ -75,4 +76,36 @@ class Slow(NoisyQuadratic):
 
     def build_batch(self, first, count):
         time.sleep(0.02)
+        return super().build_batch(first, count)
+
+
+class EndsInNan(NoisyQuadratic):
+    """Is measured as not a number at the very end only."""
+
+    def evaluate_finally(self, model):
+        final = super().evaluate_finally(model)
+        final.valid_losses[0, 0] = float("nan")
+        return final
+
+
+class LeavesHalfACheckpoint(Dies):
+    """Dies once while it writes a checkpoint."""
+
+    def build_batch(self, first, count):
+        (trial,) = Path(os.environ["FAULTY_FOLDER"]).glob("sweep/trials/*")
+        if not (Path(os.environ["FAULTY_FOLDER"]) / f"died-{count}").exists():
+            (trial / ".checkpoint-0000000001-0000000001.pt.1.part").write_bytes(b"half")
+        return super().build_batch(first, count)
+
+
+class IsSuperseded(NoisyQuadratic):
+    """Another machine takes the trial over once, while this worker lives and goes on."""
+
+    def build_batch(self, first, count):
+        marker = Path(os.environ["FAULTY_FOLDER"]) / f"superseded-{count}"
+        if first == 20 * count and not marker.exists():
+            marker.touch()
+            (path,) = Path(os.environ["FAULTY_FOLDER"]).glob("sweep/trials/*")
+            status = TrialFolder(path).read_status()
+            TrialFolder(path).write_status(status.changed(fencing=status.fencing + 1))
         return super().build_batch(first, count)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.planning import Logistics, make_plan, save_plan
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.reader import read_store
 from sweep.tracking.store import default_tracking_uri
@@ -163,3 +163,51 @@ def test_a_second_command_is_refused_while_the_first_lives(command):
     )
     assert second.returncode == 2
     assert "in use by process" in second.stderr and "Traceback" not in second.stderr
+
+
+def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path):
+    text = tmp_path / "text"
+    text.mkdir()
+    story = "once upon a time a small cat number {} sat on a mat and looked at a bird. " * 20
+    for name, count in (("train", 20_000), ("valid", 100)):
+        stories = (story.replace("{}", str(i)) + "\n<|endoftext|>\n" for i in range(count))
+        (text / f"{name}.txt").write_text("".join(stories))
+    out = tmp_path / "deep" / "sweep"
+    flags = ["--data", str(text), "--vocabulary", "5000", "--out", str(out), "--device", "cpu"]
+    command = [sys.executable, "-m", "sweep", "run", "quick", *flags, "--yes"]
+    environment = {**os.environ, "SWEEP_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        while not is_locked(out / "sweep.lock"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        stopped = subprocess.run(
+            [sys.executable, "-m", "sweep", "stop", str(out)], capture_output=True, text=True
+        )
+        assert stopped.returncode == 0 and "Stopped" in stopped.stdout
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_bare_worker_that_is_told_to_stop_goes_on_from_its_checkpoint(
+    command, uninterrupted, monkeypatch
+):
+    fields = {"batches": "4,8", "budget": "1200", "workload": "faulty:Slow"}
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    planned = make_plan(
+        load_experiment("quadratic", fields), Logistics(device="cpu"), command.folder
+    )
+    save_plan(planned.plan, command.folder)
+    trial = command.folder.trials()[0]
+    command.arguments = [sys.executable, "-m", "sweep.training", str(trial.path)]
+    command.start()
+    command.until_step(20)
+    command.process.send_signal(signal.SIGTERM)
+    assert command.wait() == 130
+    assert trial.read_status().state is State.WAITING and trial.checkpoints()
+    command.start()
+    assert command.wait() == 0
+    assert science(trial) == uninterrupted[trial.read_config().science.batch_size]

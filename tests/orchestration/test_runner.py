@@ -3,7 +3,7 @@
 import pytest
 
 from sweep.errors import FolderInUse
-from sweep.orchestration.local import InlineExecutor
+from sweep.orchestration.local import InlineExecutor, attempt_slots
 from sweep.orchestration.planning import Logistics
 from sweep.trial.folder import Cause, State
 from sweep.trial.lease import FileLock
@@ -151,3 +151,33 @@ def test_a_failed_trial_reads_the_same_from_mlflow_as_from_its_folder(run, fault
         write_trials_csv(found, tmp_path / name)
     assert (tmp_path / "store").read_bytes() == (tmp_path / "folder").read_bytes()
     assert load_sweep(tmp_path / "sweep").trials.microbatch_size.tolist() == [1]
+
+
+def test_a_loss_that_is_not_finite_in_the_final_evaluation_has_diverged(run, faulty):
+    summary = run(workload="faulty:EndsInNan", batches="4")
+    ((trial, status),) = by_batch(summary).values()
+    assert (status.state, status.cause) == (State.FAILED, Cause.DIVERGED)
+    assert trial.read_result()["final_valid_loss"] is None and summary.exit_code == 0
+    assert not trial.weights_path.exists() and not trial.checkpoints()
+
+
+def test_half_written_files_of_dead_attempts_are_removed_by_the_next(run, faulty):
+    summary = run(workload="faulty:LeavesHalfACheckpoint", batches="4")
+    ((trial, status),) = by_batch(summary).values()
+    assert (status.state, status.attempts) == (State.COMPLETE, 2)
+    assert not list(trial.path.glob(".*.part"))
+
+
+def test_each_visible_gpu_is_a_slot(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    visible = [slot["CUDA_VISIBLE_DEVICES"] for slot in attempt_slots("cuda")]
+    assert visible == ["2", "5"]
+    assert attempt_slots("cuda:1") == attempt_slots("cpu") == [{}]
+
+
+def test_a_living_worker_that_was_superseded_writes_nothing_more(run, faulty):
+    summary = run(workload="faulty:IsSuperseded", batches="4")
+    ((trial, status),) = by_batch(summary).values()
+    # The superseded attempt ended without a result; the next one has number 3 and finished.
+    assert (status.state, status.attempts, status.fencing) == (State.COMPLETE, 2, 3)
+    assert trial.read_result()["attempts"] == 2

@@ -5,7 +5,8 @@ import pytest
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.plan.plan import build_plan, grow_plan
+from sweep.plan.growth import grow_plan
+from sweep.plan.plan import build_plan
 from sweep.trial.files import sha256_of
 
 DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0}

@@ -1,18 +1,43 @@
 """The retry table of DESIGN.md §6."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from sweep.plan.retry import Outcome, is_to_run, status_after
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
+from sweep.plan.plan import build_plan
+from sweep.plan.retry import Outcome, begin_attempt, is_to_run, judge_death, status_after
 from sweep.trial.folder import Cause, State, TrialStatus
 
+LOG = Path("log.txt")
 RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)
+
+
+def trial_config(batch_size):
+    experiment = load_experiment("quadratic", {"batches": [batch_size], "precision": "fp32"})
+    plan = build_plan(experiment, Execution(device="cpu", threads=1), data=None)
+    return plan.trial_config(plan.trials[0], "sweep")
 
 
 def after(kind, microbatch=8, retries=None, per_device=8):
     counter = Counter() if retries is None else retries
-    return status_after(RUNNING, Outcome(kind, "why"), microbatch, per_device, counter)
+    status = RUNNING.changed(microbatch_size=microbatch)
+    return status_after(status, Outcome(kind, "why"), trial_config(per_device), counter)
+
+
+def test_an_attempt_has_its_own_number_and_forgets_how_the_last_one_ended():
+    failed = TrialStatus(State.FAILED, Cause.LOST, "why", attempts=2, fencing=5)
+    assert begin_attempt(failed) == TrialStatus(State.RUNNING, attempts=3, fencing=6)
+
+
+def test_a_kill_is_out_of_memory_only_if_the_kernel_ran_out_of_it():
+    assert judge_death(-9, memory_ran_out=True, log=LOG).kind == "out_of_memory"
+    assert judge_death(-9, memory_ran_out=False, log=LOG).kind == "lost"
+    assert judge_death(-11, memory_ran_out=True, log=LOG).kind == "lost"
+    assert "SIGSEGV" in judge_death(-11, memory_ran_out=False, log=LOG).message
+    assert "exit code 3" in judge_death(3, memory_ran_out=False, log=LOG).message
 
 
 def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch_down_to_one():

@@ -50,3 +50,10 @@ def test_folders_that_are_not_a_sweep_are_refused(tmp_path):
         SweepFolder(tmp_path).require_plan()
     with pytest.raises(SweepError, match=r"config\.json"):
         TrialFolder(tmp_path).read_config()
+
+
+def test_half_written_files_go_but_the_runners_own(trial):
+    for name in (".result.json.7.part", ".checkpoint-1-1.pt.7.part", ".state.json.9.part"):
+        (trial.path / name).touch()
+    trial.remove_half_written()
+    assert [path.name for path in trial.path.iterdir()] == [".state.json.9.part"]

@@ -1,0 +1,55 @@
+"""The commands of a sweep: those that were typed, and the one that answers the question."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from sweep.plan.plan import Plan
+from sweep.plan.policy import TUNING_GRID
+
+ANSWERING_SEEDS = 3
+REPLACED = ("--batches", "--lr", "--seeds")
+
+
+def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the words of a `sweep run`; flags that are None or False were not given."""
+    words = ["sweep", "run", experiment]
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return tuple(words)
+
+
+def answering_command(plan: Plan) -> str | None:
+    """Return the command that tunes the rate at each batch size; None where this plan does so."""
+    policies = {row.policy for row in plan.trials}
+    if policies == {"tuned"} and _seeds(plan) >= ANSWERING_SEEDS:
+        return None
+    batches = sorted({row.batch_size for row in plan.trials})
+    old = plan.commands[-1] if plan.commands else ("sweep", "run", plan.settings.name)
+    words = [
+        word
+        for before, word in zip(("", *old), old, strict=False)
+        if word not in REPLACED and before not in REPLACED
+    ]
+    seeds = max(ANSWERING_SEEDS, _seeds(plan))
+    words += ["--batches", ",".join(map(str, batches)), "--lr", "tuned", "--seeds", str(seeds)]
+    return shlex.join(words)
+
+
+def answering_cost(plan: Plan, seconds: Mapping[int, float | None]) -> tuple[int, float | None]:
+    """Return what the answering command costs at least: trainings, and their seconds.
+
+    Args:
+        plan: of the sweep.
+        seconds: of one training by batch size, estimated or measured.
+    """
+    each = len(TUNING_GRID) + max(ANSWERING_SEEDS, _seeds(plan))
+    batches = {row.batch_size for row in plan.trials}
+    known = [seconds.get(batch) for batch in batches]
+    total = None if None in known else each * sum(one for one in known if one)
+    return each * len(batches), total
+
+
+def _seeds(plan: Plan) -> int:
+    return len({row.seed for row in plan.trials if row.stage == "report"})

@@ -1,0 +1,120 @@
+"""A function in a process of its own: a device nobody has touched, a death that kills nobody else.
+
+The process comes from a fork server that has imported torch once (spawned where there is none).
+"""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from sweep.config.objects import load_object
+from sweep.errors import WorkerDied
+
+# What the fork server imports once for all: building an optimizer imports the second.
+PRELOADED = ("sweep.training.worker", "torch._dynamo")
+
+ATTEMPT = "sweep.training.worker:run_logged_attempt"  # called with a trial's folder
+ShouldStop = Callable[[], str | None]  # asked now and then; an answer says how to end
+
+
+class FreshProcess:
+    """Starts `function(*arguments, should_stop)` at once; its result is waited for.
+
+    Args:
+        function: named as `module:function`, so that this process need not import it.
+        arguments: to be pickled.
+        environment: variables that differ from this process's.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        *arguments: object,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        context = _context()
+        self._pipe, theirs = context.Pipe()
+        settings = {**os.environ, **(environment or {})}  # the fork server may be older than they
+        self._process = context.Process(target=_run, args=(function, arguments, theirs, settings))
+        with _no_main_module():
+            self._process.start()
+        theirs.close()
+
+    def stop(self) -> None:
+        """Let `should_stop` answer `stopped`."""
+        with contextlib.suppress(OSError):
+            self._pipe.send("stop")
+
+    def kill(self) -> None:
+        """End the process at once, with SIGKILL."""
+        self._process.kill()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for what the function returns; after `timeout` seconds kill it.
+
+        Raises:
+            WorkerDied: if the process ended without returning.
+        """
+        wait([self._pipe, self._process.sentinel], timeout)
+        found: list[Any] = []
+        with contextlib.suppress(EOFError, OSError):
+            if self._pipe.poll(0):
+                found.append(self._pipe.recv())
+        if self._process.is_alive() and not found:
+            self.kill()
+        self._process.join()
+        self._pipe.close()
+        if not found:
+            raise WorkerDied(self._process.exitcode or 0)
+        return found[0]
+
+
+@functools.cache
+def _context() -> Any:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+@contextlib.contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Keep multiprocessing from importing the user's script again in the process."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _run(
+    function: str,
+    arguments: tuple[object, ...],
+    pipe: Connection,
+    environment: dict[str, str],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    asked: list[str] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: asked.append("preempted"))
+
+    def listen() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            pipe.recv()  # a word means stop, and so does a parent that is gone
+        asked.append("stopped")
+
+    threading.Thread(target=listen, daemon=True).start()
+    found = load_object(function)(*arguments, lambda: asked[0] if asked else None)
+    with contextlib.suppress(OSError):
+        pipe.send(found)
