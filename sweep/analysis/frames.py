@@ -5,19 +5,21 @@ published copy of one; a tracking store gives the same tables (`load_stored_swee
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from pydantic import ValidationError
 
 from sweep.errors import CorruptFile
-from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.trial.files import canonical_json, replacing, sha256_of_file
 from sweep.trial.folder import SweepFolder, TrialFolder
+
+if TYPE_CHECKING:
+    from sweep.tracking.reader import StoredSweep
 
 TEXT_COLUMNS = (
     *("id", "stage", "policy", "state", "cause", "device", "torch_version", "git_commit"),
@@ -41,22 +43,6 @@ POINT_COLUMNS = ("time", "step", "tokens")
 WHOLE = ("step", "tokens")
 
 
-class StoredSweep(Protocol):
-    """What a tracking store knows of a sweep, in the forms that the files have."""
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """As plan.json."""
-
-    @property
-    def results(self) -> Iterable[Mapping[str, Any]]:
-        """As result.json; of an unfinished trial what is known, such as its state."""
-
-    @property
-    def curves(self) -> Mapping[str, list[dict[str, Any]]]:
-        """The lines of metrics.jsonl by trial id; keys that a line lacks become NaN."""
-
-
 @dataclass(frozen=True, eq=False)
 class Sweep:
     """One sweep, read at one moment."""
@@ -75,7 +61,7 @@ def load_sweep(path: str | Path) -> Sweep:
         SweepError: if the folder holds no readable plan.json.
     """
     folder = SweepFolder(Path(path))
-    plan = _read_plan(folder.require_plan(), str(folder.plan_path))
+    plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     records, lines, warnings = [], {}, list[str]()
     for row in plan.known_trials:
         assert row.id is not None
@@ -94,15 +80,14 @@ def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = N
     return from_store(read_store(tracking_uri, experiment, run_id))
 
 
-def from_store(stored: StoredSweep) -> Sweep:
+def from_store(stored: "StoredSweep") -> Sweep:
     """Build the same tables from what a tracking store holds."""
-    plan = _read_plan(stored.plan, "the stored plan")
-    results = {str(result["id"]): result for result in stored.results}
+    plan = parse_plan(stored.plan, "the stored plan")
+    results = {result["id"]: result for result in stored.results}
     rows = plan.known_trials
-    records = [_record(plan, row, results.get(str(row.id), {})) for row in rows]
+    records = [_record(plan, row, results.get(row.id, {})) for row in rows]
     lines = {str(row.id): _columns(stored.curves.get(str(row.id), [])) for row in rows}
-    name = str(getattr(stored, "name", "") or plan.experiment)
-    return Sweep(name, plan, _trials(records), _curves(lines), ())
+    return Sweep(stored.name, plan, _trials(records), _curves(lines), ())
 
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:
@@ -112,18 +97,6 @@ def write_trials_csv(sweep: Sweep, path: Path) -> None:
         table[column] = table[column].astype("Int64")
     with replacing(path) as part:
         table.to_csv(part, index=False, lineterminator="\n")
-
-
-def _read_plan(data: Mapping[str, Any], subject: str) -> Plan:
-    fields = {key: data[key] for key in data if key not in ("format_version", "sha256")}
-    try:
-        return Plan.model_validate(fields)
-    except ValidationError as error:
-        place = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise CorruptFile(
-            f"{subject} must be a plan of sweep, but {place} is wrong "
-            f"({error.errors()[0]['msg']}). Restore it from a copy."
-        ) from error
 
 
 def _read_record(trial: TrialFolder) -> tuple[dict[str, Any], list[str]]:
@@ -182,9 +155,9 @@ def _read_curve(trial: TrialFolder, sha256: str | None) -> tuple[dict[str, Any],
         data = trial.metrics_path.read_bytes()
     except FileNotFoundError:
         return {}, []
-    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    lines = data.rpartition(b"\n")[0].replace(b"\n", b",")
     try:
-        columns = _columns(json.loads(b"[" + b",".join(lines) + b"]"))
+        columns = _columns(json.loads(b"[" + lines + b"]"))
     except (ValueError, TypeError, AttributeError):
         return {}, [f"trial {trial.id}: metrics.jsonl is damaged; its curve is left out."]
     if sha256 and sha256_of_file(trial.metrics_path) != sha256:
@@ -208,23 +181,18 @@ def _columns(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _curves(by_trial: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    lengths = {key: len(columns["tokens"]) if columns else 0 for key, columns in by_trial.items()}
-    names = dict.fromkeys(POINT_COLUMNS)
-    for columns in by_trial.values():
-        names.update(dict.fromkeys(columns))
-    codes = np.repeat(np.arange(len(by_trial)), list(lengths.values()))
-    table: dict[str, Any] = {
-        "id": pd.Categorical.from_codes(codes, categories=pd.Index(list(by_trial), dtype=object))
-    }
-    for name in sorted(names, key=lambda name: (name not in POINT_COLUMNS, name)):
-        parts = [
-            columns.get(name, np.full(lengths[key], np.nan)) for key, columns in by_trial.items()
-        ]
-        joined = np.concatenate(parts) if parts else np.array([])
+    lengths = [len(next(iter(columns.values()), ())) for columns in by_trial.values()]
+    codes = np.repeat(np.arange(len(by_trial)), lengths)
+    ids = pd.Categorical.from_codes(codes, categories=pd.Index(list(by_trial), dtype=object))
+    table: dict[str, Any] = {"id": ids}
+    metrics = set[str]().union(*by_trial.values()) - set(POINT_COLUMNS)
+    for name in (*POINT_COLUMNS, *sorted(metrics)):
+        pairs = zip(by_trial.values(), lengths, strict=True)
+        parts = [columns.get(name, np.full(length, np.nan)) for columns, length in pairs]
+        joined = np.concatenate([np.array([]), *parts])
         is_whole = name in WHOLE and bool(np.isfinite(joined).all())
         table[name] = joined.astype(np.int64) if is_whole else joined
-    order = ["id", *POINT_COLUMNS, *(name for name in table if name not in ("id", *POINT_COLUMNS))]
-    return pd.DataFrame(table)[order]
+    return pd.DataFrame(table)
 
 
 def curves_by_trial(sweep: Sweep, metric: str) -> Iterator[tuple[str, Any, Any]]:

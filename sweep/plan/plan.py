@@ -1,6 +1,6 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -126,15 +126,23 @@ def load_plan(folder: SweepFolder) -> Plan | None:
         CorruptFile: if it is damaged, or no plan.
     """
     stored = folder.read_plan()
-    if stored is None:
-        return None
-    stored.pop("format_version")
+    return None if stored is None else parse_plan(stored, str(folder.plan_path))
+
+
+def parse_plan(document: Mapping[str, Any], subject: str) -> Plan:
+    """Return the plan that a document of plan.json, or of a tracking store, holds.
+
+    Raises:
+        CorruptFile: if it is none.
+    """
+    fields = {key: document[key] for key in document if key not in ("format_version", "sha256")}
     try:
-        return Plan.model_validate(stored)
+        return Plan.model_validate(fields)
     except ValidationError as error:
+        place = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise CorruptFile(
-            f"{folder.plan_path} must hold a plan of this version of sweep, but "
-            f"{error.error_count()} of its fields do not fit. Choose another --out."
+            f"{subject} must hold a plan of this version of sweep, but {place} is wrong "
+            f"({error.errors()[0]['msg']}). Restore it from a copy, or choose another --out."
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import sweep
 from sweep.errors import SweepError
-from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import runs
 from sweep.tracking.record import REPORT_FILES, Mirrored, Record, report_digest
 from sweep.tracking.store import (
@@ -41,6 +41,7 @@ class Delivery:
 
     Attributes:
         deadline: monotonic time after which nothing more is sent.
+        has_report: whether the report on disk is whole.
     """
 
     def __init__(
@@ -51,23 +52,20 @@ class Delivery:
         announce: Callable[[str, str], None] | None,
     ) -> None:
         self.folder, self.plan, self.record, self._announce = folder, plan, record, announce
-        self.deadline = float("inf")
+        self.deadline, self.has_report = float("inf"), False
         self._client: MlflowClient | None = None
-        self._stamps: dict[str, tuple[int, int]] = {}  # of state.json when nothing was left to do
-        self._plan_stamp: tuple[int, int] | None = None
-        self._announced: set[str] = set()
+        self._stamps: dict[Path, tuple[int, int]] = {}  # of files whose content the store has
         self._saved = 0.0
 
     def disconnect(self) -> None:
         """Forget the client: the next pass asks the store anew what it has."""
         self._client = None
 
-    def run(self, is_alive: bool, with_report: bool) -> str | None:
+    def run(self, is_alive: bool) -> str | None:
         """Do one pass.
 
         Args:
             is_alive: whether a runner lives; without one no run stays RUNNING.
-            with_report: whether the report on disk is whole.
 
         Returns:
             The first trouble that concerned a single trial only.
@@ -86,7 +84,7 @@ class Delivery:
                     if not _concerns_one_run(error):
                         raise
                     trouble = trouble or f"trial {row.id}: {one_sentence(error)}"
-            if with_report:
+            if self.has_report:
                 self._mirror_report(client)
             if not is_alive:
                 self._set_parent_status(client, self._end_status())
@@ -112,32 +110,30 @@ class Delivery:
         client = connect(self.record.tracking_uri)
         experiment = require_experiment(client, self.plan.experiment, self.record.tracking_uri)
         parent = self._require_parent(client, experiment)
-        record = self.record
         children: dict[str, list[str]] = {}
         for run in children_of(client, experiment, parent):
             children.setdefault(run.data.tags["sweep.trial_id"], []).append(run.info.run_id)
+        found = {}  # what is not there was deleted in MLflow, and is made anew
         for trial_id, run_ids in children.items():
-            entry = record.trials.get(trial_id)
+            entry = self.record.trials.get(trial_id)
             if entry is None or entry.run_id not in run_ids:
-                entry = record.trials[trial_id] = Mirrored(run_ids[0])
+                entry = Mirrored(run_id=run_ids[0])
+            found[trial_id] = entry
             _delete_others(client, run_ids, entry.run_id)
-        for trial_id in record.trials.keys() - children.keys():
-            del record.trials[trial_id]  # deleted in MLflow: made anew
-            self._stamps.pop(trial_id, None)
+        self.record.trials = found
+        self._stamps.clear()
         return client
 
     def _require_parent(self, client: "MlflowClient", experiment: str) -> str:
         """Find or make the parent run; its uid is on disk before a run bears it."""
         record = self.record
         found = _run_ids(client, experiment, {"sweep.uid": record.sweep_uid})
-        if record.parent_run_id not in found:
-            if record.parent_run_id is not None:  # another store took this one's place
-                record = self.record = record.emptied()
-                self._stamps.clear()
-            elif not found and (uid := self._lost_uid(client, experiment)):
-                record.sweep_uid = uid
-                found = _run_ids(client, experiment, {"sweep.uid": uid})
-            record.experiment_id = experiment
+        if not found and not record.parent_run_id:
+            record.sweep_uid = self._lost_uid(client, experiment) or record.sweep_uid
+            found = _run_ids(client, experiment, {"sweep.uid": record.sweep_uid})
+        if record.parent_run_id not in found:  # new, or another store took this one's place
+            fields = record.model_dump(include={"tracking_uri", "is_default", "sweep_uid"})
+            record = self.record = Record(**fields, experiment_id=experiment)
             record.save(self.folder)
             tags = {
                 "mlflow.runName": self.folder.name,
@@ -147,41 +143,35 @@ class Delivery:
             }
             record.parent_run_id = found[-1] if found else self._create(client, tags)
             record.save(self.folder)
-        assert record.parent_run_id is not None
         _delete_others(client, found, record.parent_run_id)
         return record.parent_run_id
 
     def _lost_uid(self, client: "MlflowClient", experiment: str) -> str | None:
         """Find the uid again after tracking.json was lost: by a trial's run, or the own store."""
-        tagged = {run.info.run_id: run for run in search_all(client, experiment, {})}
-        for trial in self.folder.trials() if self.folder.plan_path.exists() else []:
-            child = tagged.get(trial.read_status().mlflow_run_id or "")
-            parent = child and tagged.get(child.data.tags.get("mlflow.parentRunId", ""))
-            if parent:
-                return parent.data.tags.get("sweep.uid")
-        uids = [
-            run.data.tags["sweep.uid"] for run in tagged.values() if "sweep.uid" in run.data.tags
-        ]
-        return uids[0] if uids and self.record.is_default else None
+        known = {status.mlflow_run_id for status in self._statuses()} - {None}
+        if not known and not self.record.is_default:
+            return None
+        parents = list(search_all(client, experiment, {"sweep.role": "sweep"}))
+        for parent in parents:
+            children = children_of(client, experiment, parent.info.run_id)
+            if known & {run.info.run_id for run in children}:
+                return parent.data.tags["sweep.uid"]
+        return parents[0].data.tags["sweep.uid"] if parents and self.record.is_default else None
 
     def _create(
         self, client: "MlflowClient", tags: dict[str, str], start: int | None = None
     ) -> str:
-        assert self.record.experiment_id is not None
         tags = {"sweep.version": sweep.__version__, "mlflow.source.name": "sweep", **tags}
         run = client.create_run(self.record.experiment_id, start, tags)
         return str(run.info.run_id)
 
     def _mirror_plan(self, client: "MlflowClient") -> None:
         """Read plan.json if it grew, and keep it with the parent run."""
-        stamp = _stamp(self.folder.plan_path)
-        if stamp == self._plan_stamp and self.record.plan_sha256 is not None:
+        path, stamp = self.folder.plan_path, _stamp(self.folder.plan_path)
+        if stamp == self._stamps.get(path):
             return
-        document = self.folder.read_plan() or self.plan.model_dump(mode="json")
-        fields = {key: value for key, value in document.items() if key != "format_version"}
-        self.plan = Plan.model_validate(fields)
+        self.plan, document = load_plan(self.folder) or self.plan, self.folder.require_plan()
         parent, digest = self.record.parent_run_id, sha256_of(document)
-        assert parent is not None
         if digest != self.record.plan_sha256:
             tags: dict[str, str] = {}
             for name in ("settings", "execution", "data"):
@@ -189,16 +179,14 @@ class Delivery:
             runs.set_tags(client, parent, tags | document_tags("sweep.plan", document))
             if self.record.plan_sha256 is None:
                 runs.log_params(client, parent, document["settings"])
-            if self.folder.plan_path.exists():
-                client.log_artifact(parent, str(self.folder.plan_path))
+            client.log_artifact(parent, str(path))
             self.record.plan_sha256 = digest
-        self._plan_stamp = stamp
+        self._stamps[path] = stamp
 
     def _mirror_report(self, client: "MlflowClient") -> None:
         digest, parent = report_digest(self.folder), self.record.parent_run_id
         if digest is None or digest == self.record.report_sha256:
             return
-        assert parent is not None
         for name in REPORT_FILES:
             if (self.folder.path / name).exists():
                 client.log_artifact(parent, str(self.folder.path / name))
@@ -207,32 +195,29 @@ class Delivery:
         self.record.report_sha256 = digest
 
     def _set_parent_status(self, client: "MlflowClient", status: str) -> None:
-        parent = self.record.parent_run_id
-        assert parent is not None
-        if status == self.record.parent_status:
-            return
-        if status == "RUNNING":
-            client.update_run(parent, status)
-        else:
-            client.set_terminated(parent, status)
-        self.record.parent_status = status
+        if status != self.record.parent_status:
+            runs.set_run_status(client, self.record.parent_run_id, status)
+            self.record.parent_status = status
 
     def _end_status(self) -> str:
         """FAILED as `sweep run` would exit with 1; KILLED while trials wait; else FINISHED."""
-        statuses = [self.folder.trial(str(row.id)).read_status() for row in self.plan.known_trials]
+        statuses = self._statuses()
         if any(s.state is State.FAILED and s.cause is not Cause.DIVERGED for s in statuses):
             return "FAILED"
         return "FINISHED" if all(s.state.is_finished for s in statuses) else "KILLED"
+
+    def _statuses(self) -> list[TrialStatus]:
+        return [self.folder.trial(str(row.id)).read_status() for row in self.plan.known_trials]
 
     # ---------------------------------------------------------------- the children
 
     def _mirror_trial(self, client: "MlflowClient", row: PlannedTrial, is_alive: bool) -> None:
         trial = self.folder.trial(str(row.id))
         stamp = _stamp(trial.state_path)
-        if self._stamps.get(trial.id) == stamp:
+        if stamp == self._stamps.get(trial.state_path):
             return
         status, entry = trial.read_status(), self.record.trials.get(trial.id)
-        if entry is not None and runs.was_reset(trial, entry):
+        if entry is not None and runs.began_anew(trial, entry):
             self._supersede(client, trial.id, entry)
             entry = None
         if entry is None and status.state is not State.WAITING:
@@ -240,19 +225,19 @@ class Delivery:
         if entry is not None:
             self._bring_up_to_date(client, trial, row, entry, status, is_alive)
         if status.state is not State.RUNNING:
-            self._stamps[trial.id] = stamp
+            self._stamps[trial.state_path] = stamp
 
     def _begin(self, client: "MlflowClient", trial: TrialFolder, row: PlannedTrial) -> Mirrored:
         config = self.plan.trial_config(row, self.folder.name)
         tags = {
-            "mlflow.parentRunId": str(self.record.parent_run_id),
+            "mlflow.parentRunId": self.record.parent_run_id,
             "mlflow.runName": runs.run_name(config),
             "sweep.trial_id": trial.id,
             "sweep.stage": row.stage,
             "sweep.policy": row.policy,
         }
         run_id = self._create(client, tags, runs.first_time(trial))
-        entry = self.record.trials[trial.id] = Mirrored(run_id)
+        entry = self.record.trials[trial.id] = Mirrored(run_id=run_id)
         self._save(now=False)
         return entry
 
@@ -265,10 +250,8 @@ class Delivery:
         status: TrialStatus,
         is_alive: bool,
     ) -> None:
-        if self._announce is not None and entry.run_id not in self._announced:
-            if status.mlflow_run_id != entry.run_id:
-                self._announce(trial.id, entry.run_id)
-            self._announced.add(entry.run_id)
+        if self._announce is not None and status.mlflow_run_id != entry.run_id:
+            self._announce(trial.id, entry.run_id)
         if not entry.is_described:
             runs.describe(client, entry.run_id, self.plan.trial_config(row, self.folder.name))
             entry.is_described = True
@@ -287,7 +270,7 @@ class Delivery:
     def _supersede(self, client: "MlflowClient", trial_id: str, entry: Mirrored) -> None:
         """Set the run of a cleared trial aside; the trial gets another."""
         runs.set_tags(client, entry.run_id, {"sweep.superseded": "true"})
-        if entry.status in ("", "RUNNING"):
+        if entry.run_status in ("", "RUNNING"):
             client.set_terminated(entry.run_id, "KILLED")
         del self.record.trials[trial_id]
         self._save(now=True)

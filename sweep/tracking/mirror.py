@@ -1,11 +1,9 @@
 """The mirror: brings an MLflow store to what the trial folders say, again and again.
 
-Runs in a daemon thread of the orchestrator (`start`, `wake`, `close`), or once (`sync`). A
-store that is slow, down or coming back costs training nothing: what it did not accept stays in
-the folders and is sent later.
+Runs in a daemon thread. A store that is slow, down or coming back costs training nothing: what
+it did not accept stays in the folders and is sent later.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,15 +11,12 @@ from dataclasses import dataclass
 
 from sweep.plan.plan import Plan
 from sweep.tracking.delivery import Delivery, OutOfTime
-from sweep.tracking.record import is_mirrored, load_record
+from sweep.tracking.record import load_record
 from sweep.tracking.store import check_tracking_uri, one_sentence
-from sweep.trial.folder import SweepFolder, TrialFolder
-from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.folder import SweepFolder
 
 POLL_SECONDS = 5.0
 PAUSES = (1.0, 30.0)  # seconds after a failure: the first, the longest
-
-__all__ = ["Mirror", "MirrorStatus", "is_mirrored"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,6 @@ class MirrorStatus:
     """What the store does not hold yet, and why."""
 
     trials: int = 0  # with something not mirrored
-    lines: int = 0  # of their metrics.jsonl
     error: str | None = None  # the first since the store last accepted everything
 
     @property
@@ -42,8 +36,8 @@ class MirrorStatus:
             return "MLflow holds everything."
         why = f" ({self.error})" if self.error else ""
         return (
-            f"MLflow lacks {self.lines} lines of {self.trials} trials{why}. Nothing is lost: "
-            "the same command again, or `sweep report`, sends them."
+            f"MLflow lacks something of {self.trials} trials{why}. Nothing is lost: "
+            "the same command again, or `sweep report`, sends it."
         )
 
 
@@ -52,7 +46,7 @@ class Mirror:
 
     Args:
         folder: of the sweep.
-        plan: used until plan.json is there; a plan.json that grows is read again.
+        plan: of the sweep, as in plan.json, which is read again when it grows.
         tracking_uri: a server or a database; None: as recorded, else SQLite in the folder.
         on_run_created: called in the mirror's thread with a trial's id and its MLflow run id.
 
@@ -71,8 +65,8 @@ class Mirror:
         record = load_record(folder, check_tracking_uri(tracking_uri) if tracking_uri else None)
         self._delivery = Delivery(folder, plan, record, on_run_created)
         self._error: str | None = None
-        self._had_error = self._is_report_whole = self._closing = False
-        self._pass, self._woken = threading.Lock(), threading.Event()
+        self._had_error = False
+        self._woken, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -86,13 +80,13 @@ class Mirror:
 
     def log_report(self) -> None:
         """Say that the report on disk is whole; the next pass keeps it with the parent run."""
-        self._is_report_whole = True
+        self._delivery.has_report = True
         self.wake()
 
     def close(self, timeout: float) -> MirrorStatus:
         """Send what is left, for at most so many seconds, and end the thread."""
         self._delivery.deadline = time.monotonic() + timeout
-        self._closing = True
+        self._closing.set()
         self.wake()
         if self._thread is None:
             self.start()
@@ -100,73 +94,49 @@ class Mirror:
         self._thread.join(timeout)
         return self.status
 
-    def sync(self) -> bool:
-        """Do one pass here and now; tell whether the store then holds everything settled.
-
-        While another process runs the sweep, that one mirrors and this does nothing.
-        """
-        lock = self.folder.lock_path
-        is_run = is_locked(lock)
-        if is_run and self._thread is None and read_owner(lock).get("pid") != os.getpid():
-            return is_mirrored(self.folder)
-        return self._attempt(is_alive=is_run or self._thread is not None, with_report=True)
-
     @property
     def status(self) -> MirrorStatus:
         """What is not mirrored as of now; reads the folders, asks nobody."""
-        trials = lines = 0
+        trials = 0
         for row in self._delivery.plan.known_trials:
             trial = self.folder.trial(str(row.id))
             entry, status = self._delivery.record.trials.get(trial.id), trial.read_status()
-            if entry is not None and entry.covers(status):
-                continue
-            missing = _count_lines(trial, entry.offset if entry else 0)
-            if missing or status.state.is_finished:
-                trials, lines = trials + 1, lines + missing
-        return MirrorStatus(trials, lines, self._error)
+            if entry is None or not entry.covers(status):
+                sent = entry.offset if entry else 0
+                trials += status.state.is_finished or trial.settled_length() > sent
+        return MirrorStatus(trials, self._error)
 
     def _loop(self) -> None:
         pause = PAUSES[0]
         while True:
             self._woken.clear()
-            closing = self._closing
-            done = self._attempt(is_alive=not closing, with_report=closing)
+            closing = self._closing.is_set()
+            done = self._attempt(is_alive=not closing)
             left = self._delivery.deadline - time.monotonic()
             if left <= 0 or (closing and done):
                 return
             if done:
                 pause = PAUSES[0]
                 self._woken.wait(POLL_SECONDS)
-                continue
-            until = time.monotonic() + min(pause, left)
-            while time.monotonic() < until and self._closing == closing:
-                time.sleep(0.05)
-            pause = PAUSES[0] if self._closing else min(2 * pause, PAUSES[1])
-
-    def _attempt(self, is_alive: bool, with_report: bool) -> bool:
-        with self._pass:
-            if not is_alive and self._had_error:
-                self._delivery.disconnect()  # look again for runs that a lost answer made twice
-            try:
-                trouble = self._delivery.run(is_alive, with_report or self._is_report_whole)
-                self._is_report_whole = False
-            except OutOfTime:
-                trouble = self._error or "there was no time left"
-            except Exception as error:
-                # Nothing that a store can do may reach training; the status says it.
-                trouble = one_sentence(error)
-            if trouble is None:
-                self._error = None
+            elif closing:
+                time.sleep(min(PAUSES[0], left))
             else:
-                self._had_error, self._error = True, self._error or trouble
-                self._delivery.disconnect()
-            return trouble is None
+                self._closing.wait(min(pause, left))
+                pause = min(2 * pause, PAUSES[1])
 
-
-def _count_lines(trial: TrialFolder, offset: int) -> int:
-    missing = trial.settled_length() - offset
-    if missing <= 0:
-        return 0
-    with trial.metrics_path.open("rb") as file:
-        file.seek(offset)
-        return file.read(missing).count(b"\n")
+    def _attempt(self, is_alive: bool) -> bool:
+        if not is_alive and self._had_error:
+            self._delivery.disconnect()  # look again for runs that a lost answer made twice
+        try:
+            trouble = self._delivery.run(is_alive)
+        except OutOfTime:
+            trouble = self._error or "there was no time left"
+        except Exception as error:
+            # Nothing that a store can do may reach training; the status says it.
+            trouble = one_sentence(error)
+        if trouble is None:
+            self._error = None
+        else:
+            self._had_error, self._error = True, self._error or trouble
+            self._delivery.disconnect()
+        return trouble is None

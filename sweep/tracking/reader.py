@@ -19,13 +19,13 @@ from sweep.tracking.store import (
     search_all,
     sqlite_path,
 )
+from sweep.trial.folder import State
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 REQUESTS = 4  # at a time, of a server
-NO_RUN = {"state": "WAITING", "cause": None, "attempts": 0}
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class StoredSweep:
     name: str  # of the sweep
     plan: dict[str, Any]  # as plan.json
     results: list[dict[str, Any]]
-    """One per planned trial, in the plan's order: as result.json; where there is none, the row
-    of the plan with `state`, `cause` and `attempts`."""
+    """One per planned trial, in the plan's order: as result.json; where there is none, what is
+    known of `id`, `state`, `cause`, `attempts` and `microbatch_size`."""
     curves: dict[str, list[dict[str, Any]]]  # trial id -> lines as in metrics.jsonl, without nulls
 
 
@@ -72,7 +72,7 @@ def read_store(tracking_uri: str, experiment: str, run_id: str | None = None) ->
         raise SweepError(
             f"MLflow at {uri} cannot be read: {one_sentence(error)} Check the address."
         ) from error
-    results = [_result(row, children.get(row["id"])) for row in rows]
+    results = [_result(row["id"], children.get(row["id"])) for row in rows]
     name = parent.data.tags["sweep.name"]
     return StoredSweep(experiment, parent.info.run_id, name, plan, results, curves)
 
@@ -98,23 +98,21 @@ def _find_parent(client: "MlflowClient", uri: str, experiment: str, run_id: str 
     )
 
 
-def _result(row: dict[str, Any], run: "Run | None") -> dict[str, Any]:
+def _result(trial_id: str, run: "Run | None") -> dict[str, Any]:
     tags = {} if run is None else run.data.tags
     if "sweep.state" not in tags:
-        return {**row, **NO_RUN}
-    is_finished = tags["sweep.state"] not in ("WAITING", "RUNNING")
-    if is_finished and (result := read_document(tags, "sweep.result")):
+        return {"id": trial_id, "state": "WAITING"}
+    state, cause = tags["sweep.state"], tags["sweep.cause"] or None
+    if State(state).is_finished and (result := read_document(tags, "sweep.result")):
         return dict(result)
-    microbatch = int(tags.get("sweep.microbatch_size") or row["microbatch_size"])
-    per_device = row["batch_size"] // row["devices"]
-    return {
-        **row,
-        "microbatch_size": microbatch,
-        "gradient_accumulation_steps": per_device // microbatch,
-        "state": tags["sweep.state"],
-        "cause": tags["sweep.cause"] or None,
+    known = {
+        "id": trial_id,
+        "state": state,
+        "cause": cause,
         "attempts": int(tags["sweep.attempts"]),
     }
+    size = tags.get("sweep.microbatch_size")  # other than planned, after out of memory
+    return known | ({"microbatch_size": int(size)} if size else {})
 
 
 def _read_curves(client: "MlflowClient", runs: list["Run"]) -> dict[str, list[dict[str, Any]]]:

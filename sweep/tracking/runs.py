@@ -3,7 +3,6 @@
 Every write may be repeated: MLflow keeps a point once per name, time, step and value.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from sweep.tracking.record import Mirrored
 from sweep.tracking.store import document_tags
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import State, TrialFolder, TrialStatus
-from sweep.trial.metrics import read_metrics, read_metrics_with_offsets
+from sweep.trial.metrics import read_metrics_with_offsets
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,18 +28,9 @@ FINAL_STATUS = {
     State.WAITING: "KILLED",  # stopped; RUNNING again when it resumes
 }
 FINAL_METRICS = (
-    "final_train_loss",
-    "final_valid_loss",
-    "best_valid_loss",
-    "bits_per_byte",
-    "clipped_step_fraction",
-    "seconds_total",
-    "seconds_compile",
-    "seconds_training",
-    "seconds_evaluation",
-    "seconds_checkpoint",
-    "tokens_per_second",
-    "mfu",
+    *("final_train_loss", "final_valid_loss", "best_valid_loss", "bits_per_byte"),
+    *("clipped_step_fraction", "seconds_total", "seconds_compile", "seconds_training"),
+    *("seconds_evaluation", "seconds_checkpoint", "tokens_per_second", "mfu"),
     "peak_memory_bytes",
 )
 RESULT_TAGS = {
@@ -64,8 +54,7 @@ def set_tags(client: "MlflowClient", run_id: str, tags: dict[str, str]) -> None:
 
     entities = [RunTag(key, value) for key, value in tags.items()]
     for start in range(0, len(entities), BATCH_TAGS):
-        batch = entities[start : start + BATCH_TAGS]
-        client.log_batch(run_id, tags=batch, synchronous=True)
+        client.log_batch(run_id, tags=entities[start : start + BATCH_TAGS], synchronous=True)
 
 
 def log_params(client: "MlflowClient", run_id: str, params: dict[str, Any]) -> None:
@@ -113,21 +102,19 @@ def describe(client: "MlflowClient", run_id: str, config: TrialConfig) -> None:
         client.log_inputs(run_id, [DatasetInput(dataset, [tag])])
 
 
-def was_reset(trial: TrialFolder, entry: Mirrored) -> bool:
-    """Tell whether the last mirrored line is gone: the trial began anew, or further back."""
-    if not entry.line_end:
-        return False
-    return (
-        _sha256_between(trial.metrics_path, entry.line_start, entry.line_end) != entry.line_sha256
-    )
+def first_time(trial: TrialFolder) -> int | None:
+    """Return when the first line was written, in milliseconds, or None before it."""
+    try:
+        with trial.metrics_path.open("rb") as file:
+            time: float = json.loads(file.readline())["time"]
+    except (FileNotFoundError, json.JSONDecodeError):  # none, or a torn one
+        return None
+    return round(time * 1000)
 
 
-def _sha256_between(path: Path, start: int, end: int) -> str:
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(start)
-        return hashlib.sha256(file.read(end - start)).hexdigest()
+def began_anew(trial: TrialFolder, entry: Mirrored) -> bool:
+    """Tell whether the first line is another: resuming keeps every mirrored line, or none."""
+    return entry.began not in (None, first_time(trial))
 
 
 def log_lines(
@@ -140,16 +127,15 @@ def log_lines(
     """
     from mlflow.entities import Metric
 
-    path = trial.metrics_path
-    lines = read_metrics_with_offsets(path, entry.offset, max(entry.offset, trial.settled_length()))
+    lines = read_metrics_with_offsets(trial.metrics_path, entry.offset, trial.settled_length())
+    if lines and entry.began is None:
+        entry.began = round(lines[0][0]["time"] * 1000)
+        save(True)  # before the first point: were the trial reset now, it must be seen
     metrics: list[Metric] = []
-    start, tokens, time = entry.offset, entry.last_tokens, entry.last_milliseconds
+    tokens, time = entry.last_tokens, entry.last_milliseconds
     for number, (line, end) in enumerate(lines):
         time = max(round(line["time"] * 1000), time + 1 if line["tokens"] == tokens else 0)
         tokens = line["tokens"]
-        if not entry.line_end:
-            _mark(entry, path, start, end)
-            save(True)  # before the first point: were the trial reset now, it must be seen
         metrics += [
             Metric(key, float(value), time, tokens)
             for key, value in line.items()  # step and time too, exact, for the reader
@@ -158,16 +144,9 @@ def log_lines(
         following = len(lines[number + 1][0]) if number + 1 < len(lines) else BATCH_METRICS
         if len(metrics) + following > BATCH_METRICS:
             client.log_batch(entry.run_id, metrics=metrics, synchronous=True)
-            _mark(entry, path, start, end)
             entry.offset, entry.last_tokens, entry.last_milliseconds = end, tokens, time
             save(False)
             metrics = []
-        start = end
-
-
-def _mark(entry: Mirrored, path: Path, start: int, end: int) -> None:
-    entry.line_start, entry.line_end = start, end
-    entry.line_sha256 = _sha256_between(path, start, end)
 
 
 def log_end(
@@ -200,8 +179,8 @@ def set_status(
     run_status: str,
 ) -> None:
     """Bring the run's status and its tags to where the trial stands."""
-    stands = (run_status, str(status.state), status.attempts, status.fencing)
-    if stands == (entry.status, entry.state, entry.attempts, entry.fencing):
+    told = status.changed(mlflow_run_id=None)
+    if (run_status, told) == (entry.run_status, entry.told):
         return
     tags = {
         "sweep.state": str(status.state),
@@ -211,23 +190,20 @@ def set_status(
         "sweep.microbatch_size": str(status.microbatch_size or ""),  # after out of memory
     }
     set_tags(client, entry.run_id, tags)
-    if run_status == "RUNNING":
-        client.update_run(entry.run_id, run_status)
+    set_run_status(client, entry.run_id, run_status, _changed(trial.state_path))
+    entry.run_status, entry.told = run_status, told
+
+
+def set_run_status(
+    client: "MlflowClient", run_id: str, status: str, end_time: int | None = None
+) -> None:
+    """Let a run go on, or end it, by default now."""
+    if status == "RUNNING":
+        client.update_run(run_id, status)
     else:
-        client.set_terminated(entry.run_id, run_status, _changed(trial.state_path))
-    entry.status, entry.state, entry.attempts, entry.fencing = stands
+        client.set_terminated(run_id, status, end_time)
 
 
 def _changed(path: Path) -> int:
     """Return when a file was last changed, in milliseconds; 0 for none."""
     return path.stat().st_mtime_ns // 10**6 if path.exists() else 0
-
-
-def first_time(trial: TrialFolder) -> int | None:
-    """Return when the first line was written, in milliseconds, or None before it."""
-    if not trial.metrics_path.exists():
-        return None
-    with trial.metrics_path.open("rb") as file:
-        length = len(file.readline())
-    lines = read_metrics(trial.metrics_path, 0, length)
-    return round(lines[0]["time"] * 1000) if lines else None

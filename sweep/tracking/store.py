@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -155,12 +154,12 @@ def one_sentence(error: BaseException) -> str:
     return text.splitlines()[0][:300]
 
 
-def ui_command(folder: SweepFolder, port: int | None = None) -> list[str]:
+def ui_command(folder: SweepFolder, port: int) -> list[str]:
     """Return the command of MLflow's own server on this sweep's store, on loopback only.
 
     Args:
         folder: of the sweep.
-        port: to listen on; None: the first free one from 5000.
+        port: to listen on.
 
     Raises:
         SweepError: if the store is a server, which has its own address, or there is none yet.
@@ -182,12 +181,4 @@ def ui_command(folder: SweepFolder, port: int | None = None) -> list[str]:
     artifacts = (folder.path.absolute() / "mlartifacts").as_uri()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--default-artifact-root", artifacts, "--no-serve-artifacts", "--workers", "1"]
-    return [*command, "--host", "127.0.0.1", "--port", str(port or _free_port())]
-
-
-def _free_port() -> int:
-    for port in range(5000, 5100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise SweepError("one of the ports 5000 to 5099 must be free, and none is. Name another.")
+    return [*command, "--host", "127.0.0.1", "--port", str(port)]

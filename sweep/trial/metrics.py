@@ -11,8 +11,6 @@ from typing import Any
 
 from sweep.trial.files import replacing, sha256_of_file
 
-NOT_METRICS = ("time", "step", "tokens")
-
 
 class MetricsLog:
     """The worker's end of metrics.jsonl.

@@ -19,7 +19,9 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
-from sweep.plan.plan import Plan, build_plan, grow_plan
+from sweep.plan.growth import grow_plan
+from sweep.plan.plan import Plan, build_plan
+from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
 from sweep.trial.files import write_json
 from sweep.trial.folder import State, SweepFolder, TrialFolder
@@ -124,6 +126,20 @@ class FakeSweep:
         whole = read_metrics(self.trial(index).metrics_path)
         return [{key: v for key, v in line.items() if v is not None} for line in whole]
 
+    def sync(self, uri: str | None = None) -> None:
+        """Bring the store up to date, as `sweep report` does."""
+        mirror = Mirror(self.folder, self.plan, uri)
+        mirror.log_report()
+        status = mirror.close(60)
+        assert status.is_complete, status
+
+    def beside(self, name: str) -> "FakeSweep":
+        """Make another sweep of the same plan."""
+        folder = SweepFolder(self.folder.path.with_name(name))
+        folder.path.mkdir()
+        shutil.copy(self.folder.plan_path, folder.plan_path)
+        return FakeSweep(folder, self.plan)
+
     def grow(self, **overrides: Any) -> None:
         """Plan the same experiment with more batch sizes or seeds."""
         self.plan = grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides))
@@ -158,17 +174,23 @@ def sweep(tmp_path: Path, empty_store: Path) -> FakeSweep:
     return FakeSweep(folder, plan)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on."""
+    return find_free_port()
 
 
 class Server:
     """A real MLflow server on loopback, that can be killed and started again."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.port = path, free_port()
+        self.path, self.port = path, find_free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -1,6 +1,7 @@
 """The mirror on a real SQLite store: everything there, nothing twice, nothing left RUNNING."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,22 +11,29 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from sweep.errors import SweepError
-from sweep.tracking.mirror import Mirror, is_mirrored
+from sweep.tracking.delivery import Delivery
+from sweep.tracking.mirror import Mirror
 from sweep.tracking.reader import read_store
+from sweep.tracking.record import Record, is_mirrored, load_record
 from sweep.tracking.store import children_of, connect, default_tracking_uri
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import Cause, State
 from sweep.trial.lease import FileLock
 
 
-def client_of(sweep):
-    return connect(default_tracking_uri(sweep.folder))
-
-
 def record_of(sweep):
     return read_json(sweep.folder.tracking_path)
+
+
+def client_of(sweep):
+    return connect(record_of(sweep)["tracking_uri"])
+
+
+def deliver(sweep):
+    return Delivery(sweep.folder, sweep.plan, load_record(sweep.folder, None), None)
 
 
 def run_of(sweep, index):
@@ -36,10 +44,13 @@ def parent_of(sweep):
     return client_of(sweep).get_run(record_of(sweep)["parent_run_id"])
 
 
-def sync(sweep):
-    mirror = Mirror(sweep.folder, sweep.plan, None)
-    assert mirror.sync(), mirror.status
-    return mirror
+def run_statuses(sweep):
+    """The status of the parent run, then of the trials' runs, in the plan's order."""
+    record = load_record(sweep.folder, None)
+    entries = [record.trials[i] for i in sweep.ids if i in record.trials]
+    run_ids = [record.parent_run_id, *(entry.run_id for entry in entries)]
+    client = connect(record.tracking_uri)
+    return [client.get_run(run_id).info.status for run_id in run_ids if run_id]
 
 
 def assert_mirrored(sweep, indices=(0, 1, 2), uri=None):
@@ -53,7 +64,7 @@ def test_a_finished_sweep_is_mirrored_whole(sweep, points):
     for index in range(3):
         sweep.train(index, 12)
     assert not is_mirrored(sweep.folder)
-    sync(sweep)
+    sweep.sync()
     assert is_mirrored(sweep.folder)
     run, client = run_of(sweep, 0), client_of(sweep)
     assert run.info.status == "FINISHED"
@@ -78,10 +89,10 @@ def test_a_finished_sweep_is_mirrored_whole(sweep, points):
 
 def test_a_second_pass_sends_nothing(sweep, points):
     sweep.train(0, 12)
-    sync(sweep)
+    sweep.sync()
     client, run_id = client_of(sweep), run_of(sweep, 0).info.run_id
     before = points(client, run_id), run_of(sweep, 0).to_dictionary()
-    sync(sweep)
+    sweep.sync()
     assert (points(client, run_id), run_of(sweep, 0).to_dictionary()) == before
 
 
@@ -89,7 +100,7 @@ def test_a_second_pass_sends_nothing(sweep, points):
 def test_replay_makes_no_point_and_no_run_twice(sweep, points, lost):
     for index in range(3):
         sweep.train(index, 250)  # more than one batch
-    sync(sweep)
+    sweep.sync()
     client, record = client_of(sweep), record_of(sweep)
     run_ids = [record["trials"][trial_id]["run_id"] for trial_id in sweep.ids]
     before = [points(client, run_id) for run_id in run_ids]
@@ -102,7 +113,7 @@ def test_replay_makes_no_point_and_no_run_twice(sweep, points, lost):
         for entry in record["trials"].values():
             entry |= {"offset": 0, "last_tokens": -1, "last_milliseconds": 0, "final": False}
         write_json(sweep.folder.tracking_path, record)
-    sync(sweep)
+    sweep.sync()
     children = children_of(client, record["experiment_id"], record["parent_run_id"])
     assert {run.info.run_id for run in children} == set(run_ids)
     assert [points(client, run_id) for run_id in run_ids] == before
@@ -112,24 +123,24 @@ def test_replay_makes_no_point_and_no_run_twice(sweep, points, lost):
 
 def test_runs_that_were_made_by_requests_whose_answers_came_too_late_are_deleted(sweep):
     sweep.train(0, 3)
-    sync(sweep)
+    sweep.sync()
     client, experiment = client_of(sweep), record_of(sweep)["experiment_id"]
     for made in (parent_of(sweep), run_of(sweep, 0)):
         client.create_run(experiment, tags=made.data.tags)
     assert len(client.search_runs([experiment])) == 4
     kept = {parent_of(sweep).info.run_id, run_of(sweep, 0).info.run_id}
-    sync(sweep)
+    sweep.sync()
     assert {run.info.run_id for run in client.search_runs([experiment])} == kept
 
 
 def test_a_run_that_was_deleted_in_mlflow_is_made_anew(sweep):
     sweep.train(0, 3)
-    sync(sweep)
+    sweep.sync()
     client_of(sweep).delete_run(run_of(sweep, 0).info.run_id)
-    sync(sweep)
+    sweep.sync()
     assert_mirrored(sweep, [0])
     client_of(sweep).delete_run(parent_of(sweep).info.run_id)
-    sync(sweep)
+    sweep.sync()
     assert_mirrored(sweep, [0])
 
 
@@ -137,7 +148,7 @@ def test_a_batch_that_was_half_accepted_is_completed(sweep, points):
     from mlflow.entities import Metric
 
     sweep.set_state(0, State.RUNNING)
-    mirror = sync(sweep)
+    sweep.sync()
     run_id, line = run_of(sweep, 0).info.run_id, None
     sweep.write_lines(0, 30)
     for line in sweep.lines(0)[:7]:
@@ -145,7 +156,7 @@ def test_a_batch_that_was_half_accepted_is_completed(sweep, points):
             time_ms = round(line["time"] * 1000)
             half = [Metric("train/loss", line["train/loss"], time_ms, line["tokens"])]
             client_of(sweep).log_batch(run_id, metrics=half)
-    assert mirror.sync()
+    sweep.sync()
     assert max(Counter(points(client_of(sweep), run_id)).values()) == 1
     assert_mirrored(sweep, [0])
 
@@ -155,35 +166,49 @@ def test_only_lines_that_no_resume_takes_back_are_mirrored(sweep):
     sweep.write_lines(0, 10)
     kept = sweep.lines(0)
     sweep.write_lines(0, 10, settled=False)
-    mirror = sync(sweep)
+    sweep.sync()
     stored = read_store(default_tracking_uri(sweep.folder), "words")
     assert stored.curves[sweep.ids[0]] == kept
     settled = sweep.trial(0).settled_length()
     sweep.write_lines(0, 15, keep=settled)  # the resumed attempt writes other times
     sweep.finish(0)
-    assert mirror.sync()
+    sweep.sync()
     assert_mirrored(sweep, [0])
 
 
-def test_a_stopped_or_killed_trial_does_not_stay_running_and_resumes_in_its_run(sweep):
+def test_a_stopped_or_killed_trial_does_not_stay_running_and_resumes_in_its_run(sweep, until):
     sweep.set_state(0, State.RUNNING)
     sweep.set_state(1, State.RUNNING)
-    with FileLock(sweep.folder.lock_path):
-        mirror = sync(sweep)
-        assert run_of(sweep, 0).info.status == parent_of(sweep).info.status == "RUNNING"
-        sweep.set_state(0, State.WAITING)
-        assert mirror.sync()
-        assert run_of(sweep, 0).info.status == "KILLED"
-        assert run_of(sweep, 0).data.tags["sweep.state"] == "WAITING"
-        assert run_of(sweep, 1).info.status == "RUNNING"
-    sync(sweep)  # by `sweep report`: the runner died, and state.json still says RUNNING
-    assert run_of(sweep, 1).info.status == parent_of(sweep).info.status == "KILLED"
+    mirror = Mirror(sweep.folder, sweep.plan, None)
+    mirror.start()
+    until(lambda: run_statuses(sweep) == ["RUNNING"] * 3)
+    sweep.set_state(0, State.WAITING)
+    mirror.wake()
+    until(lambda: run_statuses(sweep) == ["RUNNING", "KILLED", "RUNNING"])
+    assert run_of(sweep, 0).data.tags["sweep.state"] == "WAITING"
+    mirror.close(0)  # no time to tell anybody: as if the runner was killed
+    until(lambda: "mirror" not in [thread.name for thread in threading.enumerate()])
+    assert run_statuses(sweep) == ["RUNNING", "KILLED", "RUNNING"]
+    sweep.sync()  # by `sweep report`: state.json still says RUNNING
+    assert run_statuses(sweep) == ["KILLED"] * 3
     before = run_of(sweep, 0).info.run_id
-    with FileLock(sweep.folder.lock_path):
-        sweep.set_state(0, State.RUNNING)
-        sync(sweep)
-        assert run_of(sweep, 0).info.status == parent_of(sweep).info.status == "RUNNING"
-        assert run_of(sweep, 0).info.run_id == before
+    sweep.set_state(0, State.RUNNING)
+    sweep.set_state(1, State.WAITING)
+    mirror = Mirror(sweep.folder, sweep.plan, None)
+    mirror.start()
+    until(lambda: run_statuses(sweep) == ["RUNNING", "RUNNING", "KILLED"])
+    assert run_of(sweep, 0).info.run_id == before
+    assert mirror.close(60).is_complete
+    assert run_statuses(sweep) == ["KILLED"] * 3
+
+
+def test_the_trial_of_a_bare_worker_runs_until_its_lease_is_free(sweep):
+    sweep.set_state(0, State.RUNNING)
+    with FileLock(sweep.trial(0).lease_path):
+        sweep.sync()
+        assert run_statuses(sweep) == ["KILLED", "RUNNING"]
+    sweep.sync()
+    assert run_statuses(sweep) == ["KILLED", "KILLED"]
 
 
 def test_the_end_of_trials_and_sweep_is_told(sweep):
@@ -192,38 +217,73 @@ def test_the_end_of_trials_and_sweep_is_told(sweep):
     sweep.finish(1, State.PRUNED)
     sweep.set_state(2, State.RUNNING)
     sweep.set_state(2, State.FAILED, cause=Cause.DIVERGED, message="loss 9.9 above 4.0")
-    sync(sweep)
+    sweep.sync()
     assert [run_of(sweep, i).info.status for i in range(3)] == ["FINISHED", "KILLED", "FAILED"]
     assert run_of(sweep, 2).data.tags["sweep.cause"] == "diverged"
     assert parent_of(sweep).info.status == "FINISHED"
     sweep.set_state(2, State.FAILED, cause=Cause.LOST, attempts=2)
     assert not is_mirrored(sweep.folder)
-    sync(sweep)
+    sweep.sync()
     assert parent_of(sweep).info.status == "FAILED"
     assert is_mirrored(sweep.folder)
 
 
-def test_a_trial_that_began_anew_gets_another_run(sweep):
-    sweep.train(0, 20)
-    sync(sweep)
-    old = run_of(sweep, 0).info.run_id
-    sweep.trial(0).clear()
-    sweep.train(0, 20)
+@pytest.mark.parametrize("lost", ["everything", "checkpoints"])
+def test_a_trial_that_began_anew_gets_another_run(sweep, points, lost):
+    sweep.set_state(0, State.RUNNING)
+    sweep.write_lines(0, 20)
+    if lost == "everything":
+        sweep.finish(0, State.FAILED, cause=Cause.DIVERGED)
+    sweep.sync()
+    old, client = run_of(sweep, 0).info.run_id, client_of(sweep)
+    before = points(client, old)
+    if lost == "everything":
+        sweep.trial(0).clear()
+    sweep.set_state(0, State.RUNNING, cause=None)
+    sweep.write_lines(0, 25, keep=0)
     told = []
     mirror = Mirror(sweep.folder, sweep.plan, None, lambda *ids: told.append(ids))
-    assert mirror.sync()
+    assert mirror.close(60).is_complete
     new = run_of(sweep, 0).info.run_id
     assert new != old and (sweep.ids[0], new) in told
-    assert client_of(sweep).get_run(old).data.tags["sweep.superseded"] == "true"
+    assert client.get_run(old).data.tags["sweep.superseded"] == "true"
+    assert points(client, old) == before
     assert_mirrored(sweep, [0])
 
 
-def test_a_plan_that_grows_gets_its_runs(sweep):
+def test_a_trial_that_began_anew_after_a_first_batch_of_unknown_fate_gets_another_run(
+    sweep, monkeypatch
+):
+    from mlflow import MlflowClient
+
+    sweep.train(0, 5)
+    send = MlflowClient.log_batch
+
+    def send_and_die(client, run_id, metrics=(), **more):
+        send(client, run_id, metrics=metrics, **more)
+        if metrics:
+            patched.setattr(Record, "save", lambda *_: None)  # the dead note nothing
+            raise ConnectionError
+
+    with monkeypatch.context() as patched, pytest.raises(ConnectionError):
+        patched.setattr(MlflowClient, "log_batch", send_and_die)
+        deliver(sweep).run(is_alive=True)
+    old = run_of(sweep, 0).info.run_id
+    sweep.trial(0).clear()
+    sweep.train(0, 5)
+    sweep.sync()
+    assert run_of(sweep, 0).info.run_id != old
+    assert_mirrored(sweep, [0])
+
+
+def test_a_plan_that_grows_gets_its_runs(sweep, until):
     sweep.train(0, 3)
-    mirror = sync(sweep)
+    mirror = Mirror(sweep.folder, sweep.plan, None)
+    mirror.start()
+    until(lambda: len(run_statuses(sweep)) == 2)
     sweep.grow(batches="2,4,8,16")
     sweep.train(3, 3)
-    assert mirror.sync()
+    assert mirror.close(60).is_complete
     stored = read_store(default_tracking_uri(sweep.folder), "words")
     assert stored.plan == sweep.folder.read_plan()
     assert_mirrored(sweep, [0, 3])
@@ -252,44 +312,91 @@ def test_the_thread_mirrors_and_closing_sends_what_is_left(sweep, until):
 
 
 def test_the_runs_of_another_process_s_sweep_are_left_to_it(sweep):
-    sweep.train(0, 3)
+    from sweep.cli import sweep as command
+
     code = (
         "import sys; from pathlib import Path; from sweep.trial.lease import FileLock\n"
         f"lock = FileLock(Path({str(sweep.folder.lock_path)!r})); print('held', flush=True)\n"
         "sys.stdin.read()"
     )
+    report = ["report", str(sweep.folder.path), "--tracking-uri"]
+    report.append(default_tracking_uri(sweep.folder))
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:
         assert owner.stdout is not None and owner.stdout.readline() == b"held\n"
-        assert not Mirror(sweep.folder, sweep.plan, None).sync()
-    assert not sweep.folder.tracking_path.exists()
+        CliRunner().invoke(command, report, catch_exceptions=False)
+        assert not sweep.folder.tracking_path.exists()
+        assert owner.stdin is not None
+        owner.stdin.close()
+        owner.wait()
+    CliRunner().invoke(command, report, catch_exceptions=False)
+    assert run_statuses(sweep) == ["KILLED"]
+
+
+def test_a_lost_tracking_file_finds_its_sweep_among_others_in_a_named_store(sweep, points):
+    uri = f"sqlite:///{sweep.folder.path.parent}/named.db"
+    shutil.copy(sweep.folder.path / "mlflow.db", sweep.folder.path.parent / "named.db")
+    sweep.train(0, 5)
+    sweep.sync(uri)
+    record, run = record_of(sweep), run_of(sweep, 0)
+    sweep.trial(0).write_status(sweep.trial(0).read_status().changed(mlflow_run_id=run.info.run_id))
+    other = sweep.beside("other")
+    other.train(0, 5)
+    other.sync(uri)
+    before = points(client_of(sweep), run.info.run_id)
+    sweep.folder.tracking_path.write_text("{")
+    sweep.sync(uri)
+    assert record_of(sweep)["parent_run_id"] == record["parent_run_id"]
+    assert run_of(sweep, 0).info.run_id == run.info.run_id
+    assert points(client_of(sweep), run.info.run_id) == before
+    assert len(client_of(sweep).search_runs([record["experiment_id"]])) == 4
+
+
+def test_a_finished_sweep_is_not_recognised_where_another_store_is_named(sweep):
+    from sweep.orchestration.planning import Planned
+    from sweep.orchestration.runner import finished_summary
+
+    def is_recognised(uri):
+        planned = Planned(sweep.plan, tuple(sweep.ids), True)
+        return finished_summary(planned, sweep.folder, uri) is not None
+
+    for index in range(3):
+        sweep.train(index, 3)
+    assert not is_recognised(None)
+    sweep.sync()
+    own, other = default_tracking_uri(sweep.folder), f"sqlite:///{sweep.folder.path}/other.db"
+    assert [is_recognised(uri) for uri in (None, own, other)] == [True, True, False]
+    sweep.sync(other)
+    assert [is_recognised(uri) for uri in (None, own, other)] == [True, False, True]
 
 
 def test_a_moved_folder_gets_a_store_that_knows_its_place(sweep):
     sweep.train(0, 3)
-    sync(sweep)
+    sweep.sync()
     moved = sweep.folder.path.with_name("moved")
     sweep.folder.path.rename(moved)
     sweep.folder = type(sweep.folder)(moved)
-    sync(sweep)
+    sweep.sync()
     assert str(moved.as_uri()) in run_of(sweep, 0).info.artifact_uri
     assert (moved / "mlflow-moved.db").exists()
     assert not sweep.folder.path.with_name("words sweep").exists()
     assert_mirrored(sweep, [0])
 
 
-def test_a_damaged_trial_does_not_keep_the_others_from_the_store(sweep):
+def test_a_damaged_trial_does_not_keep_the_others_from_the_store(sweep, until):
     for index in range(3):
         sweep.train(index, 3)
     good = sweep.trial(1).result_path.read_text()
     sweep.trial(1).result_path.write_text("{")
     mirror = Mirror(sweep.folder, sweep.plan, None)
-    assert not mirror.sync()
+    mirror.start()
+    until(lambda: mirror.status.error)
     assert sweep.ids[1] in str(mirror.status) and mirror.status.trials == 1
     assert_mirrored(sweep, [0, 2])
     sweep.trial(1).result_path.write_text(good)
-    assert mirror.sync() and mirror.status.is_complete
+    assert mirror.close(30).is_complete
+    assert_mirrored(sweep)
 
 
 def test_a_path_is_refused_before_anything_is_written(sweep):
@@ -308,7 +415,7 @@ from sweep.trial.folder import SweepFolder
 folder = SweepFolder(Path(sys.argv[1]))
 plan = folder.require_plan()
 plan.pop("format_version")
-Mirror(folder, Plan.model_validate(plan), None).sync()
+Mirror(folder, Plan.model_validate(plan), None).close(60)
 """
 
 
@@ -336,7 +443,7 @@ def test_a_mirror_killed_in_mid_pass_is_completed_by_another(sweep, points, kill
         time.sleep(0.005)
     process.wait()
     assert killed.is_set() and not is_mirrored(sweep.folder)
-    sync(sweep)
+    sweep.sync()
     assert_mirrored(sweep)
     client, record = client_of(sweep), record_of(sweep)
     assert len(client.search_runs([record["experiment_id"]])) == 4
@@ -350,9 +457,10 @@ def test_a_pass_over_a_thousand_and_more_finished_trials_takes_less_than_a_secon
     sweep.grow(seeds=400)
     for index in range(1200):
         sweep.set_state(index, State.FAILED, cause=Cause.ERROR)
-    mirror = sync(sweep)
+    delivery = deliver(sweep)
+    assert delivery.run(is_alive=False) is None
     start = time.monotonic()
-    assert mirror.sync()
+    assert delivery.run(is_alive=False) is None
     assert time.monotonic() - start < 1
     start = time.monotonic()
     assert is_mirrored(sweep.folder)

@@ -3,7 +3,6 @@
 import pytest
 
 from sweep.errors import SweepError
-from sweep.tracking.mirror import Mirror
 from sweep.tracking.reader import read_store
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.folder import Cause, State
@@ -13,8 +12,8 @@ def test_plan_results_and_curves_come_back_as_they_were(sweep):
     sweep.train(0, 30)
     sweep.set_state(1, State.RUNNING)
     sweep.write_lines(1, 5)
-    sweep.set_state(1, State.FAILED, cause=Cause.LOST, message="killed")
-    assert Mirror(sweep.folder, sweep.plan, None).sync()
+    sweep.set_state(1, State.FAILED, cause=Cause.LOST, message="killed", microbatch_size=2)
+    sweep.sync()
     (sweep.folder.path / "trials").rename(sweep.folder.path / "elsewhere")
     (sweep.folder.path / "mlartifacts").rename(sweep.folder.path / "gone")
     stored = read_store(default_tracking_uri(sweep.folder), "words")
@@ -23,20 +22,19 @@ def test_plan_results_and_curves_come_back_as_they_were(sweep):
     assert stored.plan == sweep.folder.read_plan()
     complete, failed, waiting = stored.results
     assert complete == sweep.trial(0).read_result()
-    row = sweep.plan.known_trials[1].model_dump(mode="json")
-    assert failed == {**row, "state": "FAILED", "cause": "lost", "attempts": 1}
-    assert (waiting["state"], waiting["cause"], waiting["attempts"]) == ("WAITING", None, 0)
+    known = {"state": "FAILED", "cause": "lost", "attempts": 1, "microbatch_size": 2}
+    assert failed == {"id": sweep.ids[1], **known}
+    assert waiting == {"id": sweep.ids[2], "state": "WAITING"}
     assert stored.curves == {sweep.ids[0]: sweep.lines(0), sweep.ids[1]: sweep.lines(1)}
 
 
 def test_a_result_of_an_earlier_attempt_is_not_that_of_a_trial_that_runs_again(sweep):
     sweep.set_state(0, State.RUNNING)
     sweep.finish(0, State.FAILED, cause=Cause.ERROR)
-    mirror = Mirror(sweep.folder, sweep.plan, None)
-    assert mirror.sync()
+    sweep.sync()
     sweep.trial(0).result_path.unlink()
     sweep.set_state(0, State.FAILED, cause=Cause.LOST, attempts=2)
-    assert mirror.sync()
+    sweep.sync()
     stored = read_store(default_tracking_uri(sweep.folder), "words")
     assert (stored.results[0]["cause"], stored.results[0]["attempts"]) == ("lost", 2)
     assert "final_valid_loss" not in stored.results[0]
@@ -45,13 +43,12 @@ def test_a_result_of_an_earlier_attempt_is_not_that_of_a_trial_that_runs_again(s
 def test_the_newest_sweep_is_read_unless_one_is_named(sweep, tmp_path):
     uri = f"sqlite:///{tmp_path / 'words sweep' / 'mlflow.db'}"
     sweep.train(0, 2)
-    assert Mirror(sweep.folder, sweep.plan, uri).sync()
+    sweep.sync(uri)
     first = read_store(uri, "words")
     sweep.folder.tracking_path.unlink()
-    other = type(sweep)(type(sweep.folder)(tmp_path / "other"), sweep.plan)
-    other.folder.path.mkdir()
+    other = sweep.beside("other")
     other.train(0, 2)
-    assert Mirror(other.folder, other.plan, uri).sync()
+    other.sync(uri)
     assert read_store(uri, "words").name == "other"
     assert read_store(uri, "words", first.run_id) == first
     with pytest.raises(SweepError, match=f"parent run .* got 'abc'. There are: .*{first.run_id}"):
@@ -61,7 +58,7 @@ def test_the_newest_sweep_is_read_unless_one_is_named(sweep, tmp_path):
 def test_what_cannot_be_read_is_said_in_a_sentence(sweep, tmp_path):
     uri = default_tracking_uri(sweep.folder)
     sweep.train(0, 2)
-    assert Mirror(sweep.folder, sweep.plan, None).sync()
+    sweep.sync()
     with pytest.raises(SweepError, match=r"\(Default, words\), got 'wrods'"):
         read_store(uri, "wrods")
     with pytest.raises(SweepError, match="holds no sweep"):

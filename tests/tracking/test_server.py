@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 
 from sweep.tracking import mirror as mirror_module
-from sweep.tracking.mirror import Mirror, is_mirrored
+from sweep.tracking.mirror import Mirror
 from sweep.tracking.reader import read_store
+from sweep.tracking.record import is_mirrored
 from sweep.tracking.store import connect
 from sweep.trial.files import read_json
 from sweep.trial.folder import State
@@ -43,9 +44,10 @@ def test_a_server_that_is_down_comes_killed_and_comes_back(sweep, server, points
     sweep.set_state(0, State.RUNNING)
     sweep.write_lines(0, 400)
     until(lambda: mirror.status.error)
-    assert "API request" in str(mirror.status) and mirror.status.lines == len(sweep.lines(0))
+    assert "API request" in str(mirror.status) and mirror.status.trials == 1
     server.start()
-    until(lambda: not mirror.status.lines)
+    until(lambda: mirror.status.is_complete)
+    assert read_store(server.uri, "words").curves[sweep.ids[0]] == sweep.lines(0)
 
     sweep.write_lines(0, 2000)
     mirror.wake()
@@ -112,19 +114,19 @@ class SlowProxy:
             end.close()
 
 
-def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server, points):
+def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server, points, until):
     server.start()
     proxy = SlowProxy(server.port, 0.05)
     for index in range(2):
         sweep.train(index, 300)
-    for answers in range(1, 5):  # lost: the first answers of several passes
-        proxy.lost = answers % 2 + 1
-        Mirror(sweep.folder, sweep.plan, proxy.uri).sync()
     mirror = Mirror(sweep.folder, sweep.plan, proxy.uri)
     begin = time.monotonic()
     mirror.start()
     mirror.wake()
     assert time.monotonic() - begin < 0.1  # whoever trains does not wait
+    for answers in range(1, 5):  # lost: the first answers of several passes
+        proxy.lost = answers % 2 + 1
+        until(lambda: not proxy.lost)
     assert mirror.close(60).is_complete
     assert_held_once(sweep, server.uri, points, [0, 1])
     proxy.close()
@@ -136,12 +138,11 @@ def test_each_single_lost_answer_of_a_pass_makes_nothing_twice(sweep, server, po
     sweep.train(0, 100)
     proxy = SlowProxy(server.port, 0.01)
     for nth in range(1, 25):
-        mirror = Mirror(sweep.folder, sweep.plan, proxy.uri)  # another address: from the start
         timer = threading.Timer(0.05 * nth, lambda: setattr(proxy, "lost", 1))
         timer.start()
-        mirror.sync()
+        sweep.sync(proxy.uri)  # another address: from the start
         timer.join()
         proxy.lost = 0
-        assert Mirror(sweep.folder, sweep.plan, server.uri).sync()
+        sweep.sync(server.uri)
         assert_held_once(sweep, server.uri, points, [0])
     proxy.close()

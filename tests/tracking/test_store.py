@@ -9,7 +9,6 @@ import urllib.request
 import pytest
 
 from sweep.errors import SweepError
-from sweep.tracking.mirror import Mirror
 from sweep.tracking.record import Record
 from sweep.tracking.store import check_tracking_uri, document_tags, read_document, ui_command
 
@@ -38,9 +37,9 @@ def test_a_long_document_survives_tags_also_after_a_longer_one():
 def test_importing_tracking_imports_no_mlflow_and_asking_for_a_finished_sweep_neither(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
-        "import sweep.tracking.mirror, sweep.tracking.reader, sweep.tracking.store\n"
+        "import sweep.tracking.mirror, sweep.tracking.reader, sweep.tracking.record\n"
         "from sweep.trial.folder import SweepFolder\n"
-        f"assert not sweep.tracking.mirror.is_mirrored(SweepFolder(Path({str(tmp_path)!r})))\n"
+        f"assert not sweep.tracking.record.is_mirrored(SweepFolder(Path({str(tmp_path)!r})))\n"
         "assert not {'mlflow', 'torch', 'pandas', 'sqlalchemy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -68,18 +67,18 @@ def test_telemetry_is_off_unless_the_user_chose(chosen):
 def test_the_ui_needs_a_store_of_its_own(sweep):
     (sweep.folder.path / "mlflow.db").unlink()
     with pytest.raises(SweepError, match="must hold an MLflow store, and has none"):
-        ui_command(sweep.folder)
-    Record("http://host:5000", is_default=False).save(sweep.folder)
+        ui_command(sweep.folder, 5000)
+    Record(tracking_uri="http://host:5000", is_default=False).save(sweep.folder)
     with pytest.raises(SweepError, match="Open http://host:5000 in a browser"):
-        ui_command(sweep.folder)
+        ui_command(sweep.folder, 5000)
 
 
-def test_the_ui_serves_the_sweep_on_loopback(sweep, until):
+def test_the_ui_serves_the_sweep_on_loopback(sweep, free_port, until):
     sweep.train(0, 3)
-    assert Mirror(sweep.folder, sweep.plan, None).sync()
-    command = ui_command(sweep.folder)
+    sweep.sync()
+    command = ui_command(sweep.folder, free_port)
     assert command[command.index("--host") + 1] == "127.0.0.1"
-    uri = f"http://127.0.0.1:{command[command.index('--port') + 1]}"
+    uri = f"http://127.0.0.1:{free_port}"
 
     def answers() -> bool:
         try:
