@@ -48,7 +48,7 @@ class LocalExecutor:
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Start the newest attempt of a trial in a process of its own."""
-        process = FreshProcess(ATTEMPT, folder.path, environment=environment)
+        process = FreshProcess(ATTEMPT, folder.path, environment=environment, ends_itself=True)
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         self._attempts.add(process)

@@ -55,7 +55,7 @@ def _run(folder: TrialFolder) -> int:
 def _attempt(folder: TrialFolder, stopping: list[int]) -> Outcome:
     """Run one attempt; Ctrl-C and SIGTERM let it checkpoint, a second one kills it."""
     killed_before = oom_kills()
-    process = FreshProcess(ATTEMPT, folder.path)
+    process = FreshProcess(ATTEMPT, folder.path, ends_itself=True)
 
     def stop(number: int, _: object) -> None:
         if stopping:

@@ -32,6 +32,8 @@ class FreshProcess:
         function: named as `module:function`, so that this process need not import it.
         arguments: to be pickled.
         environment: variables that differ from this process's.
+        ends_itself: whether the function asks `should_stop`, and so ends by itself once this
+            process is gone; else it is ended then.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class FreshProcess:
         function: str,
         *arguments: object,
         environment: Mapping[str, str] | None = None,
+        ends_itself: bool = False,
     ) -> None:
         context = _context()
         self._pipe, theirs = context.Pipe()
         settings = {**os.environ, **(environment or {})}  # the fork server may be older than they
-        self._process = context.Process(target=_run, args=(function, arguments, theirs, settings))
+        inside = (function, arguments, theirs, settings, ends_itself)
+        self._process = context.Process(target=_run, args=inside)
         with _no_main_module():
             self._process.start()
         theirs.close()
@@ -102,6 +106,7 @@ def _run(
     arguments: tuple[object, ...],
     pipe: Connection,
     environment: dict[str, str],
+    ends_itself: bool,
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -110,8 +115,11 @@ def _run(
     signal.signal(signal.SIGTERM, lambda *_: asked.append("preempted"))
 
     def listen() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            pipe.recv()  # a word means stop, and so does a parent that is gone
+        try:
+            pipe.recv()
+        except (EOFError, OSError):  # the parent is gone
+            if not ends_itself:
+                os._exit(1)
         asked.append("stopped")
 
     threading.Thread(target=listen, daemon=True).start()

@@ -28,9 +28,21 @@ class TrainingStep:
 
     Losses are summed and divided by the whole batch's tokens, so that every split of a batch
     gives the same gradient.
+
+    Args:
+        config: of the trial.
+        device: the trial's.
+        microbatch_size: sequences per forward-backward.
+        model: on the device and in the precision's dtype; None: the workload's own.
     """
 
-    def __init__(self, config: TrialConfig, device: torch.device, microbatch_size: int) -> None:
+    def __init__(
+        self,
+        config: TrialConfig,
+        device: torch.device,
+        microbatch_size: int,
+        model: nn.Module | None = None,
+    ) -> None:
         self.device = device
         self.workload: Workload = build_workload(config, device)
         if self.workload.tokens_per_sequence != config.tokens_per_sequence:
@@ -39,9 +51,11 @@ class TrainingStep:
                 f"{config.tokens_per_sequence} tokens per sequence, got "
                 f"{self.workload.tokens_per_sequence}. Set context to it."
             )
-        self.model: nn.Module = self.workload.build_model().to(device)
-        for parameter in self.model.parameters():  # not the buffers: rotary tables stay float32
-            parameter.data = parameter.data.to(weight_dtype(config.science.precision))
+        if model is None:
+            model = self.workload.build_model().to(device)
+            for parameter in model.parameters():  # not the buffers: rotary tables stay float32
+                parameter.data = parameter.data.to(weight_dtype(config.science.precision))
+        self.model = model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(
             config.science.optimizer, self.model, config.science.learning_rate
