@@ -30,8 +30,8 @@ class WorkerDied(SweepError):
         exit_code: as `multiprocessing.Process.exitcode`: negative for a signal.
     """
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(f"a process ended without a word, with exit code {exit_code}")
+    def __init__(self, exit_code: int, message: str = "") -> None:
+        super().__init__(message or f"a process ended without a word, exit code {exit_code}")
         self.exit_code = exit_code
 
 

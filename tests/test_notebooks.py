@@ -10,12 +10,14 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FAKES = ROOT / "tests" / "analysis" / "fake_sweeps.py"
+PUBLISHED = sorted(plan.parent for plan in ROOT.glob("results/published/*/plan.json"))
 
 
-def published_or_fake(tmp_path: Path) -> Path:
-    """Return the first published sweep, or a made-up one where there is none."""
-    for plan in sorted(ROOT.glob("results/published/*/plan.json")):
-        return plan.parent
+@pytest.fixture(params=[*PUBLISHED, None], ids=lambda path: path.name if path else "made-up")
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A published sweep, or one that is made up."""
+    if request.param is not None:
+        return Path(request.param)
     runpy.run_path(str(FAKES))["write_fake_sweep"](tmp_path / "fake", seeds=2)
     return tmp_path / "fake"
 
@@ -23,8 +25,9 @@ def published_or_fake(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 # Jupyter's own: its kernel is asked for by name, over sockets that it closes late.
 @pytest.mark.filterwarnings("default")
-def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = published_or_fake(tmp_path)
+def test_notebook_runs(
+    path: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SWEEP_FOLDER", str(folder))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     before = {item: item.stat().st_mtime_ns for item in folder.rglob("*")}

@@ -218,7 +218,7 @@ def main() -> None:
     try:
         code = sweep.main(standalone_mode=False, prog_name="sweep")
     except SweepError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
         code = 2
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)

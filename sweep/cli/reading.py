@@ -156,7 +156,8 @@ def data_command(
 ) -> int:
     """Prepare a data set, or describe it."""
     from sweep.config.trial import TokenizerSettings
-    from sweep.data import describe_data, identify_data, prepare_data
+    from sweep.data.identity import identify_data
+    from sweep.data.tokens import describe_data, prepare_data
 
     size = parse_count(vocabulary, "vocabulary")
     settings = TokenizerSettings(kind=tokenizer, vocabulary=size)  # type: ignore[arg-type]

@@ -12,24 +12,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from sweep.config.models import MODEL_PRESETS, ModelSettings, Settings, model_preset
+from sweep.config.models import MODEL_PRESETS, ModelSettings, Positive, Settings, model_preset
 from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.paths import experiments_dir
 from sweep.errors import SweepError
 
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-pure")
-Fraction01 = Annotated[float, Field(ge=0, le=1)]
+Fraction01 = Annotated[float, Field(ge=0, le=1, strict=True)]
+Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
 
 class OptimizerSettings(Settings):
     """AdamW as torch has it, or plain SGD; weight decay applies to matrices only."""
 
     name: Literal["adamw", "sgd"] = "adamw"
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip: Annotated[float, Field(ge=0)] = 1.0  # global gradient norm; 0: never
+    beta1: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.999
+    eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, strict=True)] = 0.1
+    clip: Annotated[float, Field(ge=0, strict=True)] = 1.0  # global gradient norm; 0: never
 
 
 class ScheduleSettings(Settings):
@@ -37,16 +38,16 @@ class ScheduleSettings(Settings):
 
     name: Literal["cosine", "constant"] = "cosine"
     warmup_fraction: Fraction01 = 0.01
-    warmup_min_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0
     final_fraction: Fraction01 = 0.1  # of the peak rate, at the last step
 
 
 class EvaluationSettings(Settings):
     """When and on how much the loss is measured; the same at every batch size."""
 
-    train_points: Annotated[int, Field(gt=0)] = 100  # log lines per trial
-    points: Annotated[int, Field(gt=0)] = 20  # milestone evaluations per trial
-    sequences: Annotated[int, Field(gt=0)] | None = None  # per milestone; None: from the budget
+    train_points: Points = 100  # log lines per trial
+    points: Points = 20  # milestone evaluations per trial
+    sequences: Positive | None = None  # per milestone; None: from the budget
 
 
 class Experiment(Settings):
@@ -60,7 +61,8 @@ class Experiment(Settings):
     tokenizer: Literal["bpe", "bytes"] = "bpe"
     budget: int  # training tokens of every trial
     batches: tuple[int, ...]  # sequences per optimizer step, ascending
-    seeds: Annotated[int, Field(gt=0, le=1000)] | None = None  # None: 1 at a fixed rate, else 3
+    # None: 1 at a fixed rate, else 3
+    seeds: Annotated[int, Field(gt=0, le=1000, strict=True)] | None = None
     lr: str = "3e-4"  # a number, sqrt[:rate@batch], linear:rate@batch, tuned
     precision: Literal["auto", "fp32", "bf16", "bf16-pure"] = "auto"
     optimizer: OptimizerSettings = OptimizerSettings()

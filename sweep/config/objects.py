@@ -22,14 +22,16 @@ def load_object(name: str) -> Any:
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module does
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's module does, sys.exit too
         raise SweepError(
             f"module {module_name!r} of {name!r} cannot be imported "
             f"({type(error).__name__}: {error}). Correct it, install it, or run from its folder."
         ) from error
     try:
         return getattr(module, attribute)
-    except AttributeError:
+    except Exception as error:  # a module may have a __getattr__ of its own
         raise SweepError(
             f"module {module_name!r} has no {attribute!r}. Check the spelling of {name!r}."
-        ) from None
+        ) from error

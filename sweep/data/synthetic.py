@@ -46,8 +46,6 @@ class Get:
 
 
 Symbol = str | Rule | Bind | Get  # str: one word or punctuation mark
-Words = tuple[str, ...]
-Kept = tuple[tuple[str, str], ...]  # variables bound so far, in order
 
 
 def _falling_weights(count: int) -> list[float]:
@@ -146,48 +144,6 @@ class Grammar:
             return words[kept[variable]]
         return kept[get.form]
 
-    def log_probability(self, document: str) -> float:
-        """Return log of the probability, summed over all derivations; −inf where there is none."""
-        words = tuple(WORD.findall(document))
-        if SPACE_BEFORE_POINT.sub("", " ".join(words)) != document:
-            return -math.inf
-        ends = self._derive((Rule(self.start),), words, {(0, ()): 1.0})
-        total = sum(p for (position, _), p in ends.items() if position == len(words))
-        return math.log(total) if total else -math.inf
-
-    def _derive(
-        self, symbols: Sequence[Symbol], words: Words, states: dict[tuple[int, Kept], float]
-    ) -> dict[tuple[int, Kept], float]:
-        """Return every (position, kept values) that the symbols can lead to, with probability."""
-        for symbol in symbols:
-            reached: dict[tuple[int, Kept], float] = {}
-            for (position, kept), p in states.items():
-                for end, q in self._derive_one(symbol, words, position, kept).items():
-                    reached[end] = reached.get(end, 0.0) + p * q
-            states = reached
-        return states
-
-    def _derive_one(
-        self, symbol: Symbol, words: Words, position: int, kept: Kept
-    ) -> dict[tuple[int, Kept], float]:
-        if isinstance(symbol, Rule):
-            alternatives = self.rules[symbol.name]
-            ends: dict[tuple[int, Kept], float] = {}
-            weights = self._probability[len(alternatives)]
-            for alternative, p in zip(alternatives, weights, strict=True):
-                for end, q in self._derive(alternative, words, {(position, kept): p}).items():
-                    ends[end] = ends.get(end, 0.0) + q
-            return ends
-        word = words[position] if position < len(words) else None
-        if isinstance(symbol, Bind):
-            choices = self._choices(symbol, dict(kept))
-            if word is None or word not in choices:
-                return {}
-            p = self._probability[len(choices)][choices.index(word)]
-            return {(position + 1, (*kept, (symbol.variable, word))): p}
-        said = symbol if isinstance(symbol, str) else self._say(symbol, dict(kept))
-        return {(position + 1, kept): 1.0} if said == word else {}
-
     def entropy(self) -> float:
         """Return the entropy of a story in nats, exactly: no sampling."""
         return self._entropy_of(Rule(self.start))
@@ -250,11 +206,6 @@ def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str
     for index in range(identity["documents"][split]):
         rng = random.Random(f"{GRAMMAR_VERSION}/{identity['seed']}/{split}/{index}")
         yield grammar.generate(rng)[0]
-
-
-def log_probability(document: str) -> float:
-    """Return the log of a story's probability in nats, −inf for a text that is no story."""
-    return story_grammar().log_probability(document)
 
 
 def entropy_per_document() -> float:

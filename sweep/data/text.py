@@ -118,34 +118,34 @@ def _find_cut(text: str, limit: int) -> int:
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """Which documents are for validation: by index, or the end of a single one."""
+    """Which documents are for validation; a single one is divided into two first."""
 
     is_valid: np.ndarray  # (documents,) bool
-    valid_from: int | None  # character of a single document at which validation begins
+    divide_from: int | None = None  # character of a single document
 
     def select(self, files: list[TextFile], valid: bool) -> Iterator[Piece]:
         """Yield the documents of one split in file order."""
-        if self.valid_from is not None:
-            yield from self._part(files, valid, self.valid_from)
-            return
-        index = 0
-        for piece in read_pieces(files):
+        pieces, index = read_pieces(files), 0
+        if self.divide_from is not None:
+            pieces = _divide(pieces, self.divide_from)
+        for piece in pieces:
             if self.is_valid[index] == valid:
                 yield piece
             index += piece.ends_document
 
-    @staticmethod
-    def _part(files: list[TextFile], valid: bool, valid_from: int) -> Iterator[Piece]:
-        position = 0
-        for piece in read_pieces(files):
-            at = min(max(valid_from - position, 0), len(piece.text))
-            position += len(piece.text)
-            if not valid:
-                yield Piece(piece.text[:at], position >= valid_from, piece.fraction_read)
-                if position >= valid_from:
-                    return
-            elif at < len(piece.text) or piece.ends_document:
-                yield Piece(piece.text[at:], piece.ends_document, piece.fraction_read)
+
+def _divide(pieces: Iterator[Piece], start: int) -> Iterator[Piece]:
+    """End a document at a character, or better at a line's end or a space soon after it."""
+    for piece in pieces:
+        length = len(piece.text)
+        if 0 <= start < length:
+            stop = start + (length - start) // 2
+            found = (piece.text.find(mark, max(start, 1), stop) for mark in "\n ")
+            cut = next((at for at in found if at >= 0), start)
+            yield piece._replace(text=piece.text[:cut], ends_document=True)
+            piece = piece._replace(text=piece.text[cut:])
+        yield piece
+        start -= length  # below 0 once the document is divided
 
 
 def measure_split(
@@ -171,24 +171,12 @@ def measure_split(
     found = np.array(hashes, dtype=np.uint64)
     different = np.unique(found)
     if len(found) == 1:
-        return DocumentSplit(np.zeros(1, dtype=bool), _find_tail(files, characters))
+        tail = max(characters // 20, 1)
+        return DocumentSplit(np.array([False, True]), characters - tail)
     if len(different) < 2:
         raise SweepError(
             f"data without a validation file must hold at least two different documents, got "
             f"{len(different)}. Separate them by lines of {SEPARATOR}, or add a valid.txt."
         )
     count = max(1, round(0.05 * len(different)))
-    return DocumentSplit(found <= different[count - 1], None)
-
-
-def _find_tail(files: list[TextFile], characters: int) -> int:
-    """Return the character at which the last 5 % of a single document begin."""
-    target, position = characters - max(characters // 20, 1), 0
-    for piece in read_pieces(files):
-        start = target - position
-        if start < len(piece.text):
-            stop = start + (len(piece.text) - start) // 2
-            found = (piece.text.find(mark, max(start, 1), stop) for mark in ("\n", " "))
-            return position + next((at for at in found if at >= 0), start)
-        position += len(piece.text)
-    return target
+    return DocumentSplit(found <= different[count - 1])

@@ -8,7 +8,6 @@ from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.numbers import format_bytes
-from sweep.config.objects import load_object
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.plan.commands import typed_command
@@ -92,11 +91,11 @@ def make_plan(
     command: tuple[str, ...] = (),
 ) -> Planned:
     """Plan what the command names on top of what the folder holds. Imports torch only when new."""
-    if ":" in experiment.workload:
-        load_object(experiment.workload)
     identity, path = None, None
     if experiment.data is not None:
-        from sweep.data import check_text_length, check_tokenizer, identify_data
+        from sweep.data.identity import identify_data
+        from sweep.data.sources import check_text_length
+        from sweep.data.tokenizer import check_tokenizer
 
         check_tokenizer(tokenizer_of(experiment))
         check_text_length(experiment.data, experiment.model.context)
@@ -128,7 +127,28 @@ def make_plan(
         rows = (*grown.trials, *undecided)
         plan = grown.model_copy(update={"trials": rows, "data_path": path})
         return Planned(plan, requested, known.issuperset(requested))
+    _check_workload(new)
     return Planned(_decide_compile(_with_parameters(new)), requested, False)
+
+
+def _check_workload(plan: Plan) -> None:
+    """Build a user's workload once, so that its mistakes show before anything is written."""
+    if ":" not in plan.settings.workload:
+        return
+    import torch
+
+    from sweep.workloads.protocol import build_workload
+
+    row = plan.trials[0].model_copy(update={"id": "check", "learning_rate": 1.0})
+    try:
+        build_workload(plan.trial_config(row, ""), torch.device("cpu"))
+    except SweepError:
+        raise
+    except Exception as error:
+        raise SweepError(
+            f"workload {plan.settings.workload!r} must be built from a trial's config and a "
+            f"device, but raised {type(error).__name__}: {error}. Correct it."
+        ) from error
 
 
 def _data_path(source: str, folder: SweepFolder) -> str | None:
@@ -211,7 +231,7 @@ def _with_parameters(plan: Plan) -> Plan:
 
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
-    from sweep.data import find_prepared
+    from sweep.data.tokens import find_prepared
     from sweep.orchestration.calibration import estimate_seconds
     from sweep.orchestration.local import attempt_slots
 

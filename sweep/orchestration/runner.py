@@ -116,7 +116,7 @@ def prepare(
     Raises:
         SweepError: if the plan cannot be run here.
     """
-    from sweep.data import prepare_data
+    from sweep.data.tokens import prepare_data
 
     plan = planned.plan
     if any(row.id is None for row in plan.trials):

@@ -62,6 +62,7 @@ def learning_rate_at(
 
 def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
     """Return the first step with tokens ≥ k/M of the trial's own, for k = 1 … M, ascending."""
+    points = min(points, steps)
     return tuple(sorted({-(-k * steps // points) for k in range(1, points + 1)}))
 
 

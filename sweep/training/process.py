@@ -12,6 +12,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -65,7 +66,7 @@ class FreshProcess:
         """Wait for what the function returns; after `timeout` seconds kill it.
 
         Raises:
-            WorkerDied: if the process ended without returning.
+            WorkerDied: if the function raised, or the process ended without a word.
         """
         wait([self._pipe, self._process.sentinel], timeout)
         found: list[Any] = []
@@ -78,7 +79,14 @@ class FreshProcess:
         self._pipe.close()
         if not found:
             raise WorkerDied(self._process.exitcode or 0)
+        if isinstance(found[0], _Raised):
+            raise WorkerDied(self._process.exitcode or 0, found[0].message)
         return found[0]
+
+
+@dataclass(frozen=True)
+class _Raised:
+    message: str
 
 
 @functools.cache
@@ -123,6 +131,10 @@ def _run(
         asked.append("stopped")
 
     threading.Thread(target=listen, daemon=True).start()
-    found = load_object(function)(*arguments, lambda: asked[0] if asked else None)
+    found: object
+    try:
+        found = load_object(function)(*arguments, lambda: asked[0] if asked else None)
+    except Exception as error:
+        found = _Raised(f"{type(error).__name__}: {error}")
     with contextlib.suppress(OSError):
         pipe.send(found)

@@ -10,13 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.data import (
-    SequenceStream,
-    TokenizedText,
-    document_of_targets,
-    gather,
-    prepare_data,
-)
+from sweep.data.stream import SequenceStream, document_of_targets, gather
+from sweep.data.tokens import TokenizedText, prepare_data
 from sweep.models import build_model
 from sweep.models.precision import autocast
 from sweep.workloads.protocol import Batch, FinalEvaluation

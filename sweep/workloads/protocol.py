@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 
@@ -64,7 +65,11 @@ class Workload(Protocol):
 
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
-    """Build the workload that a trial names. Data is opened on first use, not here."""
+    """Build the workload that a trial names. Data is opened on first use, not here.
+
+    Raises:
+        SweepError: if the name is not that of a workload.
+    """
     name = config.science.workload
     if name == "pretrain":
         from sweep.workloads.pretrain import Pretrain
@@ -74,5 +79,17 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
         from sweep.workloads.quadratic import NoisyQuadratic
 
         return NoisyQuadratic(config, device)
-    workload: Workload = load_object(name)(config, device)
+    build = load_object(name)
+    if not callable(build):
+        raise SweepError(
+            f"workload {name!r} must be callable with a trial's config and a device, got an object "
+            f"of type {type(build).__name__}. Name a class or a function."
+        )
+    workload: Workload = build(config, device)
+    members = ["tokens_per_sequence", *(member for member in vars(Workload) if member[0] != "_")]
+    if lacking := [member for member in members if not hasattr(workload, member)]:
+        raise SweepError(
+            f"workload {name!r} must have what sweep.workloads.protocol.Workload has, got an "
+            f"object of type {type(workload).__name__} without {', '.join(lacking)}. Add it."
+        )
     return workload

@@ -10,7 +10,7 @@ from sweep.trial.files import write_json
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
+def call(tmp_path, monkeypatch, capfd):
     """Run the command line in an empty folder; return exit code, stdout and stderr."""
     work = tmp_path / "work"
     work.mkdir()
@@ -20,7 +20,7 @@ def call(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
-        output = capsys.readouterr()
+        output = capfd.readouterr()  # other processes' too
         return ended.value.code, output.out, output.err
 
     return call_here
@@ -126,6 +126,136 @@ def test_experiment_files_that_are_none(call, tmp_path, content, says):
     path = tmp_path / "mine.toml"
     path.write_text(content)
     assert_refused(call("run", path), says, tmp_path / "work")
+
+
+SETTINGS = {"model": "'quick'", "data": "'synthetic'", "budget": "196_608", "batches": "[4]"}
+# By key: what it must be, and what it must not.
+HUGE = "1" + 20 * "0"
+WRONG_SETTINGS = {
+    "name": ("a valid string", "{}", "[]", "true", "5", "1979-05-27"),
+    "question": ("a valid string", "{a = 1}", "['a']", "false", "nan"),
+    "workload": ("a valid string", "{}", "['pretrain']", "true", "1.5"),
+    "data": ("a valid string", "{}", "[]", "true", "nan"),
+    "tokenizer": ("'bpe' or 'bytes'", "{}", "['bpe']", "true", "0", "'words'"),
+    "precision": ("'auto', 'fp32'", "{}", "[]", "false", "32"),
+    "model": ("must be", "['quick']", "true", "nan", "''", "'huge'"),
+    "budget": ("budget must be", "{}", "['1M']", "true", "-1", "0", "nan", "inf", "1.5", "'x'"),
+    "batches": ("batch", "{}", "[]", "true", "nan", "[1.5]", "[-4]", "[[4]]", "['x']", "[true]"),
+    "lr": ("lr must be", "{}", "[]", "[1e-3]", "true", "-1", "0", "nan", "inf", "'x'", "''"),
+    "seeds": (
+        "seeds",
+        "{}",
+        "[1]",
+        "true",
+        "false",
+        "'1'",
+        "-1",
+        "0",
+        "1.5",
+        "nan",
+        "1001",
+        "'some'",
+    ),
+    "vocabulary": ("vocabulary", "{}", "[512]", "false", "-1", "nan", "'many'"),
+    "context": ("context", "{}", "[64]", "false", "0", "1.5", "inf", "''"),
+    "optimizer": ("optimizer", "'adamw'", "[]", "true", "5", "nan"),
+    "schedule": ("schedule", "'cosine'", "[1]", "false", "0.1"),
+    "evaluation": ("evaluation", "'often'", "[20]", "true", "20"),
+    "model.kind": ("does not match", "{}", "true", "5", "'huge'"),
+    "model.d_ff": ("model.d_ff", "1e20", HUGE),
+    "model.layers": (
+        "model.layers",
+        "{}",
+        "100000000000000000000",
+        "[3]",
+        "false",
+        "-3",
+        "0",
+        "2.5",
+        "nan",
+        "'three'",
+    ),
+    "model.heads": ("heads", "{}", "5", "0"),
+    "model.depth": ("not a known key", "3"),
+    "optimizer.name": ("'adamw' or 'sgd'", "{}", "true", "1", "'adam'"),
+    "optimizer.beta1": ("optimizer.beta1", "{}", "[0.9]", "-0.1", "1.0", "nan", "'high'", "true"),
+    "optimizer.eps": ("optimizer.eps", "{}", "true", "0", "-1e-8", "nan", "inf"),
+    "optimizer.clip": ("optimizer.clip", "[1.0]", "-1", "nan", "inf", "'off'"),
+    "optimizer.beta3": ("Did you mean 'beta", "0.9"),
+    "schedule.warmup_fraction": ("schedule.warmup_fraction", "{}", "-0.1", "1.1", "nan", "'1 %'"),
+    "schedule.warmup_min_steps": ("schedule.warmup_min_steps", "[]", "-1", "1.5", "inf"),
+    "schedule.warmup": ("not a known key", "{fraction = 0.1}"),
+    "evaluation.train_points": ("evaluation.train_points", HUGE),
+    "evaluation.points": (
+        "evaluation.points",
+        "{}",
+        "true",
+        "'1'",
+        "100000000000000000000",
+        "[20]",
+        "false",
+        "0",
+        "-1",
+        "2.5",
+        "nan",
+    ),
+    "evaluation.sequence": ("Did you mean 'sequences'", "64"),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [(key, value, says) for key, (says, *values) in WRONG_SETTINGS.items() for value in values],
+)
+def test_settings_of_the_wrong_type_or_size(call, tmp_path, key, value, says):
+    table, _, nested = key.partition(".")
+    settings = {**SETTINGS, table: f"{{{nested} = {value}}}" if nested else value}
+    path = tmp_path / "mine.toml"
+    path.write_text("".join(f"{name} = {given}\n" for name, given in settings.items()))
+    assert_refused(call("run", path, "--quiet", "--yes"), says, tmp_path / "work")
+
+
+UNIMPORTABLE = {
+    "raises": ("raise RuntimeError('broken')", "RuntimeError: broken"),
+    "misspelt": ("def (", "SyntaxError"),
+    "imports": ("import no_such_package", "No module named 'no_such_package'"),
+    "lacks": ("other = 1", "has no 'build'"),
+    "says_much": ("raise RuntimeError('broken\\non two lines')", "broken on two lines"),
+    "leaves": ("import sys\nsys.exit(3)", "SystemExit: 3"),
+    "refuses": ("def __getattr__(name): raise ValueError(name)", "has no 'build'"),
+}
+NO_WORKLOADS = {
+    "number": ("build = 5", "type int"),
+    "returns_none": ("def build(config, device): return None", "type NoneType"),
+    "fails": ("def build(config, device): raise ValueError('bad')", "ValueError: bad"),
+    "lacks_all": ("class build:\n  def __init__(self, config, device): pass", "evaluate_finally"),
+}
+NO_MODELS = {
+    "number": ("build = 5", "'int' object is not callable"),
+    "returns_none": ("def build(**sizes): return None", "type NoneType"),
+    "returns_class": ("import torch\ndef build(**sizes): return torch.nn.Linear", "type type"),
+    "is_empty": ("import torch\ndef build(**sizes): return torch.nn.Identity()", "weights"),
+    "takes_nothing": ("def build(): pass", "unexpected keyword argument"),
+    "fails": ("def build(**sizes): raise ValueError('bad')", "ValueError: bad"),
+    "exits": ("def build(**sizes): raise SystemExit(4)", "SystemExit: 4"),
+    "unprintable": (
+        "class Odd:\n  def __repr__(self): raise ValueError\ndef build(**sizes): return Odd()",
+        "type Odd",
+    ),
+}
+USER_CODE = [
+    *(("--model", name, *rest) for name, rest in {**UNIMPORTABLE, **NO_MODELS}.items()),
+    *(("--workload", name, *rest) for name, rest in {**UNIMPORTABLE, **NO_WORKLOADS}.items()),
+]
+
+
+@pytest.mark.parametrize(("flag", "name", "code", "says"), USER_CODE)
+def test_code_of_the_users_that_is_none(call, tmp_path, monkeypatch, flag, name, code, says):
+    module = f"own{flag.replace('-', '_')}_{name}"  # imported once per process
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = (flag, f"{module}:build", "--quiet", "--yes")
+    assert_refused(call("run", "quick", *flags), says, tmp_path / "work")
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones(call, tmp_path):

@@ -1,12 +1,14 @@
 """The commands as scripts use them: JSON keys, exit codes, environment variables."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from sweep.cli import main
+from sweep.trial.files import read_json, sha256_of, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 
 PLAN_KEYS = {
@@ -94,9 +96,9 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
     (trial,) = SweepFolder(tmp_path / "s").trials()
     blocked = "import sys; [sys.modules.__setitem__(name, None) for name in "
     blocked += "('mlflow', 'optuna', 'pandas', 'click', 'rich', 'matplotlib', 'scipy', 'psutil')]; "
-    blocked += "import runpy; sys.argv = ['x', sys.argv[1], '--attempt']; "
-    blocked += "runpy.run_module('sweep.training', run_name='__main__')"
-    command = [sys.executable, "-m", "sweep.training", str(trial.path)]
+    blocked += "from pathlib import Path; from sweep.training.worker import run_attempt; "
+    blocked += "import sweep.training.__main__; "
+    blocked += "print(run_attempt(Path(sys.argv[1]), lambda: None).kind)"
     trial.write_status(TrialStatus(state=State.RUNNING, attempts=1, fencing=1))
     bare = subprocess.run(
         [sys.executable, "-c", blocked, str(trial.path)],
@@ -104,8 +106,13 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
         text=True,
         check=False,
     )
-    assert bare.returncode == 0, bare.stderr
+    assert bare.stdout.endswith("complete\n"), bare.stderr
+    trial.clear()
+    command = [sys.executable, "-m", "sweep.training", str(trial.path)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    status = trial.read_status()
+    assert (status.state, status.attempts) == (State.COMPLETE, 2)
+    assert "attempt 2" in trial.log_path.read_text()
     code, _ = call("report", tmp_path / "s")
     assert code == 0 and (tmp_path / "s" / "report.md").exists()
 
@@ -130,6 +137,21 @@ def test_run_status_log_clean_and_report(call, tmp_path):
     assert code == 0 and "Removed" in text
     assert not list(out.glob("trials/*/weights.safetensors"))
     assert call("clean", out)[1] == "Nothing to remove.\n"
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [("none", set()), ("weights", {".safetensors"}), ("checkpoints", {".safetensors", ".pt"})],
+)
+def test_a_finished_trial_keeps_what_was_asked_for(call, tmp_path, keep, kept):
+    out = tmp_path / "s"
+    assert call(*QUADRATIC, "--out", out, "--keep", keep)[0] == 0
+    for trial in SweepFolder(out).trials():
+        found = {path.suffix for path in trial.path.iterdir()}
+        assert found & {".safetensors", ".pt"} == kept
+    other = "weights" if keep == "none" else "none"
+    assert call(*QUADRATIC, "--out", out, "--keep", other)[0] == 2
+    assert call(*QUADRATIC, "--out", out)[0] == 0
 
 
 def test_report_from_mlflow_alone_has_the_same_tables(call, tmp_path):
@@ -188,10 +210,25 @@ def test_tuned_is_refused_by_run_before_anything_is_written(call, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def finish_as_the_first(folder):
+    """Give all other trials the files and the MLflow run of the first, which was trained."""
+    first, *others = folder.trials()
+    for trial in others:
+        for path in (first.state_path, first.metrics_path, first.result_path):
+            shutil.copy(path, trial.path)
+    record = read_json(folder.tracking_path)
+    record["trials"] = {trial.id: record["trials"][first.id] for trial in folder.trials()}
+    record["plan_sha256"] = sha256_of(folder.read_plan())
+    write_json(folder.tracking_path, record)
+
+
 def test_a_finished_sweep_is_recognised_without_torch_mlflow_or_matplotlib(call, tmp_path):
     out = tmp_path / "s"
-    many = ("run", "quadratic", "--batches", "4", "--budget", "400", "--seeds", "20", "--quiet")
-    assert call(*many, "--device", "cpu", "--out", out)[0] == 0
+    one = ("quadratic", "--batches", "4", "--budget", "400", "--out", str(out), "--device", "cpu")
+    assert call("run", *one, "--quiet")[0] == 0
+    assert call("plan", *one, "--seeds", "100")[0] == 0
+    finish_as_the_first(SweepFolder(out))
+    many = ("run", *one, "--seeds", "100", "--quiet")
     program = (
         "import sys; from sweep.cli import sweep; "
         "code = sweep.main(sys.argv[1:], standalone_mode=False); "
@@ -199,13 +236,10 @@ def test_a_finished_sweep_is_recognised_without_torch_mlflow_or_matplotlib(call,
         "sys.exit(f'imported {slow}' if slow else code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *many, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", program, *many], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("COMPLETE") == 21
+    assert done.stdout.count("COMPLETE") == 101
 
 
 def test_help_names_every_command(call):

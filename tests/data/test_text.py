@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from sweep.data import text as text_module
+from sweep.data.identity import SPLIT_RULE
 from sweep.data.sources import find_text_files
 from sweep.data.text import measure_split, open_text, read_pieces
 from sweep.errors import SweepError
@@ -129,13 +130,29 @@ def test_many_copies_of_one_document_cannot_be_split(tmp_path):
         measure_split(find_text_files(str(path)))
 
 
-@pytest.mark.parametrize("lines", [40, 30_000])
-def test_the_end_of_a_single_document_is_for_validation(tmp_path, lines):
+@pytest.mark.parametrize(
+    ("lines", "characters"), [(40, 944), (30_000, 787_449)], ids=["one piece", "several pieces"]
+)
+def test_the_end_of_a_single_document_is_for_validation(tmp_path, lines, characters):
     text = "\n".join(f"line {i} of one long text" for i in range(lines))
     [train], [valid] = split_of(write(tmp_path / "b.txt", text))
-    assert train + valid == text
+    assert (train, valid) == (text[:characters], text[characters:])
     assert valid[0] in "\n "
-    assert len(valid) / len(text) == pytest.approx(0.05, abs=0.03)
+
+
+# The second: where 5 % begin just where a piece does.
+@pytest.mark.parametrize(("characters", "expected"), [(1, 1), (68_985, 3449)])
+def test_a_single_document_without_white_space_is_cut_all_the_same(tmp_path, characters, expected):
+    [train], [valid] = split_of(write(tmp_path / "b.txt", "x" * characters))
+    assert train + valid == "x" * characters
+    assert len(valid) == expected
+
+
+def test_split_rule_1_never_changes(tmp_path):
+    """It is part of the identity of data; another choice of documents is another version."""
+    assert SPLIT_RULE["version"] == 1
+    text = "\n<|endoftext|>\n".join(f"document {i}" for i in range(40))
+    assert split_of(write(tmp_path / "b.txt", text))[1] == ["document 15", "document 27"]
 
 
 def test_several_text_files_are_split_as_one(tmp_path, stories):

@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 
-import sweep.data
 from sweep.config.trial import TokenizerSettings
-from sweep.data import describe_data, find_prepared, identify_data, prepare_data
+from sweep.data.identity import identify_data
 from sweep.data.sources import find_text_files
+from sweep.data.stream import SequenceStream
 from sweep.data.text import open_text, read_pieces
 from sweep.data.tokenizer import load_tokenizer
-from sweep.data.tokens import write_tokens
+from sweep.data.tokens import describe_data, find_prepared, prepare_data, write_tokens
 from sweep.errors import SweepError
 
 BPE = TokenizerSettings(kind="bpe", vocabulary=300)
@@ -22,7 +22,8 @@ BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
 PREPARE = """
 import hashlib, sys, time
 from sweep.config.trial import TokenizerSettings
-from sweep.data import identify_data, prepare_data
+from sweep.data.identity import identify_data
+from sweep.data.tokens import prepare_data
 
 stages = []
 def on_progress(stage, fraction):
@@ -192,7 +193,7 @@ def test_synthetic_stories_fill_the_budget_of_the_shipped_experiment():
     quick = TokenizerSettings(kind="bpe", vocabulary=512)
     text = prepare_data(identify_data("synthetic"), None, quick)
     assert text.vocabulary_used == 512
-    assert sweep.data.SequenceStream(len(text.train), 64, 0).epochs(196_608) < 1.5
+    assert SequenceStream(len(text.train), 64, 0).epochs(196_608) < 1.5
     assert len(text.valid) > 100 * 65
 
 
@@ -232,7 +233,8 @@ def test_a_process_forked_after_tokenizing_can_tokenize(story_file):
     script = """
 import os, sys, warnings
 from sweep.config.trial import TokenizerSettings
-from sweep.data import identify_data, prepare_data
+from sweep.data.identity import identify_data
+from sweep.data.tokens import prepare_data
 warnings.simplefilter("ignore")  # the fork below is of a process with threads: that is the point
 for vocabulary in (300, 301):
     tokenizer = TokenizerSettings(kind="bpe", vocabulary=vocabulary)
@@ -246,9 +248,11 @@ for vocabulary in (300, 301):
 
 def test_importing_the_unit_loads_neither_torch_nor_the_libraries(python):
     script = (
-        "import sys, sweep.data\n"
-        "for name in sweep.data.__all__: getattr(sweep.data, name)\n"
-        "sweep.data.identify_data('synthetic')\n"
+        "import sys, pkgutil, importlib, sweep.data\n"
+        "for module in pkgutil.iter_modules(sweep.data.__path__, 'sweep.data.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "from sweep.data.identity import identify_data\n"
+        "identify_data('synthetic')\n"
         "print(*{'torch', 'tokenizers', 'huggingface_hub'} & set(sys.modules))"
     )
     done = subprocess.run([*python, script], capture_output=True, text=True, check=True)

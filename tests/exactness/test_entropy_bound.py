@@ -1,50 +1,52 @@
 """On synthetic stories no loss can lie below the grammar's entropy: a trained model nears it."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from sweep.config.experiment import load_experiment
-from sweep.data.synthetic import log_probability, synthetic_documents
+from sweep.data.synthetic import synthetic_documents
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.orchestration.runner import prepare, run_plan
 from sweep.trial.folder import SweepFolder
 from sweep.trial.metrics import read_metrics
 
+PARSER = runpy.run_path(str(Path(__file__).parents[1] / "data" / "grammar_parser.py"))
+WHOLE_SPLIT = 1000  # more windows than the validation split has: milestones measure all of it
+
 
 def train(path, budget):
     """Train the quick model; return its trial and the true −log p of the validation stories."""
     folder = SweepFolder(path)
-    settings = {"batches": "4", "budget": budget, "lr": "1e-2"}
+    evaluation = {"points": 8, "sequences": WHOLE_SPLIT}
+    settings = {"batches": "16", "budget": budget, "lr": "1e-2", "evaluation": evaluation}
     planned = make_plan(load_experiment("quick", settings), Logistics(device="cpu"), folder)
     prepare(planned, folder)
     assert run_plan(planned, folder, executor=InlineExecutor()).exit_code == 0
     documents = synthetic_documents(planned.plan.data, "valid")
-    return folder.trials()[0], np.array([-log_probability(text) for text in documents])
+    return folder.trials()[0], np.array([-PARSER["log_probability"](text) for text in documents])
 
 
-def assert_above_the_bound(trial, true_nats):
-    """The excess over −log p, per document, is positive beyond its noise, and so is every loss."""
+# Measured at the end: 0.065 and 0.021 of the first excess.
+@pytest.mark.parametrize(
+    ("budget", "left"), [(200_000, 0.1), pytest.param(2_000_000, 0.03, marks=pytest.mark.slow)]
+)
+def test_a_trained_model_comes_from_above_towards_the_bound(tmp_path, budget, left):
+    trial, true_nats = train(tmp_path, budget)
     summed, tokens = np.load(trial.losses_path).T
-    excess = summed - true_nats
-    error = excess.std(ddof=1) / np.sqrt(len(excess))
-    assert excess.mean() > -3 * error
+    per_document = (summed - true_nats) / tokens.mean()  # nats per token; its mean is the excess
+    noise = 3 * per_document.std(ddof=1) / np.sqrt(len(per_document))
     bound = true_nats.sum() / tokens.sum()
-    noise = 4 * (true_nats / tokens.mean()).std() / np.sqrt(len(excess) / 4)  # milestone sets
-    losses = [
+    result = trial.read_result()
+    lines = [
         line["valid/loss"] for line in read_metrics(trial.metrics_path) if "valid/loss" in line
     ]
-    assert len(losses) == 20 and min(losses) > bound - noise
-    assert losses == sorted(losses, reverse=True) or losses[-1] < losses[0] / 3
-    return trial.read_result()["final_valid_loss"] / bound
-
-
-def test_a_trained_model_comes_from_above_towards_the_bound(tmp_path):
-    trial, true_nats = train(tmp_path, 200_000)
-    assert 1 < assert_above_the_bound(trial, true_nats) < 2
-
-
-@pytest.mark.slow
-def test_a_longer_training_comes_close_and_stays_above(tmp_path):
-    trial, true_nats = train(tmp_path, 2_000_000)
-    assert 1 < assert_above_the_bound(trial, true_nats) < 1.3
+    excess = np.array([result["initial_train_loss"], *lines, result["final_valid_loss"]]) - bound
+    assert len(lines) == 8
+    assert excess[-1] == pytest.approx(per_document.mean())
+    assert all(excess[k] < excess[:k].mean() for k in range(1, len(excess)))
+    assert excess.min() > -noise
+    assert excess[-1] < left * excess[0]
