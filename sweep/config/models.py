@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sweep.errors import SweepError
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, le=10**9, strict=True)]
+Layers = Annotated[int, Field(gt=0, le=10_000, strict=True)]
 
 
 class Settings(BaseModel):
@@ -26,7 +27,7 @@ class TransformerSettings(Settings):
     vocabulary: Positive
     context: Positive  # tokens per sequence
     d_model: Positive
-    layers: Positive
+    layers: Layers
     heads: Positive
     d_ff: Positive
 
@@ -55,6 +56,33 @@ class TransformerSettings(Settings):
         """Training FLOPs of one token: 6 per matrix weight, plus causal attention, 6·L·T·D."""
         matrices = self.parameters - self.vocabulary * self.d_model
         return 6 * matrices + 6 * self.layers * self.context * self.d_model
+
+
+class ElmanSettings(Settings):
+    """The E1 model: a gated Elman network, LayerNorm with bias, tied embeddings."""
+
+    kind: Literal["elman"] = "elman"
+    name: str
+    vocabulary: Positive
+    context: Positive
+    d_model: Positive
+    layers: Layers
+
+    @property
+    def embedding_parameters(self) -> int:
+        """One matrix for input and output, V·D."""
+        return self.vocabulary * self.d_model
+
+    @property
+    def parameters(self) -> int:
+        """VD + L(5D² + 3D) + 2D."""
+        d = self.d_model
+        return self.embedding_parameters + self.layers * (5 * d * d + 3 * d) + 2 * d
+
+    @property
+    def flops_per_token(self) -> int:
+        """Training FLOPs of one token: 6 per weight of a matrix."""
+        return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
 
 
 class ObjectSettings(Settings):
@@ -96,7 +124,8 @@ class QuadraticSettings(Settings):
 
 
 ModelSettings = Annotated[
-    TransformerSettings | ObjectSettings | QuadraticSettings, Field(discriminator="kind")
+    TransformerSettings | ElmanSettings | ObjectSettings | QuadraticSettings,
+    Field(discriminator="kind"),
 ]
 
 MODEL_PRESETS: dict[str, dict[str, Any]] = {
@@ -126,6 +155,13 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
         "layers": 3,
         "heads": 4,
         "d_ff": 176,
+    },
+    "elman": {
+        "kind": "elman",
+        "vocabulary": 256,
+        "context": 512,
+        "d_model": 3584,
+        "layers": 6,
     },
     "quadratic": {"kind": "quadratic"},
 }

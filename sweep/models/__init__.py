@@ -19,12 +19,16 @@ def build_model(
         activation_checkpointing: recompute each block's activations in the backward pass.
 
     Raises:
-        SweepError: if a user's model is no module, or cannot checkpoint activations.
+        SweepError: if a user's model is no module with weights, or cannot checkpoint activations.
     """
     if settings.kind == "transformer":
         from sweep.models.transformer import Transformer
 
         return Transformer(settings, seed, activation_checkpointing)
+    if settings.kind == "elman":
+        from sweep.models.elman import Elman
+
+        return Elman(settings, seed)
     if settings.kind == "quadratic":
         from sweep.models.quadratic import Quadratic
 
@@ -36,13 +40,16 @@ def build_model(
             model = build(
                 vocabulary=settings.vocabulary, context=settings.context, **settings.options
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever the user's code does
             raise SweepError(
                 f"model {settings.name!r} must be callable with vocabulary, context and its "
                 f"options, but raised {type(error).__name__}: {error}. Correct it."
             ) from error
-    if not isinstance(model, nn.Module):
-        raise SweepError(f"model {settings.name!r} must return a torch.nn.Module, got {model!r}.")
+    if not isinstance(model, nn.Module) or not any(p.requires_grad for p in model.parameters()):
+        raise SweepError(
+            f"model {settings.name!r} must return a torch.nn.Module with weights to train, got "
+            f"an object of type {type(model).__name__}. Correct it."
+        )
     if activation_checkpointing:
         if not hasattr(model, "activation_checkpointing"):
             raise SweepError(

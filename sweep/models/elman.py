@@ -1,0 +1,139 @@
+"""The E1 language model: a Mamba-gated Elman network with tied embeddings (SEED: seeds/4).
+
+h_t = tanh(W_x x_t + W_h h_{t-1} + b), gated by silu(z_t); W_h is spectrally normalised at every
+forward. The cell is one autograd function that keeps what the fused kernel kept, so that its
+memory is that of the published measurements; `is_fused=False` is the same cell as a plain loop.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sweep.config.models import ElmanSettings
+
+SPECTRAL_RADIUS = 0.99
+POWER_ITERATIONS = 3
+EMBEDDING_STD = 0.02
+
+
+class Elman(nn.Module):
+    """Token ids (B, T) to logits (B, T, V).
+
+    Args:
+        settings: the sizes.
+        seed: of the initial weights.
+        is_fused: whether the cell is one autograd function.
+    """
+
+    def __init__(self, settings: ElmanSettings, seed: int, is_fused: bool = True) -> None:
+        super().__init__()
+        width = settings.d_model
+        self.embedding = nn.Embedding(
+            settings.vocabulary, width, _weight=torch.empty(settings.vocabulary, width)
+        )
+        self.layers = nn.ModuleList(ElmanLayer(width, is_fused) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(width)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                std = EMBEDDING_STD if name.startswith("embedding") else width**-0.5
+                nn.init.normal_(parameter, std=std, generator=generator)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return the normalised states before the output projection, (B, T, D)."""
+        x = self.embedding(ids)  # (B, T, D)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def output_weight(self) -> Tensor:
+        """Return the output projection, (V, D): the embeddings."""
+        return self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits, (B, T, V)."""
+        return F.linear(self.hidden(ids), self.output_weight())
+
+
+class ElmanLayer(nn.Module):
+    """Pre-norm, projection to input and gate, recurrence, projection back, residual."""
+
+    def __init__(self, d_model: int, is_fused: bool) -> None:
+        super().__init__()
+        self.is_fused = is_fused
+        self.norm = nn.LayerNorm(d_model)
+        self.in_proj = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.input_weight = nn.Parameter(torch.empty(d_model, d_model))
+        self.recurrent_weight = nn.Parameter(torch.empty(d_model, d_model))
+        self.bias = nn.Parameter(torch.zeros(d_model))
+        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, D) to (B, T, D)."""
+        inputs, gate = self.in_proj(self.norm(x)).chunk(2, dim=-1)  # (B, T, D) each
+        inputs = F.silu(inputs).transpose(0, 1).contiguous()  # (T, B, D): the cell's order
+        gate = gate.transpose(0, 1).contiguous()
+        weight = spectrally_normalised(self.recurrent_weight)
+        cell = FusedCell.apply if self.is_fused else plain_cell
+        mixed = cell(inputs, gate, self.input_weight, weight, self.bias)  # (T, B, D)
+        return x + self.out_proj(mixed.transpose(0, 1).contiguous())  # type: ignore[no-any-return]
+
+
+def spectrally_normalised(weight: Tensor) -> Tensor:
+    """Return the matrix scaled to a spectral norm of 0.99, estimated by power iteration."""
+    with torch.no_grad():
+        u = torch.ones_like(weight[0]) * weight.shape[0] ** -0.5
+        for _ in range(POWER_ITERATIONS):
+            v = F.normalize(weight.T @ u, dim=0)
+            u = F.normalize(weight @ v, dim=0)
+        scale = SPECTRAL_RADIUS / (u @ (weight @ v))
+    scaled: Tensor = weight * scale
+    return scaled
+
+
+def plain_cell(x: Tensor, z: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor) -> Tensor:
+    """Run the cell step by step, left to autograd; arguments and result as of `FusedCell`."""
+    h, states = torch.zeros_like(x[0]), []
+    for x_t in x:
+        h = torch.tanh(F.linear(x_t, w_x, bias) + F.linear(h, w_h))
+        states.append(h)
+    return torch.stack(states) * F.silu(z)
+
+
+class FusedCell(torch.autograd.Function):
+    """(T, B, D) inputs and gates, weights (D, D), bias (D) to gated states (T, B, D)."""
+
+    @staticmethod
+    def forward(ctx, x, z, w_x, w_h, bias):  # type: ignore[no-untyped-def]
+        """Keep x, z, states h, pre-activations v and both weights, as the fused kernel did."""
+        v = F.linear(x, w_x, bias)  # (T, B, D)
+        h = torch.empty(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype, device=x.device)
+        states, turned = h.unbind(0), w_h.T
+        states[0].zero_()
+        for t, v_t in enumerate(v.unbind(0)):
+            v_t.addmm_(states[t], turned)
+            states[t + 1].copy_(v_t).tanh_()
+        ctx.save_for_backward(x, z, w_x, w_h, h, v)
+        return F.silu(z).mul_(h[1:])
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        """Return the gradients of all five; dh, dz, dv and dx stand beside the incoming one."""
+        x, z, w_x, w_h, h, _ = ctx.saved_tensors
+        grad = grad.contiguous()
+        gate = torch.sigmoid(z)
+        dz = grad * h[1:]
+        dz *= gate * (1 + z * (1 - gate))
+        dh = grad * z
+        dh *= gate
+        del gate
+        dv = (h[1:] * h[1:]).neg_().add_(1)  # the slope of tanh
+        slopes, behind = dv.unbind(0), dh.unbind(0)
+        slopes[-1].mul_(behind[-1])
+        for t in range(x.shape[0] - 2, -1, -1):
+            slopes[t].mul_(behind[t].addmm_(slopes[t + 1], w_h))
+        flat = dv.flatten(0, 1)
+        dx = (flat @ w_x).view_as(x)
+        dw_x = flat.T @ x.flatten(0, 1)
+        dw_h = flat.T @ h[:-1].flatten(0, 1)
+        return dx, dz, dw_x, dw_h, flat.sum(0)
