@@ -12,13 +12,23 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "SweepError": "sweep.errors",
+    "forecast_memory": "sweep.orchestration.memory",
     "load_sweep": "sweep.analysis.frames",
+    "probe_memory": "sweep.orchestration.memory",
     "plan_sweep": "sweep.orchestration.planning",
     "run_sweep": "sweep.orchestration.runner",
     "write_report": "sweep.report.report",
 }
 
-__all__ = ["SweepError", "load_sweep", "plan_sweep", "run_sweep", "write_report"]
+__all__ = [
+    "SweepError",
+    "forecast_memory",
+    "load_sweep",
+    "plan_sweep",
+    "probe_memory",
+    "run_sweep",
+    "write_report",
+]
 
 
 def __getattr__(name: str) -> Any:

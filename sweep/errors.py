@@ -28,10 +28,12 @@ class WorkerDied(SweepError):
 
     Attributes:
         exit_code: as `multiprocessing.Process.exitcode`: negative for a signal.
+        timed_out: whether we ended it.
     """
 
-    def __init__(self, exit_code: int, message: str = "") -> None:
+    def __init__(self, exit_code: int, message: str = "", timed_out: bool = False) -> None:
         super().__init__(message or f"a process ended without a word, exit code {exit_code}")
+        self.timed_out = timed_out
         self.exit_code = exit_code
 
 

@@ -31,6 +31,10 @@ LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--device", {"default": "auto", "help": "auto, cpu, cuda, cuda:i or mps."}),
     ("--microbatch", {"help": "Sequences per forward-backward; changes rounding only."}),
     ("--activation-checkpointing", {"is_flag": True, "help": "Less memory, more time."}),
+    ("--device-memory", {"metavar": "SIZE", "help": "Hold a trial within it: 16GiB. On a CPU "
+                         "every tensor is counted, which makes steps eager."}),
+    ("--loss-chunk-rows", {"metavar": "N", "help": "Tokens whose logits exist at a time; "
+                           "0: all of them."}),
     ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), 
                 "help": "What a finished trial keeps: weights by default; checkpoints: both."}),
     ("--out", {"type": click.Path(path_type=Path), "help": "The sweep's folder; "
@@ -46,6 +50,18 @@ def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, settings in reversed(OPTIONS + LOGISTICS):
         command = click.option(name, **settings)(command)
     return click.argument("experiment", default="tinystories")(command)
+
+
+def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add EXPERIMENT and the flags that matter to memory."""
+    left_out = ("--budget", "--data", "--lr", "--seeds", "--keep", "--yes", "--quiet", "--out")
+    chosen = [option for option in OPTIONS + LOGISTICS if option[0] not in left_out]
+    for name, settings in reversed(chosen):
+        command = click.option(name, **settings)(command)
+    out = click.option(
+        "--out", type=click.Path(path_type=Path), help="Folder for the result as files."
+    )
+    return click.argument("experiment", default="tinystories")(out(command))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -94,6 +110,26 @@ def plan(experiment: str, **flags: Any) -> int:
     from sweep.cli.running import plan_command
 
     return plan_command(experiment, flags)
+
+
+@sweep.command()
+@memory_options
+def forecast(experiment: str, **flags: Any) -> int:
+    """Predict memory per batch size, without the device; what fits into --device-memory."""
+    from sweep.cli.memory import forecast_command
+
+    return forecast_command(experiment, flags)
+
+
+@sweep.command()
+@memory_options
+@click.option("--largest", metavar="N", help="Look no further than this size.")
+@click.option("--soak", metavar="STEPS", help="Run the safe size so long and look for a leak.")
+def probe(experiment: str, **flags: Any) -> int:
+    """Measure the largest microbatch that fits, each point in a fresh process, and prove it."""
+    from sweep.cli.memory import probe_command
+
+    return probe_command(experiment, flags)
 
 
 @sweep.command()

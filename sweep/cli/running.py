@@ -9,15 +9,14 @@ import click
 
 from sweep.cli.show import Progress, show_plan, show_status
 from sweep.config.experiment import load_experiment
-from sweep.config.numbers import format_seconds, parse_count
+from sweep.config.numbers import format_seconds, parse_bytes, parse_count
 from sweep.errors import SweepError
+from sweep.orchestration.costs import estimate, is_quickly_prepared
 from sweep.orchestration.planning import (
     Logistics,
     Planned,
     check_writable,
     default_out,
-    estimate,
-    is_quickly_prepared,
     make_plan,
     save_plan,
 )
@@ -34,22 +33,16 @@ FIELDS = (
 
 
 # Of these the command that is kept in plan.json consists.
-TYPED = (*FIELDS, "device", "microbatch", "activation_checkpointing", "keep", "out")
+TYPED = (
+    *(*FIELDS, "device", "microbatch", "activation_checkpointing", "device_memory"),
+    *("loss_chunk_rows", "keep", "out"),
+)
 
 
 def _read(experiment: str, flags: dict[str, Any]) -> tuple[Planned, SweepFolder]:
-    overrides = {name: flags[name] for name in FIELDS}
-    for name in ("seeds", "context", "vocabulary"):
-        if overrides[name] is not None:
-            overrides[name] = parse_count(overrides[name], name)
+    overrides = read_overrides(flags)
     settings = load_experiment(experiment, overrides)
-    microbatch = flags["microbatch"]
-    logistics = Logistics(
-        device=flags["device"],
-        microbatch=None if microbatch is None else parse_count(microbatch, "microbatch"),
-        activation_checkpointing=flags["activation_checkpointing"],
-        keep=flags["keep"],
-    )
+    logistics = read_logistics(flags)
     out: Path = flags["out"] or default_out(settings)
     if out.exists() and not out.is_dir():
         raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
@@ -58,6 +51,32 @@ def _read(experiment: str, flags: dict[str, Any]) -> tuple[Planned, SweepFolder]
         check_writable(folder)
     given = {name: flags[name] for name in TYPED if (name, flags[name]) != ("device", "auto")}
     return make_plan(settings, logistics, folder, typed_command(experiment, given)), folder
+
+
+def read_overrides(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an experiment that flags override."""
+    overrides = {name: flags.get(name) for name in FIELDS}
+    for name in ("seeds", "context", "vocabulary"):
+        if (given := overrides[name]) is not None:
+            overrides[name] = parse_count(given, name)
+    return overrides
+
+
+def read_logistics(flags: dict[str, Any]) -> Logistics:
+    """Return what flags say of where and how fast."""
+    microbatch, memory, rows = (
+        flags[name] for name in ("microbatch", "device_memory", "loss_chunk_rows")
+    )
+    if rows is not None:
+        rows = 0 if rows.strip() == "0" else parse_count(rows, "loss-chunk-rows")
+    return Logistics(
+        device=flags["device"],
+        microbatch=None if microbatch is None else parse_count(microbatch, "microbatch"),
+        activation_checkpointing=flags["activation_checkpointing"],
+        device_memory=None if memory is None else parse_bytes(memory, "device-memory"),
+        loss_chunk_rows=rows,
+        keep=flags.get("keep"),
+    )
 
 
 def plan_command(experiment: str, flags: dict[str, Any]) -> int:

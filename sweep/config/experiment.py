@@ -23,9 +23,9 @@ Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
 
 class OptimizerSettings(Settings):
-    """AdamW as torch has it, or plain SGD; weight decay applies to matrices only."""
+    """AdamW as torch has it, plain SGD, or none; weight decay applies to matrices only."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "sgd", "none"] = "adamw"  # none: forward and backward, no training
     beta1: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.999
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8

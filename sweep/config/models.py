@@ -85,6 +85,20 @@ class ElmanSettings(Settings):
         return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
 
 
+class HuggingFaceSettings(Settings):
+    """A causal language model of the library transformers, from its configuration alone."""
+
+    kind: Literal["hugging_face"] = "hugging_face"
+    name: str
+    architecture: str  # model_type of transformers, such as gpt2
+    vocabulary: Positive
+    context: Positive
+
+    parameters: None = None  # known once built
+    embedding_parameters: None = None
+    flops_per_token: None = None
+
+
 class ObjectSettings(Settings):
     """A user's model: `module:object`, called with vocabulary, context and the options.
 
@@ -124,7 +138,7 @@ class QuadraticSettings(Settings):
 
 
 ModelSettings = Annotated[
-    TransformerSettings | ElmanSettings | ObjectSettings | QuadraticSettings,
+    TransformerSettings | ElmanSettings | HuggingFaceSettings | ObjectSettings | QuadraticSettings,
     Field(discriminator="kind"),
 ]
 
@@ -162,6 +176,12 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
         "context": 512,
         "d_model": 3584,
         "layers": 6,
+    },
+    "gpt2": {
+        "kind": "hugging_face",
+        "architecture": "gpt2",
+        "vocabulary": 50_257,
+        "context": 1024,
     },
     "quadratic": {"kind": "quadratic"},
 }

@@ -47,6 +47,9 @@ class Execution(Settings):
     compile: bool = False
     compile_reason: str = ""
     activation_checkpointing: bool = False
+    loss_chunk_rows: int = 0  # tokens whose logits exist at a time; 0: all
+    device_memory_bytes: int | None = None  # enforced, where it was asked for
+    microbatch_bound: int | None = None  # sequences that fit by forecast; None: not forecast
     evaluation_batch_size: int = 32  # sequences
     checkpoint_seconds: float = 60.0  # at most this far apart
     keep: Literal["none", "weights", "checkpoints"] = "weights"

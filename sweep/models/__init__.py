@@ -1,7 +1,9 @@
 """Models: built from settings and a seed, the same weights on every machine."""
 
+from typing import Protocol, runtime_checkable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sweep.config.models import ModelSettings
 from sweep.config.objects import load_object
@@ -28,11 +30,15 @@ def build_model(
     if settings.kind == "elman":
         from sweep.models.elman import Elman
 
-        return Elman(settings, seed)
+        return Elman(settings, seed, activation_checkpointing)
     if settings.kind == "quadratic":
         from sweep.models.quadratic import Quadratic
 
         return Quadratic(settings, seed)
+    if settings.kind == "hugging_face":
+        from sweep.models.hugging_face import HuggingFace
+
+        return HuggingFace(settings, seed, activation_checkpointing)
     build = load_object(settings.name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -58,6 +64,17 @@ def build_model(
             )
         model.activation_checkpointing = True  # type: ignore[assignment]
     return model
+
+
+@runtime_checkable
+class HasHidden(Protocol):
+    """A model whose loss can be formed without all logits."""
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return the states before the output projection, (B, T, D), from ids (B, T)."""
+
+    def output_weight(self) -> Tensor:
+        """Return the output projection, (V, D)."""
 
 
 def count_parameters(settings: ModelSettings) -> int:

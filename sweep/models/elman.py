@@ -8,6 +8,7 @@ memory is that of the published measurements; `is_fused=False` is the same cell 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sweep.config.models import ElmanSettings
 
@@ -22,11 +23,19 @@ class Elman(nn.Module):
     Args:
         settings: the sizes.
         seed: of the initial weights.
+        activation_checkpointing: recompute each layer in the backward pass.
         is_fused: whether the cell is one autograd function.
     """
 
-    def __init__(self, settings: ElmanSettings, seed: int, is_fused: bool = True) -> None:
+    def __init__(
+        self,
+        settings: ElmanSettings,
+        seed: int,
+        activation_checkpointing: bool = False,
+        is_fused: bool = True,
+    ) -> None:
         super().__init__()
+        self.activation_checkpointing = activation_checkpointing
         width = settings.d_model
         self.embedding = nn.Embedding(
             settings.vocabulary, width, _weight=torch.empty(settings.vocabulary, width)
@@ -43,7 +52,10 @@ class Elman(nn.Module):
         """Return the normalised states before the output projection, (B, T, D)."""
         x = self.embedding(ids)  # (B, T, D)
         for layer in self.layers:
-            x = layer(x)
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:

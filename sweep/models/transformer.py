@@ -67,6 +67,10 @@ class Transformer(nn.Module):
                 x = block(x, cos, sin)
         return self.norm(x)  # type: ignore[no-any-return]
 
+    def output_weight(self) -> Tensor:
+        """Return the output projection, (V, D)."""
+        return self.head.weight
+
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits, (B, T, V)."""
         return self.head(self.hidden(ids))  # type: ignore[no-any-return]

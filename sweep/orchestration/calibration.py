@@ -126,6 +126,7 @@ def time_one_step(config: TrialConfig, should_stop: ShouldStop) -> dict[str, flo
     for _ in range(2):  # the first one allocates
         start = time.perf_counter()
         torch.nn.utils.clip_grad_norm_(step.parameters, 1.0).item()
-        step.optimizer.step()
+        if step.optimizer is not None:
+            step.optimizer.step()
     update = time.perf_counter() - start
     return {"seconds_per_sequence": forward_backward / count, "seconds_per_update": update}

@@ -1,17 +1,14 @@
 """From an experiment and flags to the plan of this machine, grown from the one on disk."""
 
 import os
-import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.numbers import format_bytes
 from sweep.config.trial import Execution
-from sweep.errors import SweepError
+from sweep.errors import SweepError, WorkerDied
 from sweep.plan.commands import typed_command
-from sweep.plan.estimates import with_estimates
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import (
     COMPILE_FLOPS,
@@ -21,11 +18,12 @@ from sweep.plan.plan import (
     tokenizer_of,
     tokens_at_once,
 )
+from sweep.training.process import FreshProcess
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
-BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0}  # for estimates before anything is tokenized
-SMALL_TEXT = 1 << 22  # bytes
+FORECAST_SECONDS = 120.0  # at most
+LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class Logistics:
     device: str = "auto"
     microbatch: int | None = None
     activation_checkpointing: bool = False
+    device_memory: int | None = None  # bytes, enforced
+    loss_chunk_rows: int | None = None  # None: the default
     keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
 
 
@@ -81,6 +81,8 @@ def plan_sweep(
     folder = SweepFolder(Path(out)) if out else SweepFolder(default_out(settings))
     command = typed_command(experiment, {**overrides, "out": out})
     planned = make_plan(settings, Logistics(device, microbatch), folder, command)
+    from sweep.orchestration.costs import estimate
+
     return estimate(planned, folder).command_rows()
 
 
@@ -110,15 +112,20 @@ def make_plan(
         execution = _decide_execution(experiment, logistics)
         is_cuda = execution.device.startswith("cuda")
         experiment = _resolve_precision(experiment, "bf16" if is_cuda else "fp32")
-    new = build_plan(
-        experiment,
-        execution,
-        data=identity,
-        data_path=path,
-        microbatch=logistics.microbatch,
-        also_batches=tuple({row.batch_size for row in old.trials}) if old else (),
-        command=command,
-    )
+    also = tuple({row.batch_size for row in old.trials}) if old else ()
+
+    def build(execution: Execution) -> Plan:
+        return build_plan(
+            experiment,
+            execution,
+            data=identity,
+            data_path=path,
+            microbatch=logistics.microbatch,
+            also_batches=also,
+            command=command,
+        )
+
+    new = build(execution)
     requested = tuple(row.id for row in new.known_trials if row.id)
     if old is not None:
         known = {row.id for row in old.known_trials}
@@ -128,7 +135,24 @@ def make_plan(
         plan = grown.model_copy(update={"trials": rows, "data_path": path})
         return Planned(plan, requested, known.issuperset(requested))
     _check_workload(new)
+    if logistics.microbatch is None:
+        new = build(_within_memory(new))
     return Planned(_decide_compile(_with_parameters(new)), requested, False)
+
+
+def _within_memory(plan: Plan) -> Execution:
+    """Return the execution with the largest microbatch that fits the device by forecast."""
+    row = max(plan.trials, key=lambda row: row.microbatch_size)
+    config = plan.trial_config(row.model_copy(update={"id": "x", "learning_rate": 1.0}), "")
+    execution = plan.execution
+    try:
+        process = FreshProcess("sweep.memory.forecast:largest_here", config)
+        bound = int(process.result(timeout=FORECAST_SECONDS))
+    except WorkerDied:  # a user's model that fake tensors cannot run
+        return execution
+    evaluation = min(execution.evaluation_batch_size, bound)
+    found = {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
+    return execution if bound >= row.microbatch_size else execution.model_copy(update=found)
 
 
 def _check_workload(plan: Plan) -> None:
@@ -179,6 +203,8 @@ def _refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder
     asked = {
         "device": None if logistics.device == "auto" else logistics.device,
         "activation_checkpointing": logistics.activation_checkpointing or None,
+        "device_memory_bytes": logistics.device_memory,
+        "loss_chunk_rows": logistics.loss_chunk_rows,
         "keep": logistics.keep,
     }
     for name, value in asked.items():
@@ -198,6 +224,12 @@ def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution
         device=device,
         threads=available_cores(),
         activation_checkpointing=logistics.activation_checkpointing,
+        device_memory_bytes=logistics.device_memory,
+        loss_chunk_rows=(
+            LOSS_CHUNK_ROWS[device.partition(":")[0]]
+            if logistics.loss_chunk_rows is None
+            else logistics.loss_chunk_rows
+        ),
         evaluation_batch_size=max(1, tokens_at_once(device) // experiment.model.context),
         keep=logistics.keep or "weights",  # type: ignore[arg-type]
     )
@@ -208,8 +240,11 @@ def _decide_compile(plan: Plan) -> Plan:
     from sweep.training.device import has_compiler
 
     device, flops = plan.execution.device, plan.total_flops()
+    is_counted = device == "cpu" and plan.execution.device_memory_bytes is not None
     wanted = device.startswith("cuda") or (device == "cpu" and flops >= COMPILE_FLOPS)
-    if wanted and not has_compiler(device):
+    if is_counted:
+        compiles, reason = False, "eager: a memory limit on a CPU counts every operation's tensors"
+    elif wanted and not has_compiler(device):
         compiles, reason = False, "eager: no compiler on this machine"
     elif wanted:
         compiles, reason = True, "torch.compile"
@@ -227,50 +262,6 @@ def _with_parameters(plan: Plan) -> Plan:
 
     parameters = count_parameters(plan.settings.model)
     return plan.model_copy(update={"model": {**plan.model, "parameters": parameters}})
-
-
-def estimate(planned: Planned, folder: SweepFolder) -> Planned:
-    """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
-    from sweep.data.tokens import find_prepared
-    from sweep.orchestration.calibration import estimate_seconds
-    from sweep.orchestration.local import attempt_slots
-
-    plan = planned.plan
-    seconds = estimate_seconds(plan)
-    tokens, is_exact = None, False
-    if plan.data is not None:
-        text = find_prepared(plan.data, tokenizer_of(plan.settings))
-        if text is not None:
-            tokens, is_exact = len(text.train), True
-        else:
-            tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
-    at_once = len(attempt_slots(plan.execution.device))
-    return replace(planned, plan=with_estimates(plan, seconds, tokens, is_exact, at_once))
-
-
-def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
-    """Return about how many bytes the training text has, without tokenizing it."""
-    from itertools import islice
-
-    from sweep.data.sources import find_text_files
-    from sweep.data.synthetic import synthetic_documents
-    from sweep.data.tinystories import TINYSTORIES
-
-    assert plan.data is not None
-    if plan.data["name"] == "tinystories":
-        return TINYSTORIES.train.size
-    if plan.data["name"] == "synthetic":
-        sample = [len(text) for text in islice(synthetic_documents(plan.data, "train"), 100)]
-        return int(plan.data["documents"]["train"] * sum(sample) / len(sample))
-    files = find_text_files(str(folder.locate(plan.data_path)))
-    return sum(file.path.stat().st_size for file in files if file.path.stem != "valid")
-
-
-def is_quickly_prepared(plan: Plan, folder: SweepFolder) -> bool:
-    """Tell whether the data are tokenized in a second or two: a small text, or built in."""
-    if plan.data is None or plan.data["name"] == "tinystories":
-        return plan.data is None
-    return _data_bytes(plan, folder) <= SMALL_TEXT
 
 
 def save_plan(plan: Plan, folder: SweepFolder) -> None:
@@ -304,19 +295,4 @@ def check_writable(folder: SweepFolder) -> None:
         raise SweepError(
             f"out must be a folder that can be written, got {str(folder.path)!r}. "
             "Choose another --out."
-        )
-
-
-def check_disk(plan: Plan, folder: SweepFolder) -> None:
-    """Refuse a sweep that the disk cannot hold."""
-    existing = next(
-        path for path in (folder.path, *folder.path.absolute().parents) if path.exists()
-    )
-    free = shutil.disk_usage(existing).free
-    held = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
-    needed = (plan.disk_bytes or 0) - held
-    if needed > free:
-        raise SweepError(
-            f"the disk must have {format_bytes(needed)} free for this sweep, got "
-            f"{format_bytes(free)} at {existing}. Free some, choose another --out, or --keep none."
         )

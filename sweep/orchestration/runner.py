@@ -1,38 +1,35 @@
-"""Runs the trials of a plan to their end: schedules, watches, retries, stops, resumes."""
+"""Runs a plan to its end: prepares, holds the folder, runs the trials, mirrors, stops, resumes."""
 
 import contextlib
 import signal
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import load_experiment
-from sweep.errors import SweepError, WorkerDied
+from sweep.errors import SweepError
+from sweep.orchestration.costs import check_disk, estimate
 from sweep.orchestration.local import Executor, LocalExecutor
 from sweep.orchestration.planning import (
     Logistics,
     Planned,
-    check_disk,
     check_writable,
     default_out,
-    estimate,
     make_plan,
     save_plan,
 )
+from sweep.orchestration.schedule import Schedule
 from sweep.plan.commands import typed_command
 from sweep.plan.growth import grow_plan
-from sweep.plan.plan import Plan, load_plan
-from sweep.plan.retry import Outcome, begin_attempt, is_to_run, judge_death, status_after
-from sweep.training.memory_limit import oom_kills
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
-from sweep.trial.lease import FileLock, LeaseWatch
+from sweep.plan.plan import load_plan
+from sweep.plan.retry import (
+    is_to_run,
+)
+from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
+from sweep.trial.lease import FileLock
 
-POLL_SECONDS = 0.25
 MIRROR_SECONDS = 30.0  # at most, for the tracking server at the end
 
 
@@ -119,6 +116,11 @@ def prepare(
     from sweep.data.tokens import prepare_data
 
     plan = planned.plan
+    if plan.settings.optimizer.name == "none":
+        raise SweepError(
+            f"experiment {plan.experiment!r} has no optimizer and trains nothing. Ask "
+            "`sweep forecast` or `sweep probe`, or give it an optimizer."
+        )
     if any(row.id is None for row in plan.trials):
         raise SweepError(
             "lr tuned can be planned but not yet run by this version. Use a number, "
@@ -167,12 +169,12 @@ def run_plan(
         plan = grow_plan(stored, planned.plan) if stored else planned.plan
         save_plan(plan, folder)
         executor = executor or LocalExecutor(plan.execution.device)
-        run = Run(plan, folder, executor)
-        mirror = Mirror(folder, plan, tracking_uri, run.note_mlflow_run)
+        schedule = Schedule(plan, folder, executor)
+        mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)
         mirror.start()
         try:
-            with stopping_on_signals(run):
-                run.go(planned.requested, also, on_change, mirror.wake)
+            with stopping_on_signals(schedule):
+                schedule.go(planned.requested, also, on_change, mirror.wake)
             on_finished()
             mirror.log_report()
         finally:
@@ -181,7 +183,7 @@ def run_plan(
             status = mirror.close(MIRROR_SECONDS)
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     untracked = "" if status.is_complete else str(status)
-    return Summary(folder, states, run.is_stopping, untracked)
+    return Summary(folder, states, schedule.is_stopping, untracked)
 
 
 @contextlib.contextmanager
@@ -206,134 +208,14 @@ def holding(folder: SweepFolder) -> Iterator[None]:
                 path.rmdir()
 
 
-@dataclass
-class Run:
-    """One command's work on a sweep. Only this writes state.json."""
-
-    plan: Plan
-    folder: SweepFolder
-    executor: Executor
-    is_stopping: bool = False
-    _waiting: list[TrialFolder] = field(default_factory=list)
-    _running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = field(
-        default_factory=dict
-    )
-    _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
-    _watches: dict[str, LeaseWatch] = field(default_factory=dict)
-    _writing: threading.Lock = field(default_factory=threading.Lock)
-
-    def go(
-        self,
-        requested: tuple[str, ...],
-        also: frozenset[Cause],
-        on_change: Callable[[], None],
-        on_end: Callable[[], None],
-    ) -> None:
-        """Run trials until none is left or the command is stopped."""
-        self._waiting = [self.folder.trial(trial_id) for trial_id in requested]
-        self._waiting = [trial for trial in self._waiting if self._settle(trial, also)]
-        free = list(self.executor.slots)
-        while self._running or (self._waiting and not self.is_stopping):
-            while free and not self.is_stopping and (trial := self._next()):
-                self._start(trial, free.pop(0))
-            done, _ = wait(self._running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-            for future in done:
-                trial, slot, killed_before = self._running.pop(future)
-                free.append(slot)
-                self._end(trial, future, killed_before)
-                on_end()
-            if not self._running and self._waiting:
-                time.sleep(POLL_SECONDS / 5)
-            on_change()
-
-    def stop(self) -> None:
-        """Let running attempts checkpoint and start no more; asked twice, kill them."""
-        if self.is_stopping:
-            self.executor.kill()
-        self.is_stopping = True
-        self.executor.stop()
-
-    def note_mlflow_run(self, trial_id: str, run_id: str) -> None:
-        """Record a trial's MLflow run; called by the mirror's thread."""
-        self._update(self.folder.trial(trial_id), lambda s: s.changed(mlflow_run_id=run_id))
-
-    def _update(
-        self, trial: TrialFolder, change: Callable[[TrialStatus], TrialStatus]
-    ) -> TrialStatus:
-        with self._writing:
-            old = trial.read_status()
-            status = change(old)
-            if status != old or not trial.state_path.exists():
-                trial.write_status(status)
-            return status
-
-    def _settle(self, trial: TrialFolder, also: frozenset[Cause]) -> bool:
-        """Bring state.json up to date with what an earlier runner did not note; is it to run?"""
-        status = trial.read_status()
-        result = trial.read_result() if status.state is not State.COMPLETE else None
-        if result is not None and not (status.state is State.FAILED and status.cause in also):
-            cause = Cause(result["cause"]) if result["cause"] else None
-            state = State(result["state"])
-            self._update(trial, lambda s: s.changed(state=state, cause=cause, message=""))
-            return False
-        if not is_to_run(status, also):
-            return False
-        if status.cause is Cause.DIVERGED:  # asked for: anew, as another MLflow run
-            trial.clear()
-            self._update(trial, lambda s: s.changed(mlflow_run_id=None))
-        self._update(trial, lambda s: s.changed(state=State.WAITING))
-        return True
-
-    def _next(self) -> TrialFolder | None:
-        """Take the first waiting trial that no worker of an earlier runner still holds."""
-        for trial in self._waiting:
-            watch = self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
-            if not watch.is_alive():
-                self._waiting.remove(trial)
-                return trial
-        return None
-
-    def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
-        self._update(trial, begin_attempt)
-        self._running[self.executor.submit(trial, slot)] = (trial, slot, oom_kills())
-
-    def _end(self, trial: TrialFolder, future: Future[Outcome], killed_before: int) -> None:
-        """Judge an ended attempt by the retry table."""
-        try:
-            outcome = future.result()
-        except WorkerDied as error:
-            outcome = judge_death(error.exit_code, oom_kills() > killed_before, trial.log_path)
-            if self.is_stopping:
-                outcome = Outcome("stopped", "killed while stopping")
-        if outcome.kind == "superseded":
-            outcome = Outcome("lost", outcome.message)
-        config = trial.read_config()
-        retries = self._retries.setdefault(trial.id, Counter())
-        again = False
-
-        def change(status: TrialStatus) -> TrialStatus:
-            nonlocal again
-            after, again = status_after(status, outcome, config, retries)
-            return after
-
-        self._update(trial, change)
-        if again:
-            self._waiting.insert(0, trial)
-            self._watches.pop(trial.id, None)
-        if outcome.kind == "complete" and (result := trial.read_result()):
-            from sweep.orchestration.calibration import record_measurement
-
-            record_measurement(self.plan, result)
-
-
 @contextlib.contextmanager
-def stopping_on_signals(run: Run) -> Iterator[None]:
+def stopping_on_signals(schedule: Schedule) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM stop the run; a second one kills."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: run.stop()) for number in numbers]
+    before = [signal.signal(number, lambda *_: schedule.stop()) for number in numbers]
     try:
         yield
     finally:

@@ -6,13 +6,19 @@ from sweep.plan.plan import Plan, PlannedTrial
 
 
 def with_estimates(
-    plan: Plan, seconds: dict[int, float], data_tokens: int | None, is_exact: bool, at_once: int
+    plan: Plan,
+    seconds: dict[int, float],
+    peaks: dict[tuple[int, int], int],
+    data_tokens: int | None,
+    is_exact: bool,
+    at_once: int,
 ) -> Plan:
     """Fill in what depends on the machine and the cache: seconds, epochs, disk.
 
     Args:
         plan: to fill in.
         seconds: estimated training seconds by batch size; {} where unknown.
+        peaks: forecast bytes of a training step by batch and microbatch size; {} where unknown.
         data_tokens: training tokens of the data, or None.
         is_exact: whether they were counted, not estimated from bytes.
         at_once: trials that run at the same time.
@@ -23,7 +29,12 @@ def with_estimates(
         most = max(row.tokens for row in plan.trials)
         epochs = float(Fraction(most, windows * plan.tokens_per_sequence))
     rows = tuple(
-        row.model_copy(update={"forecast_seconds": seconds.get(row.batch_size)})
+        row.model_copy(
+            update={
+                "forecast_seconds": seconds.get(row.batch_size),
+                "forecast_bytes": peaks.get((row.batch_size, row.microbatch_size)),
+            }
+        )
         for row in plan.trials
     )
     parameters = plan.model["parameters"]

@@ -241,9 +241,11 @@ def _row(
     )
     steps = tokens // (batch * plan.tokens_per_sequence)
     assert steps * batch * plan.tokens_per_sequence == tokens
-    bound = tokens_at_once(execution.device)
+    bound = tokens_at_once(execution.device) // plan.tokens_per_sequence
     per_device = batch // execution.devices
-    size = choose_microbatch(per_device, microbatch, bound // plan.tokens_per_sequence)
+    size = choose_microbatch(
+        per_device, microbatch, min(bound, execution.microbatch_bound or bound)
+    )
     return PlannedTrial(
         id=None,
         stage="report",

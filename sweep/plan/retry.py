@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import next_microbatch
-from sweep.trial.folder import Cause, State, TrialStatus
+from sweep.plan.steps import largest_divisor, next_microbatch
+from sweep.trial.folder import Cause, MemoryBounds, State, TrialStatus
 
 UNBOUNDED = 10**9
 
@@ -30,6 +30,7 @@ class Outcome:
 
     kind: str
     message: str = ""  # one line for people
+    in_evaluation: bool = False  # memory ran out while nothing was trained
 
 
 def begin_attempt(status: TrialStatus) -> TrialStatus:
@@ -43,13 +44,13 @@ def begin_attempt(status: TrialStatus) -> TrialStatus:
     )
 
 
-def judge_death(exit_code: int, memory_ran_out: bool, log: Path) -> Outcome:
+def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outcome:
     """Judge a worker that ended without a word.
 
     Args:
         exit_code: of the process; negative for a signal.
         memory_ran_out: whether the kernel killed a process of this cgroup for memory meanwhile.
-        log: of the trial, whose end shows the last words.
+        log: of the trial, whose end shows the last words; None where there is none.
     """
     if memory_ran_out and exit_code == -signal.SIGKILL:
         return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
@@ -57,7 +58,8 @@ def judge_death(exit_code: int, memory_ran_out: bool, log: Path) -> Outcome:
     how = f"exit code {exit_code}"
     if exit_code < 0:
         how = f"killed by {names.get(-exit_code, -exit_code)}"
-    return Outcome("lost", f"the worker ended without a word: {how}; see {log}")
+    see = f"; see {log}" if log else ""
+    return Outcome("lost", f"the worker ended without a word: {how}{see}")
 
 
 def status_after(
@@ -81,16 +83,39 @@ def status_after(
     cause = Cause(outcome.kind)
     failed = status.changed(state=State.FAILED, cause=cause, message=outcome.message)
     if cause is Cause.OUT_OF_MEMORY:
-        per_device = config.science.batch_size // config.execution.devices
-        failed_size = status.microbatch_size or config.microbatch_size
-        smaller = next_microbatch(per_device, failed_size)
+        smaller = _smaller_sizes(status, config, outcome.in_evaluation)
         if smaller is None:
             return failed, False
-        failed = failed.changed(microbatch_size=smaller)
+        failed = failed.changed(**smaller)
     if retries[cause] >= RETRIES_WITHIN_COMMAND[cause]:
         return failed, False
     retries[cause] += 1
     return failed.changed(state=State.WAITING), True
+
+
+def _smaller_sizes(
+    status: TrialStatus, config: TrialConfig, in_evaluation: bool
+) -> dict[str, int] | None:
+    """Return the size to try next where memory ran out; None where not even one sequence fits."""
+    if in_evaluation:
+        size = status.evaluation_batch_size or config.execution.evaluation_batch_size
+        return {"evaluation_batch_size": size // 2} if size > 1 else None
+    per_device = config.science.batch_size // config.execution.devices
+    smaller = next_microbatch(per_device, status.microbatch_size or config.microbatch_size)
+    return None if smaller is None else {"microbatch_size": smaller}
+
+
+def within_bounds(status: TrialStatus, config: TrialConfig, bounds: MemoryBounds) -> TrialStatus:
+    """Return the status of a trial about to start, with sizes that memory allowed other trials."""
+    planned = status.microbatch_size or config.microbatch_size
+    if bounds.microbatch_size and planned > bounds.microbatch_size:
+        per_device = config.science.batch_size // config.execution.devices
+        size = largest_divisor(per_device, bounds.microbatch_size)
+        status = status.changed(microbatch_size=size)
+    at_once = status.evaluation_batch_size or config.execution.evaluation_batch_size
+    if bounds.evaluation_batch_size and at_once > bounds.evaluation_batch_size:
+        status = status.changed(evaluation_batch_size=bounds.evaluation_batch_size)
+    return status
 
 
 def is_to_run(status: TrialStatus, also: frozenset[Cause] = frozenset()) -> bool:

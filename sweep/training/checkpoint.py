@@ -51,6 +51,7 @@ class CheckpointStore:
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
         """Write a checkpoint, durably and whole, and remove all but the newest two."""
         log.flush()
+        assert step.optimizer is not None
         state = {
             "model": step.model.state_dict(),
             "optimizer": step.optimizer.state_dict(),
@@ -81,6 +82,7 @@ class CheckpointStore:
 
 def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> None:
     step.model.load_state_dict(state["model"])
+    assert step.optimizer is not None
     step.optimizer.load_state_dict(state["optimizer"])
     random.setstate(state["rng_python"])
     torch.set_rng_state(state["rng_cpu"])

@@ -10,6 +10,7 @@ from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import (
+    evaluating,
     flop_utilisation,
     forget_peak_memory,
     memory_metrics,
@@ -53,7 +54,8 @@ def train(
     valid_points = set(milestone_steps(config.steps, science.evaluation.points))
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
-        progress.start_loss = step.workload.evaluate(step.model)
+        with evaluating():
+            progress.start_loss = step.workload.evaluate(step.model)
         clock.charge("evaluation")
     forget_peak_memory(device)
     saved_at = time.monotonic()
@@ -88,7 +90,8 @@ def train(
                 progress.start_interval()
                 sums.clear()
             if t in valid_points and ending is None:
-                line["valid/loss"] = step.workload.evaluate(step.model)
+                with evaluating():
+                    line["valid/loss"] = step.workload.evaluate(step.model)
                 if progress.see_valid_loss(line["valid/loss"]):
                     ending = "diverged"
                 clock.charge("evaluation")

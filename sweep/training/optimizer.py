@@ -8,8 +8,10 @@ from sweep.config.experiment import OptimizerSettings
 
 def build_optimizer(
     settings: OptimizerSettings, model: nn.Module, learning_rate: float
-) -> torch.optim.Optimizer:
-    """Build AdamW (fused) or SGD over the model's parameters."""
+) -> torch.optim.Optimizer | None:
+    """Build AdamW (fused) or SGD over the model's parameters; None for `none`."""
+    if settings.name == "none":
+        return None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -33,9 +35,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate
 
 
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
     """Return the bytes that weights, gradients and optimizer hold."""
     tensors = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for state in optimizer.state.values():
+    for state in optimizer.state.values() if optimizer else ():
         tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -68,15 +68,18 @@ class FreshProcess:
         Raises:
             WorkerDied: if the function raised, or the process ended without a word.
         """
-        wait([self._pipe, self._process.sentinel], timeout)
+        is_over = bool(wait([self._pipe, self._process.sentinel], timeout))
         found: list[Any] = []
         with contextlib.suppress(EOFError, OSError):
             if self._pipe.poll(0):
                 found.append(self._pipe.recv())
-        if self._process.is_alive() and not found:
+        if not is_over:
             self.kill()
         self._process.join()
         self._pipe.close()
+        if not is_over:
+            why = f"not done after {timeout:g} s"
+            raise WorkerDied(self._process.exitcode or 0, why, timed_out=True)
         if not found:
             raise WorkerDied(self._process.exitcode or 0)
         if isinstance(found[0], _Raised):

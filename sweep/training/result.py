@@ -26,7 +26,6 @@ def write_result(
     progress: Progress,
     final: FinalEvaluation | None,
     epochs: float | None,
-    microbatch_size: int,
 ) -> None:
     """Write valid_losses.npy and result.json; `final` is None for a diverged trial."""
     folder = store.folder
@@ -34,7 +33,7 @@ def write_result(
         with replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
             np.save(file, final.valid_losses)
     record = {
-        **_settings(config, progress.step, epochs, microbatch_size),
+        **_settings(config, progress.step, epochs),
         "state": State.COMPLETE if final else State.FAILED,
         "cause": None if final else Cause.DIVERGED,
         "attempts": status.attempts,
@@ -61,9 +60,7 @@ def write_result(
     write_json(folder.result_path, finite, store.check)
 
 
-def _settings(
-    config: TrialConfig, steps: int, epochs: float | None, microbatch_size: int
-) -> dict[str, Any]:
+def _settings(config: TrialConfig, steps: int, epochs: float | None) -> dict[str, Any]:
     science, devices = config.science, config.execution.devices
     return {
         "id": config.id,
@@ -80,8 +77,8 @@ def _settings(
         "steps": steps,
         "warmup_steps": config.warmup_steps,
         "devices": devices,
-        "microbatch_size": microbatch_size,
-        "gradient_accumulation_steps": science.batch_size // devices // microbatch_size,
+        "microbatch_size": config.microbatch_size,
+        "gradient_accumulation_steps": science.batch_size // devices // config.microbatch_size,
     }
 
 

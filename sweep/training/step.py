@@ -26,6 +26,8 @@ class StepOutput:
 class TrainingStep:
     """Forward, backward, clip, update, in microbatches.
 
+    With the optimizer `none` there is no update, and gradients stay and add up.
+
     Losses are summed and divided by the whole batch's tokens, so that every split of a batch
     gives the same gradient.
 
@@ -91,9 +93,19 @@ class TrainingStep:
 
     def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
         """Take one optimizer step at this rate."""
-        set_learning_rate(self.optimizer, learning_rate)
         loss = self.backward(batch)
+        if self.optimizer is None:
+            return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
+        set_learning_rate(self.optimizer, learning_rate)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutput(loss, norm, (norm > self.clip).float())
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch without gradients, as evaluations compute it."""
+        self.model.eval()
+        with torch.no_grad():
+            loss = self.workload.loss_sum(self.model, batch) / self.workload.loss_tokens(batch)
+        self.model.train()
+        return loss

@@ -16,7 +16,8 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
-from sweep.training.device import is_out_of_memory
+from sweep.training.device import EvaluationOutOfMemory, evaluating, is_out_of_memory
+from sweep.training.device_memory import limited_memory
 from sweep.training.loop import train
 from sweep.training.result import write_result
 from sweep.training.step import TrainingStep
@@ -39,27 +40,35 @@ def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
     folder = TrialFolder(path)
     lease = None
     try:
-        config, status = folder.read_config(), folder.read_status()
-        if status.microbatch_size:  # memory ran out before: evaluate no more at once than that
-            size = min(status.microbatch_size, config.execution.evaluation_batch_size)
-            smaller = config.execution.model_copy(update={"evaluation_batch_size": size})
-            config = config.model_copy(update={"execution": smaller})
+        status = folder.read_status()
+        config = as_attempted(folder.read_config(), status)
         result = folder.read_result()
         if result is not None:  # written, but the runner died before it took note
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
         lease = Lease(folder.lease_path, status.fencing)
         folder.remove_half_written()
-        return _run(config, status, folder, should_stop)
+        device, limit = config.execution.device, config.execution.device_memory_bytes
+        with limited_memory(torch.device(device), limit):
+            return _run(config, status, folder, should_stop)
     except Superseded as error:
         return Outcome("superseded", str(error))
     except Exception as error:
         traceback.print_exc()
         if is_out_of_memory(error):
-            return Outcome("out_of_memory", _last_line(error))
+            in_evaluation = isinstance(error, EvaluationOutOfMemory)
+            return Outcome("out_of_memory", _last_line(error), in_evaluation)
         return Outcome("error", _last_line(error))
     finally:
         if lease:
             lease.release()
+
+
+def as_attempted(config: TrialConfig, status: TrialStatus) -> TrialConfig:
+    """Return the config with the sizes that are left after memory ran out before."""
+    size = status.evaluation_batch_size or config.execution.evaluation_batch_size
+    execution = config.execution.model_copy(update={"evaluation_batch_size": size})
+    microbatch = status.microbatch_size or config.microbatch_size
+    return config.model_copy(update={"execution": execution, "microbatch_size": microbatch})
 
 
 def _run(
@@ -69,8 +78,7 @@ def _run(
     should_stop: Callable[[], str | None],
 ) -> Outcome:
     execution, science = config.execution, config.science
-    microbatch = status.microbatch_size or config.microbatch_size
-    device = torch.device(execution.device)
+    device, microbatch = torch.device(execution.device), config.microbatch_size
     torch.set_num_threads(execution.threads)
     seed_everything(science.seed)
     print(
@@ -86,7 +94,10 @@ def _run(
     ending, progress, clock = train(config, step, store, device, should_stop, started)
     if ending not in ("trained", "diverged"):
         return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
-    final = step.workload.evaluate_finally(step.model) if ending == "trained" else None
+    final = None
+    if ending == "trained":
+        with evaluating():
+            final = step.workload.evaluate_finally(step.model)
     if final and not math.isfinite(final.valid_loss):
         final = None
     clock.charge("evaluation")
@@ -95,7 +106,7 @@ def _run(
         store.save_weights(step)
         clock.charge("checkpoint")
     epochs = step.workload.epochs()
-    write_result(config, status, store, device, progress, final, epochs, microbatch)
+    write_result(config, status, store, device, progress, final, epochs)
     if keep != "checkpoints":
         store.remove_all()
     if final is None:

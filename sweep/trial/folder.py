@@ -1,5 +1,6 @@
 """The folders of a sweep and of its trials: what is where, and the states a trial can be in."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -48,11 +49,23 @@ class TrialStatus:
     attempts: int = 0
     fencing: int = 0  # of the newest attempt
     microbatch_size: int | None = None  # None: as planned
+    evaluation_batch_size: int | None = None  # None: as planned
     mlflow_run_id: str | None = None
 
     def changed(self, **fields: Any) -> "TrialStatus":
         """Return a copy with some fields changed."""
         return replace(self, **fields)
+
+
+@dataclass(frozen=True)
+class MemoryBounds:
+    """memory.json: the sizes that are left where memory ran out; later trials begin with them."""
+
+    model: str
+    device: str
+    precision: str
+    microbatch_size: int | None = None  # None: as planned
+    evaluation_batch_size: int | None = None
 
 
 class CheckpointName(NamedTuple):
@@ -213,6 +226,10 @@ class SweepFolder:
         return self.path / "tracking.json"
 
     @property
+    def memory_path(self) -> Path:
+        return self.path / "memory.json"
+
+    @property
     def lock_path(self) -> Path:
         return self.path / "sweep.lock"
 
@@ -223,6 +240,22 @@ class SweepFolder:
     def locate(self, data_path: str | None) -> str | None:
         """Return where data lie whose path is absolute or as seen from this folder."""
         return data_path and os.path.normpath(self.path.absolute() / data_path)
+
+    def read_bounds(self, config: TrialConfig) -> MemoryBounds:
+        """Read memory.json for a trial's model, device and precision; unbounded where none is."""
+        science = config.science
+        key = (science.model.name, config.execution.device, science.precision)
+        with contextlib.suppress(FileNotFoundError, CorruptFile, TypeError):
+            data = read_json(self.memory_path)
+            data.pop("format_version")
+            bounds = MemoryBounds(**data)
+            if (bounds.model, bounds.device, bounds.precision) == key:
+                return bounds
+        return MemoryBounds(*key)
+
+    def write_bounds(self, bounds: MemoryBounds) -> None:
+        """Write memory.json."""
+        write_json(self.memory_path, asdict(bounds))
 
     def trial(self, trial_id: str) -> TrialFolder:
         """Return the folder of a trial."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.data.stream import SequenceStream, document_of_targets, gather
 from sweep.data.tokens import TokenizedText, prepare_data
-from sweep.models import build_model
+from sweep.models import HasHidden, build_model
+from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.models.precision import autocast
 from sweep.workloads.protocol import Batch, FinalEvaluation
 
@@ -65,15 +66,30 @@ class Pretrain:
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed cross-entropy in nats."""
-        return self.token_losses(model, batch[0]).sum()
+        windows, rows = batch[0], self.config.execution.loss_chunk_rows
+        if not (rows and isinstance(model, HasHidden) and torch.is_grad_enabled()):
+            return self.token_losses(model, windows).sum()
+        return linear_cross_entropy(*self._before_logits(model, windows), rows)
 
     def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
         """Return each target's cross-entropy in nats, (B, T) from (B, T + 1)."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
+        rows = self.config.execution.loss_chunk_rows
+        if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
+            chunked = linear_cross_entropies(*self._before_logits(model, windows), rows)
+            return chunked.view(targets.shape)
         with autocast(self.device, self.config.science.precision):
             logits = model(inputs)  # (B, T, V)
         losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view(targets.shape)
+
+    def _before_logits(self, model: HasHidden, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return states (B·T, D), the output projection (V, D) and targets (B·T)."""
+        precision = self.config.science.precision
+        with autocast(self.device, precision):
+            hidden = model.hidden(windows[:, :-1])
+        dtype = torch.bfloat16 if precision == "bf16" else hidden.dtype
+        return hidden.flatten(0, 1).to(dtype), model.output_weight(), windows[:, 1:].flatten()
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean loss of evenly spaced validation windows."""

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from sweep.cli import main
 from sweep.trial.files import read_json, sha256_of, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 
@@ -37,20 +36,6 @@ QUADRATIC = (
 )
 
 
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
-    """Run the command line in an empty folder; return exit code and stdout."""
-    monkeypatch.chdir(tmp_path)
-
-    def call_here(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, capsys.readouterr().out
-
-    return call_here
-
-
 def test_the_reference_command_prints_the_plan_of_the_design(call, tmp_path):
     batches = "1,8,32,64,128,256"
     code, out = call("plan", "--budget", "327.68M", "--batches", batches, "--json")
@@ -66,7 +51,7 @@ def test_the_reference_command_prints_the_plan_of_the_design(call, tmp_path):
     for trial in trials:
         micro, accumulation = trial["microbatch_size"], trial["gradient_accumulation_steps"]
         assert micro * accumulation * trial["devices"] == trial["batch_size"]
-        assert trial["forecast_bytes"] is None and trial["forecast_seconds"] > 0
+        assert trial["forecast_bytes"] > 3 * 4 * 22_696_448 and trial["forecast_seconds"] > 0
     assert plan["epochs"] > 0 and plan["disk_bytes"] > 0
     assert list(tmp_path.iterdir()) == []
 

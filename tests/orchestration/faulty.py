@@ -109,3 +109,12 @@ class IsSuperseded(NoisyQuadratic):
             status = TrialFolder(path).read_status()
             TrialFolder(path).write_status(status.changed(fencing=status.fencing + 1))
         return super().build_batch(first, count)
+
+
+class EvaluatesTwoAtATime(NoisyQuadratic):
+    """Memory runs out where more than two sequences are evaluated at once."""
+
+    def evaluate(self, model):
+        if self.config.execution.evaluation_batch_size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return super().evaluate(model)

@@ -4,7 +4,7 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration import planning
+from sweep.orchestration import costs, planning
 from sweep.orchestration.calibration import estimate_seconds, record_measurement
 from sweep.orchestration.planning import Logistics, make_plan, save_plan
 from sweep.training import device as machine
@@ -77,9 +77,9 @@ def test_what_was_held_already_is_not_asked_of_the_disk_again(tmp_path, monkeypa
     class Usage:
         free = 1000
 
-    monkeypatch.setattr(planning.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(costs.shutil, "disk_usage", lambda _: Usage)
     plan = plan_here(tmp_path).model_copy(update={"disk_bytes": 5000})
     with pytest.raises(SweepError, match="the disk must have"):
-        planning.check_disk(plan, SweepFolder(tmp_path))
+        costs.check_disk(plan, SweepFolder(tmp_path))
     (tmp_path / "weights").write_bytes(b"x" * 4000)
-    planning.check_disk(plan, SweepFolder(tmp_path))
+    costs.check_disk(plan, SweepFolder(tmp_path))

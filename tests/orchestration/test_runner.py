@@ -2,10 +2,12 @@
 
 import pytest
 
+from sweep.config.experiment import load_experiment
 from sweep.errors import FolderInUse
 from sweep.orchestration.local import InlineExecutor, attempt_slots
-from sweep.orchestration.planning import Logistics
-from sweep.trial.folder import Cause, State
+from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.runner import run_plan
+from sweep.trial.folder import Cause, State, SweepFolder
 from sweep.trial.lease import FileLock
 from sweep.trial.metrics import read_metrics
 
@@ -48,7 +50,7 @@ def test_out_of_memory_shrinks_the_microbatch_and_keeps_the_batch_size(run, faul
         result = trial.read_result()
         assert result["batch_size"] == batch and result["microbatch_size"] <= 2
         assert result["microbatch_size"] * result["gradient_accumulation_steps"] == batch
-        assert status.attempts == {8: 3, 12: 4}[batch]  # 8 4 2; 12 6 3 1
+        assert status.attempts == {8: 3, 12: 1}[batch]  # 8 4 2; then 2 at once
 
 
 def test_out_of_memory_at_one_sequence_fails_and_substitutes_nothing(run, faulty):
@@ -181,3 +183,40 @@ def test_a_living_worker_that_was_superseded_writes_nothing_more(run, faulty):
     # The superseded attempt ended without a result; the next one has number 3 and finished.
     assert (status.state, status.attempts, status.fencing) == (State.COMPLETE, 2, 3)
     assert trial.read_result()["attempts"] == 2
+
+
+def test_the_microbatch_that_fits_is_remembered_for_later_trials(run, faulty):
+    summary = run(workload="faulty:OutOfMemoryAboveTwo", batches="8", seeds=2)
+    attempts = sorted(trial.read_status().attempts for trial in summary.folder.trials())
+    assert attempts == [1, 3]  # 8 4 2 for the first, 2 at once for the second
+    grown = run(workload="faulty:OutOfMemoryAboveTwo", batches="4", seeds=1)
+    (trial,) = (grown.folder.trial(trial_id) for trial_id in grown.states)
+    assert (trial.read_status().attempts, trial.read_result()["microbatch_size"]) == (1, 2)
+
+
+def test_memory_that_runs_out_in_an_evaluation_leaves_the_microbatch_alone(run, faulty):
+    summary = run(workload="faulty:EvaluatesTwoAtATime", batches="4")
+    ((trial, status),) = by_batch(summary).values()
+    assert status.state is State.COMPLETE and status.evaluation_batch_size <= 2
+    assert status.microbatch_size is None and trial.read_result()["microbatch_size"] == 4
+
+
+def test_out_of_memory_changes_the_loss_curve_by_rounding_only(run, faulty, tmp_path):
+    curves = []
+    for workload in ("quadratic", "faulty:OutOfMemoryAboveTwo"):
+        summary = run(workload=workload, batches="8", seeds=1, lr="0.1")
+        ((trial, _),) = by_batch(summary).values()
+        curves.append([line["train/loss"] for line in read_metrics(trial.metrics_path)])
+        (tmp_path / "sweep").rename(tmp_path / f"done-{len(curves)}")
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+
+
+def test_what_would_help_is_said_where_not_even_one_sequence_fits(tmp_path):
+    limit = Logistics(device="cpu", device_memory=2 << 20)
+    experiment = load_experiment("quick", {"batches": "4", "budget": "8192"})
+    folder = SweepFolder(tmp_path / "sweep")
+    summary = run_plan(make_plan(experiment, limit, folder), folder)
+    ((_, status),) = by_batch(summary).values()
+    assert (status.state, status.cause) == (State.FAILED, Cause.OUT_OF_MEMORY)
+    for remedy in ("by forecast", "--activation-checkpointing", "--precision bf16", "2 devices"):
+        assert remedy in status.message

@@ -45,3 +45,25 @@ def test_devices_are_resolved_or_refused():
 
 def test_there_is_at_least_one_core():
     assert available_cores() >= 1
+
+
+def test_what_caused_an_error_counts_too():
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        except RuntimeError as cause:
+            raise ValueError("the step failed") from cause
+    except ValueError as error:
+        assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+        "integer out of range: 2684354560 elements do not fit 32-bit indices",
+        "nll_loss_forward_no_reduce_cuda_kernel_index: expected index to fit int",
+    ],
+)
+def test_an_overflow_or_a_failing_library_is_no_lack_of_memory(text):
+    assert not is_out_of_memory(RuntimeError(text))

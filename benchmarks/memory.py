@@ -1,0 +1,99 @@
+"""Forecast against measurement: `make bench-memory`.
+
+Each row is a training step of one model at one batch size, forecast on tensors without data and
+measured in a fresh process. Needs only what a worker needs (torch, numpy, pydantic, tokenizers,
+safetensors; transformers for gpt2). On CUDA batch sizes are 1…512, eager and compiled; on a CPU a
+few small ones, eager.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution, TrialConfig
+from sweep.errors import SweepError, WorkerDied
+from sweep.memory.forecast import forecast_step
+from sweep.memory.points import Measurement
+from sweep.plan.plan import build_plan
+from sweep.training.device import device_memory, device_name, has_compiler
+from sweep.training.process import FreshProcess
+
+CUDA_BATCHES = tuple(2**power for power in range(10))
+POINT_SECONDS = 240.0
+
+
+def trial_config(
+    experiment: str, batch: int, precision: str, device: str, is_compiled: bool
+) -> TrialConfig:
+    """Return the config of one step at this batch size, in one microbatch."""
+    fields: dict[str, Any] = {"batches": [batch], "precision": precision, "budget": 10**9}
+    execution = Execution(
+        device=device, threads=torch.get_num_threads(), compile=is_compiled, evaluation_batch_size=1
+    )
+    settings = load_experiment(experiment, fields)
+    plan = build_plan(settings, execution, data={"name": "synthetic"}, microbatch=batch)
+    row = plan.trials[0].model_copy(update={"learning_rate": 1e-6})
+    return plan.trial_config(row, "memory")
+
+
+def compare(config: TrialConfig, limit: int) -> dict[str, Any]:
+    """Forecast and measure one configuration."""
+    batch = config.science.batch_size
+    row: dict[str, Any] = {
+        "experiment": config.science.model.name,
+        "precision": config.science.precision,
+        "compiled": config.execution.compile,
+        "batch_size": batch,
+    }
+    try:
+        row["forecast_bytes"] = forecast_step(config, batch).peak_bytes
+    except SweepError as error:
+        return {**row, "status": "ERROR", "message": str(error)}
+    process = FreshProcess("sweep.memory.measure:measure", config, limit, 3)
+    try:
+        point: Measurement = process.result(timeout=POINT_SECONDS)
+    except WorkerDied as error:
+        return {**row, "status": "ERROR", "message": str(error)}
+    row |= {"status": point.status, "message": point.message, "measured_bytes": point.peak_bytes}
+    row |= {"reserved_bytes": point.reserved_bytes, "tokens_per_second": point.tokens_per_second}
+    if point.peak_bytes:
+        row["forecast_over_measured"] = row["forecast_bytes"] / point.peak_bytes
+    return row
+
+
+def main() -> None:
+    """Compare every configuration and write the table as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--experiments", default="", help="names, comma-separated")
+    parser.add_argument("--out", type=Path, default=None)
+    arguments = parser.parse_args()
+    is_cuda = arguments.device.startswith("cuda")
+    device = torch.device(arguments.device)
+    limit, rows = device_memory(device), []
+    default = "tinystories,gpt2" if is_cuda else "quick,tinystories"
+    for experiment in (arguments.experiments or default).split(","):
+        for precision in ("bf16", "fp32") if is_cuda else ("fp32",):
+            for is_compiled in (False, True) if is_cuda and has_compiler("cuda") else (False,):
+                for batch in CUDA_BATCHES if is_cuda else (1, 4, 16):
+                    config = trial_config(
+                        experiment, batch, precision, arguments.device, is_compiled
+                    )
+                    rows.append(compare(config, limit))
+                    print(json.dumps(rows[-1]), flush=True)
+                    if rows[-1]["status"] == "OUT_OF_MEMORY":
+                        break
+    document = {"device": device_name(device), "torch": torch.__version__, "rows": rows}
+    folder = Path(__file__).parent / "results"
+    path = arguments.out or folder / f"memory-{device.type}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

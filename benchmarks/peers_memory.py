@@ -1,0 +1,137 @@
+"""What other tools answer to "what is the largest that fits?": same model, same limit, on a CPU.
+
+Accelerate's `find_executable_batch_size` and Lightning's `scale_batch_size`, each around the very
+training step that `sweep probe` measures, within the same memory limit (`LiveStorages`), against
+the true maximum found by trying every size. Needs `pip install accelerate lightning`.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution, TrialConfig
+from sweep.memory.measure import measure
+from sweep.orchestration.memory import probe_memory
+from sweep.orchestration.planning import Logistics
+from sweep.plan.plan import build_plan
+from sweep.training.step import TrainingStep
+from sweep.training.storages import LiveStorages
+
+LIMIT = 64 << 20
+START = 128  # the usual first guess of the others
+
+
+def trial_config(size: int) -> TrialConfig:
+    """Return the `quick` model's config for one microbatch of this size."""
+    fields = {"batches": [size], "precision": "fp32", "budget": 10**9}
+    execution = Execution(device="cpu", threads=torch.get_num_threads(), evaluation_batch_size=1)
+    plan = build_plan(
+        load_experiment("quick", fields), execution, data={"name": "synthetic"}, microbatch=size
+    )
+    return plan.trial_config(plan.trials[0], "peers")
+
+
+def train_steps(size: int, steps: int = 3) -> None:
+    """Take whole optimizer steps within the limit; raises when it is exceeded."""
+    try:
+        with LiveStorages(LIMIT):
+            step = TrainingStep(trial_config(size), torch.device("cpu"), size)
+            for _ in range(steps):
+                step(step.workload.random_batch(size), 1e-6)
+    except torch.OutOfMemoryError as error:  # in the words that the others know it by
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more.") from error
+
+
+def by_accelerate(tried: list[int]) -> int:
+    """Let Accelerate shrink the batch size until the steps run."""
+    from accelerate.utils import find_executable_batch_size
+
+    @find_executable_batch_size(starting_batch_size=START)  # type: ignore[untyped-decorator]
+    def run(batch_size: int) -> int:
+        tried.append(batch_size)
+        train_steps(batch_size)
+        return batch_size
+
+    return int(run())
+
+
+def by_lightning(tried: list[int]) -> int:
+    """Let Lightning's tuner search by powers of two, then by bisection."""
+    import lightning
+    from lightning.pytorch.tuner import Tuner
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+            self.automatic_optimization = False
+            self.unused = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, _: int) -> None:
+            tried.append(self.batch_size)
+            train_steps(self.batch_size, 1)
+
+        def train_dataloader(self) -> Any:
+            data = torch.utils.data.TensorDataset(torch.zeros(100_000, 1))
+            return torch.utils.data.DataLoader(data, self.batch_size)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, max_epochs=1,
+    )  # fmt: skip
+    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=3)
+    return int(found or 0)
+
+
+def by_sweep(tried: list[int]) -> int:
+    """Let `sweep probe` forecast, jump and prove."""
+    logistics = Logistics(device="cpu", device_memory=LIMIT)
+    document = probe_memory(
+        "quick",
+        logistics=logistics,
+        batches=[8],
+        on_point=lambda point: tried.append(point.microbatch_size),
+    )
+    return int(document["largest_microbatch_size"])
+
+
+def main() -> None:
+    """Compare, and write the table to the file that is named."""
+    truth = 1
+    while measure(trial_config(truth + 1), LIMIT, 3, lambda: None).status == "OK":
+        truth += 1
+    rows = []
+    finders: dict[str, Callable[[list[int]], int]] = {
+        "sweep probe": by_sweep,
+        "accelerate find_executable_batch_size": by_accelerate,
+        "lightning scale_batch_size (binsearch)": by_lightning,
+    }
+    for name, find in finders.items():
+        tried: list[int] = []
+        start = time.perf_counter()
+        answer = find(tried)
+        rows.append(
+            {
+                "finder": name,
+                "answer": answer,
+                "is_true_maximum": answer == truth,
+                "sizes_tried": list(dict.fromkeys(tried)),
+                "seconds": time.perf_counter() - start,
+            }
+        )
+        print(json.dumps(rows[-1]))
+    document = {"limit_bytes": LIMIT, "true_maximum": truth, "finders": rows}
+    Path(sys.argv[1]).write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

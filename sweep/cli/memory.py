@@ -1,0 +1,59 @@
+"""`sweep forecast` and `sweep probe`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sweep.cli.running import read_logistics, read_overrides
+from sweep.config.numbers import format_bytes, parse_count
+from sweep.errors import SweepError
+
+
+def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
+    """Print what memory each batch size would take."""
+    from sweep.orchestration.memory import forecast_memory
+
+    document = forecast_memory(experiment, logistics=read_logistics(flags), **read_overrides(flags))
+    return _print(document, flags)
+
+
+def probe_command(experiment: str, flags: dict[str, Any]) -> int:
+    """Measure, showing each point, and print what fits."""
+    from sweep.memory.points import Measurement
+    from sweep.orchestration.memory import probe_memory
+
+    def show(point: Measurement) -> None:
+        peak = "" if point.peak_bytes is None else f", peak {format_bytes(point.peak_bytes)}"
+        sizes = f"batch size {point.batch_size} in microbatches of {point.microbatch_size}"
+        click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
+
+    cap, soak = flags["largest"], flags["soak"]
+    document = probe_memory(
+        experiment,
+        logistics=read_logistics(flags),
+        cap=None if cap is None else parse_count(cap, "largest"),
+        soak_steps=0 if soak is None else parse_count(soak, "soak"),
+        on_point=show,
+        **read_overrides(flags),
+    )
+    return _print(document, flags)
+
+
+def _print(document: dict[str, Any], flags: dict[str, Any]) -> int:
+    from sweep.report.memory import forecast_markdown, probe_markdown, write_memory
+
+    out: Path | None = flags["out"]
+    if out is not None and out.exists() and not out.is_dir():
+        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
+    if flags["json"]:
+        click.echo(json.dumps(document, indent=1))
+    else:
+        is_probe = "verdict" in document
+        click.echo((probe_markdown if is_probe else forecast_markdown)(document), nl=False)
+    if out is not None:
+        path = write_memory(document, out)
+        if not flags["json"]:
+            click.echo(f"\nWritten to {path}.")
+    return 0

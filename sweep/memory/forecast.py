@@ -1,0 +1,119 @@
+"""Peak memory of a training step without the device: fake tensors, real bookkeeping.
+
+The step is the one that trains (`sweep.training.step`), run twice on tensors without data, so that
+optimizer states are there; `LiveStorages` counts what would be held. No weights are made.
+Compiled steps are forecast as eager ones: an upper bound, since fusing keeps less.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
+from sweep.memory.points import Forecast
+from sweep.memory.search import Found, Look, find_largest
+from sweep.models.precision import weight_dtype
+from sweep.training.device import usable_memory
+from sweep.training.process import ShouldStop
+from sweep.training.step import TrainingStep
+from sweep.training.storages import LiveStorages
+from sweep.workloads.protocol import build_workload
+
+STEPS = 2  # in the second one gradients of the first were freed and optimizer states are there
+SHOWN_MICROBATCHES = 2  # hold what any larger number of them does
+
+
+def forecast_step(config: TrialConfig, microbatch_size: int) -> Forecast:
+    """Forecast one trial with this microbatch size.
+
+    Raises:
+        SweepError: if the model or the workload needs values that fake tensors do not have.
+    """
+    batch_size = config.science.batch_size // config.execution.devices
+    plain = {"compile": False, "device": "cpu"}
+    here = config.model_copy(update={"execution": config.execution.model_copy(update=plain)})
+    shown = min(batch_size, SHOWN_MICROBATCHES * microbatch_size)
+    vocabulary = getattr(config.science.model, "vocabulary", None)
+    try:
+        with torch.device("meta"):
+            model = build_workload(here, torch.device("cpu")).build_model()
+        with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages(None, vocabulary) as storages:
+            _give_storage(model, weight_dtype(config.science.precision))
+            step = TrainingStep(here, torch.device("cpu"), microbatch_size, model)
+            storages.watch(step.model, step.optimizer)
+            for _ in range(STEPS):
+                storages.forget_peak()
+                step(step.workload.random_batch(shown), 1e-3)
+            peak, by_category, rest = storages.peak_bytes, storages.peak, storages.live_bytes
+            storages.forget_peak()
+            step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
+    except SweepError:
+        raise
+    except Exception as error:  # whatever a user's model does with values that are not there
+        raise SweepError(
+            f"the memory of {config.science.model.name!r} cannot be forecast without running it "
+            f"({type(error).__name__}: {str(error)[:200]}). Measure it with `sweep probe`."
+        ) from error
+    return Forecast(batch_size, microbatch_size, peak, by_category, rest, storages.peak_bytes)
+
+
+def _give_storage(model: nn.Module, dtype: torch.dtype) -> None:
+    """Replace meta tensors by fake ones on the CPU; weights that are tied stay tied."""
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and id(weight) not in made:
+                made[id(weight)] = nn.Parameter(
+                    torch.empty(weight.shape, dtype=dtype), requires_grad=weight.requires_grad
+                )
+            if weight is not None:
+                module._parameters[name] = made[id(weight)]  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def largest_microbatch(config: TrialConfig, limit_bytes: int, cap: int | None) -> Found:
+    """Find the largest microbatch, up to `cap`, whose forecast peaks are within the limit."""
+
+    def look(size: int) -> Look:
+        whole = config.science.model_copy(update={"batch_size": 2 * size})
+        bounded = min(size, config.execution.evaluation_batch_size)
+        execution = config.execution.model_copy(
+            update={"evaluation_batch_size": bounded, "devices": 1}
+        )
+        changes = {"science": whole, "execution": execution}
+        found = forecast_step(config.model_copy(update=changes), size)
+        return Look(found.needed_bytes <= limit_bytes, found.peak_bytes)
+
+    return find_largest(look, limit_bytes, cap=cap)
+
+
+def largest_here(config: TrialConfig, should_stop: ShouldStop) -> int:
+    """Return the largest microbatch, up to the config's, that this machine holds by forecast.
+
+    At least 1: that not even one sequence fits is for the device to say.
+    """
+    limit = usable_memory(config.execution)
+    cap = config.microbatch_size
+    whole = forecast_step(config, cap)
+    if whole.needed_bytes <= limit:
+        return cap
+    return max(1, largest_microbatch(config, limit, cap).largest)
+
+
+def forecast_rows(
+    configs: Iterable[TrialConfig], should_stop: ShouldStop | None = None
+) -> list[Forecast]:
+    """Forecast trials as planned, each different configuration once."""
+    known: dict[tuple[int, int], Forecast] = {}
+    rows = []
+    for config in configs:
+        size = config.microbatch_size
+        key = (min(config.science.batch_size, SHOWN_MICROBATCHES * size), size)
+        known[key] = known.get(key) or forecast_step(config, config.microbatch_size)
+        rows.append(known[key])
+    return rows

@@ -1,0 +1,176 @@
+"""The largest microbatch that fits, measured: each point in a fresh process, the answer proved.
+
+A point fits if whole optimizer steps and an evaluation ended without an error, the device held it
+without spilling and without asking the allocator twice, and throughput did not collapse.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from sweep.config.trial import TrialConfig
+from sweep.errors import WorkerDied
+from sweep.memory.points import Measurement
+from sweep.memory.search import Found, Look, find_largest
+from sweep.plan.retry import judge_death
+from sweep.training.memory_limit import oom_kills
+from sweep.training.process import FreshProcess
+
+STEPS = 3  # of a point: the first makes the optimizer's states, the others are timed
+POINT_SECONDS = 600.0  # after which a point is given up
+COLLAPSE = 0.6  # of the best throughput of smaller points
+SAFE_SHARE = 0.9  # of the limit, for the safe choice
+WARM_UP_STEPS = 2  # of a soak, left out of the slope
+
+OnPoint = Callable[[Measurement], None]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Bytes at rest against steps: a line, and what 95 % of such lines would span."""
+
+    steps: int
+    bytes_per_step: float
+    interval: tuple[float, float]
+
+    @property
+    def is_found(self) -> bool:
+        """Whether memory grows beyond doubt."""
+        return self.interval[0] > 0
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What was measured, and what follows from it."""
+
+    limit_bytes: int
+    found: Found
+    points: tuple[Measurement, ...]  # in the order in which they were measured
+    safe: int  # 0: none
+    accumulated: Measurement | None  # two microbatches of the safe size
+
+
+class Probe:
+    """Measures points of one configuration within a limit, each once.
+
+    Args:
+        config: of a trial; its batch size and microbatch size are replaced.
+        limit_bytes: of the device; enforced.
+        on_point: called after each point.
+    """
+
+    def __init__(self, config: TrialConfig, limit_bytes: int, on_point: OnPoint | None) -> None:
+        self.config, self.limit_bytes = config, limit_bytes
+        self._on_point = on_point or (lambda point: None)
+        self.points: dict[tuple[int, int], Measurement] = {}
+
+    def look(self, size: int) -> Look:
+        """Measure one microbatch size, as the search asks for it."""
+        point = self.measure(size, size)
+        return Look(point.status == "OK", point.peak_bytes)
+
+    def measure(self, batch_size: int, microbatch_size: int) -> Measurement:
+        """Measure one point and judge it; a collapse is believed when it is seen twice."""
+        key = (batch_size, microbatch_size)
+        if key not in self.points:
+            point = self._judged(self._measure(batch_size, microbatch_size, STEPS))
+            if point.status == "COLLAPSED":
+                point = self._judged(self._measure(batch_size, microbatch_size, STEPS))
+            self.points[key] = point
+            self._on_point(point)
+        return self.points[key]
+
+    def soak(self, size: int, steps: int) -> tuple[Measurement, Leak | None]:
+        """Run many steps of one size; tell whether memory at rest grows."""
+        point = self._measure(size, size, max(steps, WARM_UP_STEPS + 3))
+        return point, find_leak(point.rests) if point.status == "OK" else None
+
+    def _measure(self, batch_size: int, microbatch_size: int, steps: int) -> Measurement:
+        science = self.config.science.model_copy(update={"batch_size": batch_size})
+        at_once = min(self.config.execution.evaluation_batch_size, microbatch_size)
+        execution = self.config.execution.model_copy(
+            update={"evaluation_batch_size": at_once, "devices": 1}
+        )
+        changes = {
+            "science": science,
+            "execution": execution,
+            "microbatch_size": microbatch_size,
+        }
+        config = self.config.model_copy(update=changes)
+        killed_before = oom_kills()
+        process = FreshProcess("sweep.memory.measure:measure", config, self.limit_bytes, steps)
+        try:
+            point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
+        except WorkerDied as error:
+            status, message = self._death(error, killed_before)
+            point = Measurement(batch_size, microbatch_size, status, message)
+        return point
+
+    def _death(self, error: WorkerDied, killed_before: int) -> tuple[str, str]:
+        if error.timed_out:
+            return "TIMEOUT", str(error)
+        outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
+        is_memory = outcome.kind == "out_of_memory"
+        return ("OUT_OF_MEMORY", outcome.message) if is_memory else ("ERROR", str(error))
+
+    def _judged(self, point: Measurement) -> Measurement:
+        """Say where a point that ran does not fit all the same."""
+        if point.status != "OK":
+            return point
+        if point.allocator_retries:
+            why = f"the allocator had to ask again {point.allocator_retries} times"
+            return replace(point, status="COLLAPSED", message=why)
+        smaller = [
+            other.tokens_per_second or 0.0
+            for (_, size), other in self.points.items()
+            if size < point.microbatch_size and other.status == "OK"
+        ]
+        rate = point.tokens_per_second or 0.0
+        if smaller and rate < COLLAPSE * max(smaller):
+            why = f"{rate:,.0f} tokens/s, below {COLLAPSE} of {max(smaller):,.0f}"
+            return replace(point, status="COLLAPSED", message=why)
+        return point
+
+
+def probe(
+    config: TrialConfig,
+    limit_bytes: int,
+    unit: int = 1,
+    cap: int | None = None,
+    on_point: OnPoint | None = None,
+) -> tuple[Probe, Probed]:
+    """Find the largest microbatch that fits, a safe one, and measure accumulation with it.
+
+    Args:
+        config: of a trial.
+        limit_bytes: of the device; enforced.
+        unit: sizes are multiples of it.
+        cap: the largest size of interest.
+        on_point: called after each measured point.
+    """
+    measured = Probe(config, limit_bytes, on_point)
+    found = find_largest(measured.look, limit_bytes, unit, cap)
+    safe = found.largest
+    line = found.line
+    if line is not None and found.largest:
+        bound = line.largest(SAFE_SHARE * limit_bytes)
+        safe = min(found.largest, max(unit, bound // unit * unit))
+        while safe > unit and not measured.look(safe).fits:
+            safe -= unit
+    accumulated = measured.measure(2 * safe, safe) if safe else None
+    points = tuple(measured.points.values())
+    return measured, Probed(limit_bytes, found, points, safe, accumulated)
+
+
+def find_leak(rests: tuple[int, ...]) -> Leak:
+    """Fit bytes at rest against steps, with the slope's 95 % interval."""
+    kept = np.array(rests[WARM_UP_STEPS:], dtype=float)
+    if np.ptp(kept) == 0:
+        return Leak(len(rests), 0.0, (0.0, 0.0))
+    fit: Any = stats.linregress(np.arange(len(kept)), kept)
+    half = float(stats.t.ppf(0.975, len(kept) - 2)) * float(fit.stderr)
+    slope = float(fit.slope)
+    return Leak(len(rests), slope, (slope - half, slope + half))

@@ -1,0 +1,83 @@
+"""The largest size that fits, found by a line and proved by its neighbour.
+
+Two small points give a line, the line a guess; what counts is measured: that the answer fits and
+that the next legal size does not. Where memory is no line the search goes on by bisection.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sweep.memory.line import Line, fit_line
+
+SMALL = (4, 8)  # units; below, other things than the batch may hold the peak
+GUIDED_POINTS = 5  # measured before the line is given up
+
+
+@dataclass(frozen=True)
+class Look:
+    """One size that was looked at."""
+
+    fits: bool
+    peak_bytes: int | None  # None where it is not known
+
+
+@dataclass
+class Found:
+    """What a search found; sizes are multiples of the unit."""
+
+    largest: int = 0  # 0: not even one unit fits
+    looks: dict[int, Look] = field(default_factory=dict)  # in order
+    is_bisected: bool = False  # memory was no line
+    is_capped: bool = False  # the largest size that was allowed fits
+
+    @property
+    def line(self) -> Line | None:
+        """The line through the sizes that fit."""
+        return fit_line(
+            {
+                size: look.peak_bytes
+                for size, look in sorted(self.looks.items())
+                if look.fits and look.peak_bytes is not None
+            }
+        )
+
+
+def find_largest(
+    look: Callable[[int], Look], limit_bytes: float, unit: int = 1, cap: int | None = None
+) -> Found:
+    """Find the largest size that fits, assuming that nothing above one that does not fits.
+
+    Args:
+        look: measures, or forecasts, one size.
+        limit_bytes: that the line is held against.
+        unit: sizes are multiples of it.
+        cap: the largest size of interest.
+
+    Returns:
+        A `largest` that was looked at and fits, whose next size was looked at and does not, unless
+        it is the cap.
+    """
+    found = Found()
+    top = max(1, cap // unit) if cap else 2**40  # units
+    low, high = 0, top + 1  # the largest that fits, the least that does not
+    for size in SMALL if top >= SMALL[1] else (1, top):
+        if low < size < high:
+            low, high = _see(found, look, size, unit, low, high)
+    while high - low > 1:
+        line = found.line
+        is_lost = len(found.looks) >= GUIDED_POINTS
+        found.is_bisected |= is_lost
+        if line is None or is_lost:
+            guess = (low + high) // 2 if high <= top else 2 * max(1, low)
+        else:
+            guess = max(low + 1, line.largest(limit_bytes) // unit)
+        low, high = _see(found, look, min(guess, high - 1), unit, low, high)
+    found.largest, found.is_capped = low * unit, low == top
+    return found
+
+
+def _see(
+    found: Found, look: Callable[[int], Look], size: int, unit: int, low: int, high: int
+) -> tuple[int, int]:
+    seen = found.looks[size * unit] = look(size * unit)
+    return (size, high) if seen.fits else (low, size)

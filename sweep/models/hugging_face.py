@@ -1,0 +1,62 @@
+"""Causal language models of the library transformers, with random weights from a seed."""
+
+import torch
+from torch import Tensor, nn
+
+from sweep.config.models import HuggingFaceSettings
+from sweep.errors import SweepError
+
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout")
+
+
+class HuggingFace(nn.Module):
+    """Token ids (B, T) to logits (B, T, V); without dropout, so that a seed says everything.
+
+    Args:
+        settings: architecture and sizes; what they leave open is the architecture's default.
+        seed: of the initial weights.
+        activation_checkpointing: recompute each block in the backward pass.
+
+    Raises:
+        SweepError: if transformers is not installed, or does not know the architecture.
+    """
+
+    def __init__(
+        self, settings: HuggingFaceSettings, seed: int, activation_checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        try:
+            from transformers import AutoConfig, AutoModelForCausalLM
+        except ImportError as error:
+            raise SweepError(
+                f"model {settings.name!r} needs the extra hf, which is not installed. Install it "
+                "with `pip install -e '.[hf]'` in the project's folder."
+            ) from error
+        try:
+            config = AutoConfig.for_model(settings.architecture, vocab_size=settings.vocabulary)
+        except ValueError as error:
+            raise SweepError(
+                f"model {settings.name!r} must be of an architecture that transformers knows, got "
+                f"{settings.architecture!r}."
+            ) from error
+        for name in DROPOUTS:
+            if hasattr(config, name):
+                setattr(config, name, 0.0)
+        config.use_cache = False
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        if activation_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return the states before the output projection, (B, T, D)."""
+        return self.model.base_model(ids).last_hidden_state  # type: ignore[no-any-return]
+
+    def output_weight(self) -> Tensor:
+        """Return the output projection, (V, D)."""
+        return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return logits, (B, T, V)."""
+        return self.model(ids).logits  # type: ignore[no-any-return]

@@ -1,0 +1,94 @@
+"""Cross-entropy of a linear layer without its logits: they exist for a few rows at a time.
+
+The gradient of the summed loss is formed in the same pass, chunk by chunk, so that nothing is
+computed twice and no (rows, V) tensor is kept for the backward pass.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
+    """Return the summed cross-entropy in nats, a float32 or wider scalar.
+
+    Args:
+        hidden: (N, D), in the dtype of the matrix products.
+        weight: (V, D).
+        targets: (N), ids below V.
+        rows: of `hidden` whose logits exist at a time.
+    """
+    if hidden.is_cuda and (kernel := _liger_kernel()):
+        fused: Tensor = kernel(hidden, weight.to(hidden.dtype), targets, reduction="sum")
+        return fused.float()
+    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-untyped-call]
+    return total
+
+
+@functools.cache
+def _liger_kernel() -> Callable[..., Any] | None:
+    """Return Liger's kernel (extra cuda) where it is installed; it chunks by its own rule."""
+    try:
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+    except ImportError:
+        return None
+    return liger_fused_linear_cross_entropy  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
+    """Return each row's cross-entropy, (N), without gradients; arguments as above."""
+    turned, parts = weight.to(hidden.dtype).T, []
+    for chunk, ids in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
+        parts.append(_losses(_widened(chunk @ turned), ids)[0])
+    return torch.cat(parts)
+
+
+def _widened(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's loss (n) and the log of its normaliser (n, 1) from (n, V)."""
+    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+    return (normaliser - logits.gather(1, targets[:, None])).squeeze(1), normaliser
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int
+    ):
+        with torch.autocast(hidden.device.type, enabled=False):
+            narrow = weight.to(hidden.dtype)
+            sums = torch.zeros_like(weight, dtype=_accumulator(weight.dtype))  # (V, D)
+            slopes = torch.empty_like(hidden)  # (N, D)
+            total = torch.zeros((), dtype=sums.dtype, device=hidden.device)
+            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, slopes))
+            for chunk, ids, slope in zip(*chunks, strict=True):
+                logits = _widened(chunk @ narrow.T)  # (n, V)
+                losses, normaliser = _losses(logits, ids)
+                total += losses.sum()
+                share = logits.sub_(normaliser).exp_()  # softmax, in place
+                share.scatter_add_(1, ids[:, None], share.new_full((len(ids), 1), -1.0))
+                share = share.to(hidden.dtype)
+                slope.copy_(share @ narrow)
+                if hidden.dtype == sums.dtype:
+                    sums.addmm_(share.T, chunk)
+                else:
+                    sums += share.T @ chunk
+                del logits, share
+        ctx.save_for_backward(slopes, sums.to(weight.dtype))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def]
+        slopes, sums = ctx.saved_tensors
+        return slopes * grad.to(slopes.dtype), sums * grad.to(sums.dtype), None, None
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,89 @@
+"""What a plan costs on this machine: seconds, memory, epochs, disk. Estimates, all of them."""
+
+import shutil
+from dataclasses import replace
+
+from sweep.config.numbers import format_bytes
+from sweep.errors import SweepError, WorkerDied
+from sweep.orchestration.planning import Planned
+from sweep.plan.estimates import with_estimates
+from sweep.plan.plan import Plan, tokenizer_of
+from sweep.training.process import FreshProcess
+from sweep.trial.folder import SweepFolder
+
+BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0}  # for estimates before anything is tokenized
+SMALL_TEXT = 1 << 22  # bytes
+FORECAST_SECONDS = 120.0  # at most
+
+
+def estimate(planned: Planned, folder: SweepFolder) -> Planned:
+    """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
+    from sweep.data.tokens import find_prepared
+    from sweep.orchestration.calibration import estimate_seconds
+    from sweep.orchestration.local import attempt_slots
+
+    plan = planned.plan
+    seconds = estimate_seconds(plan)
+    tokens, is_exact = None, False
+    if plan.data is not None:
+        text = find_prepared(plan.data, tokenizer_of(plan.settings))
+        if text is not None:
+            tokens, is_exact = len(text.train), True
+        else:
+            tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
+    at_once = len(attempt_slots(plan.execution.device))
+    plan = with_estimates(plan, seconds, _forecast_bytes(plan), tokens, is_exact, at_once)
+    return replace(planned, plan=plan)
+
+
+def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
+    """Return forecast peaks by batch and microbatch size; {} where they cannot be forecast."""
+    rows = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
+    named = (row.model_copy(update={"id": "x", "learning_rate": 1.0}) for row in rows.values())
+    configs = [plan.trial_config(row, "") for row in named]
+    try:
+        process = FreshProcess("sweep.memory.forecast:forecast_rows", configs)
+        found = process.result(timeout=FORECAST_SECONDS)
+    except WorkerDied:  # a user's model that fake tensors cannot run
+        return {}
+    return {key: one.peak_bytes for key, one in zip(rows, found, strict=True)}
+
+
+def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
+    """Return about how many bytes the training text has, without tokenizing it."""
+    from itertools import islice
+
+    from sweep.data.sources import find_text_files
+    from sweep.data.synthetic import synthetic_documents
+    from sweep.data.tinystories import TINYSTORIES
+
+    assert plan.data is not None
+    if plan.data["name"] == "tinystories":
+        return TINYSTORIES.train.size
+    if plan.data["name"] == "synthetic":
+        sample = [len(text) for text in islice(synthetic_documents(plan.data, "train"), 100)]
+        return int(plan.data["documents"]["train"] * sum(sample) / len(sample))
+    files = find_text_files(str(folder.locate(plan.data_path)))
+    return sum(file.path.stat().st_size for file in files if file.path.stem != "valid")
+
+
+def is_quickly_prepared(plan: Plan, folder: SweepFolder) -> bool:
+    """Tell whether the data are tokenized in a second or two: a small text, or built in."""
+    if plan.data is None or plan.data["name"] == "tinystories":
+        return plan.data is None
+    return _data_bytes(plan, folder) <= SMALL_TEXT
+
+
+def check_disk(plan: Plan, folder: SweepFolder) -> None:
+    """Refuse a sweep that the disk cannot hold."""
+    existing = next(
+        path for path in (folder.path, *folder.path.absolute().parents) if path.exists()
+    )
+    free = shutil.disk_usage(existing).free
+    held = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
+    needed = (plan.disk_bytes or 0) - held
+    if needed > free:
+        raise SweepError(
+            f"the disk must have {format_bytes(needed)} free for this sweep, got "
+            f"{format_bytes(free)} at {existing}. Free some, choose another --out, or --keep none."
+        )

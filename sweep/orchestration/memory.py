@@ -1,0 +1,178 @@
+"""Does it fit, and what is the largest that fits: for an experiment, forecast or measured.
+
+Reached through `sweep forecast` and `sweep probe`, `sweep.forecast_memory` and `probe_memory`.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.trial import TrialConfig
+from sweep.memory.line import Line, fit_line
+from sweep.memory.points import Forecast, Measurement
+from sweep.orchestration.planning import Logistics, make_plan
+from sweep.plan.plan import Plan
+from sweep.plan.steps import largest_divisor
+from sweep.trial.folder import SweepFolder
+
+NOWHERE = SweepFolder(Path("/dev/null/sweep"))  # a folder that holds no plan
+
+
+def forecast_memory(
+    experiment: str = "tinystories", *, logistics: Logistics | None = None, **overrides: Any
+) -> dict[str, Any]:
+    """Forecast peak memory at every batch size of an experiment, without its device.
+
+    Args:
+        experiment: a shipped name or the path of a TOML file.
+        logistics: `device_memory` asks for the microbatch that fits, `microbatch` sets it; with
+            neither a step is taken in one.
+        **overrides: fields of the experiment: batches, model, context, precision, …
+
+    Returns:
+        The document that `sweep forecast --json` prints (DESIGN.md §5).
+
+    Raises:
+        SweepError: for bad input, or a model that fake tensors cannot run.
+    """
+    from sweep.memory.forecast import forecast_step, largest_microbatch
+
+    logistics = logistics or Logistics(device="cpu")
+    settings = load_experiment(experiment, overrides)
+    plan = _plan(settings, logistics)
+    configs = _configs(plan)
+    limit, largest = logistics.device_memory, None
+    if limit is not None:
+        largest = largest_microbatch(configs[max(configs)], limit, None).largest
+    points: list[Forecast] = []
+    for batch, config in configs.items():
+        size = config.microbatch_size
+        if largest is not None and logistics.microbatch is None:
+            size = largest_divisor(batch // config.execution.devices, max(1, largest))
+        points.append(forecast_step(config, size))
+    line = _line_of(points)
+    if line is None:  # one size, or steps in several microbatches
+        sizes = sorted({1, 2, *(point.microbatch_size for point in points)})
+        line = _line_of([forecast_step(_sized(configs[max(configs)], n), n) for n in sizes])
+    return _document(plan, limit) | {
+        "points": [
+            {**point.as_document(), "fits": None if limit is None else point.needed_bytes <= limit}
+            for point in points
+        ],
+        "line": line and line.as_document(),
+        "largest_microbatch_size": largest,
+        "basis": _basis(plan),
+    }
+
+
+def _plan(settings: Experiment, logistics: Logistics) -> Plan:
+    """Plan each batch size once, in one microbatch unless one is asked for."""
+    one = settings.model_copy(update={"seeds": 1, "lr": "1e-3"})
+    whole = logistics.microbatch or max(settings.batches)
+    return make_plan(one, replace(logistics, microbatch=whole), NOWHERE).plan
+
+
+def _configs(plan: Plan) -> dict[int, TrialConfig]:
+    return {row.batch_size: plan.trial_config(row, "") for row in plan.trials}
+
+
+def _sized(config: TrialConfig, size: int) -> TrialConfig:
+    """Return the config of a step in one microbatch of this size."""
+    science = config.science.model_copy(update={"batch_size": size})
+    return config.model_copy(update={"science": science, "microbatch_size": size})
+
+
+def _line_of(points: list[Forecast]) -> Line | None:
+    """Fit steps of one microbatch: accumulation keeps gradients beside the activations."""
+    whole = [point for point in points if point.batch_size == point.microbatch_size]
+    return fit_line({point.microbatch_size: point.peak_bytes for point in whole})
+
+
+def _document(plan: Plan, limit: int | None) -> dict[str, Any]:
+    return {
+        "experiment": plan.experiment,
+        "model": plan.model,
+        "precision": plan.settings.precision,
+        "optimizer": plan.settings.optimizer.name,
+        "tokens_per_sequence": plan.tokens_per_sequence,
+        "device_memory_bytes": limit,
+    }
+
+
+def _basis(plan: Plan) -> str:
+    """Say what kind of step the numbers are of, and how far they can be trusted."""
+    if plan.execution.compile:
+        return "eager steps: an upper bound for this plan's compiled ones, not calibrated"
+    return "eager steps; tensors only, without the device's context and fragmentation"
+
+
+def probe_memory(
+    experiment: str = "tinystories",
+    *,
+    logistics: Logistics | None = None,
+    cap: int | None = None,
+    soak_steps: int = 0,
+    on_point: Callable[[Measurement], None] | None = None,
+    **overrides: Any,
+) -> dict[str, Any]:
+    """Measure the largest microbatch that fits this machine's device, and prove it.
+
+    Args:
+        experiment: a shipped name or the path of a TOML file.
+        logistics: device and `device_memory`; on a CPU by default half of what is available.
+        cap: the largest size of interest.
+        soak_steps: steps of the safe size that look for a leak; 0: none.
+        on_point: called after each measured point.
+        **overrides: fields of the experiment: batches, model, context, precision, …
+
+    Returns:
+        The document that `sweep probe --json` prints (DESIGN.md §5).
+
+    Raises:
+        SweepError: for bad input.
+    """
+    from sweep.memory.probe import probe
+    from sweep.training.device import device_memory
+
+    import torch  # isort: skip
+
+    logistics = logistics or Logistics()
+    plan = _plan(load_experiment(experiment, overrides), logistics)
+    configs = _configs(plan)
+    config = configs[max(configs)]
+    device = torch.device(config.execution.device)
+    limit = logistics.device_memory or device_memory(device)
+    if device.type == "cuda":
+        limit = min(limit, device_memory(device))
+    elif device.type == "cpu":  # counting every tensor needs eager steps
+        eager = config.execution.model_copy(update={"compile": False})
+        config = config.model_copy(update={"execution": eager})
+    measured, found = probe(config, limit, cap=cap, on_point=on_point)
+    points = [point.as_document() for point in found.points]
+    line = found.found.line
+    document = _document(plan, limit) | {
+        "device": str(device),
+        "points": points,
+        "line": line and line.as_document(),
+        "largest_microbatch_size": found.found.largest,
+        "verdict": _verdict(found.found.largest, found.found.is_capped, found.found.is_bisected),
+        "search_points": len(found.found.looks),
+        "safe_microbatch_size": found.safe,
+        "accumulated": found.accumulated and found.accumulated.as_document(),
+    }
+    if soak_steps and found.safe:
+        point, leak = measured.soak(found.safe, soak_steps)
+        shown = leak and {**asdict(leak), "is_found": leak.is_found}
+        document["soak"] = {"point": point.as_document(), "leak": shown}
+    return document
+
+
+def _verdict(largest: int, is_capped: bool, is_bisected: bool) -> str:
+    if not largest:
+        return "not even one sequence fits"
+    how = "; memory was no line, found by bisection" if is_bisected else ""
+    if is_capped:
+        return f"{largest} fits, and no larger size was asked for{how}"
+    return f"{largest} fits and the next size does not, both measured{how}"

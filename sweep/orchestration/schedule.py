@@ -1,0 +1,172 @@
+"""One command's trials: which start, where, and whether they start again."""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+
+from sweep.config.trial import TrialConfig
+from sweep.errors import WorkerDied
+from sweep.orchestration.local import Executor
+from sweep.plan.plan import Plan
+from sweep.plan.retry import (
+    Outcome,
+    begin_attempt,
+    is_to_run,
+    judge_death,
+    status_after,
+    within_bounds,
+)
+from sweep.training.memory_limit import oom_kills
+from sweep.training.process import FreshProcess
+from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
+from sweep.trial.lease import LeaseWatch
+
+POLL_SECONDS = 0.25
+REMEDY_SECONDS = 120.0  # at most, to forecast what would help a trial that does not fit
+
+
+@dataclass
+class Schedule:
+    """One command's work on a sweep. Only this writes state.json."""
+
+    plan: Plan
+    folder: SweepFolder
+    executor: Executor
+    is_stopping: bool = False
+    _waiting: list[TrialFolder] = field(default_factory=list)
+    _running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = field(
+        default_factory=dict
+    )
+    _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
+    _watches: dict[str, LeaseWatch] = field(default_factory=dict)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def go(
+        self,
+        requested: tuple[str, ...],
+        also: frozenset[Cause],
+        on_change: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Run trials until none is left or the command is stopped."""
+        self._waiting = [self.folder.trial(trial_id) for trial_id in requested]
+        self._waiting = [trial for trial in self._waiting if self._settle(trial, also)]
+        free = list(self.executor.slots)
+        while self._running or (self._waiting and not self.is_stopping):
+            while free and not self.is_stopping and (trial := self._next()):
+                self._start(trial, free.pop(0))
+            done, _ = wait(self._running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+            for future in done:
+                trial, slot, killed_before = self._running.pop(future)
+                free.append(slot)
+                self._end(trial, future, killed_before)
+                on_end()
+            if not self._running and self._waiting:
+                time.sleep(POLL_SECONDS / 5)
+            on_change()
+
+    def stop(self) -> None:
+        """Let running attempts checkpoint and start no more; asked twice, kill them."""
+        if self.is_stopping:
+            self.executor.kill()
+        self.is_stopping = True
+        self.executor.stop()
+
+    def note_mlflow_run(self, trial_id: str, run_id: str) -> None:
+        """Record a trial's MLflow run; called by the mirror's thread."""
+        self._update(self.folder.trial(trial_id), lambda s: s.changed(mlflow_run_id=run_id))
+
+    def _update(
+        self, trial: TrialFolder, change: Callable[[TrialStatus], TrialStatus]
+    ) -> TrialStatus:
+        with self._writing:
+            old = trial.read_status()
+            status = change(old)
+            if status != old or not trial.state_path.exists():
+                trial.write_status(status)
+            return status
+
+    def _settle(self, trial: TrialFolder, also: frozenset[Cause]) -> bool:
+        """Bring state.json up to date with what an earlier runner did not note; is it to run?"""
+        status = trial.read_status()
+        result = trial.read_result() if status.state is not State.COMPLETE else None
+        if result is not None and not (status.state is State.FAILED and status.cause in also):
+            cause = Cause(result["cause"]) if result["cause"] else None
+            state = State(result["state"])
+            self._update(trial, lambda s: s.changed(state=state, cause=cause, message=""))
+            return False
+        if not is_to_run(status, also):
+            return False
+        if status.cause is Cause.DIVERGED:  # asked for: anew, as another MLflow run
+            trial.clear()
+            self._update(trial, lambda s: s.changed(mlflow_run_id=None))
+        self._update(trial, lambda s: s.changed(state=State.WAITING))
+        return True
+
+    def _next(self) -> TrialFolder | None:
+        """Take the first waiting trial that no worker of an earlier runner still holds."""
+        for trial in self._waiting:
+            watch = self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
+            if not watch.is_alive():
+                self._waiting.remove(trial)
+                return trial
+        return None
+
+    def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
+        config = trial.read_config()
+        bounds = self.folder.read_bounds(config)
+        self._update(trial, lambda status: within_bounds(begin_attempt(status), config, bounds))
+        self._running[self.executor.submit(trial, slot)] = (trial, slot, oom_kills())
+
+    def _end(self, trial: TrialFolder, future: Future[Outcome], killed_before: int) -> None:
+        """Judge an ended attempt by the retry table."""
+        try:
+            outcome = future.result()
+        except WorkerDied as error:
+            outcome = judge_death(error.exit_code, oom_kills() > killed_before, trial.log_path)
+            if self.is_stopping:
+                outcome = Outcome("stopped", "killed while stopping")
+        if outcome.kind == "superseded":
+            outcome = Outcome("lost", outcome.message)
+        config = trial.read_config()
+        retries = self._retries.setdefault(trial.id, Counter())
+        again = False
+
+        def change(status: TrialStatus) -> TrialStatus:
+            nonlocal again
+            after, again = status_after(status, outcome, config, retries)
+            return after
+
+        status = self._update(trial, change)
+        if outcome.kind == Cause.OUT_OF_MEMORY:
+            self._learn_from_out_of_memory(trial, status, config, again)
+        if again:
+            self._waiting.insert(0, trial)
+            self._watches.pop(trial.id, None)
+        if outcome.kind == "complete" and (result := trial.read_result()):
+            from sweep.orchestration.calibration import record_measurement
+
+            record_measurement(self.plan, result)
+
+    def _learn_from_out_of_memory(
+        self, trial: TrialFolder, status: TrialStatus, config: TrialConfig, again: bool
+    ) -> None:
+        """Let later trials begin with what is left; where nothing is, say what would help."""
+        if again:
+            sizes = (status.microbatch_size, status.evaluation_batch_size)
+            known = self.folder.read_bounds(config)
+            bounds = replace(
+                known,
+                microbatch_size=sizes[0] or known.microbatch_size,
+                evaluation_batch_size=sizes[1] or known.evaluation_batch_size,
+            )
+            self.folder.write_bounds(bounds)
+            return
+        with contextlib.suppress(WorkerDied):
+            process = FreshProcess("sweep.memory.remedies:describe_remedies", config)
+            remedies = process.result(timeout=REMEDY_SECONDS)
+            self._update(trial, lambda s: s.changed(message=f"{s.message} {remedies}"))

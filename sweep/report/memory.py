@@ -1,0 +1,196 @@
+"""Forecast and probe as people read them: tables in markdown, and the figure of a probe."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from sweep.config.numbers import format_bytes, format_count
+from sweep.report import axes as look
+from sweep.report import markdown as md
+from sweep.trial.files import replacing
+
+UNITS = {"GiB": 2.0**30, "MiB": 2.0**20}
+STATUS_COLOURS = {"OK": "#009E73", "OUT_OF_MEMORY": "#B00020"}
+OTHER_COLOUR = "#E69F00"
+
+
+class Sizes:
+    """Writes bytes in one unit for a whole page, so that rows compare."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        peaks = [point["peak_bytes"] or 0 for point in document["points"]]
+        self.unit = "GiB" if max(peaks, default=0) >= 2**30 else "MiB"
+        self._size = UNITS[self.unit]
+
+    def __call__(self, size: float | None) -> str:
+        digits = 3 if self.unit == "GiB" else 1
+        return md.MISSING if size is None else f"{size / self._size:.{digits}f}"
+
+
+def forecast_markdown(document: Mapping[str, Any]) -> str:
+    """Write a forecast as a page."""
+    names, sizes = list(document["points"][0]["by_category"]), Sizes(document)
+    rows = [
+        [
+            str(point["batch_size"]),
+            f"{point['microbatch_size']} × {point['batch_size'] // point['microbatch_size']}",
+            *(sizes(point["by_category"][name]) for name in names),
+            sizes(point["peak_bytes"]),
+            sizes(point["evaluation_bytes"]),
+            {True: "yes", False: "no", None: md.MISSING}[point["fits"]],
+        ]
+        for point in document["points"]
+    ]
+    headers = ["batch size", "microbatch", *names, "peak", "evaluation", "fits"]
+    parts = [heading("Memory forecast", document), md.table(headers, rows)]
+    parts.append(f"All sizes in {sizes.unit}. Of {document['basis']}.")
+    return "\n\n".join([*parts, *line_sentences(document)]) + "\n"
+
+
+def heading(title: str, document: Mapping[str, Any]) -> str:
+    """Say what was asked."""
+    limit, model = document["device_memory_bytes"], document["model"]
+    within = f", within {format_bytes(limit)}" if limit else ""
+    parameters = model["parameters"]
+    size = f" ({parameters:,} parameters)" if parameters else ""
+    return (
+        f"# {title}: {document['experiment']}\n\nModel {model['name']}{size}, "
+        f"{document['precision']}, optimizer {document['optimizer']}, "
+        f"{document['tokens_per_sequence']} tokens a sequence{within}."
+    )
+
+
+def line_sentences(document: Mapping[str, Any]) -> list[str]:
+    """Give the line with its fit, and the largest microbatch."""
+    found, sizes = [], Sizes(document)
+    if line := document["line"]:
+        slope = line["bytes_per_sequence"] / UNITS[sizes.unit]
+        found.append(
+            f"Line: peak = {sizes(line['fixed_bytes'])} {sizes.unit} + "
+            f"{slope:.4f} {sizes.unit} × microbatch size; R² "
+            f"{line['r_squared']:.6f}, largest residual "
+            f"{format_bytes(line['largest_residual_bytes'])}."
+        )
+    if (largest := document["largest_microbatch_size"]) is not None:
+        found.append(f"Largest microbatch size: {largest or 'not even one sequence fits'}.")
+    return found
+
+
+def probe_markdown(document: Mapping[str, Any]) -> str:
+    """Write a probe as a page."""
+    sizes = Sizes(document)
+    rows = [_probe_row(point, sizes) for point in document["points"]]
+    headers = ["batch size", "microbatch", "status", "at rest", "peak", "reserved", "device"]
+    headers += ["headroom", "retries", "s/step", "tokens/s", "steps"]
+    found = [
+        heading("Memory probe", document),
+        f"Verdict: **{document['verdict']}** ({document['search_points']} points looked at).",
+        md.figure("memory", "Peak memory of whole training steps against microbatch size."),
+        md.table(headers, rows),
+        f"All sizes in {sizes.unit}; each point ran in a process of its own.",
+        *line_sentences(document),
+        recommendations(document),
+    ]
+    if soak := document.get("soak"):
+        found.append(_soak_sentence(soak))
+    return "\n\n".join(found) + "\n"
+
+
+def _probe_row(point: Mapping[str, Any], sizes: Sizes) -> list[str]:
+    retries, seconds, rate = (
+        point[name] for name in ("allocator_retries", "seconds_per_step", "tokens_per_second")
+    )
+    return [
+        *(str(point["batch_size"]), str(point["microbatch_size"]), point["status"]),
+        *(sizes(point[f"{name}_bytes"]) for name in ("rest", "peak", "reserved", "device")),
+        sizes(point["headroom_bytes"]),
+        md.MISSING if retries is None else str(retries),
+        md.MISSING if seconds is None else f"{seconds:.3g}",
+        md.MISSING if rate is None else format_count(rate),
+        str(point["optimizer_steps"] or md.MISSING),
+    ]
+
+
+def recommendations(document: Mapping[str, Any]) -> str:
+    """Name the three choices, each with what proved it."""
+    largest, safe = document["largest_microbatch_size"], document["safe_microbatch_size"]
+    if not largest:
+        return "Nothing can be recommended: not even one sequence fits."
+    by_size = {
+        point["microbatch_size"]: point
+        for point in document["points"]
+        if point["batch_size"] == point["microbatch_size"]
+    }
+    with_steps, sizes = document["accumulated"], Sizes(document)
+    return md.bullets(
+        [
+            *(
+                f"{name}: microbatch size {size}, headroom "
+                f"{sizes(by_size[size]['headroom_bytes'])} {sizes.unit}; measured "
+                f"{by_size[size]['status']}."
+                for name, size in (("Maximum", largest), ("Safe", safe))
+            ),
+            f"Any larger batch size: `--microbatch {safe}` with gradient accumulation; batch size "
+            f"{with_steps['batch_size']} measured {with_steps['status']}, peak "
+            f"{sizes(with_steps['peak_bytes'])} {sizes.unit}.",
+        ]
+    )
+
+
+def _soak_sentence(soak: Mapping[str, Any]) -> str:
+    leak = soak["leak"]
+    if leak is None:
+        return f"Soak: {soak['point']['status']} {soak['point']['message']}"
+    low, high = leak["interval"]
+    verdict = "memory LEAKS" if leak["is_found"] else "no leak was found"
+    return (
+        f"Soak of {leak['steps']} steps: {verdict}; memory at rest grew by "
+        f"{leak['bytes_per_step']:,.0f} bytes a step (95 % interval {low:,.0f} to {high:,.0f})."
+    )
+
+
+def plot_memory(document: Mapping[str, Any]) -> Figure:
+    """Draw measured peaks, their line, the limit and the verdict."""
+    figure, (axis,) = look.new_figure(1)
+    points = [p for p in document["points"] if p["batch_size"] == p["microbatch_size"]]
+    unit = Sizes(document).unit
+    scale = UNITS[unit]
+    limit = document["device_memory_bytes"] / scale
+    edge = max([point["microbatch_size"] for point in points] + [1]) * 1.08
+    if line := document["line"]:
+        ends = [0.0, edge]
+        heights = [(line["fixed_bytes"] + line["bytes_per_sequence"] * end) / scale for end in ends]
+        axis.plot(ends, heights, color=look.GREY, linewidth=1.2, label="line through what fits")
+    for status in dict.fromkeys(point["status"] for point in points):
+        chosen = [point for point in points if point["status"] == status]
+        heights = [(point["peak_bytes"] or limit * scale) / scale for point in chosen]
+        sizes = [point["microbatch_size"] for point in chosen]
+        marker, colour = ("o" if status == "OK" else "X"), STATUS_COLOURS.get(status, OTHER_COLOUR)
+        axis.plot(sizes, heights, marker, color=colour, markersize=7, label=status, zorder=3)
+    axis.axhline(limit, color="#B00020", linewidth=1.2, linestyle="--", label="limit")
+    axis.set_xlim(0, edge)
+    axis.set_ylim(0, 1.12 * limit)
+    axis.set_xlabel("microbatch size [sequences]")
+    axis.set_ylabel(f"peak memory [{unit}]")
+    axis.set_title(document["verdict"], fontsize=10, loc="right", y=1.08)
+    look.legend_above(axis)
+    return figure
+
+
+def write_memory(document: Mapping[str, Any], out: Path) -> Path:
+    """Write a forecast or a probe into a folder; return the page's path."""
+    is_probe = "verdict" in document
+    name = "probe" if is_probe else "forecast"
+    out.mkdir(parents=True, exist_ok=True)
+    if is_probe:
+        (out / "figures").mkdir(exist_ok=True)
+        with replacing(out / "figures" / "memory.png") as part:
+            plot_memory(document).savefig(part, format="png", metadata={"Software": None})
+    text = (probe_markdown if is_probe else forecast_markdown)(document)
+    for suffix, content in (("json", json.dumps(document, indent=1) + "\n"), ("md", text)):
+        with replacing(out / f"{name}.{suffix}") as part:
+            part.write_text(content, encoding="utf-8")
+    return out / f"{name}.md"

@@ -1,0 +1,100 @@
+"""What a device holds for this process, and a limit on it that raises before anything spills."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from sweep.training.device import forget_peak_memory, peak_memory_bytes
+from sweep.training.storages import LiveStorages
+
+
+class DeviceMemory(Protocol):
+    """Bytes on a device; None where it does not tell."""
+
+    def allocated_bytes(self) -> int:
+        """Held by tensors now."""
+
+    def peak_bytes(self) -> int:
+        """Held by tensors at most, since this was entered."""
+
+    def reserved_bytes(self) -> int | None:
+        """Held by the allocator at most."""
+
+    def device_bytes(self) -> int | None:
+        """In use on the whole device, by everybody; on a CPU the peak resident set."""
+
+    def retries(self) -> int | None:
+        """How often the allocator had to give back and ask again."""
+
+
+class CpuMemory:
+    """Live tensor storages: a CPU has no allocator statistics."""
+
+    def __init__(self, storages: LiveStorages) -> None:
+        self._storages = storages
+
+    def allocated_bytes(self) -> int:
+        return self._storages.live_bytes
+
+    def peak_bytes(self) -> int:
+        return self._storages.peak_bytes
+
+    def reserved_bytes(self) -> None:
+        return None
+
+    def device_bytes(self) -> int:
+        return peak_memory_bytes(torch.device("cpu"))
+
+    def retries(self) -> None:
+        return None
+
+
+class CudaMemory:
+    """The caching allocator's statistics, and the driver's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocated_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reserved_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def device_bytes(self) -> int:
+        try:
+            return int(torch.cuda.device_memory_used(self._device))  # by NVML, where it is there
+        except Exception:  # the library's own classes, by what is missing
+            free, total = torch.cuda.mem_get_info(self._device)
+            return total - free
+
+    def retries(self) -> int:
+        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
+
+
+@contextlib.contextmanager
+def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[DeviceMemory]:
+    """Hold tensors within a limit: beyond it an operation raises `torch.OutOfMemoryError`.
+
+    On CUDA the limit is of the allocator, at most the device's own memory, so that a driver that
+    could spill into host memory is never asked to. On a CPU every storage is counted, which only
+    eager steps allow; None counts and limits nothing there.
+    """
+    forget_peak_memory(device)
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        share = min(1.0, (limit_bytes or total) / total)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+        try:
+            yield CudaMemory(device)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+    else:
+        storages = LiveStorages(limit_bytes)
+        with contextlib.nullcontext() if limit_bytes is None else storages:
+            yield CpuMemory(storages)

@@ -1,0 +1,34 @@
+"""Workloads with odd memory; named in experiments as `odd:Name`."""
+
+import os
+import signal
+
+import torch
+
+from sweep.workloads.quadratic import NoisyQuadratic
+
+
+class Leaky(NoisyQuadratic):
+    """Keeps 4,096 bytes of every step."""
+
+    def loss_sum(self, model, batch):
+        self.kept = (*getattr(self, "kept", ()), torch.zeros(1024))
+        return super().loss_sum(model, batch)
+
+
+class Pairs(NoisyQuadratic):
+    """Holds a number for every pair of sequences: memory is no line."""
+
+    def loss_sum(self, model, batch):
+        count = batch[0].shape[0]
+        self.pairs = torch.empty(1000 * count, count)  # never touched: it costs no time
+        return super().loss_sum(model, batch)
+
+
+class DiesAboveFour(NoisyQuadratic):
+    """Its process is killed by a stranger."""
+
+    def loss_sum(self, model, batch):
+        if batch[0].shape[0] > 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss_sum(model, batch)

@@ -1,0 +1,129 @@
+"""Forecasts against measurement, and against what was published."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
+from sweep.errors import SweepError
+from sweep.memory.forecast import forecast_step, largest_microbatch
+from sweep.memory.measure import measure
+from sweep.plan.plan import build_plan
+
+PUBLISHED = Path(__file__).parent / "elman-memory.csv"  # seeds/4, GiB of peak allocation
+GIB = 2**30
+FAR = 10 * GIB
+
+
+def config(experiment="tinystories", batch=8, execution=None, microbatch=None, **settings):
+    fields = {"batches": [batch], "precision": "fp32", "budget": 10**9, **settings}
+    plan = build_plan(
+        load_experiment(experiment, fields),
+        Execution(device="cpu", threads=2, evaluation_batch_size=4, **(execution or {})),
+        data={"name": "synthetic"} if experiment != "quadratic" else None,
+        microbatch=microbatch or batch,
+    )
+    row = plan.trials[0].model_copy(update={"learning_rate": 1e-3})
+    return plan.trial_config(row, "sweep")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"experiment": "quick"},
+        {"experiment": "quick", "microbatch": 2},
+        {"experiment": "quick", "execution": {"activation_checkpointing": True}},
+        {"experiment": "quick", "execution": {"loss_chunk_rows": 100}},
+        {"experiment": "quick", "precision": "bf16"},
+        {"experiment": "quick", "precision": "bf16-pure"},
+        {"experiment": "quick", "optimizer": {"name": "sgd"}},
+        {"model": "small"},
+        {"experiment": "quadratic"},
+        {"model": "own_model:build", "vocabulary": 500, "context": 32, "data": "synthetic"},
+    ],
+    ids=lambda case: "-".join(str(value) for value in case.values()),
+)
+def test_it_is_what_real_tensors_take(case, tmp_path, monkeypatch):
+    (tmp_path / "own_model.py").write_text(
+        "from torch import nn\n"
+        "class Own(nn.Module):\n"
+        "    def __init__(self, vocabulary, context):\n"
+        "        super().__init__()\n"
+        "        self.embedding = nn.Embedding(vocabulary, 64)\n"
+        "        self.mix = nn.GRU(64, 64, batch_first=True)\n"
+        "        self.head = nn.Linear(64, vocabulary)\n"
+        "        self.head.weight = self.embedding.weight\n"
+        "    def forward(self, ids):\n"
+        "        return self.head(self.mix(self.embedding(ids))[0])\n"
+        "build = Own\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    trial = config(**case)
+    forecast = forecast_step(trial, trial.microbatch_size)
+    measured = measure(trial, FAR, 3, lambda: None)
+    assert measured.status == "OK", measured.message
+    assert forecast.needed_bytes == pytest.approx(measured.peak_bytes, rel=0.02)
+    assert forecast.rest_bytes == pytest.approx(measured.rest_bytes, rel=0.02)
+    assert sum(forecast.by_category.values()) == forecast.peak_bytes
+
+
+def test_the_reference_model_by_category():
+    forecast = forecast_step(config(batch=32), 32)
+    weights = 4 * 22_696_448
+    assert forecast.by_category["weights"] == pytest.approx(weights, rel=1e-3)
+    assert forecast.by_category["optimizer"] == pytest.approx(2 * weights, rel=1e-3)
+    assert forecast.by_category["logits"] >= 2 * 32 * 256 * 10_000 * 4
+    assert forecast.rest_bytes == pytest.approx(3 * weights, rel=1e-2)
+
+
+def published():
+    with PUBLISHED.open() as file:
+        rows = csv.DictReader(file)
+        return {int(r["batch_size"]): float(r["peak_allocated_gib"])
+                for r in rows if r["status"] == "OK"}  # fmt: skip
+
+
+def elman(batch):
+    trial = config("elman", batch=batch, precision="bf16-pure")
+    return forecast_step(trial, batch).peak_bytes / GIB
+
+
+@pytest.mark.parametrize("batch", [64, 192])
+def test_the_published_e1_rows_are_reproduced(batch):
+    assert elman(batch) == pytest.approx(published()[batch], abs=0.05)
+
+
+@pytest.mark.slow
+def test_all_published_e1_rows_are_reproduced():
+    assert len(published()) == 9
+    for batch, peak in published().items():
+        assert elman(batch) == pytest.approx(peak, abs=0.05)
+
+
+def test_the_largest_that_fits_is_found_by_forecast_and_its_neighbour_does_not_fit():
+    trial = config("quick", batch=64)
+    found = largest_microbatch(trial, 100 << 20, None)
+    peaks = [forecast_step(config("quick", batch=2 * n, microbatch=n), n).needed_bytes
+             for n in (found.largest, found.largest + 1)]  # fmt: skip
+    assert peaks[0] <= 100 << 20 < peaks[1]
+
+
+def test_a_model_that_needs_values_is_refused_with_the_way_on(tmp_path, monkeypatch):
+    (tmp_path / "needs_values.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Own(nn.Module):\n"
+        "    def __init__(self, vocabulary, context):\n"
+        "        super().__init__()\n"
+        "        self.embedding = nn.Embedding(vocabulary, vocabulary)\n"
+        "    def forward(self, ids):\n"
+        "        return self.embedding(ids) * float(ids.sum())\n"
+        "build = Own\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    trial = config(model="needs_values:build", vocabulary=50, context=8)
+    with pytest.raises(SweepError, match="sweep probe"):
+        forecast_step(trial, 2)
+    assert torch.ones(1).item() == 1  # no mode is left entered

@@ -1,0 +1,118 @@
+"""Probing on a CPU within a real limit, held against brute force."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sweep.memory.measure import measure
+from sweep.memory.points import Measurement
+from sweep.memory.probe import Probe, find_leak
+from sweep.orchestration.memory import forecast_memory, probe_memory
+from sweep.orchestration.planning import Logistics
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def within(limit):
+    return Logistics(device="cpu", device_memory=limit)
+
+
+def brute_force(limit, cap, **settings):
+    """Return the largest size that fits, by measuring every one of them."""
+    from trial_configs import trial_config
+
+    fits = [
+        size
+        for size in range(1, cap + 1)
+        if measure(trial_config(size, **settings), limit, 3, lambda: None).status == "OK"
+    ]
+    assert fits == list(range(1, len(fits) + 1))
+    return len(fits)
+
+
+def test_the_maximum_is_proved_and_is_that_of_brute_force(tmp_path):
+    limit = 24 * MIB
+    document = probe_memory("quick", logistics=within(limit), batches=[8])
+    largest = document["largest_microbatch_size"]
+    points = {
+        point["microbatch_size"]: point
+        for point in document["points"]
+        if point["batch_size"] == point["microbatch_size"]
+    }
+    assert points[largest]["status"] == "OK" and points[largest]["peak_bytes"] <= limit
+    assert points[largest + 1]["status"] == "OUT_OF_MEMORY"
+    assert points[largest]["optimizer_steps"] == 3 and points[largest]["loss"] > 0
+    assert document["search_points"] <= 5 and "both measured" in document["verdict"]
+    assert document["line"]["r_squared"] > 0.999
+    assert largest == brute_force(limit, largest + 3)
+    safe = document["safe_microbatch_size"]
+    assert points[safe]["peak_bytes"] <= 0.9 * limit
+    assert document["accumulated"]["status"] == "OK"
+    assert document["accumulated"]["batch_size"] == 2 * safe
+    forecast = forecast_memory("quick", logistics=within(limit), batches=[8])
+    assert forecast["largest_microbatch_size"] == largest
+
+
+def test_memory_that_is_no_line_is_bisected():
+    logistics = within(40 * MIB)
+    document = probe_memory("quadratic", logistics=logistics, workload="odd:Pairs", batches=[4])
+    points = {p["microbatch_size"]: p["status"] for p in document["points"]
+              if p["batch_size"] == p["microbatch_size"]}  # fmt: skip
+    largest = document["largest_microbatch_size"]
+    assert points[largest] == "OK" and points[largest + 1] == "OUT_OF_MEMORY"
+    assert "bisection" in document["verdict"]
+
+
+def test_not_even_one_sequence_fits():
+    document = probe_memory("quick", logistics=within(MIB), batches=[8])
+    assert document["largest_microbatch_size"] == 0 and "not even one" in document["verdict"]
+    assert {point["status"] for point in document["points"]} == {"OUT_OF_MEMORY"}
+
+
+def test_a_point_that_dies_is_named_and_stops_nothing():
+    document = probe_memory(
+        "quadratic", logistics=within(100 * MIB), workload="odd:DiesAboveFour", batches=[4]
+    )
+    statuses = {point["microbatch_size"]: point["status"] for point in document["points"]}
+    assert statuses[4] == "OK" and statuses[8] == "ERROR"
+    assert document["largest_microbatch_size"] == 4
+
+
+@pytest.mark.parametrize(("workload", "leaks"), [("odd:Leaky", True), ("quadratic", False)])
+def test_a_soak_finds_a_leak_that_is_there_and_none_that_is_not(workload, leaks):
+    document = probe_memory(
+        "quadratic", logistics=within(50 * MIB), workload=workload, batches=[4],
+        cap=8, soak_steps=30,
+    )  # fmt: skip
+    leak = document["soak"]["leak"]
+    assert leak["is_found"] is leaks and leak["steps"] == 30
+    assert leak["bytes_per_step"] == pytest.approx(4096 if leaks else 0)
+
+
+def test_noise_is_no_leak():
+    rests = tuple(1000 + (7 * step) % 5 for step in range(40))
+    assert not find_leak(rests).is_found
+    assert find_leak(tuple(rest + 3 * step for step, rest in enumerate(rests))).is_found
+
+
+def test_a_collapse_of_throughput_does_not_fit_when_it_is_seen_twice(monkeypatch):
+    rates = {4: [100.0], 8: [50.0, 150.0], 16: [50.0, 40.0]}
+
+    def fake(self, batch, size, steps):
+        return Measurement(batch, size, "OK", peak_bytes=size, tokens_per_second=rates[size].pop(0))
+
+    monkeypatch.setattr(Probe, "_measure", fake)
+    probe = Probe(None, 100, None)
+    assert [probe.measure(n, n).status for n in (4, 8, 16)] == ["OK", "OK", "COLLAPSED"]
+
+
+def test_allocator_retries_do_not_fit(monkeypatch):
+    point = Measurement(4, 4, "OK", peak_bytes=1, tokens_per_second=1.0)
+    monkeypatch.setattr(Probe, "_measure", lambda *_: replace(point, allocator_retries=2))
+    assert Probe(None, 100, None).measure(4, 4).status == "COLLAPSED"

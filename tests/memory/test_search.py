@@ -1,0 +1,68 @@
+"""The search for the largest size that fits: right on any monotone truth, quick on a line."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweep.memory.search import GUIDED_POINTS, Look, find_largest
+
+
+def search(peak, limit, unit=1, cap=None):
+    asked = []
+
+    def look(size):
+        assert size % unit == 0 and size not in asked
+        asked.append(size)
+        return Look(peak(size) <= limit, round(peak(size)))
+
+    return find_largest(look, limit, unit, cap), asked
+
+
+def assert_proved(found, asked, peak, limit, unit, cap):
+    if found.largest:
+        assert found.largest in asked and peak(found.largest) <= limit
+    if not found.is_capped:
+        assert found.largest + unit in asked and peak(found.largest + unit) > limit
+    else:
+        assert found.largest + unit > cap
+
+
+@given(
+    fixed=st.integers(0, 10**6),
+    slope=st.integers(1, 10**4),
+    limit=st.integers(1, 10**8),
+    unit=st.sampled_from([1, 2, 8]),
+)
+def test_on_a_line_at_most_five_points_are_looked_at(fixed, slope, limit, unit):
+    def peak(size):
+        return fixed + slope * size
+
+    found, asked = search(peak, limit, unit)
+    assert_proved(found, asked, peak, limit, unit, None)
+    assert len(asked) <= GUIDED_POINTS and not found.is_bisected
+
+
+@given(
+    steps=st.lists(st.integers(0, 1000), min_size=1, max_size=300),
+    limit=st.integers(0, 50_000),
+    cap=st.one_of(st.none(), st.integers(1, 200)),
+)
+def test_on_any_memory_that_grows_the_maximum_is_found(steps, limit, cap):
+    heights = [sum(steps[: i + 1]) for i in range(len(steps))]
+
+    def peak(size):
+        return heights[size - 1] if size <= len(heights) else 10**6 + size
+
+    found, asked = search(peak, limit, cap=cap)
+    truth = max((n for n in range(1, (cap or 400) + 1) if peak(n) <= limit), default=0)
+    assert found.largest == truth
+    assert_proved(found, asked, peak, limit, 1, cap)
+
+
+def test_what_is_no_line_is_bisected_and_said_so():
+    found, _ = search(lambda size: size**3, 10**6)
+    assert found.largest == 100 and found.is_bisected
+
+
+def test_nothing_fits():
+    found, asked = search(lambda size: 10, 5)
+    assert found.largest == 0 and 1 in asked

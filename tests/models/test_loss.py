@@ -1,0 +1,56 @@
+"""The loss without logits: the same loss and gradients as the plain form, in bounded memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
+from sweep.training.storages import LiveStorages
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def case(dtype, rows=50, width=16, vocabulary=37):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, width, generator=generator).to(dtype).requires_grad_()
+    master = torch.float32 if dtype == torch.bfloat16 else dtype
+    weight = torch.randn(vocabulary, width, generator=generator).to(master).requires_grad_()
+    return hidden, weight, torch.randint(vocabulary, (rows,), generator=generator)
+
+
+def plain(hidden, weight, targets):
+    logits = hidden @ weight.to(hidden.dtype).T
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide, targets, reduction="sum")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("chunk", [1, 7, 50, 1000])
+def test_loss_and_gradients_are_those_of_the_plain_form(dtype, chunk):
+    found = []
+    for form in (plain, lambda *parts: linear_cross_entropy(*parts, chunk)):
+        hidden, weight, targets = case(dtype)
+        loss = form(hidden, weight, targets) / 3
+        loss.backward()
+        found.append((loss.detach(), hidden.grad, weight.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+def test_each_rows_loss():
+    hidden, weight, targets = case(torch.float64)
+    losses = linear_cross_entropies(hidden, weight, targets, 7)
+    expected = F.cross_entropy(hidden @ weight.T, targets, reduction="none")
+    torch.testing.assert_close(losses, expected.detach())
+
+
+def test_memory_is_bounded_by_the_chunk():
+    hidden, weight, targets = case(torch.float32, rows=2000, width=8, vocabulary=1000)
+    peaks = []
+    for chunk in (2000, 100):
+        with LiveStorages(vocabulary=1000) as storages:
+            linear_cross_entropy(hidden, weight, targets, chunk).backward()
+        peaks.append(storages.peak["logits"])
+        hidden.grad = weight.grad = None
+    assert peaks[0] >= 2000 * 1000 * 4
+    assert peaks[1] <= 3 * 100 * 1000 * 4

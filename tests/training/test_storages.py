@@ -1,0 +1,60 @@
+"""Counting live tensor storage."""
+
+import pytest
+import torch
+from torch import nn
+
+from sweep.training.storages import BLOCK_BYTES, LiveStorages
+
+
+def test_a_storage_counts_once_rounded_up_until_it_is_freed():
+    with LiveStorages() as storages:
+        a = torch.zeros(100)  # 400 bytes
+        b = a.view(10, 10)
+        assert storages.live_bytes == BLOCK_BYTES
+        c = a + 1
+        del a
+        assert storages.live_bytes == 2 * BLOCK_BYTES
+        del b, c
+        assert storages.live_bytes == 0
+    assert storages.peak_bytes == 2 * BLOCK_BYTES
+
+
+def test_beyond_the_limit_an_operation_raises_what_cuda_raises():
+    with LiveStorages(limit=10_000), pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        torch.zeros(4000)
+
+
+def test_what_autograd_keeps_is_live_until_backward():
+    with LiveStorages() as storages:
+        weight = torch.ones(1000, requires_grad=True)
+        product = (weight * 2).exp()
+        loss = product.sum()
+        del product
+        held = storages.live_bytes
+        loss.backward()
+        del loss
+    assert held >= 2 * 4096  # the weight, and the result that exp keeps
+    assert storages.live_bytes == 2 * 4096  # the weight and its gradient
+
+
+def test_categories_add_up_and_tell_what_is_what():
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 1000, bias=False))
+    with LiveStorages(vocabulary=1000) as storages:
+        for layer in model:  # made before it was entered
+            layer.weight = nn.Parameter(layer.weight.detach() * 1)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        storages.watch(model, optimizer)
+        for _ in range(2):
+            storages.forget_peak()
+            loss = model(torch.randn(32, 64)).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del loss
+    weights = 4 * (64 * 64 + 64 * 1000)
+    assert storages.peak["weights"] == storages.live["weights"] == weights
+    assert storages.live["optimizer"] == 2 * weights + 2 * BLOCK_BYTES  # and two step counts
+    assert storages.peak["logits"] >= 4 * 32 * 1000
+    assert sum(storages.peak.values()) == storages.peak_bytes
+    assert storages.live["gradients"] == storages.live["activations"] == 0
