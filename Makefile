@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST_ARGS ?=
+TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all install lint format types contracts check bench docs publish clean
+.PHONY: help demo test test-all install lint format types contracts check bench bench-memory bench-gpu docs publish clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(BIN)/.installed  ## a small sweep from plan to report, in a few minutes
 	$(BIN)/sweep run quick --out results/demo --yes
@@ -44,6 +45,12 @@ check: lint types contracts  ## lint, types and contracts
 
 bench: install  ## benchmarks of this machine, into benchmarks/results
 	$(BIN)/python benchmarks/run.py
+
+bench-memory: install  ## the memory forecast against measurement, on this machine's device
+	$(BIN)/python benchmarks/memory.py
+
+bench-gpu: install  ## on a GPU: memory, the reference sweep at 8.192M tokens, a minute at each batch size
+	$(BIN)/python benchmarks/gpu.py --text $(TEXT) --out benchmarks/results/gpu
 
 docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py

@@ -16,13 +16,14 @@ import pandas as pd
 from sweep.errors import CorruptFile
 from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.trial.files import canonical_json, replacing, sha256_of_file
-from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 if TYPE_CHECKING:
     from sweep.tracking.reader import StoredSweep
 
 TEXT_COLUMNS = (
-    *("id", "stage", "policy", "state", "cause", "device", "torch_version", "git_commit"),
+    *("id", "stage", "policy", "state", "cause", "message", "device", "torch_version"),
+    "git_commit",
     *("data_sha256", "execution"),
 )
 INTEGER_COLUMNS = (
@@ -32,7 +33,7 @@ INTEGER_COLUMNS = (
 TRIAL_COLUMNS = (
     *("id", "stage", "policy", "batch_size", "seed", "learning_rate", "beta2", "weight_decay"),
     *("tokens", "epochs", "steps", "warmup_steps", "devices", "microbatch_size"),
-    *("gradient_accumulation_steps", "state", "cause", "attempts", "parameters"),
+    *("gradient_accumulation_steps", "state", "cause", "message", "attempts", "parameters"),
     *("initial_train_loss", "final_train_loss", "final_valid_loss", "best_valid_loss"),
     *("bits_per_byte", "bytes_per_token", "clipped_step_fraction"),
     *("seconds_total", "seconds_compile", "seconds_training", "seconds_evaluation"),
@@ -118,6 +119,7 @@ def _read_record(trial: TrialFolder) -> tuple[dict[str, Any], list[str]]:
     known: dict[str, Any] = {
         "state": str(status.state),
         "cause": str(status.cause) if status.cause else None,
+        "message": status.message[:MESSAGE_CHARACTERS] if status.cause else None,
         "attempts": status.attempts,
     }
     if status.microbatch_size:

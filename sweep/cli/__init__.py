@@ -14,6 +14,18 @@ import click
 from sweep.errors import SweepError
 
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-pure")
+
+
+class Folder(click.Path):
+    """A path that is not empty, as `--out "$UNSET"` would be."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == "":
+            self.fail("must be the path of a folder, got none", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FOLDER = Folder(path_type=Path)
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--budget", {"help": "Training tokens of every trial: 327M, 327.68M, 3.2768e8."}),
     ("--batches", {"help": "Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."}),
@@ -37,7 +49,7 @@ LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
                            "0: all of them."}),
     ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), 
                 "help": "What a finished trial keeps: weights by default; checkpoints: both."}),
-    ("--out", {"type": click.Path(path_type=Path), "help": "The sweep's folder; "
+    ("--out", {"type": FOLDER, "help": "The sweep's folder; "
                "results/EXPERIMENT by default. Same folder again: resume."}),
     ("--json", {"is_flag": True, "help": "Print one JSON document."}),
     ("--yes", {"is_flag": True, "help": "Do not ask."}),
@@ -58,14 +70,12 @@ def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
     chosen = [option for option in OPTIONS + LOGISTICS if option[0] not in left_out]
     for name, settings in reversed(chosen):
         command = click.option(name, **settings)(command)
-    out = click.option(
-        "--out", type=click.Path(path_type=Path), help="Folder for the result as files."
-    )
+    out = click.option("--out", type=FOLDER, help="Folder for the result as files.")
     return click.argument("experiment", default="tinystories")(out(command))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-folder_argument = click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+folder_argument = click.argument("folder", type=FOLDER, metavar="DIR")
 
 
 @click.group(
@@ -173,11 +183,11 @@ def clean(folder: Path, weights: bool, yes: bool) -> int:
 
 
 @sweep.command()
-@click.argument("folder", type=click.Path(path_type=Path), metavar="[DIR]", required=False)
+@click.argument("folder", type=FOLDER, metavar="[DIR]", required=False)
 @click.option("--from-mlflow", metavar="URI", help="Read an MLflow store instead of a folder.")
 @click.option("--experiment", metavar="NAME", help="Its experiment.")
 @click.option("--run", "run_id", metavar="ID", help="Its parent run; the newest by default.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write to.")
+@click.option("--out", type=FOLDER, help="Folder to write to.")
 @click.option("--tracking-uri", help="Also mirror DIR to this MLflow store.")
 def report(
     folder: Path | None,
@@ -195,7 +205,13 @@ def report(
 
 @sweep.command()
 @folder_argument
-@click.option("--port", default=5000, show_default=True, help="On the loopback interface.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=5000,
+    show_default=True,
+    help="On the loopback interface.",
+)
 def ui(folder: Path, port: int) -> int:
     """Open MLflow's UI on this sweep's store, on this machine only."""
     from sweep.cli.reading import ui_command
@@ -268,4 +284,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone
         code = 0
+    except OSError as error:
+        where = f" {str(error.filename)!r}" if error.filename else ""
+        why = f"{error.strerror or error}{where}"
+        click.echo(f"Error: {why}. Check the path and its permissions.", err=True)
+        code = 2
     sys.exit(code if isinstance(code, int) else 0)

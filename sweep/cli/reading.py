@@ -36,7 +36,12 @@ def stop_command(path: Path) -> int:
     """Send SIGTERM to the folder's runner and wait for it to end."""
     folder = SweepFolder(path)
     if not is_locked(folder.lock_path):
-        folder.require_plan()
+        bare = [trial.id for trial in folder.trials() if is_locked(trial.lease_path)]
+        if bare:
+            raise SweepError(
+                f"{path} is not run by a command, but trial {bare[0]} by a worker of its own. End "
+                f"process {read_owner(folder.trial(bare[0]).lease_path).get('pid', '?')}."
+            )
         click.echo(f"Nothing runs in {path}.")
         return 0
     owner = read_owner(folder.lock_path)
@@ -97,6 +102,7 @@ def report_command(
 ) -> int:
     """Write the report from a folder, which is mirrored too, or from a store alone."""
     from sweep.report.report import write_report, write_report_from_store
+    from sweep.tracking.store import check_tracking_uri
 
     if (folder is None) == (uri is None):
         raise SweepError("report must be given either a folder or --from-mlflow URI.")
@@ -106,26 +112,29 @@ def report_command(
         click.echo(write_report_from_store(uri, experiment, run_id, out or Path(experiment)))
         return 0
     assert folder is not None
+    if experiment is not None or run_id is not None:
+        raise SweepError("--experiment and --run go with --from-mlflow, not with a folder.")
+    if tracking_uri is not None:
+        check_tracking_uri(tracking_uri)
     sweep = SweepFolder(folder)
     sweep.require_plan()
-    click.echo(write_report(folder))
+    click.echo(write_report(folder, out))
     _mirror(sweep, tracking_uri)
     return 0
 
 
 def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
     """Bring the tracking store up to date, where the sweep has one or one is named."""
-    if tracking_uri is None and not folder.tracking_path.exists():
+    is_tracked = tracking_uri is not None or folder.tracking_path.exists()
+    if not is_tracked and not _has_bare_results(folder):
         return
     from sweep.plan.plan import load_plan
     from sweep.tracking.mirror import Mirror
-    from sweep.tracking.store import check_tracking_uri
     from sweep.trial.lease import FileLock
 
-    if tracking_uri is not None:
-        check_tracking_uri(tracking_uri)
     if is_locked(folder.lock_path):
-        return  # its runner mirrors it
+        click.echo("A command works on this sweep, and mirrors it where it was told to.", err=True)
+        return
     plan = load_plan(folder)
     assert plan is not None
     with FileLock(folder.lock_path):
@@ -135,6 +144,14 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
         status = mirror.close(60.0)
     if not status.is_complete:
         click.echo(str(status), err=True)
+
+
+def _has_bare_results(folder: SweepFolder) -> bool:
+    """Tell whether some trial ended that was never mirrored anywhere: a bare worker's."""
+    return any(
+        trial.result_path.exists() and trial.read_status().mlflow_run_id is None
+        for trial in folder.trials()
+    )
 
 
 def ui_command(path: Path, port: int) -> int:

@@ -18,7 +18,6 @@ from sweep.orchestration.planning import (
     check_writable,
     default_out,
     make_plan,
-    save_plan,
 )
 from sweep.plan.commands import typed_command
 from sweep.plan.plan import Plan
@@ -85,7 +84,10 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     planned = estimate(planned, folder)
     _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
     if flags["out"]:
-        save_plan(planned.plan, folder)
+        from sweep.orchestration.runner import holding, save_grown
+
+        with holding(folder):
+            save_grown(planned.plan, folder)
         if not flags["json"]:
             click.echo(f"Written to {folder.plan_path}.")
     return 0
@@ -146,7 +148,7 @@ def _only(planned: Planned, prefixes: tuple[str, ...]) -> Planned:
         if len(found) != 1:
             raise SweepError(
                 f"only must name one trial of this plan, got {prefix!r}, which names "
-                f"{len(found)}. `sweep plan` lists the ids."
+                f"{len(found)}. `sweep plan --json` lists the ids."
             )
         chosen += found
     return Planned(planned.plan, tuple(chosen), planned.is_known)

@@ -99,6 +99,8 @@ class Experiment(Settings):
                 f"workload {self.workload!r} cannot train the model {self.model.name!r}; "
                 "the workload and the model named quadratic belong together"
             )
+        if is_quadratic and self.precision not in ("auto", "fp32"):
+            raise ValueError("the workload quadratic needs the precision fp32")
         if self.tokenizer == "bytes" and getattr(self.model, "vocabulary", 256) < 256:
             raise ValueError("vocabulary must be at least 256 for the tokenizer bytes")
         return self

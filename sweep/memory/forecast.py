@@ -76,11 +76,17 @@ def _give_storage(model: nn.Module, dtype: torch.dtype) -> None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
-def largest_microbatch(config: TrialConfig, limit_bytes: int, cap: int | None) -> Found:
-    """Find the largest microbatch, up to `cap`, whose forecast peaks are within the limit."""
+def largest_microbatch(
+    config: TrialConfig, limit_bytes: int, cap: int | None = None, is_accumulated: bool = False
+) -> Found:
+    """Find the largest microbatch, up to `cap`, whose forecast peaks are within the limit.
+
+    With `is_accumulated` a step has several of them, whose gradients are held meanwhile.
+    """
 
     def look(size: int) -> Look:
-        whole = config.science.model_copy(update={"batch_size": 2 * size})
+        batch = SHOWN_MICROBATCHES * size if is_accumulated else size
+        whole = config.science.model_copy(update={"batch_size": batch})
         bounded = min(size, config.execution.evaluation_batch_size)
         execution = config.execution.model_copy(
             update={"evaluation_batch_size": bounded, "devices": 1}
@@ -102,7 +108,7 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> int:
     whole = forecast_step(config, cap)
     if whole.needed_bytes <= limit:
         return cap
-    return max(1, largest_microbatch(config, limit, cap).largest)
+    return max(1, largest_microbatch(config, limit, cap, is_accumulated=True).largest)
 
 
 def forecast_rows(

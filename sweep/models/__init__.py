@@ -77,9 +77,10 @@ class HasHidden(Protocol):
         """Return the output projection, (V, D)."""
 
 
-def count_parameters(settings: ModelSettings) -> int:
+def count_parameters(settings: ModelSettings, activation_checkpointing: bool = False) -> int:
     """Return the number of parameters, in closed form or by building a user's model once."""
     if settings.parameters is not None:
         return settings.parameters
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_model(settings, 0).parameters())
+        model = build_model(settings, 0, activation_checkpointing)
+        return sum(parameter.numel() for parameter in model.parameters())

@@ -1,5 +1,7 @@
 """Causal language models of the library transformers, with random weights from a seed."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -45,7 +47,8 @@ class HuggingFace(nn.Module):
         config.use_cache = False
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+            build: Any = AutoModelForCausalLM.from_config
+            self.model = build(config, attn_implementation="sdpa")
         if activation_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
 

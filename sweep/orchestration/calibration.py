@@ -17,6 +17,7 @@ from sweep.trial.files import read_json, sha256_of, write_json
 
 MOST_SEQUENCES = 4
 MOST_SECONDS = 5.0
+LEAST_SECONDS = 2.0  # of training, from which a trial tells more than the short measurement
 
 
 def estimate_seconds(plan: Plan) -> dict[int, float]:
@@ -36,22 +37,23 @@ def estimate_seconds(plan: Plan) -> dict[int, float]:
     evaluated = (plan.settings.evaluation.sequences or 0) * (plan.settings.evaluation.points + 4)
     estimates = {}
     for row in plan.trials:
+        per_sequence = calibration["seconds_per_sequence"]
         per_token = calibration.get(f"batch {row.batch_size}")
         if per_token is None:
-            sequences = row.tokens / context + evaluated / 3  # a forward is a third of a step
-            estimates[row.batch_size] = (
-                sequences * calibration["seconds_per_sequence"]
-                + row.steps * calibration["seconds_per_update"]
-            )
+            steps = row.tokens / context * per_sequence
+            steps += row.steps * calibration["seconds_per_update"]
         else:
-            estimates[row.batch_size] = row.tokens * per_token
+            steps = row.tokens * per_token
+        # A forward is a third of a step.
+        estimates[row.batch_size] = steps + evaluated / 3 * per_sequence
     return estimates
 
 
 def record_measurement(plan: Plan, result: dict[str, Any]) -> None:
-    """Keep what a finished trial took, for later plans on this machine."""
-    path = _calibration_path(plan)
-    seconds = result["seconds_total"] - result["seconds_compile"]
+    """Keep what training took in a finished trial, for later plans on this machine."""
+    path, seconds = _calibration_path(plan), result["seconds_training"]
+    if seconds < LEAST_SECONDS:
+        return
     measured = {f"batch {result['batch_size']}": seconds / result["tokens"]}
     _store(path, {**_read(path), **measured})
 

@@ -43,14 +43,17 @@ def forecast_memory(
     settings = load_experiment(experiment, overrides)
     plan = _plan(settings, logistics)
     configs = _configs(plan)
-    limit, largest = logistics.device_memory, None
+    limit, largest, config = logistics.device_memory, None, configs[max(configs)]
     if limit is not None:
-        largest = largest_microbatch(configs[max(configs)], limit, None).largest
+        largest = largest_microbatch(config, limit).largest
+    part = 0  # that fits beside the gradients of the microbatches before it
+    if limit is not None and max(configs) > (largest or 0):
+        part = largest_microbatch(config, limit, largest, is_accumulated=True).largest
     points: list[Forecast] = []
     for batch, config in configs.items():
         size = config.microbatch_size
-        if largest is not None and logistics.microbatch is None:
-            size = largest_divisor(batch // config.execution.devices, max(1, largest))
+        if largest is not None and batch > largest and logistics.microbatch is None:
+            size = largest_divisor(batch, max(1, part))
         points.append(forecast_step(config, size))
     line = _line_of(points)
     if line is None:  # one size, or steps in several microbatches

@@ -79,8 +79,10 @@ def plan_sweep(
     """
     settings = load_experiment(experiment, overrides)
     folder = SweepFolder(Path(out)) if out else SweepFolder(default_out(settings))
-    command = typed_command(experiment, {**overrides, "out": out})
-    planned = make_plan(settings, Logistics(device, microbatch), folder, command)
+    logistics = Logistics(device, microbatch)
+    flags = {"device": None if device == "auto" else device, "microbatch": microbatch, "out": out}
+    command = typed_command(experiment, {**overrides, **flags})
+    planned = make_plan(settings, logistics, folder, command)
     from sweep.orchestration.costs import estimate
 
     return estimate(planned, folder).command_rows()
@@ -132,6 +134,9 @@ def make_plan(
         grown = grow_plan(old, new)
         undecided = tuple(row for row in new.trials if row.id is None)
         rows = (*grown.trials, *undecided)
+        if not known.issuperset(requested):
+            _with_parameters(new)
+            _check_workload(new)
         plan = grown.model_copy(update={"trials": rows, "data_path": path})
         return Planned(plan, requested, known.issuperset(requested))
     _check_workload(new)
@@ -255,12 +260,13 @@ def _decide_compile(plan: Plan) -> Plan:
 
 
 def _with_parameters(plan: Plan) -> Plan:
-    """Count a user's model by building it once without weights."""
-    if plan.model["parameters"] is not None:
+    """Count a user's model by building it once without weights, as trials will build it."""
+    if plan.settings.model.parameters is not None:
         return plan
     from sweep.models import count_parameters
 
-    parameters = count_parameters(plan.settings.model)
+    checkpointing = plan.execution.activation_checkpointing
+    parameters = count_parameters(plan.settings.model, checkpointing)
     return plan.model_copy(update={"model": {**plan.model, "parameters": parameters}})
 
 

@@ -23,7 +23,7 @@ from sweep.orchestration.planning import (
 from sweep.orchestration.schedule import Schedule
 from sweep.plan.commands import typed_command
 from sweep.plan.growth import grow_plan
-from sweep.plan.plan import load_plan
+from sweep.plan.plan import Plan, load_plan
 from sweep.plan.retry import (
     is_to_run,
 )
@@ -79,8 +79,10 @@ def run_sweep(
     settings = load_experiment(experiment, overrides)
     folder = SweepFolder(Path(out) if out else default_out(settings))
     check_writable(folder)
-    command = typed_command(experiment, {**overrides, "out": out})
-    planned = make_plan(settings, Logistics(device, microbatch), folder, command)
+    logistics = Logistics(device, microbatch)
+    flags = {"device": None if device == "auto" else device, "microbatch": microbatch, "out": out}
+    command = typed_command(experiment, {**overrides, **flags})
+    planned = make_plan(settings, logistics, folder, command)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
     return run_plan(estimate(planned, folder), folder, tracking_uri=tracking_uri)
@@ -165,9 +167,7 @@ def run_plan(
 
     with holding(folder):
         prepare(planned, folder, on_prepare)
-        stored = load_plan(folder)  # another command may have written it while this one prepared
-        plan = grow_plan(stored, planned.plan) if stored else planned.plan
-        save_plan(plan, folder)
+        plan = save_grown(planned.plan, folder)
         executor = executor or LocalExecutor(plan.execution.device)
         schedule = Schedule(plan, folder, executor)
         mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)
@@ -184,6 +184,14 @@ def run_plan(
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     untracked = "" if status.is_complete else str(status)
     return Summary(folder, states, schedule.is_stopping, untracked)
+
+
+def save_grown(plan: Plan, folder: SweepFolder) -> Plan:
+    """Write a plan on top of the one that lies there, while the folder is held; return both."""
+    stored = load_plan(folder)  # another command may have written it while this one prepared
+    grown = grow_plan(stored, plan) if stored else plan
+    save_plan(grown, folder)
+    return grown
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from sweep.plan.retry import (
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
-from sweep.trial.lease import LeaseWatch
+from sweep.trial.lease import LeaseWatch, is_locked
 
 POLL_SECONDS = 0.25
 REMEDY_SECONDS = 120.0  # at most, to forecast what would help a trial that does not fit
@@ -101,6 +101,8 @@ class Schedule:
             return False
         if not is_to_run(status, also):
             return False
+        if is_locked(trial.runner_lock_path):
+            return True  # a bare worker's, which writes its state until it ends
         if status.cause is Cause.DIVERGED:  # asked for: anew, as another MLflow run
             trial.clear()
             self._update(trial, lambda s: s.changed(mlflow_run_id=None))
@@ -111,7 +113,7 @@ class Schedule:
         """Take the first waiting trial that no worker of an earlier runner still holds."""
         for trial in self._waiting:
             watch = self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
-            if not watch.is_alive():
+            if not watch.is_alive() and not is_locked(trial.runner_lock_path):
                 self._waiting.remove(trial)
                 return trial
         return None

@@ -83,7 +83,7 @@ def last_line(path: Path) -> dict[str, Any]:
             line = json.loads(raw)
         except ValueError:
             continue  # the first one may be cut
-        if "train/loss" in line:
+        if isinstance(line, dict) and "train/loss" in line:
             return dict(line)
     return {}
 

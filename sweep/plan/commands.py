@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sweep.plan.plan import Plan
@@ -16,8 +17,14 @@ def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
     words = ["sweep", "run", experiment]
     for name, value in flags.items():
         if value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            given = value if isinstance(value, str | bool | Path) else _written(value)
+            words += [f"--{name.replace('_', '-')}", *([] if given is True else [str(given)])]
     return tuple(words)
+
+
+def _written(value: Any) -> str:
+    """Write a value of the Python interface as the command line would read it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def answering_command(plan: Plan) -> str | None:

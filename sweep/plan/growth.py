@@ -33,7 +33,11 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
     commands = tuple(dict.fromkeys((*old.commands, *(new.commands if added else ()))))
-    return old.model_copy(update={"trials": (*old.known_trials, *added), "commands": commands})
+    trials = (*old.known_trials, *added)
+    are_common = len({row.tokens for row in trials}) == 1
+    return old.model_copy(
+        update={"trials": trials, "commands": commands, "tokens_are_common": are_common}
+    )
 
 
 def _shared(plan: Plan) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sweep.config.experiment import OptimizerSettings
 from sweep.errors import SweepError
 
+MOST_RATE = 1e6
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 TUNING_GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # around the centre
 RULES = {
@@ -91,4 +92,6 @@ def parse_policy(text: str) -> Policy:
             "lr must be a positive number, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or tuned, "
             f"got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
         ) from None
+    if rate > MOST_RATE:
+        raise SweepError(f"lr must be at most {MOST_RATE:g}, got {text!r}. Write it such as 3e-4.")
     return Policy(match[1] or "fixed", rate, base)

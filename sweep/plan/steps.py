@@ -84,6 +84,8 @@ def choose_microbatch(per_device: int, asked: int | None, at_most: int) -> int:
     """
     if asked is None:
         return largest_divisor(per_device, at_most)
+    if asked < 1:
+        raise SweepError(f"microbatch_size must be at least 1, got {asked}. Use 1 or more.")
     if asked < per_device and per_device % asked:
         lower = largest_divisor(per_device, asked)
         upper = next(d for d in range(asked, per_device + 1) if per_device % d == 0)

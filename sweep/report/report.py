@@ -41,13 +41,17 @@ FIGURES: dict[str, tuple[Callable[[Sweep, pd.DataFrame], Figure], str]] = {
 }
 
 
-def write_report(path: str | Path) -> Path:
-    """Write the report of a sweep folder into it; return the path of report.md.
+def write_report(path: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a sweep folder; return the path of report.md.
+
+    Args:
+        path: of the sweep folder.
+        out: folder to write to; None: the sweep's own.
 
     Raises:
         SweepError: if the folder is not a sweep's.
     """
-    return write_report_of(load_sweep(path), Path(path))
+    return write_report_of(load_sweep(path), Path(out or path))
 
 
 def write_report_from_store(

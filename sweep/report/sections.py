@@ -10,6 +10,7 @@ import sweep as package
 from sweep.analysis.comparison import cell_records, report_trials
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import data_name, mixed_execution
+from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import format_count
 from sweep.plan.policy import describe_policy
 from sweep.report import markdown as md
@@ -28,7 +29,8 @@ def setup(sweep: Sweep) -> str:
 def _model_rows(sweep: Sweep) -> list[list[str]]:
     plan = sweep.plan
     sizes = plan.settings.model.model_dump(exclude={"kind", "name"})
-    listed = ", ".join(f"{name} {value}" for name, value in sizes.items())
+    shown = {name: value for name, value in sizes.items() if value not in (None, {})}
+    listed = ", ".join(f"{name} {value}" for name, value in shown.items())
     counted = plan.model.get("parameters")
     size = f"{counted:,} parameters" if counted else "parameters unknown"
     rows = [["model", f"{plan.model['name']}: {size} ({listed})"]]
@@ -65,6 +67,12 @@ def _range(values: pd.Series, form: str) -> list[str]:
     return list(dict.fromkeys(ends))
 
 
+def _shape(schedule: ScheduleSettings) -> str:
+    if schedule.name == "constant":
+        return "constant"
+    return f"{schedule.name} to {100 * schedule.final_fraction:g} % of the peak"
+
+
 def _optimizer_rows(sweep: Sweep) -> list[list[str]]:
     settings, planned = (
         sweep.plan.settings,
@@ -84,8 +92,8 @@ def _optimizer_rows(sweep: Sweep) -> list[list[str]]:
         rows.append(
             [
                 "schedule",
-                f"{schedule.name} to {100 * schedule.final_fraction:g} % of the "
-                f"peak; warmup asked {100 * schedule.warmup_fraction:g} %, true {true} %",
+                f"{_shape(schedule)}; warmup asked {100 * schedule.warmup_fraction:g} %, "
+                f"true {true} %",
             ]
         )
         for policy, group in planned.groupby("policy", sort=False):
@@ -185,7 +193,18 @@ def _trial_table(sweep: Sweep) -> str:
     headers = ["trial", "batch size", "policy", "seed", "state", "attempts", "steps"]
     text = md.table([*headers, "final valid", "final train", "total time"], rows)
     left = len(trials) - len(rows)
+    text += _failures(trials)
     return text + (f"\n\n{left} more trials are in trials.csv." if left else "")
+
+
+def _failures(trials: pd.DataFrame) -> str:
+    """Say why trials failed, and what would help."""
+    said = trials[trials["message"].notna()].head(LISTED_TRIALS)
+    lines = [
+        f"Batch size {row['batch_size']}, seed {row['seed']}, {row['cause']}: {row['message']}"
+        for row in said.to_dict("records")
+    ]
+    return f"\n\n{md.bullets(lines)}" if lines else ""
 
 
 def time_and_memory(cells: pd.DataFrame) -> str:

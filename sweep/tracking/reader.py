@@ -109,6 +109,7 @@ def _result(trial_id: str, run: "Run | None") -> dict[str, Any]:
         "id": trial_id,
         "state": state,
         "cause": cause,
+        "message": tags.get("sweep.message") if cause else None,
         "attempts": int(tags["sweep.attempts"]),
     }
     size = tags.get("sweep.microbatch_size")  # other than planned, after out of memory

@@ -12,7 +12,7 @@ from sweep.config.trial import TrialConfig
 from sweep.tracking.record import Mirrored
 from sweep.tracking.store import document_tags
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import State, TrialFolder, TrialStatus
+from sweep.trial.folder import MESSAGE_CHARACTERS, State, TrialFolder, TrialStatus
 from sweep.trial.metrics import read_metrics_with_offsets
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def set_status(
         "sweep.state": str(status.state),
         "sweep.cause": str(status.cause or ""),
         "sweep.attempts": str(status.attempts),
-        "sweep.message": status.message[:1000],
+        "sweep.message": status.message[:MESSAGE_CHARACTERS],
         "sweep.microbatch_size": str(status.microbatch_size or ""),  # after out of memory
     }
     set_tags(client, entry.run_id, tags)

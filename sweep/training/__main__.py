@@ -10,12 +10,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from sweep.config.trial import TrialConfig
 from sweep.errors import FolderInUse, SweepError, WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt, judge_death, status_after
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import ATTEMPT, FreshProcess
-from sweep.trial.folder import Cause, State, TrialFolder
-from sweep.trial.lease import is_locked
+from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
+from sweep.trial.lease import FileLock, is_locked
 
 
 def main() -> int:
@@ -27,12 +28,21 @@ def main() -> int:
     except SweepError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"Error: {error.filename}: {error.strerror}. Check the path.", file=sys.stderr)
+        return 2
 
 
 def _run(folder: TrialFolder) -> int:
     config = folder.read_config()
-    if is_locked(folder.lease_path):
-        raise FolderInUse(f"{folder.path} is run by another worker. Wait for it.")
+    with FileLock(folder.runner_lock_path):
+        return _run_alone(folder, config)
+
+
+def _run_alone(folder: TrialFolder, config: TrialConfig) -> int:
+    sweep = SweepFolder(folder.path.absolute().parents[1])
+    if is_locked(folder.lease_path) or is_locked(sweep.lock_path):
+        raise FolderInUse(f"{folder.path} is run by `sweep run`, or its sweep is. Wait for it.")
     if folder.read_status().state.is_finished and folder.read_result():
         print(f"trial {folder.id} is finished")
         return 0

@@ -36,6 +36,7 @@ def write_result(
         **_settings(config, progress.step, epochs),
         "state": State.COMPLETE if final else State.FAILED,
         "cause": None if final else Cause.DIVERGED,
+        "message": None if final else diverged_message(progress),
         "attempts": status.attempts,
         "initial_train_loss": progress.first_loss,
         "final_train_loss": final.train_loss if final else None,
@@ -58,6 +59,11 @@ def write_result(
         for key, value in record.items()
     }
     write_json(folder.result_path, finite, store.check)
+
+
+def diverged_message(progress: Progress) -> str:
+    """Say why a trial has diverged, in one line."""
+    return f"loss not finite, or above its start, at step {progress.step}"
 
 
 def _settings(config: TrialConfig, steps: int, epochs: float | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sweep.training.checkpoint import CheckpointStore, seed_everything
 from sweep.training.device import EvaluationOutOfMemory, evaluating, is_out_of_memory
 from sweep.training.device_memory import limited_memory
 from sweep.training.loop import train
-from sweep.training.result import write_result
+from sweep.training.result import diverged_message, write_result
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import State, TrialFolder, TrialStatus
 from sweep.trial.lease import Lease
@@ -110,7 +110,7 @@ def _run(
     if keep != "checkpoints":
         store.remove_all()
     if final is None:
-        return Outcome("diverged", f"loss not finite or above its start at step {progress.step}")
+        return Outcome("diverged", diverged_message(progress))
     return Outcome("complete")
 
 

@@ -13,6 +13,8 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, write_json
 
+MESSAGE_CHARACTERS = 1000  # of a message that reports and tracking stores keep
+
 
 class State(StrEnum):
     """Where a trial stands."""
@@ -103,6 +105,11 @@ class TrialFolder:
         return self.path / "lease.json"
 
     @property
+    def runner_lock_path(self) -> Path:
+        """Held by a bare worker, which is its own runner, as long as it may write state.json."""
+        return self.path / "runner.lock"
+
+    @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -136,7 +143,7 @@ class TrialFolder:
                 "Write one with `sweep plan --out DIR`."
             ) from None
         data.pop("format_version")
-        data["data_path"] = SweepFolder(self.path.parents[1]).locate(data["data_path"])
+        data["data_path"] = SweepFolder(self.path.absolute().parents[1]).locate(data["data_path"])
         return TrialConfig.model_validate(data)
 
     def write_config(self, config: TrialConfig) -> None:

@@ -48,10 +48,11 @@ class FileLock:
 
     def _in_use(self) -> FolderInUse:
         held = read_owner(self.path)
+        is_sweep = self.path.name == "sweep.lock"
+        remedy = f", or end it with `sweep stop {self.path.parent}`" if is_sweep else ""
         return FolderInUse(
             f"{self.path.parent} is in use by process {held.get('pid', '?')} on "
-            f"{held.get('host', 'another machine')}. Wait for it, or end it with "
-            f"`sweep stop {self.path.parent}`."
+            f"{held.get('host', 'another machine')}. Wait for it{remedy}."
         )
 
     def write(self, owner: dict[str, Any]) -> None:

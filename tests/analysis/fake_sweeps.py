@@ -133,6 +133,7 @@ def fake_result(
         "epochs": 0.61 if plan.data else None,
         "state": state,
         "cause": cause,
+        "message": f"{cause} at step 1" if cause else None,
         "attempts": 1,
         "parameters": plan.model["parameters"],
         "initial_train_loss": fake_loss(plan, row, 0.0),

@@ -105,7 +105,9 @@ def test_a_store_gives_the_same_tables_as_the_folder(some: Path, tmp_path: Path)
     for trial in folder.trials():
         status = trial.read_status()
         known = {"id": trial.id, "state": str(status.state), "attempts": status.attempts}
-        results.append(trial.read_result() or {**known, "cause": status.cause})
+        message = status.message if status.cause else None
+        known |= {"cause": status.cause, "message": message}
+        results.append(trial.read_result() or known)
         curves[trial.id] = read_metrics(trial.metrics_path)
     stored = from_store(HandMadeStore(read_json(folder.plan_path), results[::-1], curves))
     assert stored.name == found.name and stored.plan == found.plan

@@ -53,6 +53,11 @@ FLAGS = [
     ("--lr", "-1", "lr must be"),
     ("--lr", "nan", "lr must be"),
     ("--lr", "sqrt:1@", "lr must be"),
+    ("--lr", "linear:1e308@1", "lr must be at most"),
+    ("--out", "", "must be the path of a folder"),
+    ("--out", "x" * 300, "File name too long"),
+    ("--device-memory", "16GB of it", "device-memory must be"),
+    ("--loss-chunk-rows", "-1", "loss-chunk-rows must be"),
     ("--seeds", "0", "seeds must be"),
     ("--seeds", "some", "seeds must be"),
     ("--context", "0", "context must be"),
@@ -177,7 +182,7 @@ WRONG_SETTINGS = {
     ),
     "model.heads": ("heads", "{}", "5", "0"),
     "model.depth": ("not a known key", "3"),
-    "optimizer.name": ("'adamw' or 'sgd'", "{}", "true", "1", "'adam'"),
+    "optimizer.name": ("'adamw', 'sgd' or 'none'", "{}", "true", "1", "'adam'"),
     "optimizer.beta1": ("optimizer.beta1", "{}", "[0.9]", "-0.1", "1.0", "nan", "'high'", "true"),
     "optimizer.eps": ("optimizer.eps", "{}", "true", "0", "-1e-8", "nan", "inf"),
     "optimizer.clip": ("optimizer.clip", "[1.0]", "-1", "nan", "inf", "'off'"),
@@ -300,6 +305,22 @@ def test_folders_that_hold_no_sweep(call, tmp_path, command):
     assert_refused(call(command, tmp_path / "nothing"), "plan.json", tmp_path / "work")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run", "quadratic", "--precision", "bf16"), "needs the precision fp32"),
+        (("run", "elman", "--batches", "1", "--quiet"), "trains nothing"),
+        (("forecast", "quick", "--device-memory", "0"), "device-memory must be"),
+        (("probe", "quick", "--soak", "many"), "soak must be"),
+        (("ui", "x", "--port", "70000"), "70000"),
+        (("report", "x", "--run", "abc"), "go with --from-mlflow"),
+        (("report", "x", "--tracking-uri", "foo"), "tracking URI must be"),
+    ],
+)
+def test_what_no_single_flag_refuses(call, tmp_path, arguments, says):
+    assert_refused(call(*arguments), says, tmp_path / "work")
+
+
 def test_more_than_an_hour_needs_a_yes_and_names_quick(call, tmp_path):
     result = call("run", "quick", "--budget", "10G", "--quiet")
     assert_refused(result, "--yes", tmp_path / "work")
@@ -307,12 +328,12 @@ def test_more_than_an_hour_needs_a_yes_and_names_quick(call, tmp_path):
 
 
 def test_a_disk_that_is_too_small(call, tmp_path, monkeypatch):
-    from sweep.orchestration import planning
+    from sweep.orchestration import costs
 
     class Usage:
         free = 1000
 
-    monkeypatch.setattr(planning.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(costs.shutil, "disk_usage", lambda _: Usage)
     result = call("run", "quick", "--quiet")
     assert_refused(result, "the disk must have", tmp_path / "work")
 

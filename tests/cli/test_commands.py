@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from sweep.tracking.reader import read_store
+from sweep.tracking.store import default_tracking_uri
 from sweep.trial.files import read_json, sha256_of, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 
@@ -98,8 +100,11 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
     status = trial.read_status()
     assert (status.state, status.attempts) == (State.COMPLETE, 2)
     assert "attempt 2" in trial.log_path.read_text()
-    code, _ = call("report", tmp_path / "s")
-    assert code == 0 and (tmp_path / "s" / "report.md").exists()
+    elsewhere = tmp_path / "elsewhere"
+    code, _ = call("report", tmp_path / "s", "--out", elsewhere)
+    assert code == 0 and (elsewhere / "report.md").exists()
+    assert not (tmp_path / "s" / "report.md").exists()
+    assert read_store(default_tracking_uri(SweepFolder(tmp_path / "s")), "quadratic").results
 
 
 def test_run_status_log_clean_and_report(call, tmp_path):

@@ -205,6 +205,9 @@ def test_a_bare_worker_that_is_told_to_stop_goes_on_from_its_checkpoint(
     command.arguments = [sys.executable, "-m", "sweep.training", str(trial.path)]
     command.start()
     command.until_step(20)
+    second = subprocess.run(command.arguments, capture_output=True, text=True)
+    assert second.returncode == 2 and "in use" in second.stderr
+    assert (trial.read_status().state, trial.read_status().attempts) == (State.RUNNING, 1)
     command.process.send_signal(signal.SIGTERM)
     assert command.wait() == 130
     assert trial.read_status().state is State.WAITING and trial.checkpoints()

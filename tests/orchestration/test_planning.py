@@ -65,11 +65,14 @@ def test_estimates_are_measured_once_and_then_replaced_by_what_trials_took(tmp_p
     monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(calibration, "_measure", measure)
     plan = plan_here(tmp_path / "s")
-    result = {"batch_size": 8, "seconds_total": 10.0, "seconds_compile": 0.0, "tokens": 196_608}
+    result = {"batch_size": 8, "seconds_training": 10.0, "tokens": 196_608}
     record_measurement(plan, result)  # of a run that never estimated anything
+    evaluated = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4)
     for _ in range(2):
         seconds = estimate_seconds(plan)
-        assert seconds[8] == pytest.approx(10.0) and seconds[4] > seconds[64] > 10
+        assert seconds[8] == pytest.approx(10.0 + evaluated / 3 * 0.01)
+        assert seconds[4] > seconds[64] > 10
+        record_measurement(plan, {**result, "seconds_training": 0.03, "tokens": 256})  # too short
     assert len(calls) == 1
 
 

@@ -43,6 +43,17 @@ def test_the_cost_is_five_rates_and_three_seeds_at_each_batch_size():
     assert answering_cost(plan(), {4: 10.0}) == (16, None)
 
 
+def test_python_values_are_written_as_the_command_line_reads_them():
+    words = typed_command("quick", {"batches": [4, 8], "budget": 1000, "microbatch": 2})
+    assert shlex.join(words) == "sweep run quick --batches 4,8 --budget 1000 --microbatch 2"
+
+
+def test_a_grown_plan_says_whether_its_tokens_are_still_common():
+    first = plan(batches="4", budget=1000)
+    grown = grow_plan(first, plan(batches="384", budget=1000))
+    assert first.tokens_are_common and not grown.tokens_are_common
+
+
 def test_growing_keeps_the_commands_that_added_something():
     first = plan(("sweep", "run", "a"))
     again = grow_plan(first, plan(("sweep", "run", "a", "--quiet")))

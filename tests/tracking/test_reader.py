@@ -22,7 +22,8 @@ def test_plan_results_and_curves_come_back_as_they_were(sweep):
     assert stored.plan == sweep.folder.read_plan()
     complete, failed, waiting = stored.results
     assert complete == sweep.trial(0).read_result()
-    known = {"state": "FAILED", "cause": "lost", "attempts": 1, "microbatch_size": 2}
+    known = {"state": "FAILED", "cause": "lost", "message": "killed"}
+    known |= {"attempts": 1, "microbatch_size": 2}
     assert failed == {"id": sweep.ids[1], **known}
     assert waiting == {"id": sweep.ids[2], "state": "WAITING"}
     assert stored.curves == {sweep.ids[0]: sweep.lines(0), sweep.ids[1]: sweep.lines(1)}

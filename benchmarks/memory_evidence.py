@@ -1,0 +1,179 @@
+"""The evidence of results/published/memory: forecasts of earlier systems, a proved probe, a soak.
+
+    python benchmarks/memory_evidence.py results/published/memory
+
+Everything runs on a CPU: forecasts need no device, the probe has a limit that it enforces.
+"""
+
+import csv
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from sweep.memory.measure import measure
+from sweep.orchestration.memory import _configs, _plan, forecast_memory, probe_memory
+from sweep.orchestration.planning import Logistics
+
+HERE = Path(__file__).parent
+GIB = 2**30
+CARD = 16 * GIB  # of the earlier batch-size sweep
+LIMIT = 64 << 20
+BATCHES = [2**power for power in range(10)]
+
+
+def elman(published: Path) -> str:
+    """Compare the E1 model's forecast with its published measurements."""
+    with published.open() as file:
+        rows = {int(row["batch_size"]): row for row in csv.DictReader(file)}
+    measured = {size: row for size, row in rows.items() if row["status"] == "OK"}
+    document = forecast_memory("elman", batches=list(measured))
+    lines = [
+        "| batch size | published GiB | forecast GiB | difference |",
+        "| --: | --: | --: | --: |",
+    ]
+    for point in document["points"]:
+        peak = point["peak_bytes"] / GIB
+        given = float(measured[point["batch_size"]]["peak_allocated_gib"])
+        lines.append(f"| {point['batch_size']} | {given:.2f} | {peak:.3f} | {peak - given:+.3f} |")
+    line, loop = document["line"], loop_slope()
+    lines.append(
+        f"\nLine: {line['fixed_bytes'] / GIB:.3f} GiB + {line['bytes_per_sequence'] / GIB:.4f} GiB "
+        f"a sequence, largest residual {line['largest_residual_bytes']:,.0f} bytes. The same cell "
+        f"as a plain loop left to autograd: {loop:.4f} GiB a sequence."
+    )
+    return "\n".join(lines)
+
+
+def loop_slope() -> float:
+    """Return GiB a sequence of the cell as a plain loop, from two forecasts."""
+    peaks = [
+        forecast_memory(
+            "elman", model="plain_elman:build", vocabulary=256, context=512, batches=[size]
+        )["points"][0]
+        for size in (16, 32)
+    ]
+    return float((peaks[1]["peak_bytes"] - peaks[0]["peak_bytes"]) / 16 / GIB)
+
+
+def earlier_sweep() -> str:
+    """Forecast the earlier sweep's model at its batch sizes on its card, and what would fit."""
+    cases: dict[str, tuple[dict[str, Any], Logistics]] = {
+        "fp32, in one": ({"precision": "fp32"}, Logistics(device="cpu", loss_chunk_rows=0)),
+        "bf16, in one": ({"precision": "bf16"}, Logistics(device="cpu", loss_chunk_rows=0)),
+        "fp32, chunked loss": (
+            {"precision": "fp32"},
+            Logistics(device="cpu", loss_chunk_rows=1024),
+        ),
+        "bf16, chunked loss": (
+            {"precision": "bf16"},
+            Logistics(device="cpu", loss_chunk_rows=1024),
+        ),
+        "fp32, accumulation": (
+            {"precision": "fp32"},
+            Logistics(device="cpu", loss_chunk_rows=0, device_memory=CARD),
+        ),
+    }
+    lines = ["| batch size | " + " | ".join(cases) + " |", "| --: |" + " --: |" * len(cases)]
+    documents = {
+        name: forecast_memory("tinystories", logistics=logistics, batches=BATCHES, **fields)
+        for name, (fields, logistics) in cases.items()
+    }
+    for place, batch in enumerate(BATCHES):
+        cells = []
+        for name, document in documents.items():
+            point = document["points"][place]
+            needed = max(point["peak_bytes"], point["evaluation_bytes"])
+            fits = "fits" if needed <= CARD else "SPILLS"
+            split = f", {batch // point['microbatch_size']} × {point['microbatch_size']}"
+            cells.append(f"{point['peak_bytes'] / GIB:.2f} {fits}{split * (name[-4:] == 'tion')}")
+        lines.append(f"| {batch} | " + " | ".join(cells) + " |")
+    largest = documents["fp32, accumulation"]["largest_microbatch_size"]
+    lines.append(f"\nThe largest microbatch in fp32: {largest}. Sizes in GiB of tensors.")
+    return "\n".join(lines)
+
+
+def proved_probe(out: Path) -> str:
+    """Probe `quick` within a limit, soak it, and confirm the maximum by trying every size."""
+    from sweep.report.memory import write_memory
+
+    logistics = Logistics(device="cpu", device_memory=LIMIT)
+    document = probe_memory("quick", logistics=logistics, batches=[8], soak_steps=200)
+    write_memory(document, out / "cpu-probe")
+    largest = document["largest_microbatch_size"]
+    config = next(iter(_configs(_plan_of("quick")).values()))
+    fits = []
+    for size in range(1, largest + 4):
+        science = config.science.model_copy(update={"batch_size": size})
+        changes = {"science": science, "microbatch_size": size}
+        execution = config.execution.model_copy(update={"evaluation_batch_size": size})
+        point = measure(
+            config.model_copy(update={**changes, "execution": execution}), LIMIT, 3, lambda: None
+        )
+        fits.append(point.status == "OK")
+    confirmed = fits == [True] * largest + [False] * 3
+    leaky = probe_memory(
+        "quadratic", logistics=logistics, workload="odd:Leaky", batches=[4], cap=8, soak_steps=200
+    )["soak"]["leak"]
+    low, high = leaky["interval"]
+    has_leak = document["soak"]["leak"]["is_found"]
+    return (
+        "`sweep probe quick --device-memory 64MiB --soak 200` ([its page](cpu-probe/probe.md)): "
+        f"{document['verdict']}, {document['search_points']} points looked at. Every size from 1 "
+        f"to {largest + 3} tried: {'confirmed' if confirmed else 'NOT CONFIRMED'}.\n\n"
+        f"The soak of 200 steps found {'a leak' if has_leak else 'no leak'}. "
+        f"With a planted leak of 4,096 bytes a step it found {leaky['bytes_per_step']:,.0f} bytes "
+        f"a step (95 % interval {low:,.0f} to {high:,.0f})."
+    )
+
+
+def _plan_of(name: str) -> Any:
+    from sweep.config.experiment import load_experiment
+
+    return _plan(load_experiment(name, {"batches": [8]}), Logistics(device="cpu"))
+
+
+def main() -> None:
+    """Write README.md and the probe's page."""
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    tests = HERE.parent / "tests" / "memory"
+    sys.path.append(str(tests))  # the planted leak, the plain cell
+    os.environ["PYTHONPATH"] = str(tests)
+    parts = [
+        "# Memory: forecast and measured\n\nWritten by `python benchmarks/memory_evidence.py` on "
+        "a machine without a GPU.",
+        "## The E1 Elman model: forecast against its published measurements\n\nForward and "
+        "backward, bfloat16, context 512, an RTX 6000 Ada (seeds/4).\n\n"
+        + elman(tests / "elman-memory.csv"),
+        "## The earlier batch-size sweep on its 16 GiB card\n\nIts model, eager, AdamW, context "
+        "256 (seeds/3 measured 28.49 GiB at batch size 256, compiled).\n\n" + earlier_sweep(),
+        "## A probe on a CPU, proved\n\n" + proved_probe(out),
+    ]
+    peers = out / "peers.json"
+    if peers.exists():
+        parts.append("## Other tools, same model and limit\n\n" + peers_table(peers))
+    (out / "README.md").write_text("\n\n".join(parts) + "\n")
+
+
+def peers_table(path: Path) -> str:
+    """Tabulate what benchmarks/peers_memory.py found."""
+    document = json.loads(path.read_text())
+    lines = [
+        f"`quick` within {document['limit_bytes'] >> 20} MiB; the true maximum, by trying every "
+        f"size, is {document['true_maximum']}.\n",
+        "| finder | answer | the true maximum? | sizes tried | seconds |",
+        "| :-- | --: | :-- | --: | --: |",
+    ]
+    for row in document["finders"]:
+        answer = "yes" if row["is_true_maximum"] else "no"
+        tried = len(row["sizes_tried"])
+        lines.append(
+            f"| {row['finder']} | {row['answer']} | {answer} | {tried} | {row['seconds']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
