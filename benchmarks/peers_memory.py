@@ -37,15 +37,21 @@ def trial_config(size: int) -> TrialConfig:
     return plan.trial_config(plan.trials[0], "peers")
 
 
-def train_steps(size: int, steps: int = 3) -> None:
-    """Take whole optimizer steps within the limit; raises when it is exceeded."""
-    try:
-        with LiveStorages(LIMIT):
-            step = TrainingStep(trial_config(size), torch.device("cpu"), size)
-            for _ in range(steps):
-                step(step.workload.random_batch(size), 1e-6)
-    except torch.OutOfMemoryError as error:  # in the words that the others know it by
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more.") from error
+class Training:
+    """Whole optimizer steps of one size within the limit; raises when it is exceeded."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._storages = size, LiveStorages(LIMIT)
+        with self._storages:
+            self._step = TrainingStep(trial_config(size), torch.device("cpu"), size)
+
+    def take_step(self) -> None:
+        """Take one step."""
+        try:
+            with self._storages:
+                self._step(self._step.workload.random_batch(self.size), 1e-6)
+        except torch.OutOfMemoryError as error:  # in the words that the others know it by
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more.") from error
 
 
 def by_accelerate(tried: list[int]) -> int:
@@ -55,7 +61,9 @@ def by_accelerate(tried: list[int]) -> int:
     @find_executable_batch_size(starting_batch_size=START)  # type: ignore[untyped-decorator]
     def run(batch_size: int) -> int:
         tried.append(batch_size)
-        train_steps(batch_size)
+        training = Training(batch_size)
+        for _ in range(3):
+            training.take_step()
         return batch_size
 
     return int(run())
@@ -72,10 +80,14 @@ def by_lightning(tried: list[int]) -> int:
             self.batch_size = 2
             self.automatic_optimization = False
             self.unused = torch.nn.Linear(1, 1)
+            self.training_of: Training | None = None
 
         def training_step(self, batch: Any, _: int) -> None:
-            tried.append(self.batch_size)
-            train_steps(self.batch_size, 1)
+            if self.training_of is None or self.training_of.size != self.batch_size:
+                tried.append(self.batch_size)
+                self.training_of = Training(self.batch_size)
+            self.training_of.take_step()
+            self.optimizers().step()  # by which Lightning counts the steps of a trial
 
         def train_dataloader(self) -> Any:
             data = torch.utils.data.TensorDataset(torch.zeros(100_000, 1))
@@ -94,7 +106,7 @@ def by_lightning(tried: list[int]) -> int:
 
 def by_sweep(tried: list[int]) -> int:
     """Let `sweep probe` forecast, jump and prove."""
-    logistics = Logistics(device="cpu", device_memory=LIMIT)
+    logistics = Logistics(device="cpu", device_memory=LIMIT, loss_chunk_rows=0)
     document = probe_memory(
         "quick",
         logistics=logistics,

@@ -157,3 +157,14 @@ def test_nothing_is_left_to_do_in_comments() -> None:
         if marker.search(line)
     }
     assert left == set()
+
+
+@pytest.mark.parametrize("name", ["gpu.py", "memory.py"])
+def test_what_runs_on_a_lent_gpu_needs_only_what_a_worker_needs(name: str) -> None:
+    absent = "click pandas matplotlib mlflow optuna rich scipy psutil huggingface_hub markdown_it"
+    program = (
+        f"import sys; [sys.modules.__setitem__(name, None) for name in {absent.split()!r}]; "
+        f"import runpy; runpy.run_path({str(ROOT / 'benchmarks' / name)!r}, run_name='imported')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
