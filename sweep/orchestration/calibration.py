@@ -121,7 +121,7 @@ def time_one_step(config: TrialConfig, should_stop: ShouldStop) -> dict[str, flo
     first, deadline = seconds(1), time.perf_counter() + MOST_SECONDS
     count = MOST_SEQUENCES if first * MOST_SEQUENCES < MOST_SECONDS / 2 else 1
     timings = [seconds(count)]
-    while len(timings) < 5 and time.perf_counter() + timings[0] < deadline:
+    while len(timings) < 3 and time.perf_counter() + timings[0] < deadline:
         timings.append(seconds(count))
     forward_backward = min(timings)
     start = time.perf_counter()
