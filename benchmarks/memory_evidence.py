@@ -161,8 +161,8 @@ def peers_table(path: Path) -> str:
     """Tabulate what benchmarks/peers_memory.py found."""
     document = json.loads(path.read_text())
     lines = [
-        f"`quick` within {document['limit_bytes'] >> 20} MiB; the true maximum, by trying every "
-        f"size, is {document['true_maximum']}.\n",
+        f"`quick` with the plain loss within {document['limit_bytes'] >> 20} MiB; the true "
+        f"maximum, by trying every size, is {document['true_maximum']}.\n",
         "| finder | answer | the true maximum? | sizes tried | seconds |",
         "| :-- | --: | :-- | --: | --: |",
     ]

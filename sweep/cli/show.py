@@ -45,7 +45,7 @@ def show_plan(plan: Plan, to_stderr: bool = False) -> None:
         f"{settings.precision} on {execution.device}, {execution.threads} threads"
     )
     table = _table(
-        "batch size", "rate", "seeds", "tokens", "steps", "warmup", "microbatch", "memory",
+        "batch size", "rate", "seeds", "tokens", "steps", "warmup", "microbatch", "memory (eager)",
         "time (estimate)",
     )  # fmt: skip
     groups: dict[tuple[str, str, int], list[Any]] = {}

@@ -2,7 +2,7 @@
 
 The step is the one that trains (`sweep.training.step`), run twice on tensors without data, so that
 optimizer states are there; `LiveStorages` counts what would be held. No weights are made.
-Compiled steps are forecast as eager ones: an upper bound, since fusing keeps less.
+Compiled steps are forecast as eager ones, which mostly keep more; that is not calibrated.
 """
 
 from collections.abc import Iterable
@@ -98,17 +98,18 @@ def largest_microbatch(
     return find_largest(look, limit_bytes, cap=cap)
 
 
-def largest_here(config: TrialConfig, should_stop: ShouldStop) -> int:
-    """Return the largest microbatch, up to the config's, that this machine holds by forecast.
+def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int]:
+    """Return the largest microbatch and evaluation batch that this machine holds by forecast.
 
-    At least 1: that not even one sequence fits is for the device to say.
+    At most the config's, and at least 1: that not even one sequence fits is for the device to say.
     """
     limit = usable_memory(config.execution)
-    cap = config.microbatch_size
+    cap, at_once = config.microbatch_size, config.execution.evaluation_batch_size
     whole = forecast_step(config, cap)
     if whole.needed_bytes <= limit:
-        return cap
-    return max(1, largest_microbatch(config, limit, cap, is_accumulated=True).largest)
+        return cap, at_once
+    largest = max(1, largest_microbatch(config, limit, cap, is_accumulated=True).largest)
+    return largest, min(at_once, largest)
 
 
 def forecast_rows(

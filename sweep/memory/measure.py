@@ -10,7 +10,7 @@ import torch
 
 from sweep.config.trial import TrialConfig
 from sweep.memory.points import Measurement
-from sweep.training.device import is_out_of_memory
+from sweep.training.device import forget_peak_memory, is_out_of_memory
 from sweep.training.device_memory import DeviceMemory, limited_memory
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
@@ -56,6 +56,7 @@ def _take_steps(
     step = TrainingStep(config, device, config.microbatch_size)
     if config.execution.compile:
         step.warm_up()
+        forget_peak_memory(device)
     updates = _count_updates(step)
     seconds, rests, loss = [], [], math.nan
     for _ in range(steps):

@@ -158,9 +158,13 @@ def probe(
     if line is not None and found.largest:
         bound = line.largest(SAFE_SHARE * limit_bytes)
         safe = min(found.largest, max(unit, bound // unit * unit))
-        while safe > unit and not measured.look(safe).fits:
+        while not measured.look(safe).fits and safe > unit:
             safe -= unit
-    accumulated = measured.measure(2 * safe, safe) if safe else None
+    part = safe  # beside the gradients of the microbatch before it
+    accumulated = measured.measure(2 * part, part) if part else None
+    while accumulated and accumulated.status != "OK" and part > unit:
+        part -= unit
+        accumulated = measured.measure(2 * part, part)
     points = tuple(measured.points.values())
     return measured, Probed(limit_bytes, found, points, safe, accumulated)
 

@@ -86,8 +86,9 @@ class ElmanLayer(nn.Module):
         inputs = F.silu(inputs).transpose(0, 1).contiguous()  # (T, B, D): the cell's order
         gate = gate.transpose(0, 1).contiguous()
         weight = spectrally_normalised(self.recurrent_weight)
+        weights = (part.to(inputs.dtype) for part in (self.input_weight, weight, self.bias))
         cell = FusedCell.apply if self.is_fused else plain_cell
-        mixed = cell(inputs, gate, self.input_weight, weight, self.bias)  # (T, B, D)
+        mixed = cell(inputs, gate, *weights)  # (T, B, D)
         return x + self.out_proj(mixed.transpose(0, 1).contiguous())  # type: ignore[no-any-return]
 
 

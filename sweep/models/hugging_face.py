@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from sweep.config.models import HuggingFaceSettings
 from sweep.errors import SweepError
 
+SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout")
 
 
@@ -49,6 +50,12 @@ class HuggingFace(nn.Module):
             torch.manual_seed(seed)
             build: Any = AutoModelForCausalLM.from_config
             self.model = build(config, attn_implementation="sdpa")
+        output = self.model.get_output_embeddings()
+        if output.bias is not None or any(getattr(config, name, None) for name in SCALED_LOGITS):
+            raise SweepError(
+                f"model {settings.name!r} must have plain logits, states times a matrix, and has a "
+                "bias or a scale on them. Use it as a module:object of your own."
+            )
         if activation_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
 

@@ -54,7 +54,9 @@ def forecast_memory(
         size = config.microbatch_size
         if largest is not None and batch > largest and logistics.microbatch is None:
             size = largest_divisor(batch, max(1, part))
-        points.append(forecast_step(config, size))
+        at_once = min(size, config.execution.evaluation_batch_size)
+        bounded = config.execution.model_copy(update={"evaluation_batch_size": at_once})
+        points.append(forecast_step(config.model_copy(update={"execution": bounded}), size))
     line = _line_of(points)
     if line is None:  # one size, or steps in several microbatches
         sizes = sorted({1, 2, *(point.microbatch_size for point in points)})
@@ -107,8 +109,13 @@ def _document(plan: Plan, limit: int | None) -> dict[str, Any]:
 def _basis(plan: Plan) -> str:
     """Say what kind of step the numbers are of, and how far they can be trusted."""
     if plan.execution.compile:
-        return "eager steps: an upper bound for this plan's compiled ones, not calibrated"
-    return "eager steps; tensors only, without the device's context and fragmentation"
+        kind = "eager steps, not calibrated for this plan's compiled ones, which mostly keep less"
+    else:
+        kind = "eager steps"
+    return (
+        f"{kind}; tensors only: a GPU needs about 15 % more for its context, libraries and "
+        "fragmentation"
+    )
 
 
 def probe_memory(

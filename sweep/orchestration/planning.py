@@ -147,17 +147,18 @@ def make_plan(
 
 def _within_memory(plan: Plan) -> Execution:
     """Return the execution with the largest microbatch that fits the device by forecast."""
-    row = max(plan.trials, key=lambda row: row.microbatch_size)
+    row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
     config = plan.trial_config(row.model_copy(update={"id": "x", "learning_rate": 1.0}), "")
     execution = plan.execution
     try:
         process = FreshProcess("sweep.memory.forecast:largest_here", config)
-        bound = int(process.result(timeout=FORECAST_SECONDS))
+        bound, evaluation = process.result(timeout=FORECAST_SECONDS)
     except WorkerDied:  # a user's model that fake tensors cannot run
         return execution
-    evaluation = min(execution.evaluation_batch_size, bound)
-    found = {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
-    return execution if bound >= row.microbatch_size else execution.model_copy(update=found)
+    found = {"microbatch_bound": None, "evaluation_batch_size": evaluation}
+    if bound < row.microbatch_size:
+        found["microbatch_bound"] = bound
+    return execution.model_copy(update=found)
 
 
 def _check_workload(plan: Plan) -> None:

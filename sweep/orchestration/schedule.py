@@ -163,8 +163,8 @@ class Schedule:
             known = self.folder.read_bounds(config)
             bounds = replace(
                 known,
-                microbatch_size=sizes[0] or known.microbatch_size,
-                evaluation_batch_size=sizes[1] or known.evaluation_batch_size,
+                microbatch_size=_least(sizes[0], known.microbatch_size),
+                evaluation_batch_size=_least(sizes[1], known.evaluation_batch_size),
             )
             self.folder.write_bounds(bounds)
             return
@@ -172,3 +172,7 @@ class Schedule:
             process = FreshProcess("sweep.memory.remedies:describe_remedies", config)
             remedies = process.result(timeout=REMEDY_SECONDS)
             self._update(trial, lambda s: s.changed(message=f"{s.message} {remedies}"))
+
+
+def _least(*sizes: int | None) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)

@@ -133,7 +133,8 @@ def recommendations(document: Mapping[str, Any]) -> str:
                 f"{by_size[size]['status']}."
                 for name, size in (("Maximum", largest), ("Safe", safe))
             ),
-            f"Any larger batch size: `--microbatch {safe}` with gradient accumulation; batch size "
+            f"Any larger batch size: `--microbatch {with_steps['microbatch_size']}` with gradient "
+            "accumulation; batch size "
             f"{with_steps['batch_size']} measured {with_steps['status']}, peak "
             f"{sizes(with_steps['peak_bytes'])} {sizes.unit}.",
         ]

@@ -85,6 +85,10 @@ def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[De
     could spill into host memory is never asked to. On a CPU every storage is counted, which only
     eager steps allow; None counts and limits nothing there.
     """
+    if device.type == "cuda":  # the allocator asks for an index, and to be there
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        device = torch.device("cuda", index)
     forget_peak_memory(device)
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory

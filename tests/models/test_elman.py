@@ -46,3 +46,11 @@ def test_the_recurrent_matrix_is_kept_from_growing():
     weight = torch.randn(40, 40, generator=torch.Generator().manual_seed(2))
     largest = torch.linalg.matrix_norm(spectrally_normalised(weight), 2).item()
     assert largest == pytest.approx(0.99, rel=0.25)  # three iterations are an estimate
+
+
+def test_it_trains_under_autocast():
+    model = Elman(SMALL, 0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(torch.randint(11, (2, 6))).float().square().sum()
+    loss.backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
