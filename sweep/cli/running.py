@@ -95,9 +95,10 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
 
 def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
-    from sweep.orchestration.runner import finished_summary, prepare, run_plan
+    from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
 
     planned, folder = _read(experiment, flags)
+    check_trains(planned.plan)
     if flags["only"]:
         planned = _only(planned, flags["only"])
     also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())

@@ -105,6 +105,15 @@ def finished_summary(
     return Summary(folder, states)
 
 
+def check_trains(plan: Plan) -> None:
+    """Refuse an experiment without an optimizer: it is there to be forecast and probed."""
+    if plan.settings.optimizer.name == "none":
+        raise SweepError(
+            f"experiment {plan.experiment!r} has no optimizer and trains nothing. Ask "
+            "`sweep forecast` or `sweep probe`, or give it an optimizer."
+        )
+
+
 def prepare(
     planned: Planned,
     folder: SweepFolder,
@@ -118,11 +127,7 @@ def prepare(
     from sweep.data.tokens import prepare_data
 
     plan = planned.plan
-    if plan.settings.optimizer.name == "none":
-        raise SweepError(
-            f"experiment {plan.experiment!r} has no optimizer and trains nothing. Ask "
-            "`sweep forecast` or `sweep probe`, or give it an optimizer."
-        )
+    check_trains(plan)
     if any(row.id is None for row in plan.trials):
         raise SweepError(
             "lr tuned can be planned but not yet run by this version. Use a number, "
