@@ -50,7 +50,7 @@ def compare(config: TrialConfig, limit: int) -> dict[str, Any]:
         "batch_size": batch,
     }
     try:
-        row["forecast_bytes"] = forecast_step(config, batch).peak_bytes
+        row["forecast_bytes"] = forecast_step(config).peak_bytes
     except SweepError as error:
         return {**row, "status": "ERROR", "message": str(error)}
     process = FreshProcess("sweep.memory.measure:measure", config, limit, 3)

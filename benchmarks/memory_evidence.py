@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from memory import trial_config
+
 from sweep.memory.measure import measure
-from sweep.orchestration.memory import _configs, _plan, forecast_memory, probe_memory
+from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.orchestration.planning import Logistics
 
 HERE = Path(__file__).parent
@@ -102,16 +104,13 @@ def proved_probe(out: Path) -> str:
     document = probe_memory("quick", logistics=logistics, batches=[8], soak_steps=200)
     write_memory(document, out / "cpu-probe")
     largest = document["largest_microbatch_size"]
-    config = next(iter(_configs(_plan_of("quick")).values()))
-    fits = []
-    for size in range(1, largest + 4):
-        science = config.science.model_copy(update={"batch_size": size})
-        changes = {"science": science, "microbatch_size": size}
-        execution = config.execution.model_copy(update={"evaluation_batch_size": size})
-        point = measure(
-            config.model_copy(update={**changes, "execution": execution}), LIMIT, 3, lambda: None
-        )
-        fits.append(point.status == "OK")
+    execution = {"loss_chunk_rows": 1024, "evaluation_batch_size": largest + 3}
+    plain = trial_config("quick", 1, "fp32", "cpu", is_compiled=False)
+    config = plain.model_copy(update={"execution": plain.execution.model_copy(update=execution)})
+    fits = [
+        measure(config.sized(size, size), LIMIT, 3, lambda: None).status == "OK"
+        for size in range(1, largest + 4)
+    ]
     confirmed = fits == [True] * largest + [False] * 3
     leaky = probe_memory(
         "quadratic", logistics=logistics, workload="odd:Leaky", batches=[4], cap=8, soak_steps=200
@@ -126,12 +125,6 @@ def proved_probe(out: Path) -> str:
         f"With a planted leak of 4,096 bytes a step it found {leaky['bytes_per_step']:,.0f} bytes "
         f"a step (95 % interval {low:,.0f} to {high:,.0f})."
     )
-
-
-def _plan_of(name: str) -> Any:
-    from sweep.config.experiment import load_experiment
-
-    return _plan(load_experiment(name, {"batches": [8]}), Logistics(device="cpu"))
 
 
 def main() -> None:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from memory import trial_config
 
-from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.trial import TrialConfig
 from sweep.memory.measure import measure
 from sweep.orchestration.memory import probe_memory
 from sweep.orchestration.planning import Logistics
-from sweep.plan.plan import build_plan
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
 
@@ -27,14 +26,9 @@ LIMIT = 64 << 20
 START = 128  # the usual first guess of the others
 
 
-def trial_config(size: int) -> TrialConfig:
-    """Return the `quick` model's config for one microbatch of this size."""
-    fields = {"batches": [size], "precision": "fp32", "budget": 10**9}
-    execution = Execution(device="cpu", threads=torch.get_num_threads(), evaluation_batch_size=1)
-    plan = build_plan(
-        load_experiment("quick", fields), execution, data={"name": "synthetic"}, microbatch=size
-    )
-    return plan.trial_config(plan.trials[0], "peers")
+def quick(size: int) -> TrialConfig:
+    """Return the `quick` model's config for one microbatch of this size, evaluated one by one."""
+    return trial_config("quick", size, "fp32", "cpu", is_compiled=False)
 
 
 class Training:
@@ -43,7 +37,7 @@ class Training:
     def __init__(self, size: int) -> None:
         self.size, self._storages = size, LiveStorages(LIMIT)
         with self._storages:
-            self._step = TrainingStep(trial_config(size), torch.device("cpu"), size)
+            self._step = TrainingStep(quick(size), torch.device("cpu"), size)
 
     def take_step(self) -> None:
         """Take one step."""
@@ -119,7 +113,7 @@ def by_sweep(tried: list[int]) -> int:
 def main() -> None:
     """Compare, and write the table to the file that is named."""
     truth = 1
-    while measure(trial_config(truth + 1), LIMIT, 3, lambda: None).status == "OK":
+    while measure(quick(truth + 1), LIMIT, 3, lambda: None).status == "OK":
         truth += 1
     rows = []
     finders: dict[str, Callable[[list[int]], int]] = {

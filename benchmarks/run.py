@@ -104,13 +104,52 @@ def tracking(folder: Path) -> dict[str, object]:
     return {**found, "ratio_mirrored_to_bare": statistics.median(ratios)}
 
 
+def chunked_loss(folder: Path) -> dict[str, object]:
+    """Linear layer and cross-entropy of the reference's shapes: plain over chunked, by rows."""
+    import torch
+    import torch.nn.functional as F
+
+    from sweep.models.loss import linear_cross_entropy
+
+    weight = torch.randn(10_000, 512).mul_(0.02).requires_grad_()
+
+    def seconds(hidden: torch.Tensor, targets: torch.Tensor, rows: int) -> float:
+        hidden.grad = weight.grad = None
+        start = time.perf_counter()
+        if rows:
+            loss = linear_cross_entropy(hidden, weight, targets, rows)
+        else:
+            loss = F.cross_entropy(F.linear(hidden, weight), targets, reduction="sum")
+        (loss / len(targets)).backward()
+        return time.perf_counter() - start
+
+    found: dict[str, object] = {}
+    for batch in (8, 32):
+        hidden = torch.randn(batch * 256, 512).requires_grad_()
+        targets = torch.randint(10_000, (batch * 256,))
+        times: dict[int, list[float]] = {rows: [] for rows in (0, 128, 256, 512, 1024, 2048)}
+        for _ in range(5):
+            for rows, measured in times.items():
+                measured.append(seconds(hidden, targets, rows))
+        found[f"batch {batch}"] = {
+            f"{rows} rows": statistics.median(a / b for a, b in zip(times[0], each, strict=True))
+            for rows, each in times.items()
+            if rows
+        }
+    return found
+
+
+BENCHMARKS = (start_up, finished_sweep, first_step, tracking, chunked_loss)
+
+
 def main() -> None:
-    """Run every benchmark and write the results."""
+    """Run the benchmarks that are named, or all, and write the results beside earlier ones."""
+    chosen = [one for one in BENCHMARKS if one.__name__ in (sys.argv[1:] or one.__name__)]
     results: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["SWEEP_CACHE"] = str(folder / "cache")
-        for benchmark in (start_up, finished_sweep, first_step, tracking):
+        for benchmark in chosen:
             print(f"{benchmark.__name__}: {benchmark.__doc__}")
             results[benchmark.__name__] = benchmark(folder)
             print(json.dumps(results[benchmark.__name__], indent=1))
@@ -134,6 +173,8 @@ def main() -> None:
     slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     path = HERE / "results" / slug / f"{document['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():  # of the same day: what was not named stays
+        document["results"] = json.loads(path.read_text())["results"] | results
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(f"wrote {path}")
 

@@ -14,8 +14,9 @@ import pandas as pd
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, not_comparable, short
 from sweep.analysis.frames import Sweep
 from sweep.config.numbers import format_count
+from sweep.plan.commands import ANSWERING_SEEDS
 
-ANSWERING_FLAGS = f"--lr tuned --seeds {SEEDS_FOR_SPREAD}"
+ANSWERING_FLAGS = f"--lr tuned --seeds {ANSWERING_SEEDS}"
 MANY_EPOCHS = 4
 INITIAL_LOSS_TOLERANCE = 0.25  # nats around ln V; random logits add up to about 0.15
 UNEVEN_TIMES = 1.25  # longest over shortest total time of equal trials

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
-from sweep.cli.running import read_logistics, read_overrides
+from sweep.cli.running import read_logistics, read_overrides, refuse_file
 from sweep.config.numbers import format_bytes, parse_count
-from sweep.errors import SweepError
 
 
 def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print what memory each batch size would take."""
+    if flags["out"]:
+        refuse_file(flags["out"])
     from sweep.orchestration.memory import forecast_memory
 
     document = forecast_memory(experiment, logistics=read_logistics(flags), **read_overrides(flags))
@@ -21,6 +22,8 @@ def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
 
 def probe_command(experiment: str, flags: dict[str, Any]) -> int:
     """Measure, showing each point, and print what fits."""
+    if flags["out"]:
+        refuse_file(flags["out"])
     from sweep.memory.points import Measurement
     from sweep.orchestration.memory import probe_memory
 
@@ -45,8 +48,6 @@ def _print(document: dict[str, Any], flags: dict[str, Any]) -> int:
     from sweep.report.memory import forecast_markdown, probe_markdown, write_memory
 
     out: Path | None = flags["out"]
-    if out is not None and out.exists() and not out.is_dir():
-        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
     if flags["json"]:
         click.echo(json.dumps(document, indent=1))
     else:

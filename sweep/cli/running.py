@@ -29,8 +29,6 @@ FIELDS = (
     *("budget", "batches", "model", "data", "workload", "lr", "seeds"),
     *("context", "vocabulary", "tokenizer", "precision"),
 )
-
-
 # Of these the command that is kept in plan.json consists.
 TYPED = (
     *(*FIELDS, "device", "microbatch", "activation_checkpointing", "device_memory"),
@@ -42,14 +40,18 @@ def _read(experiment: str, flags: dict[str, Any]) -> tuple[Planned, SweepFolder]
     overrides = read_overrides(flags)
     settings = load_experiment(experiment, overrides)
     logistics = read_logistics(flags)
-    out: Path = flags["out"] or default_out(settings)
-    if out.exists() and not out.is_dir():
-        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
-    folder = SweepFolder(out)
+    folder = SweepFolder(flags["out"] or default_out(settings))
+    refuse_file(folder.path)
     if flags["out"] or "only" in flags:  # something may be written
         check_writable(folder)
     given = {name: flags[name] for name in TYPED if (name, flags[name]) != ("device", "auto")}
     return make_plan(settings, logistics, folder, typed_command(experiment, given)), folder
+
+
+def refuse_file(out: Path) -> None:
+    """Refuse an --out that is a file."""
+    if out.exists() and not out.is_dir():
+        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
 
 
 def read_overrides(flags: dict[str, Any]) -> dict[str, Any]:

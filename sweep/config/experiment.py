@@ -17,7 +17,6 @@ from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.paths import experiments_dir
 from sweep.errors import SweepError
 
-PRECISIONS = ("auto", "fp32", "bf16", "bf16-pure")
 Fraction01 = Annotated[float, Field(ge=0, le=1, strict=True)]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 

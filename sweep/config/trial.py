@@ -67,3 +67,18 @@ class TrialConfig(Settings):
     warmup_steps: int
     microbatch_size: int  # as planned; state.json holds a smaller one after out of memory
     data_path: str | None = None  # where data is a path; not absolute: from the sweep folder
+
+    def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
+        """Return the config of a step of these sizes on one device, to be forecast or measured.
+
+        No more is evaluated at once than is trained at once.
+        """
+        at_once = min(microbatch_size, self.execution.evaluation_batch_size)
+        execution = {"evaluation_batch_size": at_once, "devices": 1}
+        return self.model_copy(
+            update={
+                "science": self.science.model_copy(update={"batch_size": batch_size}),
+                "execution": self.execution.model_copy(update=execution),
+                "microbatch_size": microbatch_size,
+            }
+        )

@@ -26,8 +26,8 @@ STEPS = 2  # in the second one gradients of the first were freed and optimizer s
 SHOWN_MICROBATCHES = 2  # hold what any larger number of them does
 
 
-def forecast_step(config: TrialConfig, microbatch_size: int) -> Forecast:
-    """Forecast one trial with this microbatch size.
+def forecast_step(config: TrialConfig) -> Forecast:
+    """Forecast the steps and the evaluations of one trial.
 
     Raises:
         SweepError: if the model or the workload needs values that fake tensors do not have.
@@ -35,14 +35,14 @@ def forecast_step(config: TrialConfig, microbatch_size: int) -> Forecast:
     batch_size = config.science.batch_size // config.execution.devices
     plain = {"compile": False, "device": "cpu"}
     here = config.model_copy(update={"execution": config.execution.model_copy(update=plain)})
-    shown = min(batch_size, SHOWN_MICROBATCHES * microbatch_size)
+    shown = min(batch_size, SHOWN_MICROBATCHES * config.microbatch_size)
     vocabulary = getattr(config.science.model, "vocabulary", None)
     try:
         with torch.device("meta"):
             model = build_workload(here, torch.device("cpu")).build_model()
         with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages(None, vocabulary) as storages:
             _give_storage(model, weight_dtype(config.science.precision))
-            step = TrainingStep(here, torch.device("cpu"), microbatch_size, model)
+            step = TrainingStep(here, torch.device("cpu"), config.microbatch_size, model)
             storages.watch(step.model, step.optimizer)
             for _ in range(STEPS):
                 storages.forget_peak()
@@ -57,7 +57,8 @@ def forecast_step(config: TrialConfig, microbatch_size: int) -> Forecast:
             f"the memory of {config.science.model.name!r} cannot be forecast without running it "
             f"({type(error).__name__}: {str(error)[:200]}). Measure it with `sweep probe`."
         ) from error
-    return Forecast(batch_size, microbatch_size, peak, by_category, rest, storages.peak_bytes)
+    sizes = batch_size, config.microbatch_size
+    return Forecast(*sizes, peak, by_category, rest, storages.peak_bytes)
 
 
 def _give_storage(model: nn.Module, dtype: torch.dtype) -> None:
@@ -86,13 +87,7 @@ def largest_microbatch(
 
     def look(size: int) -> Look:
         batch = SHOWN_MICROBATCHES * size if is_accumulated else size
-        whole = config.science.model_copy(update={"batch_size": batch})
-        bounded = min(size, config.execution.evaluation_batch_size)
-        execution = config.execution.model_copy(
-            update={"evaluation_batch_size": bounded, "devices": 1}
-        )
-        changes = {"science": whole, "execution": execution}
-        found = forecast_step(config.model_copy(update=changes), size)
+        found = forecast_step(config.sized(batch, size))
         return Look(found.needed_bytes <= limit_bytes, found.peak_bytes)
 
     return find_largest(look, limit_bytes, cap=cap)
@@ -105,7 +100,7 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int
     """
     limit = usable_memory(config.execution)
     cap, at_once = config.microbatch_size, config.execution.evaluation_batch_size
-    whole = forecast_step(config, cap)
+    whole = forecast_step(config)
     if whole.needed_bytes <= limit:
         return cap, at_once
     largest = max(1, largest_microbatch(config, limit, cap, is_accumulated=True).largest)
@@ -121,6 +116,6 @@ def forecast_rows(
     for config in configs:
         size = config.microbatch_size
         key = (min(config.science.batch_size, SHOWN_MICROBATCHES * size), size)
-        known[key] = known.get(key) or forecast_step(config, config.microbatch_size)
+        known[key] = known.get(key) or forecast_step(config)
         rows.append(known[key])
     return rows

@@ -46,7 +46,6 @@ class Leak:
 class Probed:
     """What was measured, and what follows from it."""
 
-    limit_bytes: int
     found: Found
     points: tuple[Measurement, ...]  # in the order in which they were measured
     safe: int  # 0: none
@@ -89,17 +88,7 @@ class Probe:
         return point, find_leak(point.rests) if point.status == "OK" else None
 
     def _measure(self, batch_size: int, microbatch_size: int, steps: int) -> Measurement:
-        science = self.config.science.model_copy(update={"batch_size": batch_size})
-        at_once = min(self.config.execution.evaluation_batch_size, microbatch_size)
-        execution = self.config.execution.model_copy(
-            update={"evaluation_batch_size": at_once, "devices": 1}
-        )
-        changes = {
-            "science": science,
-            "execution": execution,
-            "microbatch_size": microbatch_size,
-        }
-        config = self.config.model_copy(update=changes)
+        config = self.config.sized(batch_size, microbatch_size)
         killed_before = oom_kills()
         process = FreshProcess("sweep.memory.measure:measure", config, self.limit_bytes, steps)
         try:
@@ -166,7 +155,7 @@ def probe(
         part -= unit
         accumulated = measured.measure(2 * part, part)
     points = tuple(measured.points.values())
-    return measured, Probed(limit_bytes, found, points, safe, accumulated)
+    return measured, Probed(found, points, safe, accumulated)
 
 
 def find_leak(rests: tuple[int, ...]) -> Leak:

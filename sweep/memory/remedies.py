@@ -11,14 +11,15 @@ CHUNK_ROWS = 512
 
 def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
     """Return sentences: what one sequence takes by forecast, as planned and with each remedy."""
+    config = config.sized(config.science.batch_size, 1)
     try:
-        planned = forecast_step(config, 1)
+        planned = forecast_step(config)
     except SweepError as error:
         return str(error)
     said = [f"One sequence takes {format_bytes(planned.peak_bytes)} by forecast"]
     for flag, changed in _changes(config).items():
         try:
-            said.append(f"{format_bytes(forecast_step(changed, 1).peak_bytes)} with {flag}")
+            said.append(f"{format_bytes(forecast_step(changed).peak_bytes)} with {flag}")
         except SweepError:
             continue  # a model of the user's that cannot be changed so
     held = sum(planned.by_category[name] for name in ("weights", "gradients", "optimizer"))

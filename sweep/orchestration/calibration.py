@@ -26,10 +26,7 @@ def estimate_seconds(plan: Plan) -> dict[int, float]:
     calibration = _read(path)
     if "seconds_per_sequence" not in calibration:
         row = max(plan.trials, key=lambda row: row.batch_size)
-        config = plan.trial_config(
-            row.model_copy(update={"id": "calibration", "learning_rate": 1e-9}), ""
-        )
-        calibration = {**_measure(config), **calibration}
+        calibration = {**_measure(plan.sample_config(row)), **calibration}
         _store(path, calibration)
     if "seconds_per_sequence" not in calibration:
         return {}

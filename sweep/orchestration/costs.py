@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sweep.config.numbers import format_bytes
 from sweep.errors import SweepError, WorkerDied
-from sweep.orchestration.planning import Planned
+from sweep.orchestration.planning import FORECAST_SECONDS, Planned
 from sweep.plan.estimates import with_estimates
 from sweep.plan.plan import Plan, tokenizer_of
 from sweep.training.process import FreshProcess
@@ -13,7 +13,6 @@ from sweep.trial.folder import SweepFolder
 
 BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0}  # for estimates before anything is tokenized
 SMALL_TEXT = 1 << 22  # bytes
-FORECAST_SECONDS = 120.0  # at most
 
 
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:
@@ -39,8 +38,7 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
 def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
     """Return forecast peaks by batch and microbatch size; {} where they cannot be forecast."""
     rows = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
-    named = (row.model_copy(update={"id": "x", "learning_rate": 1.0}) for row in rows.values())
-    configs = [plan.trial_config(row, "") for row in named]
+    configs = [plan.sample_config(row) for row in rows.values()]
     try:
         process = FreshProcess("sweep.memory.forecast:forecast_rows", configs)
         found = process.result(timeout=FORECAST_SECONDS)

@@ -54,13 +54,11 @@ def forecast_memory(
         size = config.microbatch_size
         if largest is not None and batch > largest and logistics.microbatch is None:
             size = largest_divisor(batch, max(1, part))
-        at_once = min(size, config.execution.evaluation_batch_size)
-        bounded = config.execution.model_copy(update={"evaluation_batch_size": at_once})
-        points.append(forecast_step(config.model_copy(update={"execution": bounded}), size))
+        points.append(forecast_step(config.sized(batch, size)))
     line = _line_of(points)
     if line is None:  # one size, or steps in several microbatches
         sizes = sorted({1, 2, *(point.microbatch_size for point in points)})
-        line = _line_of([forecast_step(_sized(configs[max(configs)], n), n) for n in sizes])
+        line = _line_of([forecast_step(configs[max(configs)].sized(n, n)) for n in sizes])
     return _document(plan, limit) | {
         "points": [
             {**point.as_document(), "fits": None if limit is None else point.needed_bytes <= limit}
@@ -81,12 +79,6 @@ def _plan(settings: Experiment, logistics: Logistics) -> Plan:
 
 def _configs(plan: Plan) -> dict[int, TrialConfig]:
     return {row.batch_size: plan.trial_config(row, "") for row in plan.trials}
-
-
-def _sized(config: TrialConfig, size: int) -> TrialConfig:
-    """Return the config of a step in one microbatch of this size."""
-    science = config.science.model_copy(update={"batch_size": size})
-    return config.model_copy(update={"science": science, "microbatch_size": size})
 
 
 def _line_of(points: list[Forecast]) -> Line | None:

@@ -77,15 +77,25 @@ def plan_sweep(
     Raises:
         SweepError: for anything that cannot be planned.
     """
-    settings = load_experiment(experiment, overrides)
-    folder = SweepFolder(Path(out)) if out else SweepFolder(default_out(settings))
-    logistics = Logistics(device, microbatch)
-    flags = {"device": None if device == "auto" else device, "microbatch": microbatch, "out": out}
-    command = typed_command(experiment, {**overrides, **flags})
-    planned = make_plan(settings, logistics, folder, command)
     from sweep.orchestration.costs import estimate
 
+    planned, folder = plan_call(experiment, out, device, microbatch, overrides)
     return estimate(planned, folder).command_rows()
+
+
+def plan_call(
+    experiment: str,
+    out: str | Path | None,
+    device: str,
+    microbatch: int | None,
+    overrides: dict[str, Any],
+) -> tuple["Planned", SweepFolder]:
+    """Plan what a call from Python names, as the command line would have been typed."""
+    settings = load_experiment(experiment, overrides)
+    folder = SweepFolder(Path(out) if out else default_out(settings))
+    flags = {"device": None if device == "auto" else device, "microbatch": microbatch, "out": out}
+    command = typed_command(experiment, {**overrides, **flags})
+    return make_plan(settings, Logistics(device, microbatch), folder, command), folder
 
 
 def make_plan(
@@ -148,10 +158,9 @@ def make_plan(
 def _within_memory(plan: Plan) -> Execution:
     """Return the execution with the largest microbatch that fits the device by forecast."""
     row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
-    config = plan.trial_config(row.model_copy(update={"id": "x", "learning_rate": 1.0}), "")
     execution = plan.execution
     try:
-        process = FreshProcess("sweep.memory.forecast:largest_here", config)
+        process = FreshProcess("sweep.memory.forecast:largest_here", plan.sample_config(row))
         bound, evaluation = process.result(timeout=FORECAST_SECONDS)
     except WorkerDied:  # a user's model that fake tensors cannot run
         return execution
@@ -169,9 +178,8 @@ def _check_workload(plan: Plan) -> None:
 
     from sweep.workloads.protocol import build_workload
 
-    row = plan.trials[0].model_copy(update={"id": "check", "learning_rate": 1.0})
     try:
-        build_workload(plan.trial_config(row, ""), torch.device("cpu"))
+        build_workload(plan.sample_config(plan.trials[0]), torch.device("cpu"))
     except SweepError:
         raise
     except Exception as error:

@@ -8,25 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration.costs import check_disk, estimate
 from sweep.orchestration.local import Executor, LocalExecutor
-from sweep.orchestration.planning import (
-    Logistics,
-    Planned,
-    check_writable,
-    default_out,
-    make_plan,
-    save_plan,
-)
+from sweep.orchestration.planning import Planned, check_writable, plan_call, save_plan
 from sweep.orchestration.schedule import Schedule
-from sweep.plan.commands import typed_command
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, load_plan
-from sweep.plan.retry import (
-    is_to_run,
-)
+from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import FileLock
 
@@ -76,13 +65,8 @@ def run_sweep(
     Raises:
         SweepError: for bad input, before anything is written.
     """
-    settings = load_experiment(experiment, overrides)
-    folder = SweepFolder(Path(out) if out else default_out(settings))
+    planned, folder = plan_call(experiment, out, device, microbatch, overrides)
     check_writable(folder)
-    logistics = Logistics(device, microbatch)
-    flags = {"device": None if device == "auto" else device, "microbatch": microbatch, "out": out}
-    command = typed_command(experiment, {**overrides, **flags})
-    planned = make_plan(settings, logistics, folder, command)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
     return run_plan(estimate(planned, folder), folder, tracking_uri=tracking_uri)

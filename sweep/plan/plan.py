@@ -99,6 +99,10 @@ class Plan(Settings):
             data_path=self.data_path,
         )
 
+    def sample_config(self, row: PlannedTrial) -> TrialConfig:
+        """Return a config like a row's, with or without id and rate: to be timed or forecast."""
+        return self.trial_config(row.model_copy(update={"id": "sample", "learning_rate": 1e-9}), "")
+
     @property
     def known_trials(self) -> tuple[PlannedTrial, ...]:
         """The rows that have an id."""

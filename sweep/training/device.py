@@ -196,7 +196,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """
     if error is None:
         return False
-    if isinstance(error, torch.OutOfMemoryError | MemoryError | EvaluationOutOfMemory):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
     is_known = isinstance(error, RuntimeError) and any(t in text for t in OUT_OF_MEMORY_TEXTS)

@@ -180,6 +180,17 @@ def test_a_relative_data_path_is_kept_as_seen_from_the_sweep(call, tmp_path):
     assert str(tmp_path) not in (tmp_path / "deep/in/sweep/report.md").read_text()
 
 
+def test_the_command_that_is_kept_plans_the_same_trials_again(call, tmp_path):
+    out = tmp_path / "s"
+    flags = ("--lr", "sqrt:0.05@8", "--seeds", "2", "--precision", "fp32", "--keep", "none")
+    assert call(*QUADRATIC, *flags, "--out", out)[0] == 0
+    (kept,) = SweepFolder(out).read_plan()["commands"]
+    assert kept[:3] == ["sweep", "run", "quadratic"]
+    again = [word for word in kept[3:] if word not in ("--out", str(out))]
+    plan = json.loads(call("plan", "quadratic", *again, "--json")[1])
+    assert [t["id"] for t in plan["trials"]] == [t.id for t in SweepFolder(out).trials()]
+
+
 def test_only_runs_one_trial(call, tmp_path):
     out = tmp_path / "s"
     plan = json.loads(call("plan", *QUADRATIC[1:-3], "--device", "cpu", "--json")[1])

@@ -62,7 +62,7 @@ def test_it_is_what_real_tensors_take(case, tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     trial = config(**case)
-    forecast = forecast_step(trial, trial.microbatch_size)
+    forecast = forecast_step(trial)
     measured = measure(trial, FAR, 3, lambda: None)
     assert measured.status == "OK", measured.message
     assert forecast.needed_bytes == pytest.approx(measured.peak_bytes, rel=0.02)
@@ -71,7 +71,7 @@ def test_it_is_what_real_tensors_take(case, tmp_path, monkeypatch):
 
 
 def test_the_reference_model_by_category():
-    forecast = forecast_step(config(batch=32), 32)
+    forecast = forecast_step(config(batch=32))
     weights = 4 * 22_696_448
     assert forecast.by_category["weights"] == pytest.approx(weights, rel=1e-3)
     assert forecast.by_category["optimizer"] == pytest.approx(2 * weights, rel=1e-3)
@@ -88,7 +88,7 @@ def published():
 
 def elman(batch):
     trial = config("elman", batch=batch, precision="bf16-pure")
-    return forecast_step(trial, batch).peak_bytes / GIB
+    return forecast_step(trial).peak_bytes / GIB
 
 
 @pytest.mark.parametrize("batch", [64, 192])
@@ -106,7 +106,7 @@ def test_all_published_e1_rows_are_reproduced():
 def test_the_largest_that_fits_is_found_by_forecast_and_its_neighbour_does_not_fit():
     trial = config("quick", batch=64)
     found = largest_microbatch(trial, 100 << 20, None)
-    peaks = [forecast_step(config("quick", batch=2 * n, microbatch=n), n).needed_bytes
+    peaks = [forecast_step(config("quick", batch=2 * n, microbatch=n)).needed_bytes
              for n in (found.largest, found.largest + 1)]  # fmt: skip
     assert peaks[0] <= 100 << 20 < peaks[1]
 
@@ -125,5 +125,5 @@ def test_a_model_that_needs_values_is_refused_with_the_way_on(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     trial = config(model="needs_values:build", vocabulary=50, context=8)
     with pytest.raises(SweepError, match="sweep probe"):
-        forecast_step(trial, 2)
+        forecast_step(trial)
     assert torch.ones(1).item() == 1  # no mode is left entered
