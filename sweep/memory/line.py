@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+ROUNDING = 1e-6  # of a sequence, that a fit's arithmetic may cost
+
 
 @dataclass(frozen=True)
 class Line:
@@ -24,7 +26,8 @@ class Line:
         """Return the largest size whose peak is within the limit; 0 for none."""
         if self.bytes_per_sequence <= 0:
             return 0 if self.fixed_bytes > limit_bytes else 2**40
-        return max(0, math.floor((limit_bytes - self.fixed_bytes) / self.bytes_per_sequence))
+        size = (limit_bytes - self.fixed_bytes) / self.bytes_per_sequence
+        return max(0, math.floor(size + ROUNDING))
 
     def as_document(self) -> dict[str, float]:
         """Return it as `forecast` and `probe` print it."""

@@ -4,10 +4,12 @@ import math
 import statistics
 import time
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
 from sweep.memory.points import Measurement
 from sweep.training.device import forget_peak_memory, is_out_of_memory
@@ -41,9 +43,12 @@ def measure(
             return Measurement(*sizes, "OUT_OF_MEMORY", str(error)[:300], total_bytes=limit_bytes)
         traceback.print_exc()
         return Measurement(*sizes, "ERROR", f"{type(error).__name__}: {str(error)[:300]}")
-    is_spilled = max(taken["reserved_bytes"] or 0, taken["device_bytes"] or 0) > limit_bytes
-    status = "SPILLED" if is_spilled and device.type == "cuda" else "OK"
-    return Measurement(*sizes, status, total_bytes=limit_bytes, **taken)
+    point = Measurement(*sizes, "OK", total_bytes=limit_bytes, **taken)
+    if device.type == "cuda":
+        own = (point.device_bytes or 0) - memory.others_bytes
+        if max(own, point.held_bytes or 0) > limit_bytes:
+            return replace(point, status="SPILLED", message=f"{format_bytes(own)} of the device")
+    return point
 
 
 def _take_steps(
@@ -76,6 +81,7 @@ def _take_steps(
         "rest_bytes": int(statistics.median(rests)),
         "peak_bytes": memory.peak_bytes(),
         "reserved_bytes": memory.reserved_bytes(),
+        "context_bytes": memory.context_bytes,
         "device_bytes": memory.device_bytes(),
         "allocator_retries": memory.retries(),
         "seconds_per_step": fastest,

@@ -36,6 +36,7 @@ class Measurement:
     rest_bytes: int | None = None  # between steps
     peak_bytes: int | None = None  # allocated, the largest of steps and evaluation
     reserved_bytes: int | None = None  # by the allocator, at its peak
+    context_bytes: int = 0  # of the process on the device, before any tensor
     device_bytes: int | None = None  # in use on the device, others' too; resident set on a CPU
     total_bytes: int | None = None  # of the device, or the limit
     allocator_retries: int | None = None
@@ -46,12 +47,20 @@ class Measurement:
     rests: tuple[int, ...] = ()  # bytes between steps, one a step
 
     @property
+    def held_bytes(self) -> int | None:
+        """What must fit: the most that tensors or the allocator held, and the context."""
+        if self.peak_bytes is None:
+            return None
+        return max(self.peak_bytes, self.reserved_bytes or 0) + self.context_bytes
+
+    @property
     def headroom_bytes(self) -> int | None:
         """What the limit leaves above the most that was held."""
-        held = max(self.peak_bytes or 0, self.reserved_bytes or 0)
-        return self.total_bytes - held if held and self.total_bytes else None
+        held = self.held_bytes
+        return None if held is None or self.total_bytes is None else self.total_bytes - held
 
     def as_document(self) -> dict[str, Any]:
         """Return it as `probe` prints it."""
-        document = {**asdict(self), "by_category": {}, "headroom_bytes": self.headroom_bytes}
+        headroom = {"held_bytes": self.held_bytes, "headroom_bytes": self.headroom_bytes}
+        document = {**asdict(self), "by_category": {}, **headroom}
         return {key: document[key] for key in document if key != "rests"}

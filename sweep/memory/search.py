@@ -1,7 +1,8 @@
 """The largest size that fits, found by a line and proved by its neighbour.
 
 Two small points give a line, the line a guess; what counts is measured: that the answer fits and
-that the next legal size does not. Where memory is no line the search goes on by bisection.
+that the next legal size does not. Where the line is a little off the search walks from it in steps
+that double; where memory is no line it bisects.
 """
 
 from collections.abc import Callable
@@ -63,14 +64,20 @@ def find_largest(
     for size in SMALL if top >= SMALL[1] else (1, top):
         if low < size < high:
             low, high = _see(found, look, size, unit, low, high)
+    step = 1  # units from the nearest size that was looked at
     while high - low > 1:
         line = found.line
         is_lost = len(found.looks) >= GUIDED_POINTS
         found.is_bisected |= is_lost
-        if line is None or is_lost:
-            guess = (low + high) // 2 if high <= top else 2 * max(1, low)
+        middle = (low + high) // 2 if high <= top else max(2 * low, 1)
+        predicted = middle if line is None else line.largest(limit_bytes) // unit
+        if is_lost and high > top:
+            guess = middle
+        elif low < predicted < high:
+            guess = middle if is_lost else predicted
         else:
-            guess = max(low + 1, line.largest(limit_bytes) // unit)
+            guess = min(low + step, middle) if predicted <= low else max(high - step, middle)
+            step *= 2
         low, high = _see(found, look, min(guess, high - 1), unit, low, high)
     found.largest, found.is_capped = low * unit, low == top
     return found

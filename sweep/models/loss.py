@@ -4,12 +4,26 @@ The gradient of the summed loss is formed in the same pass, chunk by chunk, so t
 computed twice and no (rows, V) tensor is kept for the backward pass.
 """
 
-import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def _liger_kernel() -> Callable[..., Any] | None:
+    """Return Liger's kernel (extra cuda) where it is installed; it chunks by its own rule."""
+    if torch.version.cuda is None:
+        return None
+    try:
+        module = importlib.import_module("liger_kernel.transformers.functional")
+    except ImportError:
+        return None
+    return module.liger_fused_linear_cross_entropy  # type: ignore[no-any-return]
+
+
+LIGER = _liger_kernel()  # looked up here, because a compiled step cannot import
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
@@ -21,21 +35,11 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: 
         targets: (N), ids below V.
         rows: of `hidden` whose logits exist at a time.
     """
-    if hidden.is_cuda and (kernel := _liger_kernel()):
-        fused: Tensor = kernel(hidden, weight.to(hidden.dtype), targets, reduction="sum")
+    if hidden.is_cuda and LIGER is not None:
+        fused: Tensor = LIGER(hidden, weight.to(hidden.dtype), targets, reduction="sum")
         return fused.float()
     total: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-untyped-call]
     return total
-
-
-@functools.cache
-def _liger_kernel() -> Callable[..., Any] | None:
-    """Return Liger's kernel (extra cuda) where it is installed; it chunks by its own rule."""
-    try:
-        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-    except ImportError:
-        return None
-    return liger_fused_linear_cross_entropy  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

@@ -3,20 +3,25 @@
 Reached through `sweep forecast` and `sweep probe`, `sweep.forecast_memory` and `probe_memory`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
 from sweep.memory.line import Line, fit_line
 from sweep.memory.points import Forecast, Measurement
+from sweep.memory.search import Found
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import SweepFolder
 
+ERROR_ON_CPU = 0.02  # of a peak: what tests/memory/test_forecast.py holds
+ERROR_OF_TRANSFORMERS = 0.03  # which make a causal mask where they see tensors without data
+ERROR_ON_CUDA = 0.003  # of a peak: the E1 model's published rows, bytes allocated
 NOWHERE = SweepFolder(Path("/dev/null/sweep"))  # a folder that holds no plan
 
 
@@ -28,7 +33,7 @@ def forecast_memory(
     Args:
         experiment: a shipped name or the path of a TOML file.
         logistics: `device_memory` asks for the microbatch that fits, `microbatch` sets it; with
-            neither a step is taken in one.
+            neither a step is taken in one. A `device` of `cuda` need not be there.
         **overrides: fields of the experiment: batches, model, context, precision, …
 
     Returns:
@@ -38,12 +43,17 @@ def forecast_memory(
         SweepError: for bad input, or a model that fake tensors cannot run.
     """
     from sweep.memory.forecast import forecast_step, largest_microbatch
+    from sweep.training.device import USABLE_SHARE
 
     logistics = logistics or Logistics(device="cpu")
-    settings = load_experiment(experiment, overrides)
-    plan = _plan(settings, logistics)
+    is_elsewhere = logistics.device.startswith("cuda")
+    logistics = replace(logistics, is_elsewhere=is_elsewhere)
+    plan = _plan(load_experiment(experiment, overrides), logistics)
     configs = _configs(plan)
     limit, largest, config = logistics.device_memory, None, configs[max(configs)]
+    on_gpu = None if limit is None else int(limit * USABLE_SHARE)
+    if plan.execution.device.startswith("cuda"):
+        limit = on_gpu
     if limit is not None:
         largest = largest_microbatch(config, limit).largest
     part = 0  # that fits beside the gradients of the microbatches before it
@@ -59,14 +69,17 @@ def forecast_memory(
     if line is None:  # one size, or steps in several microbatches
         sizes = sorted({1, 2, *(point.microbatch_size for point in points)})
         line = _line_of([forecast_step(configs[max(configs)].sized(n, n)) for n in sizes])
-    return _document(plan, limit) | {
+    return _document(plan, logistics.device_memory) | {
+        "device": plan.execution.device,
+        "usable_bytes": limit,  # by tensors; on a GPU less than its memory
         "points": [
             {**point.as_document(), "fits": None if limit is None else point.needed_bytes <= limit}
             for point in points
         ],
         "line": line and line.as_document(),
         "largest_microbatch_size": largest,
-        "basis": _basis(plan),
+        "largest_on_a_gpu": line and on_gpu and line.largest(on_gpu),  # of that memory
+        **_accuracy(plan),
     }
 
 
@@ -98,16 +111,21 @@ def _document(plan: Plan, limit: int | None) -> dict[str, Any]:
     }
 
 
-def _basis(plan: Plan) -> str:
-    """Say what kind of step the numbers are of, and how far they can be trusted."""
+def _accuracy(plan: Plan) -> dict[str, Any]:
+    """Say what kind of step the numbers are of, and their error bar (docs/memory.md)."""
     if plan.execution.compile:
-        kind = "eager steps, not calibrated for this plan's compiled ones, which mostly keep less"
-    else:
-        kind = "eager steps"
-    return (
-        f"{kind}; tensors only: a GPU needs about 15 % more for its context, libraries and "
-        "fragmentation"
-    )
+        return {
+            "basis": "eager steps' tensors: for this plan's compiled steps, which as a rule keep "
+            "less, an upper bound that was not calibrated",
+            "error_bar_share": None,
+        }
+    is_cuda = plan.execution.device.startswith("cuda")
+    place = "nine peaks published for a GPU" if is_cuda else "the peaks measured on a CPU"
+    share = ERROR_ON_CUDA if is_cuda else ERROR_ON_CPU
+    if plan.settings.model.kind == "hugging_face":
+        share = ERROR_OF_TRANSFORMERS
+    basis = f"eager steps' tensors, within {100 * share:g} % of {place}"
+    return {"basis": basis, "error_bar_share": share}
 
 
 def probe_memory(
@@ -133,7 +151,7 @@ def probe_memory(
         The document that `sweep probe --json` prints (DESIGN.md §5).
 
     Raises:
-        SweepError: for bad input.
+        SweepError: for bad input, or steps that fail whatever their size.
     """
     from sweep.memory.probe import probe
     from sweep.training.device import device_memory
@@ -153,13 +171,21 @@ def probe_memory(
         config = config.model_copy(update={"execution": eager})
     measured, found = probe(config, limit, cap=cap, on_point=on_point)
     points = [point.as_document() for point in found.points]
-    line = found.found.line
+    line, statuses = found.found.line, {p.microbatch_size: p for p in reversed(found.points)}
+    smallest = statuses[min(statuses)]
+    if not found.found.largest and smallest.status in ("ERROR", "TIMEOUT"):
+        raise SweepError(
+            f"steps must run to be measured, but one of {smallest.microbatch_size} sequences ended "
+            f"{smallest.status} ({smallest.message}). Mend that first."
+        )
+    on_cuda = "bytes that the allocator reserved, and the context"
     document = _document(plan, limit) | {
         "device": str(device),
+        "basis": on_cuda if device.type == "cuda" else "live tensors in eager steps",
         "points": points,
         "line": line and line.as_document(),
         "largest_microbatch_size": found.found.largest,
-        "verdict": _verdict(found.found.largest, found.found.is_capped, found.found.is_bisected),
+        "verdict": _verdict(found.found, statuses),
         "search_points": len(found.found.looks),
         "safe_microbatch_size": found.safe,
         "accumulated": found.accumulated and found.accumulated.as_document(),
@@ -171,10 +197,14 @@ def probe_memory(
     return document
 
 
-def _verdict(largest: int, is_capped: bool, is_bisected: bool) -> str:
-    if not largest:
+def _verdict(found: Found, points: Mapping[int, Measurement]) -> str:
+    if not found.largest:
         return "not even one sequence fits"
-    how = "; memory was no line, found by bisection" if is_bisected else ""
-    if is_capped:
-        return f"{largest} fits, and no larger size was asked for{how}"
-    return f"{largest} fits and the next size does not, both measured{how}"
+    how = "; memory was no line, found by bisection" if found.is_bisected else ""
+    if found.is_capped:
+        return f"{found.largest} fits, and no larger size was asked for{how}"
+    following = points[min(size for size in found.looks if size > found.largest)]
+    return (
+        f"{found.largest} fits and {following.microbatch_size} does not ({following.status}), "
+        f"both measured{how}"
+    )

@@ -35,6 +35,7 @@ class Logistics:
     activation_checkpointing: bool = False
     device_memory: int | None = None  # bytes, enforced
     loss_chunk_rows: int | None = None  # None: the default
+    is_elsewhere: bool = False  # the device need not be on this machine, as in a forecast
     keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
 
 
@@ -142,17 +143,23 @@ def make_plan(
     if old is not None:
         known = {row.id for row in old.known_trials}
         grown = grow_plan(old, new)
-        undecided = tuple(row for row in new.trials if row.id is None)
-        rows = (*grown.trials, *undecided)
         if not known.issuperset(requested):
+            if logistics.microbatch is None and _largest_microbatch(new) > _largest_microbatch(old):
+                new = build(_within_memory(new))  # larger than what was forecast before
+                grown = grow_plan(old, new)
             _with_parameters(new)
             _check_workload(new)
+        rows = (*grown.trials, *(row for row in new.trials if row.id is None))
         plan = grown.model_copy(update={"trials": rows, "data_path": path})
         return Planned(plan, requested, known.issuperset(requested))
     _check_workload(new)
     if logistics.microbatch is None:
         new = build(_within_memory(new))
     return Planned(_decide_compile(_with_parameters(new)), requested, False)
+
+
+def _largest_microbatch(plan: Plan) -> int:
+    return max(row.microbatch_size for row in plan.trials)
 
 
 def _within_memory(plan: Plan) -> Execution:
@@ -233,7 +240,7 @@ def _refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder
 def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution:
     from sweep.training.device import available_cores, resolve_device
 
-    device = resolve_device(logistics.device)
+    device = logistics.device if logistics.is_elsewhere else resolve_device(logistics.device)
     return Execution(
         device=device,
         threads=available_cores(),

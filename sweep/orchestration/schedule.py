@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
@@ -18,6 +18,7 @@ from sweep.plan.retry import (
     is_to_run,
     judge_death,
     status_after,
+    tightened,
     within_bounds,
 )
 from sweep.training.memory_limit import oom_kills
@@ -134,7 +135,7 @@ class Schedule:
                 outcome = Outcome("stopped", "killed while stopping")
         if outcome.kind == "superseded":
             outcome = Outcome("lost", outcome.message)
-        config = trial.read_config()
+        config, before = trial.read_config(), trial.read_status()
         retries = self._retries.setdefault(trial.id, Counter())
         again = False
 
@@ -145,7 +146,7 @@ class Schedule:
 
         status = self._update(trial, change)
         if outcome.kind == Cause.OUT_OF_MEMORY:
-            self._learn_from_out_of_memory(trial, status, config, again)
+            self._learn_from_out_of_memory(trial, before, status, config, again)
         if again:
             self._waiting.insert(0, trial)
             self._watches.pop(trial.id, None)
@@ -155,24 +156,19 @@ class Schedule:
             record_measurement(self.plan, result)
 
     def _learn_from_out_of_memory(
-        self, trial: TrialFolder, status: TrialStatus, config: TrialConfig, again: bool
+        self,
+        trial: TrialFolder,
+        before: TrialStatus,
+        status: TrialStatus,
+        config: TrialConfig,
+        again: bool,
     ) -> None:
         """Let later trials begin with what is left; where nothing is, say what would help."""
         if again:
-            sizes = (status.microbatch_size, status.evaluation_batch_size)
             known = self.folder.read_bounds(config)
-            bounds = replace(
-                known,
-                microbatch_size=_least(sizes[0], known.microbatch_size),
-                evaluation_batch_size=_least(sizes[1], known.evaluation_batch_size),
-            )
-            self.folder.write_bounds(bounds)
+            self.folder.write_bounds(tightened(known, before, status, config))
             return
         with contextlib.suppress(WorkerDied):
             process = FreshProcess("sweep.memory.remedies:describe_remedies", config)
             remedies = process.result(timeout=REMEDY_SECONDS)
             self._update(trial, lambda s: s.changed(message=f"{s.message} {remedies}"))
-
-
-def _least(*sizes: int | None) -> int | None:
-    return min((size for size in sizes if size is not None), default=None)

@@ -2,7 +2,7 @@
 
 import signal
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sweep.config.trial import TrialConfig
@@ -116,6 +116,23 @@ def within_bounds(status: TrialStatus, config: TrialConfig, bounds: MemoryBounds
     if bounds.evaluation_batch_size and at_once > bounds.evaluation_batch_size:
         status = status.changed(evaluation_batch_size=bounds.evaluation_batch_size)
     return status
+
+
+def tightened(
+    bounds: MemoryBounds, before: TrialStatus, after: TrialStatus, config: TrialConfig
+) -> MemoryBounds:
+    """Return the bounds once memory ran out, by the trial's status before and after.
+
+    A microbatch is bounded by half of what failed, not by the divisor that is left of this trial's
+    batch size: of a prime one that is 1.
+    """
+    left = after.evaluation_batch_size
+    if left is not None and left != before.evaluation_batch_size:
+        least = min(left, bounds.evaluation_batch_size or UNBOUNDED)
+        return replace(bounds, evaluation_batch_size=least)
+    failed = before.microbatch_size or config.microbatch_size
+    size = min(failed // 2, bounds.microbatch_size or UNBOUNDED)
+    return replace(bounds, microbatch_size=size)
 
 
 def is_to_run(status: TrialStatus, also: frozenset[Cause] = frozenset()) -> bool:

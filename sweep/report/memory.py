@@ -46,8 +46,25 @@ def forecast_markdown(document: Mapping[str, Any]) -> str:
     ]
     headers = ["batch size", "microbatch", *names, "peak", "evaluation", "fits"]
     parts = [heading("Memory forecast", document), md.table(headers, rows)]
-    parts.append(f"All sizes in {sizes.unit}. Of {document['basis']}.")
+    parts.append(f"All sizes in {sizes.unit}. They are of {document['basis']}.")
+    if note := _gpu_note(document):
+        parts.append(note)
     return "\n\n".join([*parts, *line_sentences(document)]) + "\n"
+
+
+def _gpu_note(document: Mapping[str, Any]) -> str:
+    """Say what of a GPU's memory is not the tensors'."""
+    memory, usable = document["device_memory_bytes"], document["usable_bytes"]
+    why = "context, libraries and fragmentation, which a forecast does not see"
+    if memory is None:
+        return f"A GPU needs about a tenth of its memory for {why}."
+    if usable < memory:
+        return f"Of the GPU's {format_bytes(memory)} a tenth is left for {why}."
+    on_gpu = document["largest_on_a_gpu"]
+    return (
+        f"Tensors are held against the whole limit, as on a CPU. A GPU of {format_bytes(memory)} "
+        f"needs about a tenth for {why}: count on {on_gpu} there (`--device cuda`)."
+    )
 
 
 def heading(title: str, document: Mapping[str, Any]) -> str:
@@ -90,7 +107,8 @@ def probe_markdown(document: Mapping[str, Any]) -> str:
         f"Verdict: **{document['verdict']}** ({document['search_points']} points looked at).",
         md.figure("memory", "Peak memory of whole training steps against microbatch size."),
         md.table(headers, rows),
-        f"All sizes in {sizes.unit}; each point ran in a process of its own.",
+        f"All sizes in {sizes.unit}; each point ran in a process of its own. The line and the "
+        f"headroom are of {document['basis']}.",
         *line_sentences(document),
         recommendations(document),
     ]
@@ -167,7 +185,7 @@ def plot_memory(document: Mapping[str, Any]) -> Figure:
         axis.plot(ends, heights, color=look.GREY, linewidth=1.2, label="line through what fits")
     for status in dict.fromkeys(point["status"] for point in points):
         chosen = [point for point in points if point["status"] == status]
-        heights = [(point["peak_bytes"] or limit * scale) / scale for point in chosen]
+        heights = [(point["held_bytes"] or limit * scale) / scale for point in chosen]
         sizes = [point["microbatch_size"] for point in chosen]
         marker, colour = ("o" if status == "OK" else "X"), STATUS_COLOURS.get(status, OTHER_COLOUR)
         axis.plot(sizes, heights, marker, color=colour, markersize=7, label=status, zorder=3)

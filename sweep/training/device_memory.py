@@ -9,9 +9,14 @@ import torch
 from sweep.training.device import forget_peak_memory, peak_memory_bytes
 from sweep.training.storages import LiveStorages
 
+CONTEXT_AT_MOST = 1 << 30  # bytes; what is in use beyond before any tensor is made is others'
+
 
 class DeviceMemory(Protocol):
     """Bytes on a device; None where it does not tell."""
+
+    context_bytes: int  # of this process before it made any tensor
+    others_bytes: int  # of other processes then
 
     def allocated_bytes(self) -> int:
         """Held by tensors now."""
@@ -31,6 +36,8 @@ class DeviceMemory(Protocol):
 
 class CpuMemory:
     """Live tensor storages: a CPU has no allocator statistics."""
+
+    context_bytes = others_bytes = 0
 
     def __init__(self, storages: LiveStorages) -> None:
         self._storages = storages
@@ -54,8 +61,9 @@ class CpuMemory:
 class CudaMemory:
     """The caching allocator's statistics, and the driver's."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, context_bytes: int, others_bytes: int) -> None:
         self._device = device
+        self.context_bytes, self.others_bytes = context_bytes, others_bytes
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._device)
@@ -81,9 +89,9 @@ class CudaMemory:
 def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[DeviceMemory]:
     """Hold tensors within a limit: beyond it an operation raises `torch.OutOfMemoryError`.
 
-    On CUDA the limit is of the allocator, at most the device's own memory, so that a driver that
-    could spill into host memory is never asked to. On a CPU every storage is counted, which only
-    eager steps allow; None counts and limits nothing there.
+    On CUDA the allocator gets what the limit leaves beside the context, at most what is free, so
+    that a driver that could spill into host memory is never asked to. On a CPU every storage is
+    counted, which only eager steps allow; None counts and limits nothing there.
     """
     if device.type == "cuda":  # the allocator asks for an index, and to be there
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -91,11 +99,12 @@ def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[De
         device = torch.device("cuda", index)
     forget_peak_memory(device)
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        share = min(1.0, (limit_bytes or total) / total)
-        torch.cuda.set_per_process_memory_fraction(share, device)
+        free, total = torch.cuda.mem_get_info(device)
+        context = min(total - free, CONTEXT_AT_MOST)
+        allowed = max(0, min((limit_bytes or total) - context, free))
+        torch.cuda.set_per_process_memory_fraction(allowed / total, device)
         try:
-            yield CudaMemory(device)
+            yield CudaMemory(device, context, total - free - context)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
     else:

@@ -61,7 +61,7 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class MemoryBounds:
-    """memory.json: the sizes that are left where memory ran out; later trials begin with them."""
+    """memory.json: sizes that later trials do not exceed, because memory ran out before."""
 
     model: str
     device: str

@@ -11,11 +11,16 @@ from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.memory.forecast import forecast_step, largest_microbatch
 from sweep.memory.measure import measure
+from sweep.orchestration.memory import ERROR_OF_TRANSFORMERS, ERROR_ON_CPU, forecast_memory
+from sweep.orchestration.planning import Logistics
 from sweep.plan.plan import build_plan
+from sweep.report.memory import forecast_markdown
 
 PUBLISHED = Path(__file__).parent / "elman-memory.csv"  # seeds/4, GiB of peak allocation
 GIB = 2**30
 FAR = 10 * GIB
+SMALL_ELMAN = {"kind": "elman", "name": "small-elman", "vocabulary": 256, "context": 64,
+               "d_model": 96, "layers": 2}  # fmt: skip
 
 
 def config(experiment="tinystories", batch=8, execution=None, microbatch=None, **settings):
@@ -42,6 +47,8 @@ def config(experiment="tinystories", batch=8, execution=None, microbatch=None, *
         {"experiment": "quick", "optimizer": {"name": "sgd"}},
         {"model": "small"},
         {"experiment": "quadratic"},
+        {"experiment": "elman", "model": SMALL_ELMAN, "precision": "bf16-pure"},
+        pytest.param({"experiment": "gpt2", "batch": 2}, marks=pytest.mark.slow),
         {"model": "own_model:build", "vocabulary": 500, "context": 32, "data": "synthetic"},
     ],
     ids=lambda case: "-".join(str(value) for value in case.values()),
@@ -65,7 +72,9 @@ def test_it_is_what_real_tensors_take(case, tmp_path, monkeypatch):
     forecast = forecast_step(trial)
     measured = measure(trial, FAR, 3, lambda: None)
     assert measured.status == "OK", measured.message
-    assert forecast.needed_bytes == pytest.approx(measured.peak_bytes, rel=0.02)
+    of_transformers = trial.science.model.kind == "hugging_face"
+    share = ERROR_OF_TRANSFORMERS if of_transformers else ERROR_ON_CPU
+    assert forecast.needed_bytes == pytest.approx(measured.peak_bytes, rel=share)
     assert forecast.rest_bytes == pytest.approx(measured.rest_bytes, rel=0.02)
     assert sum(forecast.by_category.values()) == forecast.peak_bytes
 
@@ -127,3 +136,32 @@ def test_a_model_that_needs_values_is_refused_with_the_way_on(tmp_path, monkeypa
     with pytest.raises(SweepError, match="sweep probe"):
         forecast_step(trial)
     assert torch.ones(1).item() == 1  # no mode is left entered
+
+
+def test_a_gpu_need_not_be_here_and_keeps_a_tenth_for_what_is_not_seen():
+    here = forecast_memory("quick", logistics=Logistics("cpu", device_memory=64 << 20), batches=[8])
+    gpu = Logistics("cuda", device_memory=64 << 20)
+    there = forecast_memory("quick", logistics=gpu, batches=[8], precision="fp32")
+    assert there["usable_bytes"] == int(0.9 * (64 << 20)) < here["usable_bytes"]
+    assert there["largest_microbatch_size"] < here["largest_microbatch_size"]
+    assert forecast_memory("quick", logistics=Logistics("cuda"))["precision"] == "bf16"
+    assert here["error_bar_share"] == 0.02
+    assert "tenth" in forecast_markdown(here) and "tenth" in forecast_markdown(there)
+
+
+@pytest.mark.slow
+def test_the_card_of_e1_takes_what_ran_there_and_not_what_ran_out():
+    """192 ran on its 47.4 GiB, 208 did not, although its tensors alone would have fitted."""
+    card = Logistics("cuda", device_memory=int(47.4 * GIB))
+    document = forecast_memory("elman", logistics=card, batches=[192])
+    assert 192 <= document["largest_microbatch_size"] < 208
+
+
+def test_what_an_implementation_keeps_is_seen(monkeypatch):
+    """The same parameters, written out: each (B, H, T, T) part of the softmax is kept."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    own = config(batch=8)
+    written = config(model="handwritten:build", vocabulary=10_000, context=256, batch=8)
+    more = forecast_step(written).peak_bytes - forecast_step(own).peak_bytes
+    scores = 4 * 8 * 16 * 256 * 256
+    assert more > 4 * 1.5 * scores  # in each of four layers

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sweep.errors import SweepError
 from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.memory.probe import Probe, find_leak
@@ -82,6 +83,15 @@ def test_a_point_that_dies_is_named_and_stops_nothing():
     statuses = {point["microbatch_size"]: point["status"] for point in document["points"]}
     assert statuses[4] == "OK" and statuses[8] == "ERROR"
     assert document["largest_microbatch_size"] == 4
+    assert document["verdict"].startswith("4 fits and 5 does not (ERROR), both measured")
+
+
+def test_steps_that_always_fail_are_no_answer(tmp_path):
+    """Nothing is said of memory where a step of any size dies of something else."""
+    with pytest.raises(SweepError, match=r"ended ERROR .*sizes do not match"):
+        probe_memory(
+            "quadratic", logistics=within(100 * MIB), workload="odd:Broken", batches=[4]
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(("workload", "leaks"), [("odd:Leaky", True), ("quadratic", False)])

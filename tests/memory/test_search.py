@@ -66,3 +66,15 @@ def test_what_is_no_line_is_bisected_and_said_so():
 def test_nothing_fits():
     found, asked = search(lambda size: 10, 5)
     assert found.largest == 0 and 1 in asked
+
+
+@given(offset=st.integers(-40, 40), limit=st.integers(10**5, 10**6))
+def test_a_line_that_is_a_little_off_costs_few_points_more(offset, limit):
+    """As where an allocator's segments, which no small point shows, count against the limit."""
+
+    def peak(size):
+        return 1000 + 100 * size + (100 * offset if size > 50 else 0)
+
+    found, asked = search(peak, limit)
+    assert_proved(found, asked, peak, limit, 1, None)
+    assert len(asked) <= 4 + 2 * 6

@@ -86,3 +86,14 @@ def test_what_was_held_already_is_not_asked_of_the_disk_again(tmp_path, monkeypa
         costs.check_disk(plan, SweepFolder(tmp_path))
     (tmp_path / "weights").write_bytes(b"x" * 4000)
     costs.check_disk(plan, SweepFolder(tmp_path))
+
+
+def test_a_larger_microbatch_than_was_forecast_is_forecast_when_the_plan_grows(tmp_path):
+    folder, within = SweepFolder(tmp_path), Logistics(device="cpu", device_memory=24 << 20)
+    first = make_plan(load_experiment("quick", {"batches": "8"}), within, folder).plan
+    assert [row.microbatch_size for row in first.trials] == [8]
+    save_plan(first, folder)
+    both = load_experiment("quick", {"batches": "8,64"})
+    grown = make_plan(both, Logistics(), folder).plan
+    assert [(row.batch_size, row.microbatch_size) for row in grown.trials] == [(8, 8), (64, 8)]
+    assert grown.execution == first.execution

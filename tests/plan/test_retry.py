@@ -8,8 +8,16 @@ import pytest
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.plan.plan import build_plan
-from sweep.plan.retry import Outcome, begin_attempt, is_to_run, judge_death, status_after
-from sweep.trial.folder import Cause, State, TrialStatus
+from sweep.plan.retry import (
+    Outcome,
+    begin_attempt,
+    is_to_run,
+    judge_death,
+    status_after,
+    tightened,
+    within_bounds,
+)
+from sweep.trial.folder import Cause, MemoryBounds, State, TrialStatus
 
 LOG = Path("log.txt")
 RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)
@@ -80,3 +88,23 @@ def test_the_next_command_runs_all_but_complete_and_diverged():
     assert is_to_run(TrialStatus()) and is_to_run(RUNNING)
     assert not is_to_run(TrialStatus(state=State.COMPLETE))
     assert not is_to_run(TrialStatus(state=State.PRUNED))
+
+
+def test_memory_that_ran_out_bounds_later_trials_by_half_of_what_failed_and_by_no_accident():
+    """A prime batch size has only 1 left; a later trial of 8 still begins with 2."""
+    status, _ = after("out_of_memory", microbatch=7, per_device=7)
+    assert status.microbatch_size == 1
+    bounds = MemoryBounds("m", "cpu", "fp32")
+    bounds = tightened(bounds, RUNNING.changed(microbatch_size=7), status, trial_config(7))
+    assert within_bounds(RUNNING, trial_config(8), bounds).microbatch_size == 2
+    later = tightened(bounds, RUNNING, RUNNING.changed(microbatch_size=8), trial_config(16))
+    assert later == bounds, "a bound is never lifted"
+
+
+def test_memory_that_ran_out_in_an_evaluation_bounds_evaluations_only():
+    ended = Outcome("out_of_memory", "why", in_evaluation=True)
+    config = trial_config(8)
+    status, again = status_after(RUNNING, ended, config, Counter())
+    bounds = tightened(MemoryBounds("m", "cpu", "fp32"), RUNNING, status, config)
+    assert again and bounds.microbatch_size is None
+    assert bounds.evaluation_batch_size == config.execution.evaluation_batch_size // 2
