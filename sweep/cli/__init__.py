@@ -33,6 +33,8 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--data", {"help": "tinystories, synthetic, or the path of a text file or folder."}),
     ("--workload", {"help": "pretrain, quadratic, or your module:object."}),
     ("--lr", {"help": "A rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."}),
+    ("--tune", {"help": "What --lr tuned tunes: lr,beta2,weight_decay; lr by default."}),
+    ("--tune-budget", {"help": "Tokens of each tuning trial; the budget by default."}),
     ("--seeds", {"help": "Seeds per batch size; 1 at a fixed rate, else 3."}),
     ("--context", {"help": "Tokens per sequence."}),
     ("--vocabulary", {"help": "Rows of the embeddings, and the tokenizer's size."}),
@@ -66,7 +68,8 @@ def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add EXPERIMENT and the flags that matter to memory."""
-    left_out = ("--budget", "--data", "--lr", "--seeds", "--keep", "--yes", "--quiet", "--out")
+    left_out = {"--budget", "--data", "--lr", "--tune", "--tune-budget", "--seeds", "--keep"}
+    left_out |= {"--yes", "--quiet", "--out"}
     chosen = [option for option in OPTIONS + LOGISTICS if option[0] not in left_out]
     for name, settings in reversed(chosen):
         command = click.option(name, **settings)(command)
@@ -99,6 +102,7 @@ def sweep() -> None:
 @sweep.command()
 @experiment_options
 @click.option("--tracking-uri", help="MLflow store: http://…, sqlite:///…; in DIR by default.")
+@click.option("--storage", metavar="URL", help="Optuna's store; optuna.db in DIR by default.")
 @click.option("--executor", type=click.Choice(["local"]), default="local", help="Where to run.")
 @click.option("--only", multiple=True, metavar="ID", help="Run this trial only; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")

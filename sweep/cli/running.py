@@ -27,7 +27,7 @@ from sweep.trial.folder import Cause, SweepFolder
 ASK_ABOVE_SECONDS = 3600
 FIELDS = (
     *("budget", "batches", "model", "data", "workload", "lr", "seeds"),
-    *("context", "vocabulary", "tokenizer", "precision"),
+    *("context", "vocabulary", "tokenizer", "precision", "tune", "tune_budget"),
 )
 # Of these the command that is kept in plan.json consists.
 TYPED = (
@@ -119,12 +119,14 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         if not flags["quiet"]:
             _print_plan(planned.command_rows(), as_json=False, to_stderr=True)
         _confirm(planned.command_rows(), folder, flags["yes"], also)
-        progress = Progress(folder, set(planned.requested), is_quiet=flags["quiet"])
+        shown = None if planned.is_tuned else set(planned.requested)
+        progress = Progress(folder, shown, is_quiet=flags["quiet"])
         with progress:
             summary = run_plan(
                 planned,
                 folder,
                 tracking_uri=flags["tracking_uri"],
+                storage=flags["storage"],
                 also=also,
                 on_prepare=progress.preparing,
                 on_change=progress.update,
@@ -154,7 +156,8 @@ def _only(planned: Planned, prefixes: tuple[str, ...]) -> Planned:
                 f"{len(found)}. `sweep plan --json` lists the ids."
             )
         chosen += found
-    return Planned(planned.plan, tuple(chosen), planned.is_known)
+    known = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
+    return Planned(known, tuple(chosen), planned.is_known)
 
 
 def _confirm(plan: Plan, folder: SweepFolder, is_agreed: bool, also: frozenset[Cause]) -> None:

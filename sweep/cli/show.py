@@ -125,8 +125,7 @@ def _show_answer(plan: Plan, out: Console) -> None:
     out.print(
         f"With {why}, this cannot tell which batch size is best. The command that answers:\n"
         f"    {command}\n"
-        f"It costs at least {trainings} trainings{time}, instead of {len(plan.trials)}. "
-        "This version plans it and does not run it yet.",
+        f"It costs about {trainings} trainings{time}, instead of {len(plan.trials)}.",
         markup=False,
         soft_wrap=True,
     )
@@ -172,9 +171,9 @@ def show_status(document: dict[str, Any]) -> None:
 
 
 class Progress:
-    """A live table on a terminal, plain lines otherwise; on stderr."""
+    """A live table on a terminal, plain lines otherwise; on stderr. Of all trials by default."""
 
-    def __init__(self, folder: SweepFolder, ids: set[str], is_quiet: bool) -> None:
+    def __init__(self, folder: SweepFolder, ids: set[str] | None, is_quiet: bool) -> None:
         self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
         self._console = console(to_stderr=True)
         self._live: Live | None = None
@@ -212,7 +211,7 @@ class Progress:
             return
         self._next = time.monotonic() + 1.0
         document = sweep_status(self._folder)
-        rows = [row for row in document["trials"] if row["id"] in self._ids]
+        rows = [r for r in document["trials"] if self._ids is None or r["id"] in self._ids]
         if self._console.is_terminal:
             self._live = self._live or self._begin_live()
             shown = _most_telling(rows)

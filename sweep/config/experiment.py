@@ -18,6 +18,7 @@ from sweep.config.paths import experiments_dir
 from sweep.errors import SweepError
 
 Fraction01 = Annotated[float, Field(ge=0, le=1, strict=True)]
+TUNING_FLAGS = {"tune", "tune_budget"}
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
 
@@ -49,6 +50,32 @@ class EvaluationSettings(Settings):
     sequences: Positive | None = None  # per milestone; None: from the budget
 
 
+class TuningSettings(Settings):
+    """How `lr = "tuned"` searches; no part of what a trial is."""
+
+    dimensions: tuple[Literal["lr", "beta2", "weight_decay"], ...] = ("lr",)
+    budget: int | None = None  # tokens of each tuning trial; None: as of the others
+    trials: Annotated[int, Field(ge=5, le=1000, strict=True)] = 15  # of more than one dimension
+    prune: bool = True  # the worse half at a quarter, and at half, of the tokens
+
+    @field_validator("dimensions", mode="before")
+    @classmethod
+    def _read_dimensions(cls, value: Any) -> Any:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("dimensions")
+    @classmethod
+    def _with_rate(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "lr" not in value or len(set(value)) < len(value):
+            raise ValueError("must hold lr, and each of lr, beta2, weight_decay at most once")
+        return value
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _read_budget(cls, value: Any) -> int | None:
+        return None if value is None else parse_count(value, "tuning.budget")
+
+
 class Experiment(Settings):
     """One question: which batch size, for this model, data, budget and policy."""
 
@@ -67,6 +94,7 @@ class Experiment(Settings):
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    tuning: TuningSettings = TuningSettings()
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -102,6 +130,8 @@ class Experiment(Settings):
             raise ValueError("the workload quadratic needs the precision fp32")
         if self.tokenizer == "bytes" and getattr(self.model, "vocabulary", 256) < 256:
             raise ValueError("vocabulary must be at least 256 for the tokenizer bytes")
+        if (self.tuning.budget or 0) > self.budget:
+            raise ValueError("tuning.budget must be at most the budget")
         return self
 
 
@@ -127,6 +157,9 @@ def load_experiment(
     except OSError as error:
         raise SweepError(f"experiment {path} cannot be read: {error.strerror}.") from error
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
+    tuning = {flag.removeprefix("tune_"): flags.pop(flag) for flag in TUNING_FLAGS & {*flags}}
+    if tuning and isinstance(fields.setdefault("tuning", {}), dict):
+        fields["tuning"] |= {{"tune": "dimensions"}.get(key, key): tuning[key] for key in tuning}
     fields = _merge(fields, flags)
     fields.setdefault("name", path.stem)
     try:
@@ -203,6 +236,7 @@ def _known_keys(place: tuple[int | str, ...]) -> list[str]:
         "optimizer": OptimizerSettings,
         "schedule": ScheduleSettings,
         "evaluation": EvaluationSettings,
+        "tuning": TuningSettings,
     }
     table = tables.get(str(place[0])) if len(place) > 1 else Experiment
     keys = list(table.model_fields) if table else ["kind", "name", *MODEL_PRESETS["small"]]

@@ -3,7 +3,7 @@
 Reached through `sweep forecast` and `sweep probe`, `sweep.forecast_memory` and `probe_memory`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.line import Line, fit_line
 from sweep.memory.points import Forecast, Measurement
-from sweep.memory.search import Found
+from sweep.memory.probe import Probed
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import SweepFolder
 
+PROBED = {"cuda": "bytes that the allocator reserved, and the context"}
 ERROR_ON_CPU = 0.02  # of a peak: what tests/memory/test_forecast.py holds
 ERROR_OF_TRANSFORMERS = 0.03  # which make a causal mask where they see tensors without data
 ERROR_ON_CUDA = 0.003  # of a peak: the E1 model's published rows, bytes allocated
@@ -171,21 +172,14 @@ def probe_memory(
         config = config.model_copy(update={"execution": eager})
     measured, found = probe(config, limit, cap=cap, on_point=on_point)
     points = [point.as_document() for point in found.points]
-    line, statuses = found.found.line, {p.microbatch_size: p for p in reversed(found.points)}
-    smallest = statuses[min(statuses)]
-    if not found.found.largest and smallest.status in ("ERROR", "TIMEOUT"):
-        raise SweepError(
-            f"steps must run to be measured, but one of {smallest.microbatch_size} sequences ended "
-            f"{smallest.status} ({smallest.message}). Mend that first."
-        )
-    on_cuda = "bytes that the allocator reserved, and the context"
+    line, verdict = found.found.line, _verdict(found)
     document = _document(plan, limit) | {
         "device": str(device),
-        "basis": on_cuda if device.type == "cuda" else "live tensors in eager steps",
+        "basis": PROBED.get(device.type, "live tensors in eager steps"),
         "points": points,
         "line": line and line.as_document(),
         "largest_microbatch_size": found.found.largest,
-        "verdict": _verdict(found.found, statuses),
+        "verdict": verdict,
         "search_points": len(found.found.looks),
         "safe_microbatch_size": found.safe,
         "accumulated": found.accumulated and found.accumulated.as_document(),
@@ -197,8 +191,20 @@ def probe_memory(
     return document
 
 
-def _verdict(found: Found, points: Mapping[int, Measurement]) -> str:
+def _verdict(probed: Probed) -> str:
+    """Say what the search showed.
+
+    Raises:
+        SweepError: if steps failed for another reason than memory, whatever their size.
+    """
+    found, points = probed.found, {p.microbatch_size: p for p in reversed(probed.points)}
     if not found.largest:
+        smallest = points[min(points)]
+        if smallest.status in ("ERROR", "TIMEOUT"):
+            raise SweepError(
+                f"steps must run to be measured, but one of {smallest.microbatch_size} sequences "
+                f"ended {smallest.status} ({smallest.message}). Mend that first."
+            )
         return "not even one sequence fits"
     how = "; memory was no line, found by bisection" if found.is_bisected else ""
     if found.is_capped:

@@ -9,7 +9,7 @@ from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError, WorkerDied
 from sweep.plan.commands import typed_command
-from sweep.plan.growth import grow_plan
+from sweep.plan.growth import grow_plan, with_decided_rates
 from sweep.plan.plan import (
     COMPILE_FLOPS,
     Plan,
@@ -45,7 +45,12 @@ class Planned:
 
     plan: Plan  # with everything that the folder already holds
     requested: tuple[str, ...]  # ids that this command names
-    is_known: bool  # plan.json already holds all of them
+    is_known: bool  # plan.json already holds all of them, with their rates
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether some reports await their rate."""
+        return any(row.id is None for row in self.plan.trials)
 
     def command_rows(self) -> Plan:
         """Return the plan with only the rows that this command names."""
@@ -139,23 +144,36 @@ def make_plan(
         )
 
     new = build(execution)
-    requested = tuple(row.id for row in new.known_trials if row.id)
     if old is not None:
         known = {row.id for row in old.known_trials}
+        new = with_decided_rates(new, old)
         grown = grow_plan(old, new)
+        requested = _requested(new, old)
         if not known.issuperset(requested):
             if logistics.microbatch is None and _largest_microbatch(new) > _largest_microbatch(old):
-                new = build(_within_memory(new))  # larger than what was forecast before
+                bounded = build(_within_memory(new))  # larger than what was forecast before
+                new = with_decided_rates(bounded, old)
                 grown = grow_plan(old, new)
             _with_parameters(new)
             _check_workload(new)
         rows = (*grown.trials, *(row for row in new.trials if row.id is None))
         plan = grown.model_copy(update={"trials": rows, "data_path": path})
-        return Planned(plan, requested, known.issuperset(requested))
+        return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
     _check_workload(new)
     if logistics.microbatch is None:
         new = build(_within_memory(new))
-    return Planned(_decide_compile(_with_parameters(new)), requested, False)
+    return Planned(_decide_compile(_with_parameters(new)), _requested(new, None), False)
+
+
+def _requested(new: Plan, old: Plan | None) -> tuple[str, ...]:
+    """Return the ids that a command names; of rates still being tuned all that were tried."""
+    tuning = {row.batch_size for row in new.trials if row.id is None}
+    tried = [
+        row
+        for row in (old.known_trials if old else ())
+        if row.stage == "tune" and row.batch_size in tuning
+    ]
+    return tuple(dict.fromkeys(str(row.id) for row in (*tried, *new.known_trials)))
 
 
 def _largest_microbatch(plan: Plan) -> int:

@@ -13,6 +13,7 @@ from sweep.orchestration.costs import check_disk, estimate
 from sweep.orchestration.local import Executor, LocalExecutor
 from sweep.orchestration.planning import Planned, check_writable, plan_call, save_plan
 from sweep.orchestration.schedule import Schedule
+from sweep.orchestration.tuning import Tuning
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.retry import is_to_run
@@ -112,11 +113,6 @@ def prepare(
 
     plan = planned.plan
     check_trains(plan)
-    if any(row.id is None for row in plan.trials):
-        raise SweepError(
-            "lr tuned can be planned but not yet run by this version. Use a number, "
-            "sqrt:RATE@BATCH or linear:RATE@BATCH."
-        )
     check_disk(plan, folder)
     if plan.data is not None:
         tokenizer = plan.science(plan.trials[0], 1.0).tokenizer
@@ -132,6 +128,7 @@ def run_plan(
     *,
     executor: Executor | None = None,
     tracking_uri: str | None = None,
+    storage: str | None = None,
     also: frozenset[Cause] = frozenset(),
     on_prepare: Callable[[str, float], None] | None = None,
     on_change: Callable[[], None] = lambda: None,
@@ -144,6 +141,7 @@ def run_plan(
         folder: of the sweep.
         executor: where attempts run; fresh local processes by default.
         tracking_uri: of an MLflow store; one in the folder by default.
+        storage: URL of Optuna's; optuna.db in the folder by default.
         also: causes of failure that the user asked to retry.
         on_prepare: called with what is being prepared and the fraction done.
         on_change: called a few times a second, to show progress.
@@ -159,20 +157,44 @@ def run_plan(
         plan = save_grown(planned.plan, folder)
         executor = executor or LocalExecutor(plan.execution.device)
         schedule = Schedule(plan, folder, executor)
+        tuning = Tuning(planned.plan, schedule, storage) if planned.is_tuned else None
         mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)
         mirror.start()
         try:
             with stopping_on_signals(schedule):
-                schedule.go(planned.requested, also, on_change, mirror.wake)
+                requested = _run_rounds(planned, schedule, tuning, also, on_change, mirror.wake)
             on_finished()
             mirror.log_report()
         finally:
             executor.stop()
             executor.close()
             status = mirror.close(MIRROR_SECONDS)
-    states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
+    states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
     untracked = "" if status.is_complete else str(status)
     return Summary(folder, states, schedule.is_stopping, untracked)
+
+
+def _run_rounds(
+    planned: Planned,
+    schedule: Schedule,
+    tuning: Tuning | None,
+    also: frozenset[Cause],
+    on_change: Callable[[], None],
+    on_end: Callable[[], None],
+) -> tuple[str, ...]:
+    """Run what has its rate, then round after round of tuning; return the ids of all of it."""
+    tried = {row.id for row in planned.plan.known_trials if tuning and row.stage == "tune"}
+    first = [one for one in planned.requested if one not in tried]
+    schedule.go(dict.fromkeys(first), also, on_change, on_end)
+    added: list[str] = []
+    while tuning and not schedule.is_stopping and (following := tuning.next_round(schedule.plan)):
+        if following.rows:
+            rows = (*schedule.plan.trials, *following.rows)
+            plan = schedule.plan.model_copy(update={"trials": rows})
+            schedule.plan = save_grown(plan, schedule.folder)
+            added += [str(row.id) for row in following.rows]
+        schedule.go(following.pauses, also, on_change, on_end)
+    return (*planned.requested, *added)
 
 
 def save_grown(plan: Plan, folder: SweepFolder) -> Plan:

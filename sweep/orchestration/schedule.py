@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
@@ -44,16 +44,25 @@ class Schedule:
     )
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
+    _pauses: Mapping[str, int | None] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def go(
         self,
-        requested: tuple[str, ...],
+        requested: Mapping[str, int | None],
         also: frozenset[Cause],
         on_change: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Run trials until none is left or the command is stopped."""
+        """Run trials until none is left or the command is stopped.
+
+        Args:
+            requested: the step to pause behind by trial id; None: the last.
+            also: causes of failure that the user asked to retry.
+            on_change: called a few times a second.
+            on_end: called when an attempt has ended.
+        """
+        self._pauses = requested
         self._waiting = [self.folder.trial(trial_id) for trial_id in requested]
         self._waiting = [trial for trial in self._waiting if self._settle(trial, also)]
         free = list(self.executor.slots)
@@ -76,6 +85,11 @@ class Schedule:
             self.executor.kill()
         self.is_stopping = True
         self.executor.stop()
+
+    def prune(self, trial: TrialFolder, message: str) -> None:
+        """End a paused trial; its curve stays."""
+        self._update(trial, lambda s: s.changed(state=State.PRUNED, message=message))
+        trial.remove_checkpoints()
 
     def note_mlflow_run(self, trial_id: str, run_id: str) -> None:
         """Record a trial's MLflow run; called by the mirror's thread."""
@@ -122,7 +136,12 @@ class Schedule:
     def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
         config = trial.read_config()
         bounds = self.folder.read_bounds(config)
-        self._update(trial, lambda status: within_bounds(begin_attempt(status), config, bounds))
+        pause = self._pauses.get(trial.id)
+
+        def begin(status: TrialStatus) -> TrialStatus:
+            return within_bounds(begin_attempt(status), config, bounds).changed(pause_step=pause)
+
+        self._update(trial, begin)
         self._running[self.executor.submit(trial, slot)] = (trial, slot, oom_kills())
 
     def _end(self, trial: TrialFolder, future: Future[Outcome], killed_before: int) -> None:

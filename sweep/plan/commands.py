@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.plan.plan import Plan
-from sweep.plan.policy import TUNING_GRID
+from sweep.plan.tuning import GRID
 
 ANSWERING_SEEDS = 3
 REPLACED = ("--batches", "--lr", "--seeds")
@@ -51,7 +51,7 @@ def answering_cost(plan: Plan, seconds: Mapping[int, float | None]) -> tuple[int
         plan: of the sweep.
         seconds: of one training by batch size, estimated or measured.
     """
-    each = len(TUNING_GRID) + max(ANSWERING_SEEDS, _seeds(plan))
+    each = len(GRID) + max(ANSWERING_SEEDS, _seeds(plan))
     batches = {row.batch_size for row in plan.trials}
     known = [seconds.get(batch) for batch in batches]
     total = None if None in known else each * sum(one for one in known if one)

@@ -1,6 +1,6 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -9,8 +9,9 @@ from sweep.config.experiment import Experiment
 from sweep.config.models import Settings
 from sweep.config.trial import Execution, Science, TokenizerSettings, TrialConfig
 from sweep.errors import CorruptFile
-from sweep.plan.policy import TUNING_GRID, Policy, parse_policy
+from sweep.plan.policy import Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
+from sweep.plan.tuning import GRID
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
 
@@ -98,6 +99,16 @@ class Plan(Settings):
             microbatch_size=row.microbatch_size,
             data_path=self.data_path,
         )
+
+    def with_rate(
+        self, row: PlannedTrial, rate: float, beta2: float | None = None, decay: float | None = None
+    ) -> PlannedTrial:
+        """Return a row with its rate, its other tuned values, and so its id."""
+        tuned = {"beta2": beta2, "weight_decay": decay}
+        given = {name: value for name, value in tuned.items() if value is not None}
+        row = row.model_copy(update={"learning_rate": rate, **given})
+        trial_id = sha256_of(self.science(row, rate).model_dump(mode="json"))[:12]
+        return row.model_copy(update={"id": trial_id})
 
     def sample_config(self, row: PlannedTrial) -> TrialConfig:
         """Return a config like a row's, with or without id and rate: to be timed or forecast."""
@@ -213,24 +224,26 @@ def build_plan(
     rows = []
     for batch in experiment.batches:
         row = _row(plan, policy, batch, tokens[batch], microbatch)
-        for stage, seed, rate in _runs(experiment, policy, batch):
-            planned = row.model_copy(update={"stage": stage, "seed": seed, "learning_rate": rate})
-            if rate is not None:
-                trial_id = sha256_of(plan.science(planned, rate).model_dump(mode="json"))[:12]
-                planned = planned.model_copy(update={"id": trial_id})
-            rows.append(planned)
-    return plan.model_copy(update={"trials": tuple(rows)})
+        for seed in seeds_of(experiment, policy):
+            seeded = row.model_copy(update={"seed": seed})
+            is_open = policy.kind == "tuned"
+            rows.append(seeded if is_open else plan.with_rate(seeded, policy.rate_at(batch)))
+    grids = _grids(plan, policy, universe, microbatch) if policy.kind == "tuned" else []
+    return plan.model_copy(update={"trials": (*grids, *rows)})
 
 
-def _runs(
-    experiment: Experiment, policy: Policy, batch: int
-) -> Iterator[tuple[str, int, float | None]]:
-    """Yield stage, seed and rate of every trial of one batch size."""
-    if policy.kind == "tuned":
-        for factor in TUNING_GRID:
-            yield "tune", TUNING_SEED, policy.rate_at(batch) * factor
-    for seed in seeds_of(experiment, policy):
-        yield "report", seed, None if policy.kind == "tuned" else policy.rate_at(batch)
+def _grids(
+    plan: Plan, policy: Policy, universe: list[int], microbatch: int | None
+) -> list[PlannedTrial]:
+    """Plan the rates that every batch size is tried at first."""
+    budget = plan.settings.tuning.budget or plan.token_budget
+    tokens, _ = tokens_per_trial(budget, universe, plan.tokens_per_sequence)
+    rows = []
+    for batch in plan.settings.batches:
+        row = _row(plan, policy, batch, tokens[batch], microbatch)
+        row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
+        rows += [plan.with_rate(row, policy.rate_at(batch) * factor) for factor in GRID]
+    return rows
 
 
 def _row(

@@ -9,7 +9,6 @@ from sweep.errors import SweepError
 
 MOST_RATE = 1e6
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
-TUNING_GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # around the centre
 RULES = {
     "fixed": "the same rate everywhere, as the earlier sweep had; β2 and weight decay not held",
     "sqrt": "rate ∝ √B (Malladi et al. 2022)",

@@ -26,7 +26,7 @@ RETRIED_BY_NEXT_COMMAND = {Cause.PREEMPTED, Cause.OUT_OF_MEMORY, Cause.LOST, Cau
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: `complete`, `stopped`, `superseded`, or a cause of failure."""
+    """How an attempt ended: `complete`, `paused`, `stopped`, `superseded`, or why it failed."""
 
     kind: str
     message: str = ""  # one line for people
@@ -41,6 +41,7 @@ def begin_attempt(status: TrialStatus) -> TrialStatus:
         message="",
         attempts=status.attempts + 1,
         fencing=status.fencing + 1,
+        pause_step=None,
     )
 
 
@@ -78,7 +79,7 @@ def status_after(
     """
     if outcome.kind == "complete":
         return status.changed(state=State.COMPLETE, cause=None, message=""), False
-    if outcome.kind == "stopped":
+    if outcome.kind in ("stopped", "paused"):
         return status.changed(state=State.WAITING, cause=None, message=outcome.message), False
     cause = Cause(outcome.kind)
     failed = status.changed(state=State.FAILED, cause=cause, message=outcome.message)

@@ -67,8 +67,8 @@ def _answer(sweep: Sweep, cells: pd.DataFrame) -> str:
     trainings, total = answering_cost(sweep.plan, seconds)
     time = f", about {md.seconds(total)} by the times measured here" if total else ""
     return (
-        f"The command that answers the question costs at least {trainings} trainings{time} (this "
-        f"version plans it and does not run it yet):\n\n```\n{command}\n```"
+        f"The command that answers the question costs about {trainings} trainings{time}:\n\n"
+        f"```\n{command}\n```"
     )
 
 

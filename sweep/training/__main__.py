@@ -43,7 +43,8 @@ def _run_alone(folder: TrialFolder, config: TrialConfig) -> int:
     sweep = SweepFolder(folder.path.absolute().parents[1])
     if is_locked(folder.lease_path) or is_locked(sweep.lock_path):
         raise FolderInUse(f"{folder.path} is run by `sweep run`, or its sweep is. Wait for it.")
-    if folder.read_status().state.is_finished and folder.read_result():
+    status = folder.read_status()
+    if status.state is State.PRUNED or (status.state.is_finished and folder.read_result()):
         print(f"trial {folder.id} is finished")
         return 0
     retries, stopping, again = Counter[Cause](), list[int](), True

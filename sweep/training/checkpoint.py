@@ -76,8 +76,7 @@ class CheckpointStore:
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""
-        for old in self.folder.checkpoints():
-            old.path.unlink(missing_ok=True)
+        self.folder.remove_checkpoints()
 
 
 def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> None:

@@ -29,6 +29,7 @@ def train(
     device: torch.device,
     should_stop: Callable[[], str | None],
     started: float,
+    pause_step: int | None = None,
 ) -> tuple[str, Progress, Clock]:
     """Train one trial from its newest checkpoint to its last step, or until told to stop.
 
@@ -39,9 +40,10 @@ def train(
         device: the trial's.
         should_stop: asked after every step; an answer ends the loop behind a checkpoint.
         started: when the attempt began, by `time.perf_counter`.
+        pause_step: the step behind which the loop ends with a checkpoint; None: none.
 
     Returns:
-        `trained`, `diverged` or the answer of `should_stop`; and how far and how long.
+        `trained`, `diverged`, `paused` or the answer of `should_stop`; and how far and how long.
     """
     science, progress = config.science, Progress()
     log = MetricsLog(store.folder.metrics_path, store.load(step, progress), store.check)
@@ -99,7 +101,7 @@ def train(
             log.append(line)
 
         if ending is None:
-            ending = should_stop()
+            ending = "paused" if t == pause_step else should_stop()
             if ending or time.monotonic() - saved_at > config.execution.checkpoint_seconds:
                 sums.store(progress)
                 clock.charge("training")

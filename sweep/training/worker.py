@@ -91,7 +91,9 @@ def _run(
     store = CheckpointStore(folder, status.fencing)
     store.check()
     step = TrainingStep(config, device, microbatch)
-    ending, progress, clock = train(config, step, store, device, should_stop, started)
+    ending, progress, clock = train(
+        config, step, store, device, should_stop, started, status.pause_step
+    )
     if ending not in ("trained", "diverged"):
         return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
     final = None

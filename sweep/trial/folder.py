@@ -52,6 +52,7 @@ class TrialStatus:
     fencing: int = 0  # of the newest attempt
     microbatch_size: int | None = None  # None: as planned
     evaluation_batch_size: int | None = None  # None: as planned
+    pause_step: int | None = None  # where the attempt checkpoints and ends; None: at the last
     mlflow_run_id: str | None = None
 
     def changed(self, **fields: Any) -> "TrialStatus":
@@ -183,9 +184,10 @@ class TrialFolder:
     def settled_length(self) -> int:
         """Return how many bytes of metrics.jsonl no resume will take back.
 
-        All of them once result.json is there, else up to the older of two kept checkpoints.
+        All of them once result.json is there or the trial was pruned, else up to the older of two
+        kept checkpoints.
         """
-        if self.result_path.exists():
+        if self.result_path.exists() or self.read_status().state is State.PRUNED:
             return self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
         kept = self.checkpoints()
         return kept[1].metrics_length if len(kept) > 1 else 0
@@ -206,11 +208,17 @@ class TrialFolder:
             if not part.name.startswith(f".{self.state_path.name}"):
                 part.unlink(missing_ok=True)
 
+    def remove_checkpoints(self) -> None:
+        """Remove what only a resume would need."""
+        for checkpoint in self.checkpoints():
+            checkpoint.path.unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Remove what attempts wrote, so that the trial starts anew; config and log stay."""
         made = (self.result_path, self.metrics_path, self.losses_path, self.weights_path)
-        for path in (*made, *(checkpoint.path for checkpoint in self.checkpoints())):
+        for path in made:
             path.unlink(missing_ok=True)
+        self.remove_checkpoints()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,150 @@
+"""Optuna's part in tuning: one study per batch size, asked for rates and told what they gave.
+
+The trial folders are the truth; a study that was lost, or lags behind, is brought up to date.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from sweep.errors import SweepError
+from sweep.plan.tuning import EXTENSIONS, Search, Shown, Tried, next_rates
+
+SAMPLER_SEED = 1000
+FACTOR = 8.0  # within which β2's half-life and weight decay are searched, around what policy holds
+BEYOND = 2.0 ** (EXTENSIONS + 3)  # of the centre: no rate that is ever tried lies outside
+TRIAL_ID = "sweep.trial_id"
+
+
+def space(search: Search) -> dict[str, BaseDistribution]:
+    """Return the dimensions: rates as they are, the others as factors."""
+    low, high = min(search.grid) / BEYOND, max(search.grid) * BEYOND
+    factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
+    rate = FloatDistribution(low, high, log=True)
+    return {"learning_rate": rate, **dict.fromkeys(search.extra, factor)}
+
+
+class BracketingSampler(BaseSampler):
+    """Brackets the best rate, extends past an edge, then refines by halving gaps in log rate."""
+
+    def __init__(self, search: Search, wanted: int = 0) -> None:
+        self._search, self._wanted = search, wanted
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the one dimension."""
+        return {"learning_rate": space(self._search)["learning_rate"]}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the next rate; of several that are due the first."""
+        tried = [_tried(one) for one in named_trials(study).values()]
+        search = self._search
+        rates = next_rates(tried, search.grid, search.finest, self._wanted)
+        return {"learning_rate": rates[0]} if rates else {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
+    ) -> Any:
+        """Sample a dimension that this sampler does not know at random."""
+        return RandomSampler(seed=SAMPLER_SEED + trial.number).sample_independent(
+            study, trial, param_name, param_distribution
+        )
+
+
+def named_trials(study: Study) -> dict[str, FrozenTrial]:
+    """Return the study's trials by the id of ours."""
+    trials = study.get_trials(deepcopy=False)
+    return {one.user_attrs[TRIAL_ID]: one for one in trials if one.user_attrs.get(TRIAL_ID)}
+
+
+def _tried(trial: FrozenTrial) -> Tried:
+    value = trial.value if trial.state is TrialState.COMPLETE else math.inf
+    return Tried(trial.params["learning_rate"], value if trial.state.is_finished() else None)
+
+
+class RateStudy:
+    """One study.
+
+    Args:
+        search: what it looks for.
+        storage: a URL.
+
+    Raises:
+        SweepError: if the storage cannot be used.
+    """
+
+    def __init__(self, search: Search, storage: str) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.search = search
+        try:
+            self.study = optuna.create_study(
+                storage=storage, study_name=search.name, direction="minimize", load_if_exists=True
+            )
+        except Exception as error:  # whatever a database, its driver or an address can raise
+            raise SweepError(
+                f"storage must be a database that Optuna can use, got {storage!r} "
+                f"({str(error).splitlines()[0][:200]}). Correct --storage."
+            ) from error
+
+    def ask(self, wanted: int, name: Callable[[dict[str, float]], str]) -> None:
+        """Ask for what is to be tried next: of a grid all that is missing, else one trial.
+
+        Args:
+            wanted: trials of this study at least.
+            name: called with each trial's values; returns the id of ours.
+        """
+        has_asked = False
+        while not has_asked or self._is_grid_open():
+            has_asked = True
+            number = len(self.study.get_trials(deepcopy=False))
+            self.study.sampler = (
+                TPESampler(seed=SAMPLER_SEED + number, n_startup_trials=0)
+                if self.search.extra and number >= len(self.search.grid)
+                else BracketingSampler(self.search, wanted)
+            )
+            if self.search.extra and number < len(self.search.grid):
+                values = {"learning_rate": self.search.grid[number]}
+                self.study.enqueue_trial({**values, **dict.fromkeys(self.search.extra, 1.0)})
+            trial = self.study.ask(space(self.search))
+            trial.set_user_attr(TRIAL_ID, name(dict(trial.params)))
+
+    def _is_grid_open(self) -> bool:
+        return len(named_trials(self.study)) < len(self.search.grid)
+
+    def bring_up_to_date(self, shown: Mapping[str, Shown]) -> None:
+        """Give the study what the trial folders hold, by trial id."""
+        known = named_trials(self.study)
+        for one in self.study.get_trials(deepcopy=False):
+            if not one.state.is_finished() and one.user_attrs.get(TRIAL_ID) not in shown:
+                trial = optuna.trial.Trial(self.study, one._trial_id)
+                trial.set_user_attr(TRIAL_ID, "")  # asked for, but the plan never held it
+                self.study.tell(trial, state=TrialState.FAIL)
+        for trial_id, found in shown.items():
+            if trial_id in known and known[trial_id].state.is_finished():
+                continue
+            if trial_id in known:
+                trial = optuna.trial.Trial(self.study, known[trial_id]._trial_id)
+            else:
+                self.study.enqueue_trial(found.values, {TRIAL_ID: trial_id})
+                trial = self.study.ask(space(self.search))
+            for step, loss in found.at_rungs:
+                trial.report(loss, step)
+            if found.is_pruned:
+                self.study.tell(trial, state=TrialState.PRUNED)
+            elif found.loss is not None:
+                self.study.tell(trial, found.loss)
+
+
+def default_storage(folder: Path) -> str:
+    """Return the address of optuna.db in a sweep folder."""
+    return f"sqlite:///{(folder / 'optuna.db').absolute()}"

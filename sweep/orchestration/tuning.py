@@ -1,0 +1,271 @@
+"""Tuning, round by round: pauses, prunes and adds tuning trials, then reports on fresh seeds.
+
+Everything is decided from the plan and the trial folders, when no trial runs: an interrupted
+sweep goes on as if it had not been. Rates come from an Optuna study per batch size.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sweep.orchestration.schedule import Schedule
+from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
+from sweep.plan.policy import Policy
+from sweep.plan.tuning import (
+    CONFIRMATION,
+    FINEST,
+    GRID,
+    Search,
+    Shown,
+    best_place,
+    rung_steps,
+    survivors,
+    winning_rate,
+)
+from sweep.trial.folder import Cause, State, TrialFolder
+from sweep.trial.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from sweep.orchestration.studies import RateStudy
+
+
+@dataclass
+class Round:
+    """What is to happen next: trials to add to the plan, and how far trials are to go."""
+
+    rows: list[PlannedTrial] = field(default_factory=list)
+    pauses: dict[str, int | None] = field(default_factory=dict)  # step by trial id; None: the last
+
+
+@dataclass
+class Study:
+    """The tuning trials of one batch size at one token count."""
+
+    template: PlannedTrial  # a tuning trial, whatever its rate
+    grid: tuple[float, ...]
+    finest: float
+    rows: list[PlannedTrial]  # in the plan
+
+    @property
+    def batch_size(self) -> int:
+        return self.template.batch_size
+
+
+class Tuning:
+    """Decides what a tuned sweep does next.
+
+    Args:
+        plan: with rows without an id for every report that awaits its rate.
+        schedule: runs the trials, and prunes.
+        storage: URL of Optuna's; None: optuna.db in the sweep's folder.
+    """
+
+    def __init__(self, plan: Plan, schedule: Schedule, storage: str | None) -> None:
+        self.settings, self.evaluation = plan.settings.tuning, plan.settings.evaluation
+        self.schedule, self.folder, self.storage = schedule, schedule.folder, storage
+        self.open_reports: dict[int, list[PlannedTrial]] = {}
+        for row in plan.trials:
+            if row.id is None:
+                self.open_reports.setdefault(row.batch_size, []).append(row)
+        self._began: set[str] = set()  # by this command
+        self._studies: dict[str, RateStudy] = {}
+
+    def next_round(self, plan: Plan) -> Round | None:
+        """Return what to do next; None when nothing is left, or nothing can be."""
+        searches = [self._search(plan, batch) for batch in self.open_reports]
+        found = self._stage(plan, searches)
+        if found is not None:
+            return self._noted(found)
+        winners = {study.batch_size: self._winner(study) for study in searches}
+        confirmed = [
+            self._confirmation(plan, study, winner)
+            for study in searches
+            if (winner := winners[study.batch_size]) is not None
+            and study.template.tokens < self.open_reports[study.batch_size][0].tokens
+        ]
+        found = self._stage(plan, confirmed)
+        if found is not None:
+            return self._noted(found)
+        winners |= {study.batch_size: self._winner(study) for study in confirmed}
+        reports = Round()
+        for batch, rows in list(self.open_reports.items()):
+            if (winner := winners[batch]) is not None:
+                rate, other = winner.learning_rate, (winner.beta2, winner.weight_decay)
+                assert rate is not None
+                reports.rows += [plan.with_rate(row, rate, *other) for row in rows]
+                del self.open_reports[batch]
+        reports.pauses = {str(row.id): None for row in reports.rows}
+        return self._noted(reports) if reports.rows else None
+
+    def _noted(self, found: Round) -> Round:
+        self._began |= set(found.pauses)
+        return found
+
+    # ---------------------------------------------------------------- studies
+
+    def _search(self, plan: Plan, batch: int) -> Study:
+        tuned = [row for row in plan.known_trials if _is_tuning(row, batch)]
+        least = min(row.tokens for row in tuned)
+        rows = [row for row in tuned if row.tokens == least]
+        centre = Policy("tuned").rate_at(batch)
+        return Study(rows[0], tuple(centre * factor for factor in GRID), FINEST, rows)
+
+    def _confirmation(self, plan: Plan, search: Study, winner: PlannedTrial) -> Study:
+        """Bracket, at the reports' tokens, a winner that was found at fewer."""
+        template = self.open_reports[search.batch_size][0].model_copy(
+            update={
+                "stage": "tune",
+                "seed": TUNING_SEED,
+                "beta2": winner.beta2,
+                "weight_decay": winner.weight_decay,
+            }
+        )
+        rows = [
+            row
+            for row in plan.known_trials
+            if _is_tuning(row, search.batch_size) and row.tokens == template.tokens
+        ]
+        assert winner.learning_rate is not None
+        grid = tuple(winner.learning_rate * factor for factor in CONFIRMATION)
+        return Study(template, grid, 2.0, rows)
+
+    def _stage(self, plan: Plan, studies: list[Study]) -> Round | None:
+        """Bring studies a step on; None when all have settled with equally many trials."""
+        found = Round()
+        for study in studies:
+            if not self._advance(study, found):
+                self._propose(plan, study, found, 0)
+        if not found.rows and not found.pauses:
+            most = max((len(study.rows) for study in studies), default=0)
+            for study in studies:
+                self._propose(plan, study, found, most)
+        return found if found.rows or found.pauses else None
+
+    def _advance(self, study: Study, found: Round) -> bool:
+        """Let open trials go on to their next rung, pruning at the one that all have reached."""
+        shown = self._shown(study)
+        rates = {str(row.id): float(row.learning_rate or 0) for row in study.rows}
+        level = {one: len(shown[one].at_rungs) for one in shown if shown[one].loss is None}
+        if not level:
+            return False
+        rungs, lowest = self._rungs(study), min(level.values())
+        going = [one for one in level if level[one] == lowest]
+        if lowest and len(going) == len(level):
+            at_rung = {
+                one: (rates[one], shown[one].at_rungs[lowest - 1][1])
+                for one in shown
+                if len(shown[one].at_rungs) >= lowest
+            }
+            kept = survivors(at_rung)
+            for one in set(going) - kept:
+                why = f"pruned at step {rungs[lowest - 1]}: among the worse half there"
+                self.schedule.prune(self.folder.trial(one), why)
+            going = [one for one in going if one in kept]
+        step = rungs[lowest] if lowest < len(rungs) else None
+        found.pauses |= dict.fromkeys(going, step)
+        return bool(going)
+
+    def _propose(self, plan: Plan, study: Study, found: Round, wanted: int) -> None:
+        """Add the trials that the study asks for next."""
+        search, shown = self._as_search(study), self._shown(study)
+        if search.is_done(shown.values(), wanted):
+            return
+        optuna_study = self._optuna(search)
+        optuna_study.bring_up_to_date(shown)
+        rows: dict[str, PlannedTrial] = {}
+
+        def name(values: dict[str, float]) -> str:
+            row = _row(plan, study.template, values)
+            rows[str(row.id)] = row
+            return str(row.id)
+
+        optuna_study.ask(wanted, name)
+        found.rows += rows.values()
+        rungs = self._rungs(study)
+        found.pauses |= dict.fromkeys(rows, rungs[0] if rungs else None)
+
+    def _optuna(self, search: Search) -> "RateStudy":
+        from sweep.orchestration.studies import RateStudy, default_storage
+
+        if search.name not in self._studies:
+            storage = self.storage or default_storage(self.folder.path)
+            self._studies[search.name] = RateStudy(search, storage)
+        return self._studies[search.name]
+
+    def _as_search(self, study: Study) -> Search:
+        template = study.template
+        name = f"{self.folder.name}: batch size {study.batch_size}, {template.tokens} tokens"
+        is_search = study.finest == FINEST
+        extra = tuple(name for name in self.settings.dimensions if name != "lr" and is_search)
+        return Search(name, study.grid, study.finest, extra, self.settings.trials)
+
+    def _rungs(self, study: Study) -> tuple[int, ...]:
+        return rung_steps(study.template.steps, self.evaluation) if self.settings.prune else ()
+
+    # ---------------------------------------------------------------- what trials show
+
+    def _winner(self, study: Study) -> PlannedTrial | None:
+        """Return the row of the least final loss, and give Optuna the last word of the study."""
+        shown = self._shown(study)
+        self._optuna(self._as_search(study)).bring_up_to_date(shown)
+        tried = [shown[str(row.id)].tried for row in study.rows]
+        return study.rows[best_place(tried)] if winning_rate(tried) is not None else None
+
+    def _shown(self, study: Study) -> dict[str, Shown]:
+        return {str(row.id): self._of_trial(study, row) for row in study.rows}
+
+    def _of_trial(self, study: Study, row: PlannedTrial) -> Shown:
+        trial, rungs = self.folder.trial(str(row.id)), self._rungs(study)
+        status = trial.read_status()
+        return Shown(
+            _values(study.template, row, self._as_search(study).extra),
+            self._loss(trial),
+            status.state is State.PRUNED,
+            tuple(_losses_at(trial, rungs)),
+        )
+
+    def _loss(self, trial: TrialFolder) -> float | None:
+        status = trial.read_status()
+        if status.state is State.COMPLETE:
+            result = trial.read_result() or {}
+            return float(result["final_valid_loss"])
+        if status.state is State.FAILED and status.cause is not Cause.DIVERGED:
+            return math.inf if trial.id in self._began else None  # tried again by this command
+        return math.inf if status.state.is_finished else None
+
+
+def _is_tuning(row: PlannedTrial, batch: int) -> bool:
+    return (row.stage, row.policy, row.batch_size) == ("tune", "tuned", batch)
+
+
+def _losses_at(trial: TrialFolder, rungs: tuple[int, ...]) -> list[tuple[int, float]]:
+    lines = {line["step"]: line for line in read_metrics(trial.metrics_path)}
+    found = []
+    for step in rungs:
+        if step not in lines or "valid/loss" not in lines[step]:
+            break
+        loss = lines[step]["valid/loss"]
+        found.append((step, math.inf if loss is None else float(loss)))
+    return found
+
+
+def _row(plan: Plan, template: PlannedTrial, values: dict[str, float]) -> PlannedTrial:
+    """Plan the trial with these values; β2 and weight decay are factors on what policy holds."""
+    held = Policy("tuned").optimizer_at(
+        template.batch_size, plan.tokens_per_sequence, plan.settings.optimizer
+    )
+    beta2 = held.beta2 ** (1 / values["beta2"]) if "beta2" in values else template.beta2
+    decay = template.weight_decay
+    if "weight_decay" in values:
+        decay = held.weight_decay * values["weight_decay"]
+    return plan.with_rate(template, values["learning_rate"], beta2, decay)
+
+
+def _values(held: PlannedTrial, row: PlannedTrial, extra: tuple[str, ...]) -> dict[str, float]:
+    """Return a trial's values as its study knows them; the first grid trial holds the policy's."""
+    values = {"learning_rate": float(row.learning_rate or 0.0)}
+    if "beta2" in extra:
+        values["beta2"] = math.log(held.beta2) / math.log(row.beta2)
+    if "weight_decay" in extra:
+        values["weight_decay"] = row.weight_decay / held.weight_decay if held.weight_decay else 1.0
+    return values
