@@ -138,6 +138,7 @@ def forecast(experiment: str, **flags: Any) -> int:
 @sweep.command()
 @memory_options
 @click.option("--largest", metavar="N", help="Look no further than this size.")
+@click.option("--multiple", metavar="N", help="Only multiples of N are legal sizes.")
 @click.option("--soak", metavar="STEPS", help="Run the safe size so long and look for a leak.")
 def probe(experiment: str, **flags: Any) -> int:
     """Measure the largest microbatch that fits, each point in a fresh process, and prove it."""

@@ -32,11 +32,12 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
         sizes = f"batch size {point.batch_size} in microbatches of {point.microbatch_size}"
         click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
 
-    cap, soak = flags["largest"], flags["soak"]
+    cap, soak, multiple = flags["largest"], flags["soak"], flags["multiple"]
     document = probe_memory(
         experiment,
         logistics=read_logistics(flags),
         cap=None if cap is None else parse_count(cap, "largest"),
+        multiple=1 if multiple is None else parse_count(multiple, "multiple"),
         soak_steps=0 if soak is None else parse_count(soak, "soak"),
         on_point=show,
         **read_overrides(flags),

@@ -6,6 +6,7 @@ Compiled steps are forecast as eager ones, which mostly keep more; that is not c
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.points import Forecast
 from sweep.memory.search import Found, Look, find_largest
+from sweep.models import build_without_weights
 from sweep.models.precision import weight_dtype
 from sweep.training.device import usable_memory
 from sweep.training.process import ShouldStop
@@ -38,8 +40,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
     shown = min(batch_size, SHOWN_MICROBATCHES * config.microbatch_size)
     vocabulary = getattr(config.science.model, "vocabulary", None)
     try:
-        with torch.device("meta"):
-            model = build_workload(here, torch.device("cpu")).build_model()
+        model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
         with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages(None, vocabulary) as storages:
             _give_storage(model, weight_dtype(config.science.precision))
             step = TrainingStep(here, torch.device("cpu"), config.microbatch_size, model)
@@ -72,13 +73,39 @@ def _give_storage(model: nn.Module, dtype: torch.dtype) -> None:
                 )
             if weight is not None:
                 module._parameters[name] = made[id(weight)]  # type: ignore[assignment]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        for held in (module._buffers, module.__dict__):  # a tensor may be a plain attribute
+            for name, tensor in held.items():
+                if isinstance(tensor, torch.Tensor):
+                    held[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+class Forecasts:
+    """Forecasts of one experiment's configurations, each made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], Forecast] = {}
+
+    @property
+    def made(self) -> list[Forecast]:
+        """All of them, in order."""
+        return list(self._known.values())
+
+    def of(self, config: TrialConfig) -> Forecast:
+        """Forecast a configuration, as `forecast_step` does."""
+        batch, size = config.science.batch_size, config.microbatch_size
+        shown = min(batch, SHOWN_MICROBATCHES * size)
+        key = (shown, size, config.execution.evaluation_batch_size)
+        if key not in self._known:
+            self._known[key] = forecast_step(config)
+        return replace(self._known[key], batch_size=batch // config.execution.devices)
 
 
 def largest_microbatch(
-    config: TrialConfig, limit_bytes: int, cap: int | None = None, is_accumulated: bool = False
+    config: TrialConfig,
+    limit_bytes: int,
+    forecasts: Forecasts,
+    cap: int | None = None,
+    is_accumulated: bool = False,
 ) -> Found:
     """Find the largest microbatch, up to `cap`, whose forecast peaks are within the limit.
 
@@ -87,7 +114,7 @@ def largest_microbatch(
 
     def look(size: int) -> Look:
         batch = SHOWN_MICROBATCHES * size if is_accumulated else size
-        found = forecast_step(config.sized(batch, size))
+        found = forecasts.of(config.sized(batch, size))
         return Look(found.needed_bytes <= limit_bytes, found.peak_bytes)
 
     return find_largest(look, limit_bytes, cap=cap)
@@ -100,10 +127,11 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int
     """
     limit = usable_memory(config.execution)
     cap, at_once = config.microbatch_size, config.execution.evaluation_batch_size
-    whole = forecast_step(config)
-    if whole.needed_bytes <= limit:
+    forecasts = Forecasts()
+    if forecasts.of(config).needed_bytes <= limit:
         return cap, at_once
-    largest = max(1, largest_microbatch(config, limit, cap, is_accumulated=True).largest)
+    found = largest_microbatch(config, limit, forecasts, cap, is_accumulated=True)
+    largest = max(1, found.largest)
     return largest, min(at_once, largest)
 
 
@@ -111,11 +139,5 @@ def forecast_rows(
     configs: Iterable[TrialConfig], should_stop: ShouldStop | None = None
 ) -> list[Forecast]:
     """Forecast trials as planned, each different configuration once."""
-    known: dict[tuple[int, int], Forecast] = {}
-    rows = []
-    for config in configs:
-        size = config.microbatch_size
-        key = (min(config.science.batch_size, SHOWN_MICROBATCHES * size), size)
-        known[key] = known.get(key) or forecast_step(config)
-        rows.append(known[key])
-    return rows
+    forecasts = Forecasts()
+    return [forecasts.of(config) for config in configs]

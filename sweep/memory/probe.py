@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from sweep.config.trial import TrialConfig
@@ -35,11 +36,12 @@ class Leak:
     steps: int
     bytes_per_step: float
     interval: tuple[float, float]
+    halves: tuple[float, float]  # bytes per step in each half of the steps
 
     @property
     def is_found(self) -> bool:
-        """Whether memory grows beyond doubt."""
-        return self.interval[0] > 0
+        """Whether memory grows beyond doubt, and in both halves of the steps: no single jump."""
+        return self.interval[0] > 0 and min(self.halves) > 0
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,13 @@ class Probe:
         """Measure one point and judge it; a collapse is believed when it is seen twice."""
         key = (batch_size, microbatch_size)
         if key not in self.points:
-            point = self._judged(self._measure(batch_size, microbatch_size, STEPS))
-            if point.status == "COLLAPSED":
-                point = self._judged(self._measure(batch_size, microbatch_size, STEPS))
-            self.points[key] = point
+            point = self._measure(batch_size, microbatch_size, STEPS)
+            fastest = self._fastest_below(point)
+            if fastest is not None and _judged(point, fastest).status == "COLLAPSED":
+                sizes = (fastest.batch_size, fastest.microbatch_size)
+                fastest = self._measure(*sizes, STEPS)  # under the same load as what follows
+                point = self._measure(batch_size, microbatch_size, STEPS)
+            point = self.points[key] = _judged(point, fastest)
             self._on_point(point)
         return self.points[key]
 
@@ -105,23 +110,41 @@ class Probe:
         is_memory = outcome.kind == "out_of_memory"
         return ("OUT_OF_MEMORY", outcome.message) if is_memory else ("ERROR", str(error))
 
-    def _judged(self, point: Measurement) -> Measurement:
-        """Say where a point that ran does not fit all the same."""
-        if point.status != "OK":
-            return point
-        if point.allocator_retries:
-            why = f"the allocator had to ask again {point.allocator_retries} times"
-            return replace(point, status="COLLAPSED", message=why)
-        smaller = [
-            other.tokens_per_second or 0.0
-            for (_, size), other in self.points.items()
-            if size < point.microbatch_size and other.status == "OK"
-        ]
-        rate = point.tokens_per_second or 0.0
-        if smaller and rate < COLLAPSE * max(smaller):
-            why = f"{rate:,.0f} tokens/s, below {COLLAPSE} of {max(smaller):,.0f}"
-            return replace(point, status="COLLAPSED", message=why)
+    def _fastest_below(self, point: Measurement) -> Measurement | None:
+        """Return the fastest smaller point; None where a larger one has not collapsed."""
+        fine = [other for other in self.points.values() if other.status == "OK"]
+        if any(other.microbatch_size > point.microbatch_size for other in fine):
+            return None
+        smaller = [other for other in fine if other.microbatch_size < point.microbatch_size]
+        return max(smaller, key=lambda other: other.tokens_per_second or 0.0, default=None)
+
+    def step_back(self, size: int, unit: int, parts: int = 1) -> Measurement | None:
+        """Measure steps of so many microbatches of a size, else of smaller ones, until one fits."""
+        step = unit
+        while (point := self.measure(parts * size, size)).status != "OK":
+            if size <= unit:
+                return None
+            size, step = max(unit, size - step), 2 * step
         return point
+
+
+def _judged(point: Measurement, fastest: Measurement | None) -> Measurement:
+    """Say where a point that ran does not fit all the same.
+
+    Args:
+        point: as measured.
+        fastest: the best smaller point, to compare throughput with.
+    """
+    if point.status != "OK":
+        return point
+    if point.allocator_retries:
+        why = f"the allocator had to ask again {point.allocator_retries} times"
+        return replace(point, status="COLLAPSED", message=why)
+    rate, best = (one.tokens_per_second or 0.0 if one else 0.0 for one in (point, fastest))
+    if rate < COLLAPSE * best:
+        why = f"{rate:,.0f} tokens/s, below {COLLAPSE} of {best:,.0f}"
+        return replace(point, status="COLLAPSED", message=why)
+    return point
 
 
 def probe(
@@ -142,28 +165,27 @@ def probe(
     """
     measured = Probe(config, limit_bytes, on_point)
     found = find_largest(measured.look, limit_bytes, unit, cap)
-    safe = found.largest
-    line = found.line
-    if line is not None and found.largest:
-        bound = line.largest(SAFE_SHARE * limit_bytes)
-        safe = min(found.largest, max(unit, bound // unit * unit))
-        while not measured.look(safe).fits and safe > unit:
-            safe -= unit
-    part = safe  # beside the gradients of the microbatch before it
-    accumulated = measured.measure(2 * part, part) if part else None
-    while accumulated and accumulated.status != "OK" and part > unit:
-        part -= unit
-        accumulated = measured.measure(2 * part, part)
+    safe, accumulated, line = None, None, found.line
+    if found.largest:
+        bound = line.largest(SAFE_SHARE * limit_bytes) if line else found.largest
+        safe = measured.step_back(min(found.largest, max(unit, bound // unit * unit)), unit)
+    if safe is not None:  # beside the gradients of the microbatch before it
+        accumulated = measured.step_back(safe.microbatch_size, unit, parts=2)
     points = tuple(measured.points.values())
-    return measured, Probed(found, points, safe, accumulated)
+    return measured, Probed(found, points, safe.microbatch_size if safe else 0, accumulated)
 
 
 def find_leak(rests: tuple[int, ...]) -> Leak:
     """Fit bytes at rest against steps, with the slope's 95 % interval."""
     kept = np.array(rests[WARM_UP_STEPS:], dtype=float)
     if np.ptp(kept) == 0:
-        return Leak(len(rests), 0.0, (0.0, 0.0))
+        return Leak(len(rests), 0.0, (0.0, 0.0), (0.0, 0.0))
     fit: Any = stats.linregress(np.arange(len(kept)), kept)
     half = float(stats.t.ppf(0.975, len(kept) - 2)) * float(fit.stderr)
     slope = float(fit.slope)
-    return Leak(len(rests), slope, (slope - half, slope + half))
+    first, second = (_slope(part) for part in np.array_split(kept, 2))
+    return Leak(len(rests), slope, (slope - half, slope + half), (first, second))
+
+
+def _slope(values: NDArray[np.float64]) -> float:
+    return float(np.polyfit(np.arange(len(values)), values, 1)[0]) if np.ptp(values) else 0.0

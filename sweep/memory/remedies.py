@@ -7,6 +7,7 @@ from sweep.memory.forecast import forecast_step
 from sweep.training.process import ShouldStop
 
 CHUNK_ROWS = 512
+PRECISIONS = ("fp32", "bf16", "bf16-pure")  # from wide to narrow
 
 
 def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
@@ -38,8 +39,8 @@ def _changes(config: TrialConfig) -> dict[str, TrialConfig]:
         changed = execution.model_copy(update={"loss_chunk_rows": CHUNK_ROWS})
         flag = f"--loss-chunk-rows {CHUNK_ROWS}"
         changes[flag] = config.model_copy(update={"execution": changed})
-    for precision in ("bf16", "bf16-pure"):
-        if science.precision == "fp32":
+    for precision in PRECISIONS[PRECISIONS.index(science.precision) + 1 :]:
+        if science.workload != "quadratic":
             narrow = science.model_copy(update={"precision": precision})
             changes[f"--precision {precision}"] = config.model_copy(update={"science": narrow})
     return changes

@@ -1,17 +1,21 @@
 """The largest size that fits, found by a line and proved by its neighbour.
 
 Two small points give a line, the line a guess; what counts is measured: that the answer fits and
-that the next legal size does not. Where the line is a little off the search walks from it in steps
-that double; where memory is no line it bisects.
+that the next legal size does not. Where the line is a little off the search walks a few steps from
+it; where memory is no line it bisects, in ratios while the bounds are far apart.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sweep.memory.line import Line, fit_line
 
 SMALL = (4, 8)  # units; below, other things than the batch may hold the peak
-GUIDED_POINTS = 5  # measured before the line is given up
+GUIDED_POINTS = 5  # that a line needs; more, and memory is none
+PATIENCE = 16  # points, after which nothing is predicted any more
+FARTHEST = 64  # times the largest size that fits: no guess lies beyond
+WALK = 2  # units of the longest step from a guess that missed, before bisecting
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,19 @@ class Found:
     @property
     def line(self) -> Line | None:
         """The line through the sizes that fit."""
-        return fit_line(
-            {
-                size: look.peak_bytes
-                for size, look in sorted(self.looks.items())
-                if look.fits and look.peak_bytes is not None
-            }
-        )
+        return fit_line(self._peaks())
+
+    @property
+    def last_line(self) -> Line | None:
+        """The line through the two largest sizes that fit: what holds the peak may change."""
+        return fit_line(dict(list(self._peaks().items())[-2:]))
+
+    def _peaks(self) -> dict[int, int]:
+        return {
+            size: look.peak_bytes
+            for size, look in sorted(self.looks.items())
+            if look.fits and look.peak_bytes is not None
+        }
 
 
 def find_largest(
@@ -66,21 +76,28 @@ def find_largest(
             low, high = _see(found, look, size, unit, low, high)
     step = 1  # units from the nearest size that was looked at
     while high - low > 1:
-        line = found.line
-        is_lost = len(found.looks) >= GUIDED_POINTS
-        found.is_bisected |= is_lost
-        middle = (low + high) // 2 if high <= top else max(2 * low, 1)
+        line = found.last_line
+        is_lost = len(found.looks) >= PATIENCE
+        found.is_bisected |= len(found.looks) >= GUIDED_POINTS
+        middle = _middle(low, high) if high <= top else max(2 * low, 1)
         predicted = middle if line is None else line.largest(limit_bytes) // unit
-        if is_lost and high > top:
-            guess = middle
+        if step > WALK or (is_lost and low < predicted < high):
+            guess, step = middle, 1
         elif low < predicted < high:
-            guess = middle if is_lost else predicted
+            guess = min(predicted, FARTHEST * max(low, 1))
         else:
             guess = min(low + step, middle) if predicted <= low else max(high - step, middle)
             step *= 2
         low, high = _see(found, look, min(guess, high - 1), unit, low, high)
     found.largest, found.is_capped = low * unit, low == top
     return found
+
+
+def _middle(low: int, high: int) -> int:
+    """Return a size between two others: of their ratio where they are far apart."""
+    if high > 2 * low > 0:
+        return min(max(math.isqrt(low * high), low + 1), high - 1)
+    return (low + high) // 2
 
 
 def _see(

@@ -1,5 +1,6 @@
 """Models: built from settings and a seed, the same weights on every machine."""
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -81,6 +82,14 @@ def count_parameters(settings: ModelSettings, activation_checkpointing: bool = F
     """Return the number of parameters, in closed form or by building a user's model once."""
     if settings.parameters is not None:
         return settings.parameters
-    with torch.device("meta"):
-        model = build_model(settings, 0, activation_checkpointing)
-        return sum(parameter.numel() for parameter in model.parameters())
+    model = build_without_weights(lambda: build_model(settings, 0, activation_checkpointing))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model on the device `meta`; with weights where its code needs values."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except Exception:  # its own code's, which says no more than that it cannot be built so
+        return build()

@@ -36,7 +36,10 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: 
         rows: of `hidden` whose logits exist at a time.
     """
     if hidden.is_cuda and LIGER is not None:
-        fused: Tensor = LIGER(hidden, weight.to(hidden.dtype), targets, reduction="sum")
+        narrow = weight.to(hidden.dtype)
+        fused: Tensor = LIGER(
+            hidden, narrow, targets, reduction="sum", accum_dtype=_accumulator(weight.dtype)
+        )
         return fused.float()
     total: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-untyped-call]
     return total

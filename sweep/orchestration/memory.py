@@ -43,33 +43,32 @@ def forecast_memory(
     Raises:
         SweepError: for bad input, or a model that fake tensors cannot run.
     """
-    from sweep.memory.forecast import forecast_step, largest_microbatch
+    from sweep.memory.forecast import Forecasts, largest_microbatch
     from sweep.training.device import USABLE_SHARE
 
     logistics = logistics or Logistics(device="cpu")
-    is_elsewhere = logistics.device.startswith("cuda")
-    logistics = replace(logistics, is_elsewhere=is_elsewhere)
+    logistics = replace(logistics, is_elsewhere=logistics.device.startswith("cuda"))
+    forecasts = Forecasts()
     plan = _plan(load_experiment(experiment, overrides), logistics)
     configs = _configs(plan)
     limit, largest, config = logistics.device_memory, None, configs[max(configs)]
-    on_gpu = None if limit is None else int(limit * USABLE_SHARE)
-    if plan.execution.device.startswith("cuda"):
-        limit = on_gpu
+    if limit is not None and plan.execution.device.startswith("cuda"):
+        limit = int(limit * USABLE_SHARE)
     if limit is not None:
-        largest = largest_microbatch(config, limit).largest
+        largest = largest_microbatch(config, limit, forecasts).largest
     part = 0  # that fits beside the gradients of the microbatches before it
     if limit is not None and max(configs) > (largest or 0):
-        part = largest_microbatch(config, limit, largest, is_accumulated=True).largest
+        part = largest_microbatch(config, limit, forecasts, largest, is_accumulated=True).largest
     points: list[Forecast] = []
     for batch, config in configs.items():
         size = config.microbatch_size
         if largest is not None and batch > largest and logistics.microbatch is None:
             size = largest_divisor(batch, max(1, part))
-        points.append(forecast_step(config.sized(batch, size)))
-    line = _line_of(points)
+        points.append(forecasts.of(config.sized(batch, size)))
+    line = _line_of(forecasts.made)
     if line is None:  # one size, or steps in several microbatches
         sizes = sorted({1, 2, *(point.microbatch_size for point in points)})
-        line = _line_of([forecast_step(configs[max(configs)].sized(n, n)) for n in sizes])
+        line = _line_of([forecasts.of(configs[max(configs)].sized(n, n)) for n in sizes])
     return _document(plan, logistics.device_memory) | {
         "device": plan.execution.device,
         "usable_bytes": limit,  # by tensors; on a GPU less than its memory
@@ -79,7 +78,6 @@ def forecast_memory(
         ],
         "line": line and line.as_document(),
         "largest_microbatch_size": largest,
-        "largest_on_a_gpu": line and on_gpu and line.largest(on_gpu),  # of that memory
         **_accuracy(plan),
     }
 
@@ -88,7 +86,8 @@ def _plan(settings: Experiment, logistics: Logistics) -> Plan:
     """Plan each batch size once, in one microbatch unless one is asked for."""
     one = settings.model_copy(update={"seeds": 1, "lr": "1e-3"})
     whole = logistics.microbatch or max(settings.batches)
-    return make_plan(one, replace(logistics, microbatch=whole), NOWHERE).plan
+    asked = replace(logistics, microbatch=whole, asks_memory=True)
+    return make_plan(one, asked, NOWHERE).plan
 
 
 def _configs(plan: Plan) -> dict[int, TrialConfig]:
@@ -121,9 +120,13 @@ def _accuracy(plan: Plan) -> dict[str, Any]:
             "error_bar_share": None,
         }
     is_cuda = plan.execution.device.startswith("cuda")
+    kind = plan.settings.model.kind
+    if is_cuda and kind != "elman":
+        basis = "eager steps' tensors, not compared yet with what this model takes on a GPU"
+        return {"basis": basis, "error_bar_share": None}
     place = "nine peaks published for a GPU" if is_cuda else "the peaks measured on a CPU"
     share = ERROR_ON_CUDA if is_cuda else ERROR_ON_CPU
-    if plan.settings.model.kind == "hugging_face":
+    if kind == "hugging_face":
         share = ERROR_OF_TRANSFORMERS
     basis = f"eager steps' tensors, within {100 * share:g} % of {place}"
     return {"basis": basis, "error_bar_share": share}
@@ -134,6 +137,7 @@ def probe_memory(
     *,
     logistics: Logistics | None = None,
     cap: int | None = None,
+    multiple: int = 1,
     soak_steps: int = 0,
     on_point: Callable[[Measurement], None] | None = None,
     **overrides: Any,
@@ -144,6 +148,7 @@ def probe_memory(
         experiment: a shipped name or the path of a TOML file.
         logistics: device and `device_memory`; on a CPU by default half of what is available.
         cap: the largest size of interest.
+        multiple: only multiples of it are legal, such as whole groups.
         soak_steps: steps of the safe size that look for a leak; 0: none.
         on_point: called after each measured point.
         **overrides: fields of the experiment: batches, model, context, precision, …
@@ -170,11 +175,12 @@ def probe_memory(
     elif device.type == "cpu":  # counting every tensor needs eager steps
         eager = config.execution.model_copy(update={"compile": False})
         config = config.model_copy(update={"execution": eager})
-    measured, found = probe(config, limit, cap=cap, on_point=on_point)
+    measured, found = probe(config, limit, multiple, cap, on_point)
     points = [point.as_document() for point in found.points]
     line, verdict = found.found.line, _verdict(found)
     document = _document(plan, limit) | {
         "device": str(device),
+        "multiple": multiple,
         "basis": PROBED.get(device.type, "live tensors in eager steps"),
         "points": points,
         "line": line and line.as_document(),

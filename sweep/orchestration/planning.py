@@ -36,6 +36,7 @@ class Logistics:
     device_memory: int | None = None  # bytes, enforced
     loss_chunk_rows: int | None = None  # None: the default
     is_elsewhere: bool = False  # the device need not be on this machine, as in a forecast
+    asks_memory: bool = False  # sizes are as given: what fits is the question
     keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
 
 
@@ -160,9 +161,10 @@ def make_plan(
         plan = grown.model_copy(update={"trials": rows, "data_path": path})
         return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
     _check_workload(new)
-    if logistics.microbatch is None:
+    if not logistics.asks_memory:
         new = build(_within_memory(new))
-    return Planned(_decide_compile(_with_parameters(new)), _requested(new, None), False)
+    new = _decide_compile(_with_parameters(new), logistics.is_elsewhere)
+    return Planned(new, _requested(new, None), False)
 
 
 def _requested(new: Plan, old: Plan | None) -> tuple[str, ...]:
@@ -274,7 +276,7 @@ def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution
     )
 
 
-def _decide_compile(plan: Plan) -> Plan:
+def _decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
     """On CUDA whenever a compiler exists; on CPU only if the plan is also large enough."""
     from sweep.training.device import has_compiler
 
@@ -283,7 +285,7 @@ def _decide_compile(plan: Plan) -> Plan:
     wanted = device.startswith("cuda") or (device == "cpu" and flops >= COMPILE_FLOPS)
     if is_counted:
         compiles, reason = False, "eager: a memory limit on a CPU counts every operation's tensors"
-    elif wanted and not has_compiler(device):
+    elif wanted and not is_elsewhere and not has_compiler(device):
         compiles, reason = False, "eager: no compiler on this machine"
     elif wanted:
         compiles, reason = True, "torch.compile"

@@ -190,4 +190,4 @@ class Schedule:
         with contextlib.suppress(WorkerDied):
             process = FreshProcess("sweep.memory.remedies:describe_remedies", config)
             remedies = process.result(timeout=REMEDY_SECONDS)
-            self._update(trial, lambda s: s.changed(message=f"{s.message} {remedies}"))
+            self._update(trial, lambda s: s.changed(message=f"{s.message.rstrip('.')}. {remedies}"))

@@ -60,10 +60,9 @@ def _gpu_note(document: Mapping[str, Any]) -> str:
         return f"A GPU needs about a tenth of its memory for {why}."
     if usable < memory:
         return f"Of the GPU's {format_bytes(memory)} a tenth is left for {why}."
-    on_gpu = document["largest_on_a_gpu"]
     return (
-        f"Tensors are held against the whole limit, as on a CPU. A GPU of {format_bytes(memory)} "
-        f"needs about a tenth for {why}: count on {on_gpu} there (`--device cuda`)."
+        "Tensors are held against the whole limit, as on a CPU. A GPU needs about a tenth of its "
+        f"memory for {why}: ask about one with `--device cuda`."
     )
 
 

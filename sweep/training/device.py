@@ -14,6 +14,7 @@ import torch
 
 from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError
+from sweep.training.memory_limit import available_in_cgroups
 
 # Dense bfloat16 peak, FLOP/s, from the vendors' data sheets; matched in this order.
 PEAK_FLOPS = {
@@ -80,18 +81,14 @@ def has_compiler(device: str) -> bool:
 
 
 def available_memory() -> int:
-    """Return bytes that may still be taken of the machine's memory, and of this cgroup's."""
+    """Return bytes that may still be taken of the machine's memory, and of its cgroups'."""
     try:
         lines = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
         available = int(lines[0]) * 1024
     except (OSError, IndexError, ValueError):  # not Linux: all there is
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return available
-    return min(available, limit - used)
+    limited = available_in_cgroups()
+    return available if limited is None else min(available, limited)
 
 
 def device_memory(device: torch.device) -> int:

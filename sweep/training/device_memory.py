@@ -16,7 +16,7 @@ class DeviceMemory(Protocol):
     """Bytes on a device; None where it does not tell."""
 
     context_bytes: int  # of this process before it made any tensor
-    others_bytes: int  # of other processes then
+    others_bytes: int  # of other processes, and of the driver, then
 
     def allocated_bytes(self) -> int:
         """Held by tensors now."""
@@ -61,9 +61,9 @@ class CpuMemory:
 class CudaMemory:
     """The caching allocator's statistics, and the driver's."""
 
-    def __init__(self, device: torch.device, context_bytes: int, others_bytes: int) -> None:
-        self._device = device
-        self.context_bytes, self.others_bytes = context_bytes, others_bytes
+    def __init__(self, device: torch.device, context_bytes: int) -> None:
+        self._device, self.context_bytes = device, context_bytes
+        self.others_bytes = self.device_bytes() - context_bytes
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._device)
@@ -104,7 +104,7 @@ def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[De
         allowed = max(0, min((limit_bytes or total) - context, free))
         torch.cuda.set_per_process_memory_fraction(allowed / total, device)
         try:
-            yield CudaMemory(device, context, total - free - context)
+            yield CudaMemory(device, context)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
     else:

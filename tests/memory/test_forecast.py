@@ -9,7 +9,7 @@ import torch
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.memory.forecast import forecast_step, largest_microbatch
+from sweep.memory.forecast import Forecasts, forecast_step, largest_microbatch
 from sweep.memory.measure import measure
 from sweep.orchestration.memory import ERROR_OF_TRANSFORMERS, ERROR_ON_CPU, forecast_memory
 from sweep.orchestration.planning import Logistics
@@ -114,7 +114,7 @@ def test_all_published_e1_rows_are_reproduced():
 
 def test_the_largest_that_fits_is_found_by_forecast_and_its_neighbour_does_not_fit():
     trial = config("quick", batch=64)
-    found = largest_microbatch(trial, 100 << 20, None)
+    found = largest_microbatch(trial, 100 << 20, Forecasts())
     peaks = [forecast_step(config("quick", batch=2 * n, microbatch=n)).needed_bytes
              for n in (found.largest, found.largest + 1)]  # fmt: skip
     assert peaks[0] <= 100 << 20 < peaks[1]

@@ -112,7 +112,7 @@ def test_noise_is_no_leak():
 
 
 def test_a_collapse_of_throughput_does_not_fit_when_it_is_seen_twice(monkeypatch):
-    rates = {4: [100.0], 8: [50.0, 150.0], 16: [50.0, 40.0]}
+    rates = {4: [100.0, 90.0], 8: [50.0, 150.0, 140.0], 16: [50.0, 40.0]}
 
     def fake(self, batch, size, steps):
         return Measurement(batch, size, "OK", peak_bytes=size, tokens_per_second=rates[size].pop(0))
@@ -126,3 +126,39 @@ def test_allocator_retries_do_not_fit(monkeypatch):
     point = Measurement(4, 4, "OK", peak_bytes=1, tokens_per_second=1.0)
     monkeypatch.setattr(Probe, "_measure", lambda *_: replace(point, allocator_retries=2))
     assert Probe(None, 100, None).measure(4, 4).status == "COLLAPSED"
+
+
+def test_one_jump_is_no_leak():
+    assert not find_leak((0,) * 20 + (1 << 20,) * 12).is_found
+
+
+def test_a_size_below_one_that_fitted_does_not_collapse(monkeypatch):
+    rates = {4: 100.0, 8: 100.0, 6: 10.0}
+
+    def fake(self, batch, size, steps):
+        return Measurement(batch, size, "OK", peak_bytes=size, tokens_per_second=rates[size])
+
+    monkeypatch.setattr(Probe, "_measure", fake)
+    probe = Probe(None, 100, None)
+    assert [probe.measure(n, n).status for n in (4, 8, 6)] == ["OK", "OK", "OK"]
+
+
+def test_a_smaller_choice_is_found_in_a_few_points_however_far_away_it_is(monkeypatch):
+    measured = []
+
+    def fake(self, batch, size, steps):
+        measured.append(size)
+        status = "OK" if batch <= 600 else "OUT_OF_MEMORY"
+        return Measurement(batch, size, status, peak_bytes=size, tokens_per_second=1.0)
+
+    monkeypatch.setattr(Probe, "_measure", fake)
+    found = Probe(None, 100, None).step_back(6000, 1, parts=2)
+    assert found.batch_size <= 600 and len(measured) <= 15
+
+
+def test_only_multiples_are_measured_where_only_they_are_legal():
+    document = probe_memory("quick", logistics=within(24 * MIB), batches=[8], multiple=3, cap=30)
+    sizes = {point["microbatch_size"] for point in document["points"]}
+    largest = document["largest_microbatch_size"]
+    assert {size % 3 for size in sizes} == {0} and largest + 3 in sizes
+    assert f"{largest} fits and {largest + 3} does not" in document["verdict"]

@@ -28,11 +28,13 @@ def assert_proved(found, asked, peak, limit, unit, cap):
 
 @given(
     fixed=st.integers(0, 10**6),
-    slope=st.integers(1, 10**4),
-    limit=st.integers(1, 10**8),
+    slope=st.integers(100, 10**4),
+    limit=st.integers(1, 3 * 10**6),
     unit=st.sampled_from([1, 2, 8]),
 )
 def test_on_a_line_at_most_five_points_are_looked_at(fixed, slope, limit, unit):
+    """Up to 30,000 units; beyond, one more for each factor of 64."""
+
     def peak(size):
         return fixed + slope * size
 
@@ -77,4 +79,15 @@ def test_a_line_that_is_a_little_off_costs_few_points_more(offset, limit):
 
     found, asked = search(peak, limit)
     assert_proved(found, asked, peak, limit, 1, None)
-    assert len(asked) <= 4 + 2 * 6
+    assert len(asked) <= 10
+
+
+def test_small_points_that_are_not_yet_on_the_line_cost_few_points_more():
+    """The optimizer's step holds the peak of small batches, activations that of larger ones."""
+
+    def peak(size):
+        return max(1000 + size, 30 * size)
+
+    found, asked = search(peak, 30 * 36)
+    assert found.largest == 36 and max(asked) <= 8 * 64
+    assert len(asked) <= 16
