@@ -118,3 +118,10 @@ class EvaluatesTwoAtATime(NoisyQuadratic):
         if self.config.execution.evaluation_batch_size > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
         return super().evaluate(model)
+
+
+class NeverFinite(NoisyQuadratic):
+    """Its loss is infinite at every rate."""
+
+    def loss_sum(self, model, batch):
+        return super().loss_sum(model, batch) * float("inf")

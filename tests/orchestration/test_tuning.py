@@ -1,0 +1,224 @@
+"""Tuned sweeps from end to end, on a small quadratic, in this process."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import optuna
+import pytest
+
+from sweep.config.experiment import load_experiment
+from sweep.orchestration.local import InlineExecutor
+from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.runner import finished_summary, run_plan
+from sweep.plan.plan import load_plan
+from sweep.plan.tuning import EXTENSIONS
+from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.metrics import read_metrics
+
+SMALL = {
+    "batches": "16,32",
+    "budget": "3200",
+    "lr": "tuned",
+    "seeds": 2,
+    "model": {"preset": "quadratic", "name": "small", "dimensions": 30},
+    "optimizer": {"name": "adamw", "weight_decay": 0.1},
+    "schedule": {"name": "cosine"},
+}
+
+
+class Stopping(InlineExecutor):
+    """Stops the command at a given attempt, as Ctrl-C would."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.left, self.schedule = at, None
+
+    def submit(self, folder, environment):
+        self.left -= 1
+        if not self.left:
+            self.stop_command()
+        return super().submit(folder, environment)
+
+
+@pytest.fixture
+def tune(tmp_path, monkeypatch):
+    """Run a tuned sweep in a folder; stopped at an attempt if that is named."""
+    from sweep.orchestration import runner
+
+    def run_here(name="s", stop_at=None, **settings):
+        folder = SweepFolder(tmp_path / name / "sweep")
+        experiment = load_experiment("quadratic", {**SMALL, **settings})
+        planned = make_plan(experiment, Logistics(device="cpu"), folder)
+        if (summary := finished_summary(planned, folder)) is not None:
+            return summary
+        executor = Stopping(stop_at or 0)
+        whole = runner.Schedule
+
+        def build(*arguments):
+            schedule = whole(*arguments)
+            executor.stop_command = schedule.stop
+            return schedule
+
+        monkeypatch.setattr(runner, "Schedule", build)
+        try:
+            return run_plan(planned, folder, executor=executor)
+        finally:
+            monkeypatch.setattr(runner, "Schedule", whole)
+
+    return run_here
+
+
+def rows_of(summary, stage):
+    return [row for row in load_plan(summary.folder).trials if row.stage == stage]
+
+
+def losses_of(summary, batch):
+    found = {}
+    for row in rows_of(summary, "tune"):
+        if row.batch_size == batch:
+            result = summary.folder.trial(row.id).read_result()
+            found[row.learning_rate] = result["final_valid_loss"] if result else math.inf
+    return found
+
+
+def test_each_batch_size_is_tuned_by_as_many_trials_and_reported_on_other_seeds(tune):
+    summary = tune()
+    assert summary.exit_code == 0
+    counts = Counter(row.batch_size for row in rows_of(summary, "tune"))
+    assert counts[16] == counts[32] >= 6
+    reports = rows_of(summary, "report")
+    assert Counter(row.batch_size for row in reports) == {16: 2, 32: 2}
+    assert {row.seed for row in reports} == {0, 1}
+    assert {row.seed for row in rows_of(summary, "tune")} == {1000}
+    for batch in (16, 32):
+        losses = losses_of(summary, batch)
+        best = min(losses, key=losses.get)
+        assert min(losses) < best < max(losses), "strictly inside"
+        assert {row.learning_rate for row in reports if row.batch_size == batch} == {best}
+
+
+def test_the_worse_half_is_pruned_at_equal_tokens_and_keeps_its_curve(tune):
+    summary = tune(batches="16")
+    pruned = [
+        trial for trial in summary.folder.trials() if trial.read_status().state is State.PRUNED
+    ]
+    assert pruned
+    for trial in pruned:
+        status, lines = trial.read_status(), read_metrics(trial.metrics_path)
+        assert lines[-1]["step"] in (50, 100) and str(lines[-1]["step"]) in status.message
+        assert not trial.checkpoints() and trial.read_result() is None
+    whole = [trial for trial in summary.folder.trials() if trial.read_result()]
+    assert {trial.read_result()["steps"] for trial in whole} == {200}
+
+
+def test_a_sweep_without_pruning_finds_the_same_rates(tune):
+    pruned, whole = tune("a"), tune("b", tuning={"prune": False})
+    assert not [t for t in whole.folder.trials() if t.read_status().state is State.PRUNED]
+    reported = [
+        {(row.batch_size, round(math.log2(row.learning_rate))) for row in rows_of(one, "report")}
+        for one in (pruned, whole)
+    ]
+    assert reported[0] == reported[1]
+
+
+def test_a_finished_tuned_sweep_is_recognised_and_nothing_starts_again(tune):
+    first = tune()
+    before = [trial.read_status() for trial in first.folder.trials()]
+    again = tune()
+    assert again.exit_code == 0
+    assert [trial.read_status() for trial in first.folder.trials()] == before
+
+
+@pytest.mark.parametrize(
+    "stop_at",
+    [7, pytest.param(2, marks=pytest.mark.slow), pytest.param(13, marks=pytest.mark.slow)],
+)
+def test_an_interrupted_sweep_goes_on_as_if_it_had_not_been(tune, stop_at):
+    whole = tune("whole")
+    cut = tune("cut", stop_at)
+    assert cut.exit_code == 130
+    if stop_at == 7:
+        (cut.folder.path / "optuna.db").unlink(missing_ok=True)
+    resumed = tune("cut")
+    assert resumed.exit_code == 0
+
+    def final(summary):
+        found = {}
+        for row in load_plan(summary.folder).trials:
+            result = summary.folder.trial(row.id).read_result()
+            found[row.id] = result and result["final_valid_loss"]
+        return found
+
+    assert final(resumed) == final(whole)
+
+
+def test_optuna_holds_a_study_per_batch_size_with_what_became_of_each_trial(tune):
+    summary = tune()
+    storage = f"sqlite:///{summary.folder.path / 'optuna.db'}"
+    names = optuna.get_all_study_names(storage)
+    assert len(names) == 2 and any("batch size 32" in name for name in names)
+    for name in names:
+        study = optuna.load_study(study_name=name, storage=storage)
+        rows = {row.id: row for row in rows_of(summary, "tune")}
+        for trial in study.trials:
+            row = rows[trial.user_attrs["sweep.trial_id"]]
+            assert trial.params["learning_rate"] == pytest.approx(row.learning_rate)
+            assert trial.state.name == summary.folder.trial(row.id).read_status().state.name
+            if trial.state.name == "PRUNED":
+                assert trial.intermediate_values
+
+
+def test_a_winner_found_at_fewer_tokens_is_bracketed_at_the_full_budget(tune):
+    summary = tune(tuning={"budget": "800"})
+    assert summary.exit_code == 0
+    for batch in (16, 32):
+        tuned = [row for row in rows_of(summary, "tune") if row.batch_size == batch]
+        assert {row.tokens for row in tuned} == {800, 3200}
+        full = sorted(row.learning_rate for row in tuned if row.tokens == 3200)
+        (reported,) = {
+            row.learning_rate for row in rows_of(summary, "report") if row.batch_size == batch
+        }
+        assert full[0] < reported < full[-1]
+        assert full[1] / full[0] == pytest.approx(2)
+
+
+def test_more_seeds_and_batch_sizes_leave_what_was_decided_alone(tune):
+    first = tune()
+    rates = {row.batch_size: row.learning_rate for row in rows_of(first, "report")}
+    tuned = {row.id for row in rows_of(first, "tune")}
+    grown = tune(seeds=3, batches="8,16,32")
+    assert grown.exit_code == 0
+    reports = rows_of(grown, "report")
+    assert Counter(row.batch_size for row in reports) == {8: 3, 16: 3, 32: 3}
+    assert {(row.batch_size, row.learning_rate) for row in reports if row.batch_size != 8} == set(
+        rates.items()
+    )
+    added = {row.batch_size for row in rows_of(grown, "tune") if row.id not in tuned}
+    assert added == {8}
+
+
+def test_more_dimensions_are_searched_together(tune):
+    summary = tune(
+        batches="16", tuning={"dimensions": ["lr", "weight_decay", "beta2"], "trials": 8}
+    )
+    assert summary.exit_code == 0
+    rows = rows_of(summary, "tune")
+    assert len(rows) == 8
+    assert len({row.weight_decay for row in rows}) == len({row.beta2 for row in rows}) == 4
+    losses = {row.id: summary.folder.trial(row.id).read_result() for row in rows}
+    best = min(
+        (row for row in rows if losses[row.id]), key=lambda row: losses[row.id]["final_valid_loss"]
+    )
+    (reported,) = {
+        (row.learning_rate, row.beta2, row.weight_decay) for row in rows_of(summary, "report")
+    }
+    assert reported == (best.learning_rate, best.beta2, best.weight_decay)
+
+
+def test_where_every_rate_diverges_nothing_is_reported_and_the_search_ends(tune, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    summary = tune(batches="16", workload="faulty:NeverFinite")
+    assert summary.exit_code == 0 and not rows_of(summary, "report")
+    assert {status.cause for status in summary.states.values()} == {Cause.DIVERGED}
+    assert len(rows_of(summary, "tune")) == 5 + EXTENSIONS

@@ -1,0 +1,106 @@
+"""The search for a rate: the grid, beyond its edges, then finer, and what is pruned meanwhile."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweep.config.experiment import EvaluationSettings
+from sweep.plan.tuning import (
+    EXTENSIONS,
+    FINEST,
+    GRID,
+    Search,
+    Shown,
+    Tried,
+    best_place,
+    next_rates,
+    rung_steps,
+    survivors,
+    winning_rate,
+)
+
+
+def search(loss, grid=GRID, wanted=0, finest=FINEST):
+    """Try rates until the search has settled; return them in the order tried."""
+    tried = []
+    while rates := next_rates(tried, grid, finest, wanted):
+        assert not {one.rate for one in tried} & set(rates)
+        tried += [Tried(rate, loss(rate)) for rate in rates]
+        assert len(tried) < 100
+    return tried
+
+
+def bowl(optimum):
+    return lambda rate: 1 + math.log(rate / optimum) ** 2
+
+
+@given(steps=st.floats(-5.4, 5.4))
+def test_the_best_is_strictly_inside_with_neighbours_within_a_factor_of_root_two(steps):
+    optimum = 2.0**steps
+    tried = search(bowl(optimum))
+    ordered = sorted(tried, key=lambda one: one.rate)
+    place = best_place(ordered)
+    assert 0 < place < len(ordered) - 1
+    for beside in (ordered[place - 1], ordered[place + 1]):
+        assert max(beside.rate, ordered[place].rate) / min(
+            beside.rate, ordered[place].rate
+        ) <= FINEST * (1 + 1e-6)
+    assert abs(math.log2(winning_rate(tried) / optimum)) <= 0.26
+    assert [one.rate for one in tried[:5]] == list(GRID)
+    assert len(tried) <= 5 + EXTENSIONS + 3
+
+
+@given(st.lists(st.floats(0, 10), min_size=60, max_size=60), st.integers(0, 30))
+def test_on_any_losses_the_search_ends_and_tries_as_many_as_are_wanted(losses, wanted):
+    drawn = iter(losses)
+    tried = search(lambda _: next(drawn), wanted=wanted)
+    assert len(tried) >= max(5, wanted)
+
+
+def test_it_goes_four_steps_beyond_the_grid_and_no_farther():
+    rates = sorted(one.rate for one in search(lambda rate: -rate))
+    assert rates[-1] == 4 * 2**EXTENSIONS
+    rates = sorted(one.rate for one in search(lambda rate: rate))
+    assert rates[0] == 0.25 / 2**EXTENSIONS
+
+
+def test_a_diverged_rate_counts_as_infinitely_bad():
+    tried = search(lambda rate: math.inf if rate > 1 else 2 - rate)
+    assert winning_rate(tried) <= 1 and max(one.rate for one in tried) == 4
+    everything = search(lambda rate: math.inf)
+    assert winning_rate(everything) is None and min(one.rate for one in everything) < 0.02
+
+
+def test_nothing_is_proposed_while_a_trial_is_open():
+    tried = [Tried(rate, 1.0) for rate in GRID[:-1]] + [Tried(GRID[-1], None)]
+    assert next_rates(tried, GRID) == ()
+    assert next_rates(tried[:-1], GRID) == (GRID[-1],)
+
+
+def test_the_wider_gap_is_halved_and_of_equal_ones_the_upper():
+    tried = [Tried(rate, bowl(1.0)(rate)) for rate in GRID]
+    assert next_rates(tried, GRID) == (pytest.approx(FINEST),)
+    tried.append(Tried(FINEST, 5.0))
+    assert next_rates(tried, GRID) == (pytest.approx(1 / FINEST),)
+
+
+def test_the_better_half_goes_on_and_the_neighbour_above_the_best():
+    at_rung = {"a": (1, 3.0), "b": (2, 1.0), "c": (4, 4.0), "d": (8, 5.0), "e": (0.5, 2.0)}
+    assert survivors(at_rung) == {"a", "b", "e", "c"}
+    assert survivors({"a": (1, math.inf)}) == {"a"}
+
+
+def test_rungs_are_milestones_of_the_evaluation_before_the_end():
+    assert rung_steps(1000, EvaluationSettings(points=20)) == (250, 500)
+    assert rung_steps(10, EvaluationSettings(points=20)) == (3, 5)
+    assert rung_steps(1000, EvaluationSettings(points=1)) == ()
+    assert rung_steps(2, EvaluationSettings(points=20)) == (1,)
+
+
+def test_a_search_of_several_dimensions_ends_by_count():
+    shown = [Shown({"learning_rate": rate}, 1.0, False, ()) for rate in GRID]
+    search = Search("s", GRID, extra=("beta2",), trials=7)
+    assert not search.is_done(shown, 0) and search.is_done([*shown, *shown[:2]], 0)
+    assert not search.is_done([*shown, *shown[:2]], 9)
