@@ -18,13 +18,14 @@ from sweep.analysis.audit_table import HEADERS, read_tables
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, short
 from sweep.config.numbers import format_count
 
-ROUND = tuple(digit * 10**power for power in range(5) for digit in (1, 2, 5))
+ROUND = (1, 2, 5, *(digit * 10**power for power in range(4) for digit in (10, 20, 25, 50)))
 SETTINGS = ["batch_size", "learning_rate", "context_length", "token_budget"]
 SETTINGS += ["weight_decay", "adam_beta2"]
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 MEANS = ["loss", "true_steps", "outcome", *(name for name in HEADERS if name not in SETTINGS)]
 OUT_OF_MEMORY = r"\boom\b|out.?of.?memory"
-FAILED = rf"{OUT_OF_MEMORY}|fail|error|crash|diverg|\bnan\b|lost|time.?out|kill|abort|prune|✗|✘|❌"
+UNFINISHED = r"waiting|running|pending|queued|prune|abort|kill|time.?out|lost"
+FAILED = rf"{OUT_OF_MEMORY}|{UNFINISHED}|fail|error|crash|diverg|\bnan\b|✗|✘|❌"
 TOKENS_TOLERANCE = 0.01  # of the steps that the budget gives
 EQUAL_STEPS = 1.05  # most over least
 COLLAPSE = 0.6  # of the throughput of a smaller batch size: spilling, thrashing
@@ -65,11 +66,7 @@ def audit(path: Path) -> dict[str, Any]:
 
 
 def audit_rows(rows: pd.DataFrame) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """Return the findings, and by code the columns that a rule needs and the table lacks.
-
-    Args:
-        rows: as `AuditTable.rows`.
-    """
+    """Return the findings in an `AuditTable.rows`, and by code the columns that a rule lacks."""
     evidence = prepare(rows)
     findings, missing = [], {}
     for code, (rule, needs, remedy) in RULES.items():
@@ -108,13 +105,16 @@ def prepare(table: pd.DataFrame) -> Evidence:
 
 def explain_log_rows(rows: pd.Series, steps: pd.Series) -> tuple[int, int, int] | None:
     """Find round a, b, c with rows = T/a + T/max(b, T/c) + 1, rounded down, T each of `steps`."""
-    true = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64)
+    true, listed = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64), rows.to_numpy()
     if len(set(true)) < 3:
         return None  # fewer points fit some formula by chance
-    for a, b, c in product(ROUND, ROUND, ROUND):
-        if (true // a + true // np.maximum(b, true // c) + 1 == rows.to_numpy()).all():
-            return a, b, c
-    return None
+
+    def fits(formula: tuple[int, int, int], some: slice) -> bool:
+        (a, b, c), few = formula, true[some]
+        return bool((few // a + few // np.maximum(b, few // c) + 1 == listed[some]).all())
+
+    likely = [formula for formula in product(ROUND, ROUND, ROUND) if fits(formula, slice(3))]
+    return next((formula for formula in likely if fits(formula, slice(None))), None)
 
 
 def _off(cells: pd.DataFrame) -> pd.DataFrame:
@@ -163,7 +163,7 @@ def _tokens(evidence: Evidence, known: pd.DataFrame) -> Found:
 def _equal_steps(evidence: Evidence, known: pd.DataFrame) -> Found:
     tokens = known["steps"] * known["batch_size"] * known["context_length"].fillna(1)
     is_equal = _ratio(known["steps"]) <= EQUAL_STEPS < _ratio(tokens)
-    if evidence.log_formula is not None or not is_equal:
+    if not is_equal or evidence.log_formula is not None:
         return None
     return (
         known["batch_size"],
@@ -196,7 +196,7 @@ def _edge(evidence: Evidence, known: pd.DataFrame) -> Found:
         rates = grid["learning_rate"]
         least = rates[grid["loss"] == grid["loss"].min()]
         if not ((least > rates.min()) & (least < rates.max())).any():
-            at_edge[batch] = f"{short(least.iloc[0])} of {len(rates)} tried at batch size {batch:g}"
+            at_edge[batch] = f"{least.iloc[0]:.3g} of {len(rates)} tried at batch size {batch:g}"
     if not at_edge or not grids["batch_size"].duplicated().any():
         return None
     return (
@@ -266,7 +266,7 @@ def _time_scale(evidence: Evidence, known: pd.DataFrame) -> Found:
     return (
         known["batch_size"],
         "AdamW's time scale 1/(rate × weight decay × steps), as a part of the training, is not "
-        f"held: from {_range(known, scale, '.2g')}.",
+        f"held: from {_range(known, scale, '.3g')}.",
     )
 
 

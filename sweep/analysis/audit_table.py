@@ -150,11 +150,11 @@ def _build_table(
     cells = [[*row, *[""] * (len(header) - len(row))] for row in body]
     table = pd.DataFrame(index=range(len(cells)))
     for column in COLUMNS:
-        title = titles.get(column)
-        texts = [row[header.index(title)] if title else "" for row in cells]
-        is_text = column in TEXTS
-        values = [text.strip() if is_text else _value(column, title or "", text) for text in texts]
-        table[column] = pd.Series(values, dtype=str if is_text else float)
+        title, is_text = titles.get(column), column in TEXTS
+        table[column] = "" if is_text else math.nan
+        if title is not None:
+            texts = [row[header.index(title)].strip() for row in cells]
+            table[column] = texts if is_text else [_value(column, title, text) for text in texts]
     is_full = [any(OUT_OF_MEMORY.fullmatch(cell[:LONGEST]) for cell in row) for row in cells]
     table.loc[is_full, "status"] = "OUT_OF_MEMORY"
     if is_ours:
