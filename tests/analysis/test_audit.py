@@ -4,11 +4,12 @@ import csv
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweep.analysis.audit import RULES, audit, audit_rows
+from sweep.analysis.audit import RULES, audit, audit_rows, explain_log_rows
 from sweep.analysis.audit_table import _build_table, read_tables
 from sweep.analysis.frames import load_sweep, write_trials_csv
 from sweep.errors import SweepError
@@ -294,11 +295,35 @@ def test_a_best_rate_at_the_edge_of_its_grid_is_named_by_its_batch_size():
     assert "0.004 of 3 tried" in found["learning_rate_at_edge"]["message"]
 
 
-def test_a_rate_that_diverged_bounds_the_grid_and_is_nothing_missing():
-    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.4, 1.3, None), strict=True))
+@pytest.mark.parametrize("left_in_the_table", [None, 0.1])
+def test_a_rate_that_diverged_bounds_the_grid_and_is_nothing_missing(left_in_the_table):
+    losses = (1.4, 1.3, left_in_the_table)
+    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), losses, strict=True))
     for row in rows:
-        row["status"] = "diverged" if row["final_valid_loss"] is None else "ok"
+        row["status"] = "ok" if row["final_valid_loss"] in (1.4, 1.3) else "diverged"
     assert find(rows)[0] == {}
+
+
+def test_tuning_trials_count_for_the_rates_tried_and_nothing_else():
+    tuning = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.31, 1.3, 1.4), strict=True), seeds=1)
+    tuning = [{**row, "stage": "tune", "steps": 7} for row in tuning]
+    reported = clean_rows(final_valid_loss=lambda b: 1.5, best_valid_loss=None)
+    rows = [*tuning, *({**row, "stage": "report"} for row in reported)]
+    assert find(rows) == ({}, {"best_of_evaluations": ["best_valid_loss"]})
+
+
+def test_two_points_are_too_few_to_explain():
+    steps = pd.Series([1_280_000.0, 20_000.0, 5_000.0])
+    rows = pd.Series([25_701.0, 501.0, 126.0])
+    assert explain_log_rows(rows, steps) == (50, 200, 100)
+    assert explain_log_rows(rows + 1, steps) is None
+    assert explain_log_rows(rows[:2], steps[:2]) is None
+
+
+def test_a_time_scale_that_doubles_is_held():
+    held = {"weight_decay": lambda b: 0.1 * (b / 32) ** (1 / 3)}  # τ ∝ B^⅙: ×2 over 8 … 512
+    assert find(clean_rows(**held)) == ({}, {})
+    assert find(clean_rows(adam_beta2=lambda b: 0.999 ** ((b / 32) ** (5 / 6)))) == ({}, {})
 
 
 def test_one_rate_that_won_everywhere_was_not_the_only_one_tried():
@@ -385,7 +410,7 @@ def test_a_missing_table_is_refused(tmp_path, name):
         audit(tmp_path / name)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     budget=st.integers(30_000_000, 2_000_000_000),
     context=st.sampled_from([64, 256, 512, 2048]),
@@ -448,7 +473,7 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     st.lists(st.lists(CELLS, max_size=9), min_size=1, max_size=6),
     st.lists(NAMES, min_size=1, max_size=8),
