@@ -209,6 +209,19 @@ def report(
 
 
 @sweep.command()
+@click.argument("table", type=FOLDER, metavar="FILE.csv|.md|DIR")
+@json_option
+def audit(table: Path, as_json: bool) -> int:
+    """Tell what is impossible or confounded in a table of somebody's sweep.
+
+    The columns and what is looked for: docs/audit.md.
+    """
+    from sweep.cli.audit import audit_command
+
+    return audit_command(table, as_json)
+
+
+@sweep.command()
 @folder_argument
 @click.option(
     "--port",

@@ -1,0 +1,501 @@
+"""The published sweep's faults are found, each rule finds its own, and a clean table has none."""
+
+import csv
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sweep.analysis.audit import RULES, audit, audit_rows, explain_log_rows
+from sweep.analysis.audit_table import _build_table, read_tables
+from sweep.analysis.frames import load_sweep, write_trials_csv
+from sweep.errors import SweepError
+
+PUBLISHED = Path(__file__).with_name("tinystories-sweep.csv")
+CODES = {
+    *("steps_are_log_rows", "tokens_mismatch", "equal_steps_not_tokens", "fixed_learning_rate"),
+    *("learning_rate_at_edge", "single_seed", "warmup_fraction", "seconds_per_step_outlier"),
+    *("adamw_time_scale", "beta2_half_life", "best_of_evaluations", "missing_batch_size"),
+}
+BATCHES = (8, 32, 128, 512)
+BUDGET = 131_072_000
+BEST = {8: 1.33, 32: 1.345, 128: 1.37, 512: 1.39}  # clean_rows' losses, but one
+MARKDOWN = """# A sweep
+
+- **Total Tokens per Experiment**: ~327.68M tokens
+- Context Length: 256
+- Learning Rate: 0.0003
+- Min Learning Rate: 0.00003 (10% of max)
+- Adam β1/β2: 0.9/0.999
+- Weight Decay: 0.1
+
+| Batch Size | Status | Steps | Training Time | Final Val Loss | Best Val Loss |
+|-----------:|:------:|-------|---------------|----------------|---------------|
+| 1 | ✓ | 25,701 | 7.22 hrs | 1.3893 | 1.3778 |
+| **8** | ✓ | **3,301** | 3.06 hrs | **1.3199** | 1.3199 |
+| 32 | ✓ | 901 | 2.11 hrs | 1.3923 | 1.3902 |
+| 64 | ✓ | 501 | 1.67 hrs | 1.4370 | 1.4341 |
+| 128 | ✓ | 251 | 1.43 hrs | 1.5008 | 1.4868 |
+| 256 | ✓ | 126 | 7.56 hrs | 1.5965 | 1.5908 |
+| 512 | ✗ | 0 | N/A | N/A | N/A |
+
+More text | with a pipe.
+"""
+
+
+def clean_rows(**changes):
+    """Rows of a sound sweep: rates ∝ √B, β2 and weight decay held; a change is a function of B."""
+    held = {
+        "batch_size": lambda b: b,
+        "status": lambda b: "OK",
+        "steps": lambda b: BUDGET // (b * 256),
+        "hours": lambda b: 4 / b**0.3,
+        "final_valid_loss": lambda b: 1.3 + 0.01 * math.log2(b),
+        "best_valid_loss": lambda b: 1.3 + 0.01 * math.log2(b),
+        "learning_rate": lambda b: 1e-3 * (b / 32) ** 0.5,
+        "context_length": lambda b: 256,
+        "token_budget": lambda b: BUDGET,
+        "warmup_steps": lambda b: round(0.01 * BUDGET / (b * 256)),
+        "seeds": lambda b: 3,
+        "weight_decay": lambda b: 0.1 * (b / 32) ** 0.5,
+        "adam_beta2": lambda b: 0.999 ** (b / 32),
+    }
+    columns = {name: rule for name, rule in (held | changes).items() if rule is not None}
+    return [{name: rule(batch) for name, rule in columns.items()} for batch in BATCHES]
+
+
+def find(rows):
+    header = list(rows[0])
+    body = [["" if row[name] is None else str(row[name]) for name in header] for row in rows]
+    found, missing = audit_rows(_build_table("the table", header, body, {}).rows)
+    return {finding["code"]: finding for finding in found}, missing
+
+
+def codes(document):
+    return [finding["code"] for finding in document["findings"]]
+
+
+def by_code(document):
+    return {finding["code"]: finding for finding in document["findings"]}
+
+
+def test_the_rules_are_the_documented_codes():
+    assert set(RULES) == CODES
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    assert {code for code in CODES if f"`{code}`" in page} == CODES
+
+
+def test_every_fault_of_the_published_table_is_found_and_nothing_else():
+    document = audit(PUBLISHED)
+    found = by_code(document)
+    six = [1, 8, 32, 64, 128, 256]
+    assert {code: finding["rows"] for code, finding in found.items()} == {
+        "steps_are_log_rows": six,
+        "fixed_learning_rate": six,
+        "single_seed": six,
+        "warmup_fraction": [256],
+        "seconds_per_step_outlier": [256],
+        "best_of_evaluations": [1, 32, 64, 128, 256],
+        "missing_batch_size": [512],
+    }
+    assert document["not_checked"] == [
+        {"code": "adamw_time_scale", "missing_columns": ["weight_decay"]},
+        {"code": "beta2_half_life", "missing_columns": ["adam_beta2"]},
+    ]
+    says = {code: finding["message"] for code, finding in found.items()}
+    assert "T/50 + T/max(200, T/100) + 1" in says["steps_are_log_rows"]
+    assert "25,701 rows for 1,280,000 steps" in says["steps_are_log_rows"]
+    assert "2.000% at batch size 256" in says["warmup_fraction"]
+    for number in ("5.443 s", "0.515 s", "10.6 times", "2 times the work", "15.99 GiB"):
+        assert number in says["seconds_per_step_outlier"]
+    assert "same ranking" in says["best_of_evaluations"]
+    assert all(finding["remedy"].endswith(".") for finding in found.values())
+
+
+def test_time_scales_are_checked_where_their_columns_are_given(tmp_path):
+    with PUBLISHED.open() as file:
+        rows = [{**row, "weight_decay": 0.1, "adam_beta2": 0.999} for row in csv.DictReader(file)]
+    found, missing = find(rows)
+    assert missing == {}
+    assert (
+        "from 0.026 at batch size 1 to 6.67 at batch size 256"
+        in (found["adamw_time_scale"]["message"])
+    )
+    assert "177,357 at batch size 1 to 45,403,377" in found["beta2_half_life"]["message"]
+
+
+def test_a_markdown_page_is_read_with_what_it_states_once(tmp_path):
+    page = tmp_path / "sweep.md"
+    page.write_text(MARKDOWN)
+    document = audit(page)
+    assert set(codes(document)) == {
+        *("steps_are_log_rows", "fixed_learning_rate", "seconds_per_step_outlier"),
+        *("adamw_time_scale", "beta2_half_life", "best_of_evaluations", "missing_batch_size"),
+    }
+    absent = {check["code"]: check["missing_columns"] for check in document["not_checked"]}
+    assert absent == {"single_seed": ["seeds"], "warmup_fraction": ["warmup_steps"]}
+    assert by_code(document)["missing_batch_size"]["rows"] == [512]
+    (note,) = document["notes"]
+    assert "learning_rate 0.0003" in note and "adam_beta2 0.999" in note
+
+
+def test_a_setting_stated_twice_with_other_values_is_not_taken(tmp_path):
+    page = tmp_path / "sweep.md"
+    page.write_text(MARKDOWN + "\n| Learning rate | 1e-3 |\n")
+    assert "fixed_learning_rate" not in codes(audit(page))
+
+
+def test_every_table_of_a_page_is_audited_by_its_own_line(tmp_path):
+    page = tmp_path / "sweep.md"
+    page.write_text(
+        "| B | LR | Seeds |\n|--|--|--|\n| 8 | 1e-3 | 1 |\n| 16 | 1e-3 | 1 |\n\n"
+        "| x |\n|--|\n| 1 |\n\n"
+        "| BS | Val Loss | Warmup |\n|--|--|--|\n| 8 | 1.5 | 10 |\n| 16 | OOM | 10 |\n"
+    )
+    document = audit(page)
+    assert codes(document) == ["fixed_learning_rate", "single_seed", "missing_batch_size"]
+    assert [f["message"].partition(":")[0] for f in document["findings"]] == [
+        *["the table at line 1"] * 2,
+        "the table at line 10",
+    ]
+    absent = {check["code"]: check["missing_columns"] for check in document["not_checked"]}
+    assert "single_seed" not in absent and absent["warmup_fraction"] == ["steps"]
+
+
+HEADERS = [
+    ("Steps (k)", "16", "steps", 16_000),
+    ("Gradient updates", "1.6e4", "steps", 16_000),
+    ("Tokens (M)", "131.072", "token_budget", BUDGET),
+    ("Training tokens", "131.072M", "token_budget", BUDGET),
+    ("Time (min)", "90", "hours", 1.5),
+    ("Wall-clock (s)", "5,400", "hours", 1.5),
+    ("Training time", "1.5 hrs", "hours", 1.5),
+    ("duration_seconds", "5400.0", "hours", 1.5),
+    ("Time", "1.5", "hours", None),
+    ("Time per step", "1.5 s", "hours", None),
+    ("Peak LR", "**3e-4**", "learning_rate", 3e-4),
+    ("η", "0.0003", "learning_rate", 3e-4),
+    ("LR (×1e-4)", "3", "learning_rate", None),
+    ("LR", "3×10⁻⁴", "learning_rate", None),
+    ("LR", "1e-4, 3e-4", "learning_rate", None),
+    ("Val. Loss ↓", "1.35 ± 0.01", "final_valid_loss", 1.35),
+    ("best validation loss", "−0.5", "best_valid_loss", -0.5),
+    ("Seq len", "1_024", "context_length", 1024),
+    ("Warm-up", "1%", "warmup_steps", None),
+    ("# seeds", "~3", "seeds", 3),
+    ("Adam β2", ".999", "adam_beta2", 0.999),
+    ("WD", "0", "weight_decay", 0),
+    ("Steps", "1e400", "steps", None),
+    ("Steps", "-5", "steps", None),
+    ("Steps", "nan", "steps", None),
+    ("Steps", "7" * 100_000, "steps", None),
+    ("Steps", "x" * 200_000 + "1", "steps", None),
+]
+
+
+@pytest.mark.parametrize(("header", "cell", "column", "value"), HEADERS)
+def test_headers_and_numbers_are_read_leniently_and_never_guessed(header, cell, column, value):
+    table = _build_table("", ["Batch Size", header], [["8", cell]], {})
+    read = table.rows[column].iloc[0]
+    assert math.isnan(read) if value is None else read == pytest.approx(value, rel=1e-12)
+
+
+def test_the_more_specific_of_two_columns_counts_and_the_other_is_named():
+    header = ["Batch Size", "Effective Batch Size", "LR", "LR", "Note"]
+    table = _build_table("", header, [["8", "32", "1e-3", "1", "a"], ["mean", "", "", "", ""]], {})
+    assert table.rows["batch_size"].to_list() == [32]
+    assert table.rows["learning_rate"].to_list() == [1e-3]
+    assert table.notes == (
+        "Columns ignored: Batch Size, Note.",
+        "Rows left out, without a batch size: 1.",
+    )
+
+
+def test_a_batch_size_in_tokens_is_not_one_in_sequences():
+    assert len(_build_table("", ["Batch size (tokens)"], [["8192"]], {}).rows) == 0
+
+
+def test_a_clean_table_has_no_finding_and_nothing_unchecked():
+    assert find(clean_rows()) == ({}, {})
+
+
+FAULTS = [
+    ("tokens_mismatch", [8, 32, 128, 512], {"steps": lambda b: BUDGET // (b * 256) // 8}),
+    ("tokens_mismatch", [512], {"steps": lambda b: BUDGET // (b * 256) + 30 * (b == 512)}),
+    ("steps_are_log_rows", [8, 32, 128, 512], {"steps": lambda b: BUDGET // (b * 25_600) + 11}),
+    (
+        "fixed_learning_rate",
+        [8, 32, 128, 512],
+        {"learning_rate": lambda b: 3e-4, "weight_decay": lambda b: 0.1 * b / 32},
+    ),
+    ("single_seed", [8], {"seeds": lambda b: 1 if b == 8 else 5}),
+    ("single_seed", [8, 32, 128, 512], {"seeds": lambda b: 2}),
+    ("warmup_fraction", [512], {"warmup_steps": lambda b: 5120 // b if b < 512 else 100}),
+    ("warmup_fraction", [8, 32, 128, 512], {"warmup_steps": lambda b: 200}),
+    ("seconds_per_step_outlier", [128], {"hours": lambda b: 9 if b == 128 else 4 / b**0.3}),
+    ("adamw_time_scale", [8, 32, 128, 512], {"weight_decay": lambda b: 0.1}),
+    ("beta2_half_life", [8, 32, 128, 512], {"adam_beta2": lambda b: 0.95}),
+    ("best_of_evaluations", [32], {"best_valid_loss": lambda b: BEST[b]}),
+    ("best_of_evaluations", [8, 32, 128, 512], {"final_valid_loss": None}),
+    (
+        "missing_batch_size",
+        [512],
+        {"status": lambda b: "CUDA OOM" if b == 512 else "ok", "best_valid_loss": None},
+    ),
+    (
+        "missing_batch_size",
+        [8],
+        {"final_valid_loss": lambda b: None if b == 8 else 1.3, "best_valid_loss": None},
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "batches", "change"), FAULTS)
+def test_each_rule_finds_its_fault_alone_and_blames_its_rows(code, batches, change):
+    found, _ = find(clean_rows(**change))
+    assert {name: finding["rows"] for name, finding in found.items()} == {code: batches}
+
+
+def test_equal_steps_are_not_equal_tokens():
+    steps = {"steps": lambda b: 2000, "warmup_steps": lambda b: 20, "weight_decay": None}
+    found, _ = find(clean_rows(**steps, token_budget=lambda b: 2000 * b * 256))
+    assert set(found) == {"equal_steps_not_tokens"}
+    assert "64 times the tokens" in found["equal_steps_not_tokens"]["message"]
+    found, _ = find(clean_rows(**steps | {"warmup_steps": None}))
+    assert set(found) == {"equal_steps_not_tokens", "tokens_mismatch"}
+
+
+def test_steps_to_a_target_without_a_budget_are_no_mismatch():
+    steps = {"steps": lambda b: 600 + 400_000 // b, "token_budget": None, "warmup_steps": None}
+    found, missing = find(clean_rows(**steps, weight_decay=None, hours=None))
+    assert found == {} and missing["tokens_mismatch"] == ["token_budget"]
+
+
+def tuned_rows(grids, seeds=3, **changes):
+    """A grid of rates around √-scaled ones; `grids` gives factors and losses by batch size."""
+    return [
+        {**row, "learning_rate": row["learning_rate"] * factor, "final_valid_loss": loss}
+        | {"seeds": seeds, "weight_decay": row["weight_decay"] / factor}
+        for row in clean_rows(best_valid_loss=None, **changes)
+        for factor, loss in grids(row["batch_size"])
+    ]
+
+
+def test_a_best_rate_at_the_edge_of_its_grid_is_named_by_its_batch_size():
+    def grids(batch):
+        losses = (1.4, 1.35, 1.3) if batch == 128 else (1.4, 1.3, 1.35)
+        return zip((0.5, 1, 2), losses, strict=True)
+
+    found, _ = find(tuned_rows(grids))
+    assert set(found) == {"learning_rate_at_edge"}
+    assert found["learning_rate_at_edge"]["rows"] == [128]
+    assert "0.004 of 3 tried" in found["learning_rate_at_edge"]["message"]
+
+
+@pytest.mark.parametrize("left_in_the_table", [None, 0.1])
+def test_a_rate_that_diverged_bounds_the_grid_and_is_nothing_missing(left_in_the_table):
+    losses = (1.4, 1.3, left_in_the_table)
+    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), losses, strict=True))
+    for row in rows:
+        row["status"] = "ok" if row["final_valid_loss"] in (1.4, 1.3) else "diverged"
+    assert find(rows)[0] == {}
+
+
+def test_tuning_trials_count_for_the_rates_tried_and_nothing_else():
+    tuning = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.31, 1.3, 1.4), strict=True), seeds=1)
+    tuning = [{**row, "stage": "tune", "steps": 7} for row in tuning]
+    reported = clean_rows(final_valid_loss=lambda b: 1.5, best_valid_loss=None)
+    rows = [*tuning, *({**row, "stage": "report"} for row in reported)]
+    assert find(rows) == ({}, {"best_of_evaluations": ["best_valid_loss"]})
+
+
+def test_two_points_are_too_few_to_explain():
+    steps = pd.Series([1_280_000.0, 20_000.0, 5_000.0])
+    rows = pd.Series([25_701.0, 501.0, 126.0])
+    assert explain_log_rows(rows, steps) == (50, 200, 100)
+    assert explain_log_rows(rows + 1, steps) is None
+    assert explain_log_rows(rows[:2], steps[:2]) is None
+
+
+def test_a_time_scale_that_doubles_is_held():
+    held = {"weight_decay": lambda b: 0.1 * (b / 32) ** (1 / 3)}  # τ ∝ B^⅙: ×2 over 8 … 512
+    assert find(clean_rows(**held)) == ({}, {})
+    assert find(clean_rows(adam_beta2=lambda b: 0.999 ** ((b / 32) ** (5 / 6)))) == ({}, {})
+
+
+def test_one_rate_that_won_everywhere_was_not_the_only_one_tried():
+    rows = tuned_rows(
+        lambda batch: zip((0.5, 1, 2), (1.4, 1.3, 1.35), strict=True),
+        learning_rate=lambda b: 1e-3,
+        weight_decay=lambda b: 0.1 * b / 32,
+    )
+    assert find(rows)[0] == {}
+
+
+def test_seeds_as_rows_are_counted_and_one_that_failed_is_missing():
+    rows = [{**row, "seed": seed, "seeds": None} for row in clean_rows() for seed in range(3)]
+    assert find(rows) == ({}, {})
+    rows[0] |= {"status": "error", "final_valid_loss": None}
+    found, _ = find(rows)
+    assert {code: finding["rows"] for code, finding in found.items()} == {
+        "single_seed": [8],
+        "missing_batch_size": [8],
+    }
+
+
+def test_hours_are_known_no_better_than_they_are_written():
+    hours = {8: 0.1, 32: 0.1, 128: 0.1, 512: 0.2}
+    assert find(clean_rows(hours=lambda b: hours[b])) == ({}, {})
+    assert set(find(clean_rows(hours=lambda b: hours[b] + 0.001))[0]) == {
+        "seconds_per_step_outlier"
+    }
+
+
+def test_a_ranking_that_changes_is_a_finding_however_small_the_bias():
+    loss = {8: 1.3004, 32: 1.3, 128: 1.4, 512: 1.5}
+    best = loss | {8: 1.2999}
+    rows = clean_rows(final_valid_loss=lambda b: loss[b], best_valid_loss=lambda b: best[b])
+    message = find(rows)[0]["best_of_evaluations"]["message"]
+    assert "another ranking (8, 32, 128, 512 instead of 32, 8, 128, 512)" in message
+
+
+def test_our_own_sweep_folder_is_read(write_fake_sweep, tmp_path):
+    for name, flags in (("fixed", {"seeds": 1}), ("held", {"lrs": ("sqrt",), "seeds": 3})):
+        write_fake_sweep(tmp_path / name, **flags)
+        write_trials_csv(load_sweep(tmp_path / name), tmp_path / name / "trials.csv")
+    fixed, held = audit(tmp_path / "fixed"), audit(tmp_path / "held")
+    time_scales = ["adamw_time_scale", "beta2_half_life"]
+    assert codes(fixed) == ["fixed_learning_rate", "single_seed", *time_scales]
+    assert codes(held) == []
+    assert [check["code"] for check in held["not_checked"]] == ["best_of_evaluations"]
+
+
+def test_a_folder_gives_its_trials_then_another_csv_then_a_page(tmp_path):
+    (tmp_path / "b.md").write_text("| batch | seeds |\n|-|-|\n| 8 | 2 |\n")
+    assert "2 seeds" in audit(tmp_path)["findings"][0]["message"]
+    (tmp_path / "c.csv").write_text("batch_size;seeds\n8;1\n")
+    assert "One seed" in audit(tmp_path)["findings"][0]["message"]
+    (tmp_path / "trials.csv").write_text("batch_size,seeds\n8,3\n")
+    assert audit(tmp_path)["findings"] == []
+
+
+BAD = [
+    ("empty.csv", b"", "holds none"),
+    ("blank.md", b"\n\n", "holds none"),
+    ("header.csv", b"batch_size,steps\n", "holds none"),
+    ("words.md", b"# No table\n\nx | y\n", "holds none"),
+    ("rule.md", b"|" + b"-" * 300_000 + b"x|\n|-|\n", "holds none"),
+    ("other.csv", b"model,loss\na,1\n", "column batch_size"),
+    ("nan.csv", b"batch_size\nnan\n1.5\n-8\n0\n1e300\n", "column batch_size"),
+    ("binary.csv", bytes(range(256)), "UTF-8"),
+    ("zeros.csv", b"batch_size\n\0\n", "UTF-8"),
+    ("cell.csv", b"batch_size\n" + b"x" * 200_000 + b"\n", "UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "says"), BAD, ids=[name for name, *_ in BAD])
+def test_what_is_no_table_is_refused_in_one_sentence(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SweepError, match=says):
+        audit(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["missing.csv", "", "folder"])
+def test_a_missing_table_is_refused(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SweepError, match=r"must be a \.csv or \.md file"):
+        audit(tmp_path / name)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    budget=st.integers(30_000_000, 2_000_000_000),
+    context=st.sampled_from([64, 256, 512, 2048]),
+    batches=st.sets(st.integers(1, 2048), min_size=1, max_size=8),
+    exponent=st.floats(0.25, 1),
+    fraction=st.floats(0.002, 0.05),
+    seeds=st.integers(3, 10),
+    jitter=st.lists(st.floats(0.85, 1.15), min_size=8, max_size=8),
+    half_life=st.floats(1e6, 2e7),
+    is_tuned=st.booleans(),
+)
+def test_clean_tables_have_no_findings(
+    tmp_path_factory,
+    budget,
+    context,
+    batches,
+    exponent,
+    fraction,
+    seeds,
+    jitter,
+    half_life,
+    is_tuned,
+):
+    rows = []
+    for batch, noise in zip(sorted(batches), jitter, strict=False):
+        steps = max(1, budget // (batch * context))
+        rate = 1e-3 * (batch / 32) ** exponent
+        for factor in (0.5, 1, 2) if is_tuned else (1,):
+            loss = 1.3 + abs(math.log2(batch / 40)) / 50 + (factor != 1) / 10
+            rows.append(
+                {
+                    "batch_size": batch,
+                    "steps": steps,
+                    "hours": round(5 * noise / min(batch, 64) ** 0.5, 3),
+                    "final_valid_loss": f"{loss:.4f}",
+                    "best_valid_loss": f"{loss:.4f}",
+                    "learning_rate": rate * factor,
+                    "context_length": context,
+                    "token_budget": budget,
+                    "warmup_steps": max(1, math.floor(fraction * steps + 0.5)),
+                    "seeds": seeds,
+                    "weight_decay": 0.1 * (batch / 32) ** (1 - exponent) / factor,
+                    "adam_beta2": 0.5 ** (batch * context / half_life),
+                }
+            )
+    path = tmp_path_factory.mktemp("clean") / "sweep.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert audit(path) == {"findings": [], "not_checked": [], "notes": []}
+
+
+CELLS = st.sampled_from(["1", "8", "1e300", "nan", "", "OOM", "-3", "0", "1e-18", "é|", '"', "✗"])
+NAMES = st.sampled_from(
+    [
+        *("steps", "hours", "LR", "seeds", "seed", "WD", "beta2", "ctx", "loss", "tokens"),
+        *("warmup", "status", "stage", "best_val_loss"),
+    ]
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.lists(CELLS, max_size=9), min_size=1, max_size=6),
+    st.lists(NAMES, min_size=1, max_size=8),
+)
+def test_nonsense_in_cells_never_raises(rows, names):
+    header = ["batch_size", *names]
+    table = _build_table("", header, rows, {})
+    found, missing = audit_rows(table.rows)
+    assert {finding["code"] for finding in found}.isdisjoint(missing)
+
+
+def test_any_text_is_read_or_refused(tmp_path):
+    @settings(deadline=None, max_examples=150)
+    @given(
+        st.text(alphabet='|-:,;"\n\r \tb8batch size', max_size=80), st.sampled_from(["md", "csv"])
+    )
+    def check(text, suffix):
+        path = tmp_path / f"t.{suffix}"
+        path.write_text(text)
+        try:
+            assert all(len(table.rows) for table in read_tables(path))
+        except SweepError as error:
+            assert "must" in str(error)
+
+    check()

@@ -1,0 +1,49 @@
+"""`sweep audit` as people and scripts use it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sweep.cli import main
+
+PUBLISHED = Path(__file__).parents[1] / "analysis" / "tinystories-sweep.csv"
+
+
+def test_audit_prints_one_json_document_and_exits_0_whatever_it_finds(call):
+    code, out = call("audit", PUBLISHED, "--json")
+    document = json.loads(out)
+    assert code == 0 and document.keys() == {"findings", "not_checked", "notes"}
+    for finding in document["findings"]:
+        assert finding.keys() == {"code", "rows", "message", "remedy"}
+        assert all(isinstance(batch, int) for batch in finding["rows"])
+    assert all(check.keys() == {"code", "missing_columns"} for check in document["not_checked"])
+
+
+def test_audit_prints_findings_remedies_and_what_was_not_checked(call, tmp_path):
+    code, out = call("audit", PUBLISHED)
+    assert code == 0 and out.startswith("7 findings.\n")
+    assert "\nmissing_batch_size  (batch size 512)\n" in out
+    assert out.count("  Remedy: ") == 7
+    assert "Not checked, for want of a column:\n  adamw_time_scale: weight_decay\n" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_audit_names_columns_that_it_does_not_know(call, tmp_path):
+    (tmp_path / "sweep.csv").write_text("batch_size,seeds,colour\n8,3,red\n")
+    code, out = call("audit", "sweep.csv")
+    assert code == 0 and out.startswith("No findings.\n")
+    assert out.endswith("\nColumns ignored: colour.\n")
+    assert call("audit", ".")[1] == out
+
+
+@pytest.mark.parametrize("path", ["image.csv", "missing.md", "", ".", "x" * 300, "no\nfile"])
+def test_audit_refuses_what_is_no_table_in_one_sentence(tmp_path, monkeypatch, capfd, path):
+    (tmp_path / "image.csv").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["sweep", "audit", path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capfd.readouterr()
+    assert ended.value.code == 2 and out == ""
+    assert err.startswith("Error: ") and err.count("\n") == 1, err
