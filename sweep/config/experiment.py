@@ -48,6 +48,8 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per milestone; None: from the budget
+    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10  # of gradient noise
+    noise_share: Fraction01 = 0.01  # of the training sequences: those probed for it, in all
 
 
 class TuningSettings(Settings):

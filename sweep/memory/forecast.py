@@ -19,6 +19,7 @@ from sweep.memory.search import Found, Look, find_largest
 from sweep.models import build_without_weights
 from sweep.models.precision import weight_dtype
 from sweep.training.device import usable_memory
+from sweep.training.noise import GradientSums
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
@@ -47,7 +48,8 @@ def forecast_step(config: TrialConfig) -> Forecast:
             storages.watch(step.model, step.optimizer)
             for _ in range(STEPS):
                 storages.forget_peak()
-                step(step.workload.random_batch(shown), 1e-3)
+                sums = GradientSums() if shown > config.microbatch_size else None
+                step(step.workload.random_batch(shown), 1e-3, sums)
             peak, by_category, rest = storages.peak_bytes, storages.peak, storages.live_bytes
             storages.forget_peak()
             step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))

@@ -14,6 +14,7 @@ from sweep.config.trial import TrialConfig
 from sweep.memory.points import Measurement
 from sweep.training.device import forget_peak_memory, is_out_of_memory
 from sweep.training.device_memory import DeviceMemory, limited_memory
+from sweep.training.noise import GradientSums
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
 
@@ -67,7 +68,8 @@ def _take_steps(
     for _ in range(steps):
         start = time.perf_counter()
         batch = step.workload.random_batch(config.science.batch_size)
-        loss = step(batch, LEARNING_RATE).loss.item()
+        is_split = config.science.batch_size > config.microbatch_size
+        loss = step(batch, LEARNING_RATE, GradientSums() if is_split else None).loss.item()
         seconds.append(time.perf_counter() - start)
         del batch
         rests.append(memory.allocated_bytes())

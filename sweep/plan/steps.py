@@ -7,6 +7,8 @@ from fractions import Fraction
 from sweep.config.experiment import ScheduleSettings
 from sweep.errors import SweepError
 
+MOST_PROBED = 512  # sequences of one probe of the gradient noise
+PROBE_PARTS = 16
 LARGEST_LOSS = Fraction(1, 100)  # of the budget, given up so that all batch sizes share one count
 
 
@@ -64,6 +66,25 @@ def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
     """Return the first step with tokens ≥ k/M of the trial's own, for k = 1 … M, ascending."""
     points = min(points, steps)
     return tuple(sorted({-(-k * steps // points) for k in range(1, points + 1)}))
+
+
+def probe_sizes(sequences: int, points: int, share: float, microbatch_size: int) -> tuple[int, int]:
+    """Return how many sequences a probe of the gradient noise has, and how many of its parts.
+
+    The first is the same at every batch size; (0, 0) where there would be fewer than two.
+
+    Args:
+        sequences: of the whole training.
+        points: probes.
+        share: of the sequences, for all probes together.
+        microbatch_size: no part is larger.
+    """
+    count = min(MOST_PROBED, int(share * sequences / points)) if points else 0
+    if count < 2:
+        return 0, 0
+    parts = min(PROBE_PARTS, count)
+    part = count // parts
+    return parts * part, largest_divisor(part, microbatch_size)
 
 
 def largest_divisor(number: int, at_most: int) -> int:

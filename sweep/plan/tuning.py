@@ -67,7 +67,7 @@ def next_rates(
 
     First the grid. Then, while the best is at an edge, one step beyond it. Then the wider of the
     two gaps beside the best is halved in log rate (the upper one where they are equal), until
-    neighbours are within `finest` and `wanted` rates were tried.
+    neighbours are within `finest` and `wanted` rates were tried. Where all diverged, lower rates only.
     """
     missing = tuple(rate for rate in grid if not any(_is_same(one.rate, rate) for one in tried))
     if missing:
@@ -81,6 +81,8 @@ def next_rates(
         return (rate / 2,)
     if best == len(ordered) - 1 and rate * ROUNDING < max(grid) * reach:
         return (rate * 2,)
+    if ordered[best].loss == math.inf:
+        return ()
     beside = [ordered[place].rate for place in (best - 1, best + 1) if 0 <= place < len(ordered)]
     widest = max(beside, key=lambda other: (round(abs(math.log(other / rate)), 9), other))
     is_wide = abs(math.log(widest / rate)) > math.log(finest * ROUNDING)

@@ -16,6 +16,7 @@ from sweep.training.device import (
     memory_metrics,
     peak_memory_bytes,
 )
+from sweep.training.noise import NoiseProbe
 from sweep.training.optimizer import state_bytes
 from sweep.training.progress import Clock, Progress
 from sweep.training.step import StepOutput, TrainingStep
@@ -54,6 +55,7 @@ def train(
         clock.charge("compile")
     train_points = set(milestone_steps(config.steps, science.evaluation.train_points))
     valid_points = set(milestone_steps(config.steps, science.evaluation.points))
+    noise = NoiseProbe(config, step)
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
         with evaluating():
@@ -69,13 +71,14 @@ def train(
             t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
         )
         batch = step.workload.build_batch(progress.step * science.batch_size, science.batch_size)
-        output = step(batch, rate)
+        noise_sums = noise.sums_at(t)
+        output = step(batch, rate, noise_sums)
         sums.add(output)
         progress.step = t
         if t == 1:
             progress.first_loss = output.loss.item()
 
-        if t in train_points or t in valid_points:
+        if t in train_points or t in valid_points or t in noise.steps:
             sums.store(progress)  # waits for the device
             progress.see_peak_memory(peak_memory_bytes(device))
             clock.charge("training")
@@ -97,7 +100,10 @@ def train(
                 if progress.see_valid_loss(line["valid/loss"]):
                     ending = "diverged"
                 clock.charge("evaluation")
-                forget_peak_memory(device)
+            if t in noise.steps and ending is None:
+                line |= noise.metrics(t, noise_sums)
+                clock.charge("noise")
+            forget_peak_memory(device)
             log.append(line)
 
         if ending is None:

@@ -28,6 +28,7 @@ class Progress:
     seconds_training: float = 0.0
     seconds_evaluation: float = 0.0
     seconds_checkpoint: float = 0.0
+    seconds_noise: float = 0.0
     seconds_total: float = 0.0
     log_seconds: float = 0.0  # of training, at the last log point
     peak_memory_bytes: int = 0
@@ -86,7 +87,8 @@ class Clock:
         self._progress, self._mark = progress, start
 
     def charge(
-        self, account: Literal["compile", "training", "evaluation", "checkpoint", "other"]
+        self,
+        account: Literal["compile", "training", "evaluation", "checkpoint", "noise", "other"],
     ) -> None:
         """Add the time since the last charge; `other` counts in the total only."""
         now = time.perf_counter()

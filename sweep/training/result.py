@@ -91,7 +91,7 @@ def _settings(config: TrialConfig, steps: int, epochs: float | None) -> dict[str
 def _speed(config: TrialConfig, device: torch.device, progress: Progress) -> dict[str, Any]:
     tokens = progress.step * config.science.batch_size * config.tokens_per_sequence
     rate = tokens / max(progress.seconds_training, 1e-9)
-    accounts = ("total", "compile", "training", "evaluation", "checkpoint")
+    accounts = ("total", "compile", "training", "evaluation", "checkpoint", "noise")
     return {
         **{f"seconds_{name}": getattr(progress, f"seconds_{name}") for name in accounts},
         "tokens_per_second": rate,

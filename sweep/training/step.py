@@ -1,7 +1,7 @@
 """One optimizer step: shared by training, calibration, probing and benchmarks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
+from sweep.training.noise import GradientSums
 from sweep.training.optimizer import build_optimizer, set_learning_rate
 from sweep.workloads.protocol import Batch, Workload, build_workload
 
@@ -21,6 +22,12 @@ class StepOutput:
     loss: Tensor  # mean per token over the whole batch, before the update; float32 scalar
     grad_norm: Tensor  # global, before clipping
     is_clipped: Tensor  # float32 0 or 1
+
+
+def split(batch: Batch, size: int) -> Iterator[Batch]:
+    """Yield parts of so many sequences."""
+    for start in range(0, batch[0].shape[0], size):
+        yield tuple(part[start : start + size] for part in batch)
 
 
 class TrainingStep:
@@ -79,21 +86,39 @@ class TrainingStep:
         assert torch.equal(cpu, torch.get_rng_state())
         return time.perf_counter() - start
 
-    def backward(self, batch: Batch) -> Tensor:
-        """Add the gradient of the batch's mean loss, in microbatches; return that loss."""
+    def backward(self, batch: Batch, sums: GradientSums | None = None) -> Tensor:
+        """Add the gradient of the batch's mean loss, in microbatches; return that loss.
+
+        Args:
+            batch: of sequences.
+            sums: sees each microbatch's gradient, where its noise is measured.
+        """
         tokens = self.workload.loss_tokens(batch)
         total: Tensor | None = None
-        for start in range(0, batch[0].shape[0], self.microbatch_size):
-            micro = tuple(part[start : start + self.microbatch_size] for part in batch)
+        for micro in split(batch, self.microbatch_size):
             loss = self._loss_sum(self.model, micro) / tokens
             loss.backward()  # type: ignore[no-untyped-call]
+            if sums is not None:
+                sums.take(self.parameters)
             total = loss.detach() if total is None else total + loss.detach()
+        if sums is not None:
+            sums.give_back(self.parameters)
         assert total is not None
         return total
 
-    def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
+    def measure_noise(self, batch: Batch, size: int) -> tuple[float, float]:
+        """Return trΣ̂ and Ĝ² of the gradient over a batch in parts of `size` sequences; eager."""
+        sums, tokens = GradientSums(), self.workload.loss_tokens(batch)
+        for micro in split(batch, size):
+            (self.workload.loss_sum(self.model, micro) / tokens).backward()  # type: ignore[no-untyped-call]
+            sums.take(self.parameters)
+        return sums.estimates(size)
+
+    def __call__(
+        self, batch: Batch, learning_rate: float, sums: GradientSums | None = None
+    ) -> StepOutput:
         """Take one optimizer step at this rate."""
-        loss = self.backward(batch)
+        loss = self.backward(batch, sums)
         if self.optimizer is None:
             return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
         set_learning_rate(self.optimizer, learning_rate)

@@ -1,0 +1,124 @@
+"""Gradient noise in training: sums over microbatches' gradients (SCIENCE.md §3).
+
+From K gradients g_k, each the mean over b sequences, with mean ḡ over B = K·b sequences:
+trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (McCandlish et al. 2018, A.1).
+The analysis averages them apart and divides last: `sweep.analysis.noise_scale`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sweep.config.trial import TrialConfig
+from sweep.plan.steps import milestone_steps, probe_sizes
+from sweep.training.device import is_out_of_memory
+
+if TYPE_CHECKING:
+    from sweep.training.step import TrainingStep
+
+
+def noise_estimates(squares: float, square: float, count: int, size: int) -> tuple[float, float]:
+    """Return trΣ̂ and Ĝ².
+
+    Args:
+        squares: Σ|g_k|².
+        square: |ḡ|².
+        count: K, two at least.
+        size: b, sequences of each gradient.
+    """
+    trace = size / (count - 1) * (squares - count * square)
+    return trace, square - trace / (count * size)
+
+
+class GradientSums:
+    """Takes the gradients of one microbatch after another, and gives back their sum.
+
+    Microbatches are of equal size, and their losses divided by the whole batch's tokens.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._squares: Tensor | float = 0.0
+        self._total: list[Tensor | None] = []
+
+    def take(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Move the gradients away, adding them to those before."""
+        gradients = [parameter.grad for parameter in parameters]
+        self._squares = self._squares + _square(gradients)
+        if not self.count:
+            self._total = gradients
+        else:
+            for place, gradient in enumerate(gradients):
+                known = self._total[place]
+                if known is None or gradient is None:
+                    self._total[place] = gradient if known is None else known
+                else:
+                    known += gradient
+        for parameter in parameters:
+            parameter.grad = None
+        self.count += 1
+
+    def give_back(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Put the sum in place as the gradient."""
+        for parameter, gradient in zip(parameters, self._total, strict=True):
+            parameter.grad = gradient
+
+    def estimates(self, size: int) -> tuple[float, float]:
+        """Return trΣ̂ and Ĝ², for microbatches of `size` sequences."""
+        squares = float(self._squares) * self.count**2  # of means over a microbatch
+        return noise_estimates(squares, float(_square(self._total)), self.count, size)
+
+
+def _square(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Return the squared norm of them all, summed in float32 or wider."""
+    found = [gradient for gradient in gradients if gradient is not None]
+    norms = torch._foreach_norm(found, 2, dtype=_wide(found[0].dtype))
+    return torch.stack(norms).double().square().sum()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype == torch.float64 else torch.float32
+
+
+class NoiseProbe:
+    """Measures the gradient's noise at milestones, on sequences that no step trains on.
+
+    They lie further along the stream, the same ones at every batch size; nothing is updated.
+    """
+
+    def __init__(self, config: TrialConfig, step: "TrainingStep") -> None:
+        science = config.science
+        self._step, self._batch_size = step, science.batch_size // config.execution.devices
+        sequences = science.tokens // config.tokens_per_sequence
+        points, share = science.evaluation.noise_points, science.evaluation.noise_share
+        self._count, self._part = probe_sizes(sequences, points, share, step.microbatch_size)
+        self._first = 1 << sequences.bit_length()
+        self.steps = milestone_steps(config.steps, points) if points else ()
+
+    def sums_at(self, step: int) -> GradientSums | None:
+        """Return what is to see a training step's microbatches; None where it is not to."""
+        is_split = self._batch_size > self._step.microbatch_size
+        return GradientSums() if is_split and step in self.steps else None
+
+    def metrics(self, step: int, sums: GradientSums | None) -> dict[str, float]:
+        """Return `noise/trace` and `noise/square` of the probe, and those of the step's own."""
+        found: dict[str, float] = {}
+        if sums is not None:
+            trace, square = sums.estimates(self._step.microbatch_size)
+            found |= {"noise/train_trace": trace, "noise/train_square": square}
+        if not self._count:
+            return found
+        first = self._first + self.steps.index(step) * self._count
+        try:
+            batch = self._step.workload.build_batch(first, self._count)
+            trace, square = self._step.measure_noise(batch, self._part)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._count = 0  # it goes on without
+            print(f"gradient noise is not probed any more: {error}", flush=True)
+            self._step.model.zero_grad(set_to_none=True)
+            return found
+        return found | {"noise/trace": trace, "noise/square": square}
