@@ -1,0 +1,259 @@
+"""Which differences between batch sizes the seeds carry, and what more seeds could show.
+
+Losses are paired: one seed gives the same weights and the same stream at every batch size. Two-way
+layout of batch sizes and seeds (randomized blocks); Holm 1979; two one-sided tests, Schuirmann
+1987; power by the noncentral t. docs/statistics.md holds the formulas and what was simulated.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.integrate import quad
+from scipy.special import chdtri, nctdtrinc, ndtr, stdtr, stdtrit
+
+from sweep.errors import SweepError
+
+ALPHA = 0.05
+POWER = 0.8
+EQUIVALENCE_MARGIN = 0.01  # nats
+MOST_SEEDS = 1000  # where the search for enough seeds ends
+RESAMPLES = 2000
+
+Losses = Mapping[int, Mapping[int, float]]  # batch size -> seed -> final loss in nats
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two batch sizes compared over the seeds they share."""
+
+    batch_sizes: tuple[int, int]
+    by_seed: tuple[float, ...]  # nats, the larger batch size's loss minus the smaller's
+    difference: Interval  # nats, their mean; the interval is this pair's alone
+    standard_error: float  # nats, the larger of the pooled one and the pair's own
+    p_different: float
+    p_different_holm: float  # adjusted over all pairs
+    p_equivalent: float  # that the means differ by the margin or more
+    p_equivalent_holm: float
+
+    @property
+    def is_different(self) -> bool:
+        """Whether the means differ, the error of all pairs together being 5 %."""
+        return self.p_different_holm <= ALPHA
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether the means differ by less than the margin: only then "no difference"."""
+        return self.p_equivalent_holm <= ALPHA
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every pair of batch sizes over the seeds that all of them have."""
+
+    batch_sizes: tuple[int, ...]
+    seeds: tuple[int, ...]  # common to all batch sizes; the order of Pair.by_seed
+    left_out: dict[int, tuple[int, ...]]  # batch size -> its seeds that another one lacks
+    degrees_of_freedom: int
+    variances: dict[int, float]  # batch size -> variance over the seeds, nats²
+    variance_ratio: float  # the largest of them over the smallest
+    margin: float  # nats, within which losses count as no different
+    pairs: tuple[Pair, ...]
+    not_applicable: str = ""  # why there are no pairs
+
+
+def compare_pairs(losses: Losses, margin: float = EQUIVALENCE_MARGIN) -> Comparison:
+    """Compare all pairs of batch sizes by paired t tests, Holm-adjusted, and test equivalence.
+
+    Returns:
+        A comparison without pairs, and with `not_applicable`, where fewer than two batch sizes or
+        common seeds are left, or a loss is not finite (a diverged trial is data: without it the
+        means would be those of the lucky seeds).
+    """
+    sizes, seeds = tuple(sorted(losses)), _common_seeds(losses)
+    degrees = max(0, (len(sizes) - 1) * (len(seeds) - 1))
+    extra = {size: tuple(sorted(set(losses[size]) - set(seeds))) for size in sizes}
+    left_out = {size: found for size, found in extra.items() if found}
+    if reason := _not_applicable(losses):
+        nan = float("nan")
+        return Comparison(sizes, seeds, left_out, degrees, {}, nan, margin, (), reason)
+    table = _table(losses)
+    variances = table.var(axis=1, ddof=1).tolist()
+    least, most = min(variances), max(variances)
+    return Comparison(
+        batch_sizes=sizes,
+        seeds=seeds,
+        left_out=left_out,
+        degrees_of_freedom=degrees,
+        variances=dict(zip(sizes, variances, strict=True)),
+        variance_ratio=most / least if least else math.inf if most else 1.0,
+        margin=margin,
+        pairs=_pairs(sizes, table, margin),
+    )
+
+
+def _common_seeds(losses: Losses) -> tuple[int, ...]:
+    sets = [set(by_seed) for by_seed in losses.values()]
+    return tuple(sorted(set.intersection(*sets))) if sets else ()
+
+
+def _not_applicable(losses: Losses) -> str:
+    """Return why the batch sizes cannot be compared; an empty text where they can."""
+    common = len(_common_seeds(losses))
+    for size in sorted(losses):
+        if not all(math.isfinite(loss) for loss in losses[size].values()):
+            return f"batch size {size} has a loss that is not finite"
+    if len(losses) < 2:
+        return f"a comparison needs 2 batch sizes, there is {len(losses) or 'none'}"
+    if common < 2:
+        return f"paired tests need 2 seeds common to all batch sizes, there is {common or 'none'}"
+    return ""
+
+
+def _table(losses: Losses) -> Floats:
+    seeds = _common_seeds(losses)
+    return np.array([[losses[size][seed] for seed in seeds] for size in sorted(losses)])
+
+
+def _mean_square(table: Floats) -> float:
+    """Return the residual mean square of a table (batch sizes, seeds) with effects of both."""
+    rows, columns = table.mean(axis=1, keepdims=True), table.mean(axis=0, keepdims=True)
+    residuals = table - rows - columns + table.mean()
+    return float(np.square(residuals).sum() / ((rows.size - 1) * (columns.size - 1)))
+
+
+def _pairs(sizes: tuple[int, ...], table: Floats, margin: float) -> tuple[Pair, ...]:
+    count, seeds = table.shape
+    degrees = (count - 1) * (seeds - 1)
+    first, second = np.triu_indices(count, 1)
+    by_seed = table[second] - table[first]  # (pairs, seeds)
+    mean = by_seed.mean(axis=1)
+    own = by_seed.std(axis=1, ddof=1) / math.sqrt(seeds)
+    error = np.maximum(math.sqrt(2 * _mean_square(table) / seeds), own)
+    half = stdtrit(degrees, 1 - ALPHA / 2) * error
+    different = 2 * stdtr(degrees, -_ratio(np.abs(mean), error))
+    # The larger p value of the two one-sided tests is that of the nearer edge.
+    equivalent = stdtr(degrees, _ratio(np.abs(mean) - margin, error))
+    columns = (mean, mean - half, mean + half, error, different, holm(different))
+    numbers = np.stack([*columns, equivalent, holm(equivalent)], axis=1).tolist()
+    names = zip(first.tolist(), second.tolist(), by_seed.tolist(), numbers, strict=True)
+    return tuple(
+        Pair((sizes[i], sizes[j]), tuple(values), Interval(*found[:3]), *found[3:])
+        for i, j, values, found in names
+    )
+
+
+def _ratio(numerator: Floats, error: Floats) -> Floats:
+    """Divide; without any noise a difference is infinitely clear, and none is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(numerator / error, nan=0.0, posinf=math.inf, neginf=-math.inf)
+
+
+def holm(p_values: Floats) -> Floats:
+    """Adjust p values so that rejecting those ≤ α errs in any of them with probability ≤ α."""
+    order = np.argsort(p_values)
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(np.maximum.accumulate(factors * p_values[order]), 1.0)
+    return adjusted
+
+
+def seeds_sd(losses: Losses) -> Interval | None:
+    """Return σ of seeds: what is left of a loss after its batch size and its seed, in nats.
+
+    The interval is by chi-square with (k-1)(n-1) degrees of freedom, for equal variances. None
+    where the batch sizes cannot be compared.
+    """
+    if _not_applicable(losses):
+        return None
+    table = _table(losses)
+    degrees = (table.shape[0] - 1) * (table.shape[1] - 1)
+    squares = degrees * _mean_square(table)
+    low, high = (math.sqrt(squares / chdtri(degrees, p)) for p in (ALPHA / 2, 1 - ALPHA / 2))
+    return Interval(math.sqrt(squares / degrees), low, high)
+
+
+def minimal_detectable_difference(
+    sigma: float, seeds: int, batch_sizes: int, pairs: int = 1
+) -> float | None:
+    """Return the difference that a pair's test finds with power .8; None below 2 seeds.
+
+    Two-sided at .05 over `pairs`, with the pooled standard error.
+
+    Args:
+        sigma: of seeds, from `seeds_sd`.
+        seeds: of each batch size.
+        batch_sizes: compared together; they share one σ.
+        pairs: 1 for one pair by itself; all of them for what is found after Holm's adjustment.
+    """
+    degrees = (batch_sizes - 1) * (seeds - 1)
+    if degrees < 1:
+        return None
+    critical = stdtrit(degrees, 1 - ALPHA / (2 * pairs))
+    # The other tail's share of the power is below 1e-6.
+    shift = nctdtrinc(degrees, 1 - POWER, critical)
+    return float(shift) * sigma * math.sqrt(2 / seeds)
+
+
+def seeds_to_detect(
+    difference: float, sigma: float, batch_sizes: int, pairs: int = 1
+) -> int | None:
+    """Return the least number of seeds whose minimal detectable difference is that small.
+
+    None where `MOST_SEEDS` are not enough, or fewer than 2 batch sizes are compared.
+    """
+    for seeds in range(2, MOST_SEEDS + 1):
+        least = minimal_detectable_difference(sigma, seeds, batch_sizes, pairs)
+        if least is not None and least <= abs(difference):
+            return seeds
+    return None
+
+
+def selection_optimism(trials: int) -> float:
+    """Return by how many σ the best of equally good, noisy trials looks too good, on average."""
+    return float(quad(lambda z: 1 - ndtr(z) ** trials - ndtr(-z) ** trials, 0, 12)[0])
+
+
+def bootstrap_difference(first: Floats, second: Floats, seed: int = 0) -> Interval:
+    """Return the second trial's mean loss minus the first's, by resampling documents in pairs.
+
+    It tells how far the difference hangs on the validation documents, within one seed. It says
+    nothing about other seeds.
+
+    Args:
+        first: valid_losses of a trial, (documents, 2): summed nats, tokens.
+        second: of another trial, on the same documents.
+        seed: of the resampling.
+
+    Raises:
+        SweepError: if the two are not losses of the same documents.
+    """
+    for losses in (first, second):
+        if losses.ndim != 2 or losses.shape[1] != 2 or not len(losses):
+            raise SweepError(
+                f"valid_losses must have the shape (documents, 2), got {losses.shape}. Give the "
+                "arrays of valid_losses.npy."
+            )
+    if not np.array_equal(first[:, 1], second[:, 1]):
+        raise SweepError(
+            "Both trials must have the same tokens in every document, got others. Compare trials "
+            "of one sweep, evaluated on the same validation documents."
+        )
+    nats, tokens = second[:, 0] - first[:, 0], first[:, 1]
+    rng, documents = np.random.default_rng(seed), len(tokens)
+    drawn = (rng.integers(documents, size=documents) for _ in range(RESAMPLES))
+    means = [nats[chosen].sum() / tokens[chosen].sum() for chosen in drawn]
+    low, high = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2]).tolist()
+    return Interval(float(nats.sum() / tokens.sum()), low, high)

@@ -1,0 +1,168 @@
+"""The best learning rate on curves whose optimum is known."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sweep.analysis.optimum import is_inside, learning_rate_optimum
+from sweep.errors import SweepError
+
+GRID = [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]
+REFINED = [2.5e-4, 5e-4, 7.07e-4, 1e-3, 1.414e-3, 2e-3, 4e-3]
+
+
+def parabola(rates: Sequence[float], best: float, curvature: float = 0.05) -> list[float]:
+    return [1.5 + curvature * math.log(rate / best) ** 2 for rate in rates]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.floats(-0.9, 0.9),
+    st.floats(0.01, 10),
+    st.sampled_from([GRID, GRID[1:4], REFINED, REFINED[::-1]]),
+)
+def test_the_vertex_of_an_exact_parabola_is_found(
+    offset: float, curvature: float, rates: list[float]
+) -> None:
+    best = 1e-3 * 2**offset
+    found = learning_rate_optimum(rates, parabola(rates, best, curvature), sigma=0.0)
+    assert found.rate == pytest.approx(best, rel=1e-9)
+    # Without noise the interval is a point; the root of a rounding error is its width.
+    assert found.interval == pytest.approx((best, best), rel=1e-5)
+
+
+def test_only_points_near_the_best_are_fitted() -> None:
+    rates = [1e-3 * 2**place for place in range(-5, 6)]
+    losses = parabola(rates, 1.2e-3)
+    losses[0], losses[1], losses[-2], losses[-1] = 9.0, 8.0, 30.0, 70.0
+    assert learning_rate_optimum(rates, losses).rate == pytest.approx(1.2e-3)
+
+
+def test_diverged_points_are_not_fitted_but_bound_the_grid() -> None:
+    losses = [*parabola(GRID[:4], 1.3e-3), math.inf]
+    found = learning_rate_optimum(GRID, losses)
+    assert found.rate == pytest.approx(1.3e-3)
+    assert (found.best, found.is_inside) == (1e-3, True)
+    edge = learning_rate_optimum(GRID[:3], parabola(GRID[:3], 1.2e-3))
+    assert (edge.best, edge.is_inside) == (1e-3, False)
+
+
+@pytest.mark.parametrize(
+    ("losses", "inside"),
+    [
+        ([3.0, 1.0, 2.0], True),
+        ([1.0, 2.0, 3.0], False),
+        ([3.0, 2.0, 1.0], False),
+        ([3.0, 1.0, math.inf], True),
+        ([math.nan, 1.0, math.inf], True),
+        ([3.0, 1.0, 1.0], False),
+        ([math.inf] * 3, False),
+        ([2.0, 1.0], False),
+        ([], False),
+    ],
+)
+def test_the_best_is_inside_where_both_sides_are_worse(losses: list[float], inside: bool) -> None:
+    rates = GRID[: len(losses)]
+    assert is_inside(rates, losses) is inside
+    assert is_inside(rates[::-1], losses[::-1]) is inside
+
+
+@pytest.mark.parametrize(
+    ("losses", "reason"),
+    [
+        ([2.0, 1.0, math.inf], "fewer than three"),
+        ([math.inf] * 3, "every trial diverged"),
+        ([1.0, 1.0, 1.0], "curvature is not positive"),
+        ([1.0, 2.0, 2.5], "curvature is not positive"),
+        ([1.0, 1.5, 2.1], "vertex lies outside"),
+    ],
+)
+def test_without_a_vertex_among_the_rates_it_says_why(losses: list[float], reason: str) -> None:
+    found = learning_rate_optimum(GRID[:3], losses, sigma=0.01)
+    assert found.rate is None
+    assert found.interval is None
+    assert reason in found.no_rate
+
+
+def test_the_interval_is_that_of_fieller() -> None:
+    """Three points at x = -1, 0, 1: b = 0.1, a = 1, Var b = σ²/2, Var a = 3σ²/2, no covariance."""
+    rates = [math.exp(x) for x in (-1, 0, 1)]
+    losses = [0.9, 0.0, 1.1]
+    found = learning_rate_optimum(rates, losses, sigma=0.1)
+    assert found.rate == pytest.approx(math.exp(-0.05))
+    assert found.interval is not None
+    reach = (1.959964 * 0.1) ** 2
+    for end in found.interval:
+        x = math.log(end)
+        assert (0.1 + 2 * x) ** 2 == pytest.approx(reach * (0.5 + 4 * 1.5 * x**2), rel=1e-5)
+    assert found.interval[0] < found.rate < found.interval[1]
+
+
+def test_an_estimated_sigma_widens_the_interval() -> None:
+    losses = parabola(GRID, 1.2e-3)
+    known = learning_rate_optimum(GRID, losses, sigma=0.005).interval
+    estimated = learning_rate_optimum(GRID, losses, sigma=0.005, degrees_of_freedom=4).interval
+    assert known is not None and estimated is not None
+    assert estimated[0] < known[0] < known[1] < estimated[1]
+
+
+def test_noise_that_could_hide_the_curvature_leaves_no_interval() -> None:
+    found = learning_rate_optimum(GRID, parabola(GRID, 1.2e-3), sigma=0.2)
+    assert found.rate == pytest.approx(1.2e-3)
+    assert found.interval is None
+    assert learning_rate_optimum(GRID, parabola(GRID, 1.2e-3)).interval is None
+
+
+def test_the_plateau_ends_where_a_neighbour_is_more_than_sigma_worse() -> None:
+    losses = [1.004, 1.2, 1.003, 1.0, 1.005, 1.006, 1.001]  # the rates far away do not join
+    found = learning_rate_optimum(REFINED, losses, sigma=0.005)
+    assert found.plateau == (7.07e-4, 1.414e-3)
+    assert learning_rate_optimum(REFINED, losses, sigma=1.0).plateau == (2.5e-4, 4e-3)
+    assert learning_rate_optimum(REFINED, losses, sigma=0.001).plateau == (1e-3, 1e-3)
+    assert learning_rate_optimum(REFINED, losses).plateau is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "losses"),
+    [([1e-3, 1e-3], [1.0, 2.0]), ([0.0, 1e-3], [1.0, 2.0]), ([1e-3, 2e-3], [1.0])],
+)
+def test_rates_must_be_positive_distinct_and_one_for_each_loss(
+    rates: list[float], losses: list[float]
+) -> None:
+    with pytest.raises(SweepError, match="Rates must be positive and distinct"):
+        learning_rate_optimum(rates, losses)
+
+
+def coverage(count: int, rates: list[float], degrees: float) -> tuple[float, float]:
+    """The share of intervals that are bounded, and of those the share that hold the truth."""
+    rng, sigma, held, bounded = np.random.default_rng(4), 0.005, 0, 0
+    for _ in range(count):
+        best = 1e-3 * 2 ** rng.uniform(-0.5, 0.5)
+        losses = parabola(rates, best) + rng.normal(0, sigma, size=len(rates))
+        scale = math.sqrt(rng.chisquare(degrees) / degrees) if degrees < math.inf else 1.0
+        found = learning_rate_optimum(rates, losses.tolist(), sigma * scale, degrees)
+        if found.interval:
+            bounded += 1
+            held += found.interval[0] <= best <= found.interval[1]
+    return bounded / count, held / bounded
+
+
+@pytest.mark.parametrize("degrees", [math.inf, 4])
+@pytest.mark.parametrize("rates", [GRID, REFINED])
+def test_intervals_hold_the_best_rate_in_95_percent(rates: list[float], degrees: float) -> None:
+    bounded, held = coverage(1500, rates, degrees)
+    assert bounded > 0.9
+    assert held == pytest.approx(0.95, abs=3 * math.sqrt(0.05 * 0.95 / 1500) + 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degrees", [math.inf, 4])
+@pytest.mark.parametrize("rates", [GRID, REFINED])
+def test_many_intervals_hold_the_best_rate(rates: list[float], degrees: float) -> None:
+    bounded, held = coverage(20_000, rates, degrees)
+    print(f"\nbest rate: {len(rates)} rates, df {degrees}: bounded {bounded:.3f}, {held:.4f}")
+    assert 0.93 <= held <= 0.97
