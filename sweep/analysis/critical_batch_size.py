@@ -95,9 +95,8 @@ def fit_steps(
     where the fit lies well above the bound and is the shortfall where it lies well below.
 
     Intervals are t intervals of the logs with seeds − 1 degrees of freedom. Their standard error
-    is that of a bootstrap over whole seeds, times √(n/(n−1)). The percentiles of that bootstrap
-    are far too narrow for few seeds (SCIENCE.md §5.3: three seeds reject a true null 25 % of the
-    time; docs/critical-batch-size.md has what was measured here).
+    is that of a bootstrap over whole seeds, times √(n/(n−1)): its percentiles are far too narrow
+    for few seeds (SCIENCE.md §5.3: three reject a true null 25 % of the time).
 
     Args:
         batch_sizes: increasing.
@@ -110,20 +109,11 @@ def fit_steps(
     Raises:
         SweepError: if fewer than three batch sizes crossed, or the numbers are no step counts.
     """
-    sizes, counts = np.asarray(batch_sizes, float), np.atleast_2d(np.asarray(steps, float))
-    bounds = np.zeros(counts.shape, bool)
-    if censored is not None:
-        bounds = np.atleast_2d(np.asarray(censored, bool))
-    _check(sizes, counts, bounds)
-    seeds, logs = len(counts), np.log(counts)
+    sizes, logs, bounds = _checked(batch_sizes, steps, censored)
     point, spread = _fit_with_spread(sizes, logs, bounds)
-    rng = np.random.default_rng(rng_seed)
-    draws = rng.multinomial(seeds, [1 / seeds] * seeds, RESAMPLES if seeds > 1 else 0)
-    weights, times = np.unique(draws, axis=0, return_counts=True)
-    fits = [_fit(sizes, logs, bounds, spread, point, row) for row in weights]
-    found = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
-    columns = zip(_parameters(point, sizes), found.repeat(times, axis=0).T, strict=True)
-    s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
+    found = _resampled(sizes, logs, bounds, spread, point, rng_seed)
+    columns = zip(_parameters(point, sizes), found.T, strict=True)
+    s_min, e_min, b_crit = (_estimate(value, column, len(logs)) for value, column in columns)
     if b_opt is None:
         linear = sizes[~bounds.all(0) & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
         b_opt = float(linear.max()) if len(linear) else None
@@ -142,21 +132,29 @@ def fit_steps(
     )
 
 
-def _check(sizes: Floats, steps: Floats, censored: Flags) -> None:
-    shapes = {steps.shape, censored.shape, (len(steps), len(sizes))}
+def _checked(
+    batch_sizes: Sequence[float], steps: ArrayLike, censored: ArrayLike | None
+) -> tuple[Floats, Floats, Flags]:
+    """Return the batch sizes, log S and which are bounds, the last two (seeds, batch sizes)."""
+    sizes, counts = np.asarray(batch_sizes, float), np.atleast_2d(np.asarray(steps, float))
+    bounds = np.zeros(counts.shape, bool)
+    if censored is not None:
+        bounds = np.atleast_2d(np.asarray(censored, bool))
+    shapes = {counts.shape, bounds.shape, (len(counts), len(sizes))}
     is_grid = len(shapes) == 1 and bool((np.diff(sizes, prepend=0) > 0).all())
-    if not (is_grid and np.isfinite(steps).all() and (steps > 0).all()):
+    if not (is_grid and np.isfinite(counts).all() and (counts > 0).all()):
         raise SweepError(
             "Steps to a target must be positive and finite, one for each seed and increasing "
-            f"batch size, got {steps.tolist()} at {sizes.tolist()}. Mark a trial that did not "
+            f"batch size, got {counts.tolist()} at {sizes.tolist()}. Mark a trial that did not "
             "reach the target as censored, with the steps it took."
         )
-    crossed = int((~censored.all(0)).sum())
+    crossed = int((~bounds.all(0)).sum())
     if crossed < LEAST_BATCH_SIZES:
         raise SweepError(
             f"A fit must have {LEAST_BATCH_SIZES} batch sizes that reached the target, got "
             f"{crossed}. Raise the target or the budget, or add batch sizes."
         )
+    return sizes, np.log(counts), bounds
 
 
 def _curve(point: Floats, sizes: Floats) -> Floats:
@@ -195,6 +193,19 @@ def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floa
         if not censored.any() or abs(spread - last) <= SPREAD_TOLERANCE * spread:
             break
     return point, spread
+
+
+def _resampled(
+    sizes: Floats, logs: Floats, censored: Flags, spread: float, point: Floats, rng_seed: int
+) -> Floats:
+    """Return the parameters of fits to resampled seeds, (resamples, 3); none of one seed."""
+    seeds = len(logs)
+    rng = np.random.default_rng(rng_seed)
+    draws = rng.multinomial(seeds, [1 / seeds] * seeds, RESAMPLES if seeds > 1 else 0)
+    weights, times = np.unique(draws, axis=0, return_counts=True)
+    fits = [_fit(sizes, logs, censored, spread, point, row) for row in weights]
+    found = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
+    return found.repeat(times, axis=0)
 
 
 def _parameters(point: Floats, sizes: Floats) -> tuple[float, float, float]:
