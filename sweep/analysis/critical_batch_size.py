@@ -1,0 +1,232 @@
+"""Steps to a target against the batch size: S(B) = S_min + E_min/B, and what follows from it.
+
+McCandlish et al. 2018 (arXiv:1812.06162): (S/S_min − 1)(E/E_min − 1) = 1, B_crit = E_min/S_min.
+Zhang et al. 2025 (arXiv:2410.21676): B* = 1.2·B_opt + 0.2·E_min/S_min. See
+docs/critical-batch-size.md.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import least_squares
+from scipy.special import log_ndtr
+from scipy.stats import t as student
+
+from sweep.analysis.estimate import Estimate
+from sweep.errors import SweepError
+
+OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
+LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on linear scaling
+NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
+LEAST_BATCH_SIZES = 3  # two parameters and something left to judge them by
+RESAMPLES = 1000  # of the seeds
+TOLERANCE = 1e-12  # relative, of the least squares
+SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class StepsFit:
+    """The fitted curve, with 95 % intervals; with one seed these are NaN."""
+
+    s_min: Estimate  # steps; 0 where the steps still fall as 1/B at the largest batch size
+    e_min: Estimate  # sequences; 0 where the steps do not depend on the batch size
+    b_crit: Estimate  # sequences; infinite where s_min is 0
+    b_overhead: Estimate  # 0.2·B_crit: takes 20 % more tokens than the least
+    b_opt: float | None  # the largest batch size still on linear scaling
+    b_star: Estimate | None  # takes 20 % more steps than linear scaling from b_opt, which is held
+    residuals: Floats  # (seeds, batch sizes): log S − log fit; of a bound its least, 0 or more
+    slopes: Floats  # d log S / d log B between neighbours, over seeds; NaN beside a censored one
+    spread: float  # standard deviation of log S about the curve
+
+
+def crossing_tokens(
+    tokens: Sequence[float], losses: Sequence[float], target: float
+) -> float | None:
+    """Find where a curve reaches the target to stay, by interpolation in log tokens.
+
+    A crossing is the first evaluation at or below the target whose next evaluation, if there is
+    one, is at or below it too: a single noisy dip is none, except at the very end.
+
+    Args:
+        tokens: of each evaluation, increasing, above 0.
+        losses: there; one that is not finite counts as above the target.
+        target: the loss to reach.
+
+    Returns:
+        The tokens, None where censored. There is nothing to interpolate from at the first
+        evaluation and after a loss that is not finite: the evaluation's own tokens.
+    """
+    when, values = np.asarray(tokens, float), np.asarray(losses, float)
+    if when.shape != values.shape or not (np.diff(when, prepend=0) > 0).all():
+        raise SweepError(
+            f"tokens must be positive, increasing and as many as the losses ({values.size}), "
+            f"got {when.tolist()}. Sort the evaluations by tokens."
+        )
+    below = np.isfinite(values) & (values <= target)
+    stays = np.append(below[1:], True)
+    confirmed = np.flatnonzero(below & stays)
+    if not len(confirmed):
+        return None
+    k = int(confirmed[0])
+    if k == 0 or not math.isfinite(values[k - 1]):
+        return float(when[k])
+    share = (values[k - 1] - target) / (values[k - 1] - values[k])
+    return float(when[k - 1] * (when[k] / when[k - 1]) ** share)
+
+
+def fit_steps(
+    batch_sizes: Sequence[float],
+    steps: ArrayLike,
+    censored: ArrayLike | None = None,
+    *,
+    b_opt: float | None = None,
+    rng_seed: int = 0,
+) -> StepsFit:
+    """Fit S(B) = S_min + E_min/B by least squares on log S, both parameters in logs.
+
+    A censored S is a lower bound and enters one-sidedly, by the likelihood of a normal log S
+    (Tobin 1958): its residual is σ·√(−2 log Φ(z)), z = (log fit − log bound)/σ, which vanishes
+    where the fit lies well above the bound and is the shortfall where it lies well below.
+
+    Intervals are t intervals of the logs with seeds − 1 degrees of freedom. Their standard error
+    is that of a bootstrap over whole seeds, times √(n/(n−1)): its percentiles are far too narrow
+    for few seeds (SCIENCE.md §5.3: three reject a true null 25 % of the time).
+
+    Args:
+        batch_sizes: increasing.
+        steps: to the target, or the bound; shape (seeds, batch sizes), or (batch sizes,).
+        censored: of the same shape, true where `steps` is a bound.
+        b_opt: the largest batch size on linear scaling; by default the largest that crossed with
+            a fitted excess of tokens, B/B_crit, of at most an eighth.
+        rng_seed: of the bootstrap.
+
+    Raises:
+        SweepError: if fewer than three batch sizes crossed, or the numbers are no step counts.
+    """
+    sizes, logs, bounds = _checked(batch_sizes, steps, censored)
+    point, spread = _fit_with_spread(sizes, logs, bounds)
+    found = _resampled(sizes, logs, bounds, spread, point, rng_seed)
+    columns = zip(_parameters(point, sizes), found.T, strict=True)
+    s_min, e_min, b_crit = (_estimate(value, column, len(logs)) for value, column in columns)
+    if b_opt is None:
+        linear = sizes[~bounds.all(0) & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
+        b_opt = float(linear.max()) if len(linear) else None
+    residuals = logs - _curve(point, sizes)
+    cells = np.where(bounds, np.nan, logs).mean(0)
+    return StepsFit(
+        s_min=s_min,
+        e_min=e_min,
+        b_crit=b_crit,
+        b_overhead=b_crit.scaled(OVERHEAD),
+        b_opt=b_opt,
+        b_star=None if b_opt is None else b_crit.scaled(OVERHEAD, (1 + OVERHEAD) * b_opt),
+        residuals=np.where(bounds, residuals.clip(0), residuals),
+        slopes=np.diff(cells) / np.diff(np.log(sizes)),
+        spread=spread,
+    )
+
+
+def _checked(
+    batch_sizes: Sequence[float], steps: ArrayLike, censored: ArrayLike | None
+) -> tuple[Floats, Floats, Flags]:
+    """Return the batch sizes, log S and which are bounds, the last two (seeds, batch sizes)."""
+    sizes, counts = np.asarray(batch_sizes, float), np.atleast_2d(np.asarray(steps, float))
+    bounds = np.zeros(counts.shape, bool)
+    if censored is not None:
+        bounds = np.atleast_2d(np.asarray(censored, bool))
+    shapes = {counts.shape, bounds.shape, (len(counts), len(sizes))}
+    is_grid = len(shapes) == 1 and bool((np.diff(sizes, prepend=0) > 0).all())
+    if not (is_grid and np.isfinite(counts).all() and (counts > 0).all()):
+        raise SweepError(
+            "Steps to a target must be positive and finite, one for each seed and increasing "
+            f"batch size, got {counts.tolist()} at {sizes.tolist()}. Mark a trial that did not "
+            "reach the target as censored, with the steps it took."
+        )
+    crossed = int((~bounds.all(0)).sum())
+    if crossed < LEAST_BATCH_SIZES:
+        raise SweepError(
+            f"A fit must have {LEAST_BATCH_SIZES} batch sizes that reached the target, got "
+            f"{crossed}. Raise the target or the budget, or add batch sizes."
+        )
+    return sizes, np.log(counts), bounds
+
+
+def _curve(point: Floats, sizes: Floats) -> Floats:
+    return np.asarray(np.logaddexp(point[0], point[1] - np.log(sizes)))
+
+
+def _fit(
+    sizes: Floats, logs: Floats, censored: Flags, spread: float, start: Floats, weights: Floats
+) -> Floats:
+    """Return log S_min and log E_min by least squares: the spread held, weights of the seeds."""
+    root = np.sqrt(weights)[:, None]
+
+    def terms(point: Floats) -> Floats:
+        gap = _curve(point, sizes) - logs
+        if censored.any():
+            gap[censored] = spread * np.sqrt(-2 * log_ndtr(gap[censored] / spread))
+        return (root * gap).ravel()
+
+    tol = TOLERANCE
+    return np.asarray(least_squares(terms, start, method="lm", xtol=tol, ftol=tol, gtol=tol).x)
+
+
+def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floats, float]:
+    """Fit, taking turns with the spread: σ² is the mean of E r², over N − 2, as in EM."""
+    weights, known = np.ones(len(logs)), ~censored
+    spread, point = LEAST_SPREAD, np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
+    for turn in range(SPREAD_ROUNDS):
+        point = _fit(sizes, logs, censored, spread, point, weights)
+        gap = _curve(point, sizes) - logs
+        squares = float((gap[known] ** 2).sum())
+        if turn > 0:
+            z = gap[censored] / spread
+            slope = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)
+            squares += float((spread**2 * (1 - z * slope)).sum())
+        last, spread = spread, max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
+        if not censored.any() or abs(spread - last) <= SPREAD_TOLERANCE * spread:
+            break
+    return point, spread
+
+
+def _resampled(
+    sizes: Floats, logs: Floats, censored: Flags, spread: float, point: Floats, rng_seed: int
+) -> Floats:
+    """Return the parameters of fits to resampled seeds, (resamples, 3); none of one seed."""
+    seeds = len(logs)
+    rng = np.random.default_rng(rng_seed)
+    draws = rng.multinomial(seeds, [1 / seeds] * seeds, RESAMPLES if seeds > 1 else 0)
+    weights, times = np.unique(draws, axis=0, return_counts=True)
+    fits = [_fit(sizes, logs, censored, spread, point, row) for row in weights]
+    found = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
+    return found.repeat(times, axis=0)
+
+
+def _parameters(point: Floats, sizes: Floats) -> tuple[float, float, float]:
+    """Return the logs of S_min, E_min and B_crit, ±∞ where no batch size shows a term."""
+    s_min, e_min = float(point[0]), float(point[1])
+    if e_min - s_min > math.log(sizes[-1] / NEGLIGIBLE):
+        s_min = -math.inf
+    elif e_min - s_min < math.log(sizes[0] * NEGLIGIBLE):
+        e_min = -math.inf
+    return s_min, e_min, e_min - s_min
+
+
+def _estimate(log_value: float, resampled: Floats, seeds: int) -> Estimate:
+    """Return exp(value ± t·se); any positive number where a resample does not fix it."""
+    value = math.exp(log_value)
+    if seeds == 1:
+        return Estimate(value, math.nan, math.nan)
+    if not np.isfinite([log_value, *resampled]).all():
+        return Estimate(value, 0.0, math.inf)
+    error = float(resampled.std()) * math.sqrt(seeds / (seeds - 1))
+    half = float(student.ppf(0.975, seeds - 1)) * error
+    with np.errstate(over="ignore"):
+        low, high = np.exp([log_value - half, log_value + half])
+    return Estimate(value, float(low), float(high))

@@ -1,0 +1,302 @@
+"""Steps to a target: crossings, the fitted curve and its intervals, on cases with known truth."""
+
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import curve_fit
+from scipy.stats import binom
+
+from sweep.analysis.critical_batch_size import crossing_tokens, fit_steps
+from sweep.errors import SweepError
+
+QUADRATIC = runpy.run_path(str(Path(__file__).with_name("noisy_quadratic.py")))
+SIZES = 64 * 2.0 ** np.arange(9)
+PUBLISHED = {  # Zhang et al. 2025: steps to target at SIZES; S_min, E_min, B* with B_opt 256
+    "85M": ([46000, 23000, 13282, 7000, 3840, 2528, 1917, 1600, 1600], 1293.83, 2834258, 745.32),
+    "151M": ([96000, 49000, 24000, 12000, 7128, 4350, 2940, 2400, 2300], 1752.42, 5677479, 955.16),
+}
+QUADRATIC_STEPS = (
+    *(461033, 230629, 115427, 57827, 29029, 14633, 7441, 3860, 2105, 1304, 982, 845, 776, 737),
+    *(713, 698, 688),
+)
+
+
+def hyperbola(s_min: float, e_min: float, sizes: np.ndarray = SIZES) -> np.ndarray:
+    return s_min + e_min / sizes
+
+
+def test_a_crossing_is_interpolated_in_log_tokens() -> None:
+    assert crossing_tokens([100, 10_000], [3.0, 1.0], 2.0) == pytest.approx(1000)
+    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.0, 1.0], 2.0) == 4.0
+    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.5, 1.0], 2.75) == pytest.approx(2**1.5)
+
+
+def test_a_dip_that_does_not_stay_is_no_crossing() -> None:
+    tokens = [1, 2, 4, 8, 16, 32]
+    assert crossing_tokens(tokens, [4, 1, 4, 3, 1, 1], 2) == pytest.approx(8 * 2**0.5)
+    assert crossing_tokens(tokens, [4, 1, 4, 1, 4, 3], 2) is None
+    assert crossing_tokens(tokens, [4, 1, 4, 1, 1, 4], 2) == pytest.approx(4 * 2 ** (2 / 3))
+
+
+def test_the_last_evaluation_needs_no_confirmation() -> None:
+    assert crossing_tokens([1, 4], [3, 1], 2) == pytest.approx(2)
+    assert crossing_tokens([1, 4], [3, 2.0001], 2) is None
+
+
+def test_a_crossing_without_a_point_before_it_is_at_its_evaluation() -> None:
+    assert crossing_tokens([5, 9], [1, 1], 2) == 5
+    assert crossing_tokens([5, 9, 11], [math.nan, 1, 1], 2) == 9
+    assert crossing_tokens([5, 9, 11], [3, 1, math.nan], 2) is None
+    assert crossing_tokens([], [], 2) is None
+
+
+@pytest.mark.parametrize("tokens", [[0, 1], [2, 1], [1, 1], [1, 2, 3]])
+def test_tokens_that_do_not_increase_from_above_0_are_refused(tokens: list[int]) -> None:
+    with pytest.raises(SweepError, match="tokens must be positive, increasing"):
+        crossing_tokens(tokens, [2, 1], 1.5)
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_the_published_fits_are_reproduced_from_all_nine_rows(model: str) -> None:
+    """The published digits are of a fit stopped early; the optimum is within 2e-7 of them."""
+    steps, s_min, e_min, b_star = PUBLISHED[model]
+
+    def log_steps(sizes: np.ndarray, a: float, e: float) -> np.ndarray:
+        return np.log(np.exp(a) + np.exp(e) / sizes)
+
+    early, _ = curve_fit(log_steps, SIZES, np.log(steps))  # from its default start, (1, 1)
+    assert [round(float(np.exp(early[0])), 2), round(float(np.exp(early[1])))] == [s_min, e_min]
+    fit = fit_steps(SIZES, steps)
+    assert round(fit.s_min.value, 2) == s_min
+    assert fit.e_min.value == pytest.approx(e_min, rel=2e-7)
+    assert fit.b_opt == 256
+    assert fit.b_star is not None
+    assert round(fit.b_star.value, 2) == b_star
+    assert fit.b_crit.value == pytest.approx(e_min / s_min, rel=1e-5)
+    assert fit.b_overhead.value == pytest.approx(0.2 * e_min / s_min, rel=1e-5)
+
+
+def test_leaving_out_published_rows_gives_other_numbers() -> None:
+    steps, s_min, _, _ = PUBLISHED["85M"]
+    for rows in (slice(0, 8), slice(2, 9), slice(2, 8)):
+        fit = fit_steps(SIZES[rows], steps[rows])
+        assert abs(fit.s_min.value - s_min) > 2
+
+
+@given(
+    log_s_min=st.floats(0, 12),
+    log_b_crit=st.floats(math.log(SIZES[0] / 4), math.log(SIZES[-1] * 4)),
+    crossed=st.integers(3, 9),
+    slack=st.floats(0.01, 1),
+)
+def test_an_exact_hyperbola_is_recovered_with_bounds_below_it(
+    log_s_min: float, log_b_crit: float, crossed: int, slack: float
+) -> None:
+    s_min, b_crit = math.exp(log_s_min), math.exp(log_b_crit)
+    steps = hyperbola(s_min, s_min * b_crit)
+    censored = np.arange(9) >= crossed
+    fit = fit_steps(SIZES, np.where(censored, slack * steps, steps), censored)
+    found = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
+    assert found == pytest.approx([s_min, s_min * b_crit, b_crit], rel=1e-6)
+    assert np.abs(fit.residuals).max() < 1e-6
+
+
+def test_a_bound_above_the_curve_pulls_it_up_and_shows_as_a_residual() -> None:
+    steps = hyperbola(1300, 2.8e6)
+    censored = np.arange(9) == 8
+    fit = fit_steps(SIZES, np.where(censored, 1.2 * steps, steps), censored)
+    assert fit.s_min.value > 1350
+    assert 0 < fit.residuals[0, -1] < math.log(1.2)
+    assert (fit.residuals[0, :-1].min(), fit.spread) < (0, 0.1)
+
+
+def test_slow_seeds_that_are_censored_do_not_bias_the_fit() -> None:
+    """A cap at the true curve censors the slower half of the trials at five batch sizes."""
+    rng = np.random.default_rng(0)
+    curve = hyperbola(1300, 2.8e6)
+    steps = curve * np.exp(0.2 * rng.standard_normal((20, 9)))
+    bounds = np.where(np.arange(9) >= 4, curve, np.inf)
+    censored = steps > bounds
+    fit = fit_steps(SIZES, np.minimum(steps, bounds), censored)
+    assert fit.s_min.value == pytest.approx(1300, rel=0.08)
+    assert fit.e_min.value == pytest.approx(2.8e6, rel=0.04)
+    assert fit.spread == pytest.approx(0.2, rel=0.15)
+
+
+def test_local_slopes_and_residuals_are_those_of_the_data() -> None:
+    steps = np.array([[800, 400, 250, 200], [800, 400, 160, 200]])
+    fit = fit_steps([1, 2, 4, 8], steps)
+    assert fit.slopes.tolist() == pytest.approx([-1, -1, 0])
+    log_curve = np.log(hyperbola(fit.s_min.value, fit.e_min.value, np.array([1, 2, 4, 8])))
+    assert fit.residuals == pytest.approx(np.log(steps) - log_curve)
+    assert np.isnan(fit_steps([1, 2, 4, 8], [8, 4, 2, 1], [False, False, False, True]).slopes[-1])
+
+
+def test_b_opt_can_be_given_and_is_none_where_no_batch_size_is_linear() -> None:
+    steps = hyperbola(1300, 1300 * 100)
+    assert fit_steps(SIZES, steps).b_opt is None
+    assert fit_steps(SIZES, steps).b_star is None
+    b_star = fit_steps(SIZES, steps, b_opt=64).b_star
+    assert b_star is not None
+    assert b_star.value == pytest.approx(1.2 * 64 + 0.2 * 100)
+    start = hyperbola(1300, 1300 * 100, np.array([64.0]))[0] * 64  # tokens at B_opt
+    assert hyperbola(1300, 1300 * 100, np.array([b_star.value])) == pytest.approx(
+        1.2 * start / b_star.value
+    )
+
+
+def test_what_the_batch_sizes_do_not_show_is_unbounded() -> None:
+    rng = np.random.default_rng(0)
+    noise = np.exp(0.05 * rng.standard_normal((3, 9)))
+    linear = fit_steps(SIZES, 1e9 / SIZES * noise)
+    assert (linear.s_min.low, linear.b_crit.high) == (0, math.inf)
+    assert linear.e_min.low < 1e9 < linear.e_min.high
+    flat = fit_steps(SIZES, np.full((3, 9), 1000.0))
+    assert (flat.e_min.value, flat.b_crit.value) == (0, 0)
+    assert flat.s_min.value == pytest.approx(1000)
+
+
+def test_one_seed_has_no_intervals_and_a_seed_of_the_generator_gives_equal_ones() -> None:
+    steps = hyperbola(1300, 2.8e6) * np.exp(np.random.default_rng(0).normal(0, 0.1, (4, 9)))
+    assert math.isnan(fit_steps(SIZES, steps[0]).s_min.low)
+    first, again = fit_steps(SIZES, steps), fit_steps(SIZES, steps)
+    assert first.b_crit == again.b_crit
+    assert first.b_crit.low < first.b_crit.value < first.b_crit.high
+    assert first.b_crit != fit_steps(SIZES, steps, rng_seed=1).b_crit
+
+
+def test_the_interval_of_an_uncensored_fit_is_the_t_interval_of_its_seeds() -> None:
+    """To first order the fit is the mean of the fits of single seeds."""
+    steps = hyperbola(1300, 2.8e6) * np.exp(np.random.default_rng(0).normal(0, 0.01, (5, 9)))
+    logs = np.log([fit_steps(SIZES, row).b_crit.value for row in steps])
+    half = 2.776 * logs.std(ddof=1) / math.sqrt(5)
+    found = fit_steps(SIZES, steps).b_crit
+    assert math.log(found.high / found.value) == pytest.approx(half, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps", "censored", "message"),
+    [
+        ([1, 2, 4], [4, 2, 1], [False, False, True], "must have 3 batch sizes"),
+        ([1, 2], [4, 2], None, "must have 3 batch sizes"),
+        ([2, 1, 4], [4, 2, 1], None, "increasing batch size"),
+        ([1, 2, 4], [4, 2, math.nan], None, "positive and finite"),
+        ([1, 2, 4], [4, 2, 0], None, "positive and finite"),
+        ([1, 2, 4], [4, 2], None, "one for each seed"),
+        ([1, 2, 4], [[4, 2, 1], [4, 2, 1]], [False, False, False], "one for each seed"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(
+    sizes: list[int], steps: Any, censored: Any, message: str
+) -> None:
+    with pytest.raises(SweepError, match=message):
+        fit_steps(sizes, steps, censored)
+
+
+def covered(
+    simulations: int, seeds: int, sigma: float, shared: float, cap: float, pruned: bool = False
+) -> tuple[np.ndarray, float]:
+    """Count the simulated sweeps whose intervals hold S_min, E_min and B_crit.
+
+    Args:
+        simulations: how many sweeps.
+        seeds: of each.
+        sigma: standard deviation of log S, independent.
+        shared: the same, of what one seed shares at all batch sizes.
+        cap: of the tokens, in sequences.
+        pruned: whether trials end at twice the best of their batch size so far.
+
+    Returns:
+        The counts, and the share of censored trials.
+    """
+    rng = np.random.default_rng(0)
+    truth = [1300, 2.8e6, 2.8e6 / 1300]
+    held, censored_share = np.zeros(3), 0.0
+    for _ in range(simulations):
+        noise = sigma * rng.standard_normal((seeds, 9)) + shared * rng.standard_normal((seeds, 1))
+        steps = hyperbola(1300, 2.8e6) * np.exp(noise)
+        bounds = np.broadcast_to(cap / SIZES, steps.shape)
+        if pruned:
+            bounds = np.minimum(bounds, 2 * np.minimum.accumulate(steps, axis=0))
+        censored = steps > bounds
+        fit = fit_steps(SIZES, np.minimum(steps, bounds), censored)
+        found = (fit.s_min, fit.e_min, fit.b_crit)
+        held += [one.low <= true <= one.high for one, true in zip(found, truth, strict=True)]
+        censored_share += censored.mean() / simulations
+    return held, censored_share
+
+
+@pytest.mark.parametrize(
+    ("shared", "cap", "expected_share"),
+    [(0.0, math.inf, 0.0), (0.1, math.inf, 0.0), (0.0, 8e6, 0.28)],
+    ids=["independent", "shared by a seed", "censored"],
+)
+def test_intervals_of_three_seeds_cover_as_often_as_they_say(
+    shared: float, cap: float, expected_share: float
+) -> None:
+    simulations = 100
+    held, censored = covered(simulations, 3, 0.1, shared, cap)
+    assert censored == pytest.approx(expected_share, abs=0.01)
+    assert binom.ppf(1e-3, simulations, 0.93) <= held.min()
+    assert held.max() <= binom.ppf(1 - 1e-3, simulations, 0.97)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("simulations", "seeds", "sigma", "shared", "cap", "pruned"),
+    [
+        (2000, 3, 0.1, 0.0, math.inf, False),
+        (2000, 3, 0.05, 0.05, math.inf, False),
+        (2000, 3, 0.1, 0.0, 8e6, False),
+        (2000, 3, 0.3, 0.0, 2e7, True),
+        (500, 5, 0.1, 0.0, 8e6, False),
+    ],
+)
+@pytest.mark.timeout(1200)
+def test_intervals_cover_in_93_to_97_percent_of_simulations(
+    simulations: int, seeds: int, sigma: float, shared: float, cap: float, pruned: bool
+) -> None:
+    held, _ = covered(simulations, seeds, sigma, shared, cap, pruned)
+    assert (held >= 0.93 * simulations).all(), held
+    assert (held <= 0.97 * simulations).all(), held
+
+
+def test_the_closed_recursion_is_the_recursion() -> None:
+    batch, rate, dimensions = 4, 0.7, 6
+    curvature = 1 / np.arange(1.0, dimensions + 1)
+    loss = curvature / 2
+    for _ in range(50):
+        loss = (1 - rate * curvature) ** 2 * loss + rate**2 * curvature**2 / (2 * batch)
+    closed = QUADRATIC["quadratic_loss"](np.array([50.0]), batch, np.array([rate]), dimensions)
+    assert closed[0] == pytest.approx(loss.sum(), rel=1e-12)
+    start = QUADRATIC["quadratic_loss"](np.array([0.0]), batch, np.array([rate]))
+    assert start[0] == pytest.approx(3.743, abs=5e-4)
+
+
+def test_the_quadratic_model_takes_the_published_steps_at_its_best_rates() -> None:
+    best = [QUADRATIC["best_quadratic_steps"](2**k)[0] for k in range(17)]
+    assert tuple(best) == QUADRATIC_STEPS
+
+
+def test_no_rate_of_a_fine_grid_beats_the_best_rate_of_the_quadratic_model() -> None:
+    for batch in (1, 256, 8192):
+        steps, best = QUADRATIC["best_quadratic_steps"](batch)
+        near = best * np.linspace(0.98, min(1.02, 1.999 / best), 41)
+        assert QUADRATIC["quadratic_steps"](batch, near).min() == steps
+        assert QUADRATIC["quadratic_steps"](batch, [best / 2])[0] > steps
+
+
+def test_the_quadratic_model_has_the_known_critical_batch_size() -> None:
+    sizes = 2.0 ** np.arange(17)
+    fit = fit_steps(sizes, QUADRATIC_STEPS)
+    found = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
+    assert found == pytest.approx([654.6, 437165, 667.9], rel=1e-4)
+    fit = fit_steps(sizes[8:14], QUADRATIC_STEPS[8:14])
+    found = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
+    assert found == pytest.approx([681.3, 342_920, 503.3], rel=1e-4)

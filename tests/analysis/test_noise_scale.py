@@ -1,0 +1,195 @@
+"""The gradient noise scale: the estimator's exactness, and models whose truth is known."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweep.analysis.noise_scale import NoiseScale, from_microbatches, noise_scale
+from sweep.errors import SweepError
+
+
+def estimate(gradients: np.ndarray, microbatch_size: int) -> tuple[float, float]:
+    """Estimate from the gradients of the microbatches, (K, parameters)."""
+    sum_of_squares = float((gradients**2).sum())
+    mean = gradients.mean(0)
+    return from_microbatches(sum_of_squares, float(mean @ mean), len(gradients), microbatch_size)
+
+
+@given(microbatches=st.integers(2, 9), size=st.integers(1, 64), seed=st.integers(0, 10**6))
+def test_the_sums_give_the_formulas(microbatches: int, size: int, seed: int) -> None:
+    gradients = np.random.default_rng(seed).normal(0.3, 1, (microbatches, 7))
+    mean = gradients.mean(0)
+    trace = size / (microbatches - 1) * ((gradients - mean) ** 2).sum()
+    square = mean @ mean - trace / (microbatches * size)
+    assert estimate(gradients, size) == pytest.approx((trace, square), rel=1e-9, abs=1e-12)
+
+
+def test_sharding_and_order_do_not_change_the_value() -> None:
+    """Eight microbatches, on one device or on four in another order."""
+    gradients = np.random.default_rng(0).normal(0.1, 1, (8, 1000))
+    shards = np.split(gradients[np.random.default_rng(1).permutation(8)], 4)
+    sum_of_squares = sum(float((shard**2).sum()) for shard in shards)
+    mean = np.mean([shard.mean(0) for shard in shards], axis=0)
+    sharded = from_microbatches(sum_of_squares, float(mean @ mean), 8, 5)
+    assert sharded == pytest.approx(estimate(gradients, 5), rel=1e-10)
+
+
+def test_both_estimates_are_unbiased_however_the_batch_is_split() -> None:
+    """z-tests over 20,000 batches of 32 sequences, as 32 · 1, 8 · 4 and 2 · 16."""
+    rng = np.random.default_rng(0)
+    scales, mean = np.linspace(0.5, 1.5, 6), np.array([0.1, -0.1, 0.05, 0, 0, 0.02])
+    gradients = mean + scales * rng.standard_normal((20_000, 32, 6))
+    truth = np.array([(scales**2).sum(), mean @ mean])
+    for microbatches in (32, 8, 2):
+        split = gradients.reshape(20_000, microbatches, 32 // microbatches, 6).mean(2)
+        found = np.array([estimate(step, 32 // microbatches) for step in split])
+        z = (found.mean(0) - truth) / (found.std(0) / math.sqrt(len(found)))
+        assert np.abs(z).max() < 3.5, microbatches
+        assert 0.2 < (found[:, 1] < 0).mean() < 0.8  # single steps are not clamped
+
+
+def test_the_estimates_are_averaged_apart_then_divided() -> None:
+    found = noise_scale([1.0, 3.0, 2.0, 2.0], [1.0, -0.1, 1.0, 2.1])
+    assert (found.trace.value, found.square.value) == (2.0, 1.0)
+    found = noise_scale([1.0, 3.0] * 50, [1.0, -0.5] * 50)
+    assert found.value is not None
+    assert found.value.value == pytest.approx(2.0 / 0.25)
+    assert (found.records, found.block_length) == (100, 10)
+
+
+def test_a_square_whose_interval_holds_0_leaves_the_noise_scale_unresolved() -> None:
+    rng = np.random.default_rng(0)
+    traces = rng.normal(5, 0.1, 100)
+    for centre in (0.0, -0.01, -5.0):
+        found = noise_scale(traces, rng.normal(centre, 1, 100))
+        assert found.value is None
+        assert found.square.low <= 0
+        assert found.trace.low < 5 < found.trace.high
+    assert noise_scale(traces, rng.normal(1, 1, 100)).value is not None
+
+
+def test_the_bootstrap_is_seeded_and_longer_blocks_see_slow_changes() -> None:
+    rng = np.random.default_rng(0)
+    slow = np.repeat(rng.normal(2, 1, 40), 10)
+    narrow = noise_scale(slow, slow, block_length=1)
+    wide = noise_scale(slow, slow)
+    assert noise_scale(slow, slow) == wide
+    assert noise_scale(slow, slow, rng_seed=1) != wide
+    assert wide.trace.high - wide.trace.low > 2 * (narrow.trace.high - narrow.trace.low)
+
+
+@pytest.mark.parametrize(("records", "block_length"), [(20, None), (100, None), (100, 1)])
+def test_intervals_hold_the_truth_in_about_95_percent_of_simulations(
+    records: int, block_length: int | None
+) -> None:
+    rng = np.random.default_rng(0)
+    mean, held, simulations = np.full(10, 0.3), np.zeros(3), 300
+    truth = (10.0, float(mean @ mean), 10 / float(mean @ mean))
+    for _ in range(simulations):
+        gradients = mean + rng.standard_normal((records, 4, 10)) / math.sqrt(8)
+        pairs = [estimate(step, 8) for step in gradients]
+        found = noise_scale(*zip(*pairs, strict=True), block_length=block_length)
+        assert found.value is not None
+        numbers = (found.trace, found.square, found.value)
+        held += [one.low <= true <= one.high for one, true in zip(numbers, truth, strict=True)]
+    assert (held >= 0.91 * simulations).all(), held
+    assert (held <= 0.995 * simulations).all(), held
+
+
+@pytest.mark.parametrize(
+    ("traces", "squares", "block_length"),
+    [([1.0], [1.0], None), ([1.0, math.nan], [1.0, 1.0], None), ([1.0] * 4, [1.0] * 4, 3),
+     ([1.0] * 4, [1.0] * 4, 0), ([], [], None)],
+)  # fmt: skip
+def test_too_little_or_broken_records_are_refused(
+    traces: list[float], squares: list[float], block_length: int | None
+) -> None:
+    with pytest.raises(SweepError, match="at least two finite records"):
+        noise_scale(traces, squares, block_length=block_length)
+
+
+@pytest.mark.parametrize(("microbatches", "size"), [(1, 4), (0, 1), (2, 0)])
+def test_a_batch_in_one_piece_gives_no_noise_scale(microbatches: int, size: int) -> None:
+    with pytest.raises(SweepError, match="at least 2 microbatches"):
+        from_microbatches(1.0, 1.0, microbatches, size)
+
+
+def measured(
+    loss_of: Callable[[torch.Tensor, int], torch.Tensor],
+    weights: torch.Tensor,
+    steps: int,
+    microbatches: int,
+    size: int,
+) -> NoiseScale:
+    """Measure through autograd: one backward pass per microbatch, weights held."""
+    weights.requires_grad_()
+    pairs = []
+    for _ in range(steps):
+        gradients = []
+        for _ in range(microbatches):
+            (gradient,) = torch.autograd.grad(loss_of(weights, size), weights)
+            gradients.append(gradient)
+        mean = torch.stack(gradients).mean(0)
+        sum_of_squares = sum(float(gradient.square().sum()) for gradient in gradients)
+        pairs.append(
+            from_microbatches(sum_of_squares, float(mean.square().sum()), microbatches, size)
+        )
+    return noise_scale(*zip(*pairs, strict=True))
+
+
+def assert_known(
+    loss_of: Callable[[torch.Tensor, int], torch.Tensor],
+    weights: torch.Tensor,
+    trace: float,
+    square: float,
+) -> None:
+    """Measure 20 times in small batches, where intervals must hold the truth, then in large."""
+    truth = (trace / square, trace, square)
+    held = np.zeros(3)
+    for _ in range(20):
+        found = measured(loss_of, weights, 50, 4, 8)
+        assert found.value is not None
+        numbers = (found.value, found.trace, found.square)
+        held += [one.low <= true <= one.high for one, true in zip(numbers, truth, strict=True)]
+    assert held.min() >= 16  # fewer come with a probability of 0.0003 each, at 95 %
+    found = measured(loss_of, weights, 50, 32, 512)
+    assert found.value is not None
+    numbers = (found.value.value, found.trace.value, found.square.value)
+    assert numbers == pytest.approx(truth, rel=0.03)
+
+
+def test_the_unigram_softmax_model_has_its_known_noise_scale() -> None:
+    """Logits θ, p = softmax θ, data q: B_simple = (1 − |q|²)/|p − q|²."""
+    torch.manual_seed(0)
+    data = torch.softmax(torch.randn(30), 0)
+    logits = torch.randn(30)
+
+    def loss_of(weights: torch.Tensor, count: int) -> torch.Tensor:
+        tokens = torch.multinomial(data, count, replacement=True)
+        return torch.nn.functional.cross_entropy(weights.expand(count, -1), tokens)
+
+    square = float((torch.softmax(logits, 0) - data).square().sum())
+    assert_known(loss_of, logits, float(1 - data.square().sum()), square)
+
+
+def test_isotropic_linear_regression_has_its_known_noise_scale() -> None:
+    """y = w*·x + σz, δ = w − w*: B_simple = d + 1 + dσ²/|δ|², 65.497 here."""
+    torch.manual_seed(0)
+    dimensions, length, sigma = 50, 1.3, 0.7
+    truth = torch.randn(dimensions)
+    direction = torch.randn(dimensions)
+    weights = truth + length * direction / direction.norm()
+
+    def loss_of(weights: torch.Tensor, count: int) -> torch.Tensor:
+        inputs = torch.randn(count, dimensions)
+        targets = inputs @ truth + sigma * torch.randn(count)
+        return 0.5 * (inputs @ weights - targets).square().mean()
+
+    known = dimensions + 1 + dimensions * sigma**2 / length**2
+    assert known == pytest.approx(65.497, abs=5e-4)
+    assert_known(loss_of, weights, known * length**2, length**2)
