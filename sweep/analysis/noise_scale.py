@@ -32,35 +32,6 @@ class NoiseScale:
     block_length: int  # records, of the bootstrap
 
 
-def from_microbatches(
-    sum_of_squares: float, square_of_mean: float, microbatches: int, microbatch_size: int
-) -> tuple[float, float]:
-    """Estimate tr Σ and |G|² from the gradients of one batch, each without bias.
-
-    The formulas tr Σ̂ = b/(K−1)·Σ|g_k − ḡ|² and Ĝ² = |ḡ|² − tr Σ̂/(K·b), by
-    Σ|g_k − ḡ|² = Σ|g_k|² − K·|ḡ|². About half of the Ĝ² of single steps are negative where the
-    noise dominates: average them as they are.
-
-    Args:
-        sum_of_squares: Σ|g_k|² over all microbatches of all devices, g_k the gradient of a
-            microbatch's mean loss, in float32 or better, before clipping.
-        square_of_mean: |ḡ|², of the mean of the g_k.
-        microbatches: K, at least 2, of equal sizes.
-        microbatch_size: b, in sequences.
-
-    Returns:
-        tr Σ̂ (per sequence) and Ĝ².
-    """
-    if microbatches < 2 or microbatch_size < 1:
-        raise SweepError(
-            "A noise scale must have at least 2 microbatches of at least 1 sequence, got "
-            f"{microbatches} of {microbatch_size}. Use probe batches where a batch is too small."
-        )
-    scatter = sum_of_squares - microbatches * square_of_mean
-    trace = microbatch_size / (microbatches - 1) * scatter
-    return trace, square_of_mean - trace / (microbatches * microbatch_size)
-
-
 def noise_scale(
     traces: Sequence[float],
     squares: Sequence[float],
@@ -75,7 +46,7 @@ def noise_scale(
     is widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, m the number of blocks.
 
     Args:
-        traces: tr Σ̂ of each record, from `from_microbatches`.
+        traces: tr Σ̂ of each record, as `sweep.training.noise` records them.
         squares: Ĝ² of each.
         block_length: in records, at most half of them; by default ⌊√n⌋.
         rng_seed: of the resampling.

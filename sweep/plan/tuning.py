@@ -67,7 +67,8 @@ def next_rates(
 
     First the grid. Then, while the best is at an edge, one step beyond it. Then the wider of the
     two gaps beside the best is halved in log rate (the upper one where they are equal), until
-    neighbours are within `finest` and `wanted` rates were tried. Where all diverged, lower rates only.
+    neighbours are within `finest` and `wanted` rates were tried. Where all diverged, nothing is
+    refined.
     """
     missing = tuple(rate for rate in grid if not any(_is_same(one.rate, rate) for one in tried))
     if missing:

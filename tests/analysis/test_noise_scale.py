@@ -9,15 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.analysis.noise_scale import NoiseScale, from_microbatches, noise_scale
+from sweep.analysis.noise_scale import NoiseScale, noise_scale
 from sweep.errors import SweepError
+from sweep.training.noise import noise_estimates
 
 
 def estimate(gradients: np.ndarray, microbatch_size: int) -> tuple[float, float]:
     """Estimate from the gradients of the microbatches, (K, parameters)."""
     sum_of_squares = float((gradients**2).sum())
     mean = gradients.mean(0)
-    return from_microbatches(sum_of_squares, float(mean @ mean), len(gradients), microbatch_size)
+    return noise_estimates(sum_of_squares, float(mean @ mean), len(gradients), microbatch_size)
 
 
 @given(microbatches=st.integers(2, 9), size=st.integers(1, 64), seed=st.integers(0, 10**6))
@@ -35,7 +36,7 @@ def test_sharding_and_order_do_not_change_the_value() -> None:
     shards = np.split(gradients[np.random.default_rng(1).permutation(8)], 4)
     sum_of_squares = sum(float((shard**2).sum()) for shard in shards)
     mean = np.mean([shard.mean(0) for shard in shards], axis=0)
-    sharded = from_microbatches(sum_of_squares, float(mean @ mean), 8, 5)
+    sharded = noise_estimates(sum_of_squares, float(mean @ mean), 8, 5)
     assert sharded == pytest.approx(estimate(gradients, 5), rel=1e-10)
 
 
@@ -113,12 +114,6 @@ def test_too_little_or_broken_records_are_refused(
         noise_scale(traces, squares, block_length=block_length)
 
 
-@pytest.mark.parametrize(("microbatches", "size"), [(1, 4), (0, 1), (2, 0)])
-def test_a_batch_in_one_piece_gives_no_noise_scale(microbatches: int, size: int) -> None:
-    with pytest.raises(SweepError, match="at least 2 microbatches"):
-        from_microbatches(1.0, 1.0, microbatches, size)
-
-
 def measured(
     loss_of: Callable[[torch.Tensor, int], torch.Tensor],
     weights: torch.Tensor,
@@ -137,7 +132,7 @@ def measured(
         mean = torch.stack(gradients).mean(0)
         sum_of_squares = sum(float(gradient.square().sum()) for gradient in gradients)
         pairs.append(
-            from_microbatches(sum_of_squares, float(mean.square().sum()), microbatches, size)
+            noise_estimates(sum_of_squares, float(mean.square().sum()), microbatches, size)
         )
     return noise_scale(*zip(*pairs, strict=True))
 
