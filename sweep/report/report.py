@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import Sweep, load_stored_sweep, load_sweep, write_trials_csv
+from sweep.analysis.gates import Judged, judge
 from sweep.analysis.limits import find_limits
-from sweep.report import figures, sections, summary
+from sweep.report import figures, gates, sections, summary
 from sweep.report import markdown as md
 from sweep.report.axes import say_if_empty
 from sweep.report.html import to_html
@@ -37,6 +38,23 @@ FIGURES: dict[str, tuple[Callable[[Sweep, pd.DataFrame], Figure], str]] = {
     "throughput": (
         figures.plot_throughput,
         "Throughput and peak memory against batch size; points are seeds, lines their means.",
+    ),
+}
+CLAIM_FIGURES: dict[str, tuple[Callable[[Sweep, tuple[Judged, ...]], Figure | None], str]] = {
+    "differences": (
+        gates.plot_differences,
+        "Differences between batch sizes, paired by seed, with their 95 % intervals; within the "
+        "band losses count as equal.",
+    ),
+    "rates": (
+        gates.plot_rates,
+        "Final loss of the tuning trials against the rate, with a quadratic near the best and its "
+        "vertex (star); ticks at the bottom were pruned, crosses at the top diverged.",
+    ),
+    "noise": (
+        gates.plot_noise,
+        "Gradient noise scale over tokens: means over seeds and three milestones of trace and "
+        "square apart, then their ratio.",
     ),
 }
 
@@ -71,32 +89,43 @@ def write_report_from_store(
 def write_report_of(sweep: Sweep, out: Path) -> Path:
     """Write the report of a loaded sweep; every file is replaced whole, report.md last."""
     cells = compare_batch_sizes(sweep.trials)
+    judged = judge(sweep, cells)
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (plot, _) in FIGURES.items():
-        figure = plot(sweep, cells)
+    drawn = {name: plot(sweep, cells) for name, (plot, _) in FIGURES.items()}
+    claimed = {name: plot(sweep, judged) for name, (plot, _) in CLAIM_FIGURES.items()}
+    for name, figure in (drawn | claimed).items():
+        path = folder / f"{name}.png"
+        if figure is None:
+            path.unlink(missing_ok=True)  # of an earlier report
+            continue
         say_if_empty(figure)
-        with replacing(folder / f"{name}.png") as part:
+        with replacing(path) as part:
             # Without the writer's version the bytes depend on the picture alone.
             figure.savefig(part, format="png", metadata={"Software": None})
     write_trials_csv(sweep, out / "trials.csv")
     title = f"Batch-size sweep: {sweep.name}"
-    text = md.document(title, build_sections(sweep, cells))
+    shown = {name for name, figure in claimed.items() if figure}
+    text = md.document(title, build_sections(sweep, cells, judged, shown))
     for name, content in (("report.html", to_html(text, title, out)), ("report.md", text)):
         with replacing(out / name) as part:
             part.write_text(content, encoding="utf-8")
     return out / "report.md"
 
 
-def build_sections(sweep: Sweep, cells: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return heading and text of every section, in order."""
+def build_sections(
+    sweep: Sweep, cells: pd.DataFrame, judged: tuple[Judged, ...], shown: set[str]
+) -> list[tuple[str, str]]:
+    """Return heading and text of every section, in order; `shown` names the figures of claims."""
     limits = find_limits(sweep, cells)
     pictures = {name: md.figure(name, text) for name, (_, text) in FIGURES.items()}
+    claims = [md.figure(n, text) for n, (_, text) in CLAIM_FIGURES.items() if n in shown]
     time = [pictures["time"], pictures["pareto"], pictures["throughput"]]
     parts = [
-        ("Summary", summary.summary(sweep, cells)),
+        ("Summary", summary.summary(sweep, cells, judged)),
         ("Set-up", sections.setup(sweep)),
         ("Results", "\n\n".join([pictures["loss"], sections.results(sweep, cells)])),
+        ("Claims and their gates", "\n\n".join([gates.claims(sweep, judged), *claims])),
         ("Curves", pictures["curves"]),
         ("Time, throughput and memory", "\n\n".join([sections.time_and_memory(cells), *time])),
         ("Recommendations", summary.recommendations(sweep, cells, limits)),

@@ -18,6 +18,7 @@ from sweep.analysis.comparison import (
     report_trials,
 )
 from sweep.analysis.frames import Sweep
+from sweep.analysis.gates import Judged, headline
 from sweep.analysis.limits import Limit, fewest_seeds, policy_kinds
 from sweep.plan.commands import answering_command, answering_cost
 from sweep.report import markdown as md
@@ -26,9 +27,10 @@ INCONCLUSIVE = "INCONCLUSIVE"
 NO_DATA = "no cell has all of its planned trials complete"
 
 
-def summary(sweep: Sweep, cells: pd.DataFrame) -> str:
-    """Say what was done, what was found, and first of all what forbids a conclusion."""
-    parts = [_standing(sweep, cells), _what_was_done(sweep)]
+def summary(sweep: Sweep, cells: pd.DataFrame, judged: tuple[Judged, ...]) -> str:
+    """Say what was done, what was found, and first of all what carries or forbids a conclusion."""
+    claims = [f"**{said}**" for one in judged if (said := headline(one))]
+    parts = [*claims, _standing(sweep, cells), _what_was_done(sweep)]
     findings = _findings(cells)
     if findings:
         parts += [findings, _table(cells)]

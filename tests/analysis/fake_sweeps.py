@@ -46,7 +46,7 @@ def write_fake_sweep(
         execution = Execution(device="cpu", threads=2)
         data = DATA if settings.data else None
         new = build_plan(settings, execution, data=data)
-        plan = grow_plan(plan, new) if plan else new
+        plan = grow_plan(plan, _decided(new)) if plan else _decided(new)
     assert plan is not None
     plan = plan.model_copy(update={"trials": plan.known_trials})
     path.mkdir(parents=True)
@@ -57,6 +57,22 @@ def write_fake_sweep(
         trial.write_config(plan.trial_config(row, path.name))
         _write_trial(trial, plan, row, outcome(row), change(row), points)
     return plan
+
+
+def _decided(plan: Plan) -> Plan:
+    """Give reports that await their rate that of the tuning trial with the least loss."""
+    rows = []
+    for row in plan.trials:
+        if row.id is None:
+            tried = [
+                one
+                for one in plan.known_trials
+                if one.stage == "tune" and one.batch_size == row.batch_size
+            ]
+            best = min(tried, key=lambda one: fake_loss(plan, one, 1.0))
+            row = plan.with_rate(row, float(best.learning_rate or 0))
+        rows.append(row)
+    return plan.model_copy(update={"trials": tuple(rows)})
 
 
 def _write_trial(

@@ -18,7 +18,8 @@ from sweep.trial.folder import SweepFolder
 from sweep.trial.metrics import read_metrics
 
 HEADINGS = (
-    *("Summary", "Set-up", "Results", "Curves", "Time, throughput and memory"),
+    *("Summary", "Set-up", "Results", "Claims and their gates", "Curves"),
+    "Time, throughput and memory",
     *("Recommendations", "What this sweep cannot show", "Reproduction"),
 )
 # Words of a verdict. They may stand only in a sentence that denies them.

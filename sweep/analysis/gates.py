@@ -1,0 +1,307 @@
+"""The eight gates of a claim about batch sizes (SCIENCE.md §5), and the claim itself.
+
+Each gate passes, is inconclusive (with what would settle it), or does not apply. Sentences about
+which batch size is better are made only where every gate passes.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from sweep.analysis.comparison import SEEDS_FOR_SPREAD, report_trials, short
+from sweep.analysis.frames import Sweep
+from sweep.analysis.limits import INITIAL_LOSS_TOLERANCE, MANY_EPOCHS, data_name
+from sweep.analysis.statistics import (
+    Comparison,
+    Interval,
+    Losses,
+    Pair,
+    compare_pairs,
+    minimal_detectable_difference,
+    seeds_sd,
+    seeds_to_detect,
+)
+from sweep.analysis.tuned import TunedRate, tuned_rates
+from sweep.config.numbers import format_count
+from sweep.plan.commands import answering_command
+
+PASS, INCONCLUSIVE, NOT_APPLICABLE = "PASS", "INCONCLUSIVE", "NOT APPLICABLE"
+WANTED_DIFFERENCE = 0.01  # nats: the margin of equivalence too
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One gate, evaluated."""
+
+    number: int
+    name: str
+    verdict: str  # PASS, INCONCLUSIVE or NOT APPLICABLE
+    evidence: str  # one or more sentences
+    settle: str = ""  # what would settle it
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """The cells of one policy, compared and judged."""
+
+    label: str
+    gates: tuple[Gate, ...]
+    comparison: Comparison
+    sigma: Interval | None  # of seeds, nats
+    rates: tuple[TunedRate, ...]  # where they were tuned
+    best: int | None  # batch size of the least mean loss, where every gate passes
+
+    @property
+    def passes(self) -> bool:
+        """Whether every gate passes."""
+        return all(gate.verdict == PASS for gate in self.gates)
+
+
+def judge(sweep: Sweep, cells: pd.DataFrame) -> tuple[Judged, ...]:
+    """Evaluate the gates for each policy of a sweep, in the plan's order."""
+    labels = dict.fromkeys(cells["label"])
+    return tuple(_judge(sweep, cells[cells["label"] == label], str(label)) for label in labels)
+
+
+def _judge(sweep: Sweep, cells: pd.DataFrame, label: str) -> Judged:
+    trials = report_trials(sweep.trials)
+    trials = trials[trials["label"] == label]
+    losses = _losses(trials)
+    comparison, sigma = compare_pairs(losses), seeds_sd(losses)
+    is_tuned = set(cells["policy"]) == {"tuned"}
+    rates = tuned_rates(
+        sweep.trials, sigma.estimate if sigma else None, comparison.degrees_of_freedom
+    )
+    found = tuple(rates if is_tuned else ())
+    best = _least(losses, comparison.seeds) if comparison.pairs else None
+    gates = (
+        _rate_gate(sweep, cells, found, is_tuned),
+        _seed_gate(cells, comparison, sigma),
+        _difference_gate(comparison, sigma, best),
+        _estimand_gate(sweep, trials),
+        _tokens_gate(sweep, cells),
+        _divergence_gate(cells),
+        _sanity_gate(sweep, trials),
+        _scope_gate(sweep, trials),
+    )
+    is_carried = all(gate.verdict == PASS for gate in gates)
+    return Judged(label, gates, comparison, sigma, found, best if is_carried else None)
+
+
+def _losses(trials: pd.DataFrame) -> Losses:
+    """Return final losses by batch size and seed; not finite where a trial has none."""
+    ended = trials[trials["state"].isin(["COMPLETE", "FAILED"])]
+    found: dict[int, dict[int, float]] = {int(size): {} for size in trials["batch_size"]}
+    for row in ended.to_dict("records"):
+        loss = row["final_valid_loss"] if row["state"] == "COMPLETE" else math.inf
+        found[int(row["batch_size"])][int(row["seed"])] = float(loss)
+    return found
+
+
+def _least(losses: Losses, seeds: tuple[int, ...]) -> int:
+    return min(losses, key=lambda size: sum(losses[size][seed] for seed in seeds))
+
+
+def _rate_gate(
+    sweep: Sweep, cells: pd.DataFrame, rates: tuple[TunedRate, ...], is_tuned: bool
+) -> Gate:
+    name = "The best rate is strictly inside its grid"
+    if not is_tuned:
+        command = answering_command(sweep.plan) or "sweep run … --lr tuned"
+        return Gate(1, name, INCONCLUSIVE, "No rate was tuned at any batch size.", command)
+    known = {rate.batch_size for rate in rates}
+    lacking = sorted(set(cells["batch_size"]) - known)
+    outside = [rate for rate in rates if not rate.optimum.is_inside]
+    early = [rate for rate in rates if not rate.is_full]
+    counts = sorted({rate.tried for rate in rates})
+    evidence = "; ".join(_rate_words(rate) for rate in rates) + "."
+    if len(counts) > 1:
+        evidence += f" Batch sizes had {counts[0]} to {counts[-1]} tuning trials each."
+    if lacking or outside or early:
+        settle = [f"tune batch size {size}" for size in lacking]
+        settle += [_beyond(rate) for rate in outside]
+        settle += [f"confirm batch size {rate.batch_size} at the full budget" for rate in early]
+        return Gate(1, name, INCONCLUSIVE, evidence, "; ".join(settle))
+    return Gate(1, name, PASS, evidence)
+
+
+def _rate_words(rate: TunedRate) -> str:
+    optimum, where = rate.optimum, "inside" if rate.optimum.is_inside else "AT THE EDGE"
+    if optimum.best is None:
+        return f"batch size {rate.batch_size}: every rate diverged"
+    low, high = rate.trials["learning_rate"].min(), rate.trials["learning_rate"].max()
+    text = (
+        f"batch size {rate.batch_size}: {optimum.best:.3g} {where} {low:.3g} to {high:.3g}, "
+        f"{rate.tried} trials"
+    )
+    if optimum.rate is not None:
+        ends = optimum.interval
+        spread = f" [{ends[0]:.3g}, {ends[1]:.3g}]" if ends else ""
+        text += f", vertex {optimum.rate:.3g}{spread}"
+    return text
+
+
+def _beyond(rate: TunedRate) -> str:
+    best = rate.optimum.best
+    if best is None:
+        return f"rates below {rate.trials['learning_rate'].min():.3g} at {rate.batch_size}"
+    is_low = best <= rate.trials["learning_rate"].min()
+    return f"a rate of {best / 2 if is_low else 2 * best:.3g} at batch size {rate.batch_size}"
+
+
+def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | None) -> Gate:
+    name = f"At least {SEEDS_FOR_SPREAD} seeds in every cell"
+    fewest, count = int(cells["complete"].min()), len(comparison.batch_sizes)
+    more = f"--seeds {SEEDS_FOR_SPREAD} or more (5 recommended)"
+    if sigma is None:
+        why = f"{fewest} complete seeds in the poorest cell; σ is not known."
+        return Gate(2, name, INCONCLUSIVE, why, more)
+    seeds, pairs = len(comparison.seeds), len(comparison.pairs)
+    least = minimal_detectable_difference(sigma.estimate, seeds, count, pairs)
+    needed = seeds_to_detect(WANTED_DIFFERENCE, sigma.estimate, count, pairs)
+    wanted = f"{needed} seeds" if needed else "more than 1000 seeds"
+    evidence = (
+        f"{fewest} seeds; σ of seeds {sigma.estimate:.4f} [{sigma.low:.4f}, {sigma.high:.4f}] "
+        f"nats. {seeds} seeds show a difference of {least or math.nan:.4f} nats with power 0.8 "
+        f"over all {pairs} pairs; {WANTED_DIFFERENCE:g} nats would need {wanted}."
+    )
+    verdict = PASS if fewest >= SEEDS_FOR_SPREAD else INCONCLUSIVE
+    return Gate(2, name, verdict, evidence, "" if verdict == PASS else more)
+
+
+def _difference_gate(comparison: Comparison, sigma: Interval | None, best: int | None) -> Gate:
+    name = "Every other batch size is told from the best, or found equal to it"
+    if comparison.not_applicable or best is None:
+        why = comparison.not_applicable or "nothing to compare"
+        return Gate(3, name, NOT_APPLICABLE, f"{why[:1].upper()}{why[1:]}.", "--seeds 3 or more")
+    pairs = pairs_with(comparison, best)
+    open_pairs = [pair for pair in pairs if not (pair.is_different or pair.is_equivalent)]
+    different = sum(pair.is_different for pair in pairs)
+    evidence = (
+        f"Paired by seed, Holm over {len(comparison.pairs)} pairs: of {len(pairs)} others "
+        f"{different} differ from batch size {best}, {len(pairs) - different - len(open_pairs)} "
+        f"are equal within ±{comparison.margin:g} nats, {len(open_pairs)} are undecided. Largest "
+        f"over smallest variance {comparison.variance_ratio:.1f}."
+    )
+    if not open_pairs:
+        return Gate(3, name, PASS, evidence)
+    nearest = min(abs(pair.difference.estimate) for pair in open_pairs)
+    assert sigma is not None
+    count = len(comparison.batch_sizes)
+    wanted = max(nearest, comparison.margin)
+    needed = seeds_to_detect(wanted, sigma.estimate, count, len(comparison.pairs))
+    settle = f"--seeds {needed} for a difference of {wanted:.4f} nats" if needed else ""
+    return Gate(3, name, INCONCLUSIVE, evidence, settle)
+
+
+def pairs_with(comparison: Comparison, best: int) -> list[Pair]:
+    """Return the pairs that one batch size takes part in."""
+    return [pair for pair in comparison.pairs if best in pair.batch_sizes]
+
+
+def _estimand_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
+    name = "Final losses, at the end of the schedule, are compared"
+    done = trials[trials["state"] == "COMPLETE"]
+    lacking = int(done["final_valid_loss"].isna().sum())
+    schedule = sweep.plan.settings.schedule.name
+    evidence = (
+        f"{len(done)} final losses of the whole validation split, after the last step of a "
+        f"{schedule} schedule. The least of the evaluations is printed as biased."
+    )
+    if lacking or not len(done):
+        return Gate(4, name, INCONCLUSIVE, f"{lacking} of {len(done)} are missing.", "run again")
+    return Gate(4, name, PASS, evidence)
+
+
+def _tokens_gate(sweep: Sweep, cells: pd.DataFrame) -> Gate:
+    name = "Equal tokens, equal steps and equal seconds are kept apart"
+    counts = sorted(set(cells["tokens"]))
+    apart = "At equal steps and at equal seconds: NOT APPLICABLE, the schedule knows its end."
+    if len(counts) > 1:
+        why = f"Training tokens differ, {counts[0]:,} to {counts[-1]:,}. {apart}"
+        settle = "batch sizes with a small least common multiple, or a larger budget"
+        return Gate(5, name, INCONCLUSIVE, why, settle)
+    return Gate(5, name, PASS, f"{counts[0]:,} tokens at every batch size. {apart}")
+
+
+def _divergence_gate(cells: pd.DataFrame) -> Gate:
+    name = "Diverged trials are counted"
+    diverged, failed = int(cells["diverged"].sum()), int(cells["failed"].sum())
+    waiting = int(cells["unfinished"].sum())
+    evidence = f"{diverged} of {int(cells['planned'].sum())} trials diverged, {failed} failed."
+    if diverged or failed or waiting:
+        what = "a lower rate where trials diverged" if diverged else "the same command again"
+        unfinished = f" {waiting} are not finished." if waiting else ""
+        return Gate(6, name, INCONCLUSIVE, evidence + unfinished, what)
+    return Gate(6, name, PASS, evidence)
+
+
+def _sanity_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
+    name = "The numbers are sane"
+    done = trials[trials["state"] == "COMPLETE"]
+    product = done["steps"] * done["batch_size"] * sweep.plan.tokens_per_sequence
+    faults = []
+    if bool((product != done["tokens"]).any()):
+        faults.append("steps × batch size × tokens per sequence is not the token count")
+    if done["bytes_per_token"].dropna().nunique() > 1:
+        faults.append("bytes per token differ between trials")
+    vocabulary = getattr(sweep.plan.settings.model, "vocabulary", None)
+    start = done["initial_train_loss"].dropna()
+    said = "steps × batch size × tokens per sequence = tokens in every trial"
+    if vocabulary and len(start):
+        far = (start - math.log(vocabulary)).abs().max()
+        said += f"; loss at step 0 within {far:.3f} of ln V = {math.log(vocabulary):.3f}"
+        if far > INITIAL_LOSS_TOLERANCE:
+            faults.append(f"loss at step 0 is {far:.3f} from ln V")
+    if len(ratio := done["bytes_per_token"].dropna()):
+        said += f"; {ratio.iloc[0]:.3f} bytes per token"
+    if faults or not len(done):
+        evidence = "; ".join(faults) or "no trial is complete"
+        return Gate(7, name, INCONCLUSIVE, f"{evidence[:1].upper()}{evidence[1:]}.", "find out why")
+    return Gate(7, name, PASS, f"{said[:1].upper()}{said[1:]}.")
+
+
+def _scope_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
+    name = "The claim is scoped"
+    settings, plan = sweep.plan.settings, sweep.plan
+    data = f", {data_name(plan.data)}" if plan.data else ""
+    seeds = sorted({int(seed) for seed in trials["seed"]})
+    scope = (
+        f"{settings.model.name}{data}, {format_count(plan.token_budget)} tokens, "
+        f"{settings.optimizer.name}, {settings.schedule.name} schedule, seeds {seeds}"
+    )
+    epochs = float(trials["epochs"].astype(float).max())
+    if epochs > MANY_EPOCHS:
+        why = f"{scope}; the data were repeated {epochs:.3g} times."
+        return Gate(8, name, INCONCLUSIVE, why, "more data, or a smaller budget")
+    return Gate(8, name, PASS, f"{scope}.")
+
+
+def headline(judged: Judged) -> str:
+    """Say which batch size is best, in words that every gate carries; empty where one does not."""
+    if judged.best is None:
+        return ""
+    best, comparison = judged.best, judged.comparison
+    worse, equal = [], []
+    for pair in pairs_with(comparison, best):
+        (other,) = set(pair.batch_sizes) - {best}
+        sign = 1 if pair.batch_sizes[1] == other else -1
+        ends = sorted((sign * pair.difference.low, sign * pair.difference.high))
+        amount = f"{sign * pair.difference.estimate:.4f} [{ends[0]:.4f}, {ends[1]:.4f}]"
+        if pair.is_equivalent:
+            equal.append(f"{other}")
+        else:
+            worse.append(f"{other} by {amount}")
+    said = [f"At rates tuned for each, batch size {best} has the lowest final loss"]
+    if worse:
+        said.append(f"higher are {_joined(worse)} nats")
+    if equal:
+        margin = short(comparison.margin)
+        said.append(f"no different within ±{margin} nats: {_joined(equal)}")
+    return "; ".join(said) + "."
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return ", ".join(parts)
