@@ -18,7 +18,7 @@ SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
 MEANS = (
     *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
     *("clipped_step_fraction", "seconds_total", "seconds_compile", "seconds_training"),
-    *("seconds_evaluation", "seconds_checkpoint", "tokens_per_second", "mfu"),
+    *("seconds_evaluation", "seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu"),
 )
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 CELL_COLUMNS = (

@@ -37,7 +37,7 @@ TRIAL_COLUMNS = (
     *("initial_train_loss", "final_train_loss", "final_valid_loss", "best_valid_loss"),
     *("bits_per_byte", "bytes_per_token", "clipped_step_fraction"),
     *("seconds_total", "seconds_compile", "seconds_training", "seconds_evaluation"),
-    *("seconds_checkpoint", "tokens_per_second", "mfu", "peak_memory_bytes"),
+    *("seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu", "peak_memory_bytes"),
     *("device", "torch_version", "git_commit", "data_sha256", "execution"),
 )
 POINT_COLUMNS = ("time", "step", "tokens")

@@ -162,10 +162,11 @@ def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | No
     least = minimal_detectable_difference(sigma.estimate, seeds, count, pairs)
     needed = seeds_to_detect(WANTED_DIFFERENCE, sigma.estimate, count, pairs)
     wanted = f"{needed} seeds" if needed else "more than 1000 seeds"
+    plural = "s" if pairs > 1 else ""
     evidence = (
         f"{fewest} seeds; σ of seeds {sigma.estimate:.4f} [{sigma.low:.4f}, {sigma.high:.4f}] "
         f"nats. {seeds} seeds show a difference of {least or math.nan:.4f} nats with power 0.8 "
-        f"over all {pairs} pairs; {WANTED_DIFFERENCE:g} nats would need {wanted}."
+        f"over {pairs} pair{plural}; {WANTED_DIFFERENCE:g} nats would need {wanted}."
     )
     verdict = PASS if fewest >= SEEDS_FOR_SPREAD else INCONCLUSIVE
     return Gate(2, name, verdict, evidence, "" if verdict == PASS else more)
@@ -180,9 +181,9 @@ def _difference_gate(comparison: Comparison, sigma: Interval | None, best: int |
     open_pairs = [pair for pair in pairs if not (pair.is_different or pair.is_equivalent)]
     different = sum(pair.is_different for pair in pairs)
     evidence = (
-        f"Paired by seed, Holm over {len(comparison.pairs)} pairs: of {len(pairs)} others "
-        f"{different} differ from batch size {best}, {len(pairs) - different - len(open_pairs)} "
-        f"are equal within ±{comparison.margin:g} nats, {len(open_pairs)} are undecided. Largest "
+        f"Paired by seed, Holm over all pairs: beside batch size {best}, {different} of "
+        f"{len(pairs)} differ from it, {len(pairs) - different - len(open_pairs)} are equal within "
+        f"±{comparison.margin:g} nats, {len(open_pairs)} are undecided. Largest "
         f"over smallest variance {comparison.variance_ratio:.1f}."
     )
     if not open_pairs:

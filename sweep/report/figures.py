@@ -21,6 +21,7 @@ PART_COLOURS = {
     "compile": "#E69F00",
     "evaluation": "#009E73",
     "checkpoint": "#CC79A7",
+    "noise": "#56B4E9",
     "other": "#999999",
 }
 MANY_CELLS = 12  # from here curves are means over seeds
@@ -180,7 +181,7 @@ def _time_parts(rows: pd.DataFrame) -> Iterator[tuple[str, Any]]:
     """Yield each part's seconds; `other` is what the total holds beside the named parts."""
     total = np.nan_to_num(rows["seconds_total"].to_numpy(float))
     named = np.zeros(len(rows))
-    for part in ("training", "compile", "evaluation", "checkpoint"):
+    for part in ("training", "compile", "evaluation", "checkpoint", "noise"):
         heights = np.nan_to_num(rows[f"seconds_{part}"].to_numpy(float))
         named += heights
         yield part, heights

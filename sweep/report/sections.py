@@ -217,6 +217,7 @@ def time_and_memory(cells: pd.DataFrame) -> str:
             md.seconds(cell["seconds_compile"]),
             md.seconds(cell["seconds_evaluation"]),
             md.seconds(cell["seconds_checkpoint"]),
+            md.seconds(cell["seconds_noise"]),
             md.count(cell["tokens_per_second"]),
             md.percent(cell["mfu"]),
             md.size(cell["peak_memory_bytes"]),
@@ -225,6 +226,7 @@ def time_and_memory(cells: pd.DataFrame) -> str:
         for cell in cell_records(cells)
     ]
     headers = ["batch size", "policy", "total", "training", "compile", "evaluation", "checkpoint"]
+    headers.append("noise probes")
     return md.table([*headers, "tokens/s", "MFU", "peak memory", "steps clipped"], rows)
 
 

@@ -30,7 +30,7 @@ FINAL_STATUS = {
 FINAL_METRICS = (
     *("final_train_loss", "final_valid_loss", "best_valid_loss", "bits_per_byte"),
     *("clipped_step_fraction", "seconds_total", "seconds_compile", "seconds_training"),
-    *("seconds_evaluation", "seconds_checkpoint", "tokens_per_second", "mfu"),
+    *("seconds_evaluation", "seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu"),
     "peak_memory_bytes",
 )
 RESULT_TAGS = {

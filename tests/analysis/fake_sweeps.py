@@ -164,6 +164,7 @@ def fake_result(
         "seconds_training": training,
         "seconds_evaluation": 2.0,
         "seconds_checkpoint": 0.5,
+        "seconds_noise": 0.0,
         "tokens_per_second": per_second,
         "mfu": None,
         "peak_memory_bytes": 400 * 2**20 + row.microbatch_size * 3 * 2**20,

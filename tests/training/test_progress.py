@@ -31,6 +31,7 @@ def test_every_second_is_charged_once():
         progress.seconds_training
         + progress.seconds_evaluation
         + progress.seconds_checkpoint
+        + progress.seconds_noise
         + progress.seconds_compile
     )
     assert 0 < parts < progress.seconds_total  # the rest is other
