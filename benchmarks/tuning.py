@@ -2,8 +2,8 @@
 
     python benchmarks/tuning.py results/published/tuning-cost
 
-Tunes `quick` at three batch sizes, then trains every rate that was tried at the full budget on every
-reporting seed, under the same policy, and compares the winners. Takes some minutes on a CPU.
+Tunes `quick` at three batch sizes, then trains every rate that was tried at the full budget on
+every reporting seed, under the same policy, and compares the winners. Some minutes on a CPU.
 """
 
 import json
@@ -81,10 +81,12 @@ def page(document: dict[str, Any]) -> str:
     same = int((table["tuned_rate"] == table["grid_rate"]).sum())
     return (
         "# Tuning against the full grid\n\nWritten by `python benchmarks/tuning.py`: `quick`, "
-        f"{FIELDS['budget']:,} tokens. Tuned: one seed, pruned at a quarter and half of the tokens, "
-        "then three fresh seeds at the winner. Grid: every rate that was tried, at the full budget, "
-        "on each of the three seeds; its winner has the least mean.\n\n" + "\n".join(lines) + "\n\n"
-        f"The same winner at {same} of {len(table)} batch sizes. Tokens trained, reports included: "
+        f"{FIELDS['budget']:,} tokens. Tuned: one seed, pruned at a quarter and half of the "
+        "tokens, then three fresh seeds at the winner. Grid: every rate that was tried, at the "
+        "full budget, on each of the three seeds; its winner has the least mean.\n\n"
+        + "\n".join(lines)
+        + f"\n\nThe same winner at {same} of {len(table)} batch sizes. Tokens trained, reports "
+        "included: "
         f"{document['tokens_tuned']:,} against {document['tokens_grid']:,}: {share:.0%}.\n"
     )
 
