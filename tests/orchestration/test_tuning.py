@@ -1,6 +1,8 @@
 """Tuned sweeps from end to end, on a small quadratic, in this process."""
 
 import math
+import shutil
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -27,46 +29,39 @@ SMALL = {
 }
 
 
-class Stopping(InlineExecutor):
-    """Stops the command at a given attempt, as Ctrl-C would."""
+class Interrupted(InlineExecutor):
+    """Presses Ctrl-C at a given attempt."""
 
     def __init__(self, at):
         super().__init__()
-        self.left, self.schedule = at, None
+        self.left = at
 
     def submit(self, folder, environment):
         self.left -= 1
         if not self.left:
-            self.stop_command()
+            signal.raise_signal(signal.SIGINT)
         return super().submit(folder, environment)
 
 
+def tune_in(path, stop_at=0, **settings):
+    """Run a tuned sweep in a folder; interrupted at an attempt if that is named."""
+    folder = SweepFolder(path)
+    experiment = load_experiment("quadratic", {**SMALL, **settings})
+    planned = make_plan(experiment, Logistics(device="cpu"), folder)
+    found = finished_summary(planned, folder)
+    return found or run_plan(planned, folder, executor=Interrupted(stop_at))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A tuned sweep that nothing disturbed; not to be changed."""
+    return tune_in(tmp_path_factory.mktemp("whole") / "sweep")
+
+
 @pytest.fixture
-def tune(tmp_path, monkeypatch):
-    """Run a tuned sweep in a folder; stopped at an attempt if that is named."""
-    from sweep.orchestration import runner
-
-    def run_here(name="s", stop_at=None, **settings):
-        folder = SweepFolder(tmp_path / name / "sweep")
-        experiment = load_experiment("quadratic", {**SMALL, **settings})
-        planned = make_plan(experiment, Logistics(device="cpu"), folder)
-        if (summary := finished_summary(planned, folder)) is not None:
-            return summary
-        executor = Stopping(stop_at or 0)
-        whole = runner.Schedule
-
-        def build(*arguments):
-            schedule = whole(*arguments)
-            executor.stop_command = schedule.stop
-            return schedule
-
-        monkeypatch.setattr(runner, "Schedule", build)
-        try:
-            return run_plan(planned, folder, executor=executor)
-        finally:
-            monkeypatch.setattr(runner, "Schedule", whole)
-
-    return run_here
+def tune(tmp_path):
+    """Run a tuned sweep of its own."""
+    return lambda stop_at=0, **settings: tune_in(tmp_path / "sweep", stop_at, **settings)
 
 
 def rows_of(summary, stage):
@@ -82,8 +77,8 @@ def losses_of(summary, batch):
     return found
 
 
-def test_each_batch_size_is_tuned_by_as_many_trials_and_reported_on_other_seeds(tune):
-    summary = tune()
+def test_each_batch_size_is_tuned_by_as_many_trials_and_reported_on_other_seeds(whole):
+    summary = whole
     assert summary.exit_code == 0
     counts = Counter(row.batch_size for row in rows_of(summary, "tune"))
     assert counts[16] == counts[32] >= 6
@@ -98,49 +93,46 @@ def test_each_batch_size_is_tuned_by_as_many_trials_and_reported_on_other_seeds(
         assert {row.learning_rate for row in reports if row.batch_size == batch} == {best}
 
 
-def test_the_worse_half_is_pruned_at_equal_tokens_and_keeps_its_curve(tune):
-    summary = tune(batches="16")
-    pruned = [
-        trial for trial in summary.folder.trials() if trial.read_status().state is State.PRUNED
-    ]
+def test_the_worse_half_is_pruned_at_equal_tokens_and_keeps_its_curve(whole):
+    trials = [whole.folder.trial(row.id) for row in rows_of(whole, "tune") if row.batch_size == 16]
+    pruned = [trial for trial in trials if trial.read_status().state is State.PRUNED]
     assert pruned
     for trial in pruned:
         status, lines = trial.read_status(), read_metrics(trial.metrics_path)
         assert lines[-1]["step"] in (50, 100) and str(lines[-1]["step"]) in status.message
         assert not trial.checkpoints() and trial.read_result() is None
-    whole = [trial for trial in summary.folder.trials() if trial.read_result()]
-    assert {trial.read_result()["steps"] for trial in whole} == {200}
+    assert {trial.read_result()["steps"] for trial in trials if trial.read_result()} == {200}
 
 
-def test_a_sweep_without_pruning_finds_the_same_rates(tune):
-    pruned, whole = tune("a"), tune("b", tuning={"prune": False})
-    assert not [t for t in whole.folder.trials() if t.read_status().state is State.PRUNED]
+@pytest.mark.slow
+def test_a_sweep_without_pruning_finds_the_same_rates(whole, tune):
+    unpruned = tune(tuning={"prune": False})
+    assert not [t for t in unpruned.folder.trials() if t.read_status().state is State.PRUNED]
     reported = [
         {(row.batch_size, round(math.log2(row.learning_rate))) for row in rows_of(one, "report")}
-        for one in (pruned, whole)
+        for one in (whole, unpruned)
     ]
     assert reported[0] == reported[1]
 
 
-def test_a_finished_tuned_sweep_is_recognised_and_nothing_starts_again(tune):
-    first = tune()
-    before = [trial.read_status() for trial in first.folder.trials()]
-    again = tune()
-    assert again.exit_code == 0
-    assert [trial.read_status() for trial in first.folder.trials()] == before
+def test_a_finished_tuned_sweep_is_recognised_and_nothing_starts_again(whole):
+    experiment = load_experiment("quadratic", SMALL)
+    planned = make_plan(experiment, Logistics(device="cpu"), whole.folder)
+    found = finished_summary(planned, whole.folder)
+    assert found is not None and found.exit_code == 0 and planned.is_known
+    assert len(found.states) == len(rows_of(whole, "report"))
 
 
 @pytest.mark.parametrize(
     "stop_at",
     [7, pytest.param(2, marks=pytest.mark.slow), pytest.param(13, marks=pytest.mark.slow)],
 )
-def test_an_interrupted_sweep_goes_on_as_if_it_had_not_been(tune, stop_at):
-    whole = tune("whole")
-    cut = tune("cut", stop_at)
+def test_an_interrupted_sweep_goes_on_as_if_it_had_not_been(whole, tune, stop_at):
+    cut = tune(stop_at)
     assert cut.exit_code == 130
     if stop_at == 7:
         (cut.folder.path / "optuna.db").unlink(missing_ok=True)
-    resumed = tune("cut")
+    resumed = tune()
     assert resumed.exit_code == 0
 
     def final(summary):
@@ -153,8 +145,8 @@ def test_an_interrupted_sweep_goes_on_as_if_it_had_not_been(tune, stop_at):
     assert final(resumed) == final(whole)
 
 
-def test_optuna_holds_a_study_per_batch_size_with_what_became_of_each_trial(tune):
-    summary = tune()
+def test_optuna_holds_a_study_per_batch_size_with_what_became_of_each_trial(whole):
+    summary = whole
     storage = f"sqlite:///{summary.folder.path / 'optuna.db'}"
     names = optuna.get_all_study_names(storage)
     assert len(names) == 2 and any("batch size 32" in name for name in names)
@@ -183,8 +175,9 @@ def test_a_winner_found_at_fewer_tokens_is_bracketed_at_the_full_budget(tune):
         assert full[1] / full[0] == pytest.approx(2)
 
 
-def test_more_seeds_and_batch_sizes_leave_what_was_decided_alone(tune):
-    first = tune()
+def test_more_seeds_and_batch_sizes_leave_what_was_decided_alone(whole, tune, tmp_path):
+    shutil.copytree(whole.folder.path, tmp_path / "sweep")
+    first = whole
     rates = {row.batch_size: row.learning_rate for row in rows_of(first, "report")}
     tuned = {row.id for row in rows_of(first, "tune")}
     grown = tune(seeds=3, batches="8,16,32")
