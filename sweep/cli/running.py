@@ -108,6 +108,10 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         from sweep.tracking.store import check_tracking_uri
 
         check_tracking_uri(flags["tracking_uri"])
+    if flags["storage"] and planned.is_tuned:
+        from sweep.orchestration.studies import open_storage
+
+        open_storage(flags["storage"])
     summary = finished_summary(planned, folder, flags["tracking_uri"], also)
     if summary is None or flags["dry_run"]:
         planned = estimate(planned, folder)

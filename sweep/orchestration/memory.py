@@ -160,28 +160,18 @@ def probe_memory(
         SweepError: for bad input, or steps that fail whatever their size.
     """
     from sweep.memory.probe import probe
-    from sweep.training.device import device_memory
-
-    import torch  # isort: skip
 
     logistics = logistics or Logistics()
     plan = _plan(load_experiment(experiment, overrides), logistics)
     configs = _configs(plan)
-    config = configs[max(configs)]
-    device = torch.device(config.execution.device)
-    limit = logistics.device_memory or device_memory(device)
-    if device.type == "cuda":
-        limit = min(limit, device_memory(device))
-    elif device.type == "cpu":  # counting every tensor needs eager steps
-        eager = config.execution.model_copy(update={"compile": False})
-        config = config.model_copy(update={"execution": eager})
+    config, device, limit = _to_probe(configs[max(configs)], logistics.device_memory)
     measured, found = probe(config, limit, multiple, cap, on_point)
     points = [point.as_document() for point in found.points]
     line, verdict = found.found.line, _verdict(found)
     document = _document(plan, limit) | {
-        "device": str(device),
+        "device": device,
         "multiple": multiple,
-        "basis": PROBED.get(device.type, "live tensors in eager steps"),
+        "basis": PROBED.get(device.split(":")[0], "live tensors in eager steps"),
         "points": points,
         "line": line and line.as_document(),
         "largest_microbatch_size": found.found.largest,
@@ -195,6 +185,22 @@ def probe_memory(
         shown = leak and {**asdict(leak), "is_found": leak.is_found}
         document["soak"] = {"point": point.as_document(), "leak": shown}
     return document
+
+
+def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, str, int]:
+    """Return what to measure with, on which device, and within how many bytes."""
+    from sweep.training.device import device_memory
+
+    import torch  # isort: skip
+
+    device = torch.device(config.execution.device)
+    limit = limit or device_memory(device)
+    if device.type == "cuda":
+        limit = min(limit, device_memory(device))
+    elif device.type == "cpu":  # counting every tensor needs eager steps
+        eager = config.execution.model_copy(update={"compile": False})
+        config = config.model_copy(update={"execution": eager})
+    return config, str(device), limit
 
 
 def _verdict(probed: Probed) -> str:

@@ -72,6 +72,21 @@ def _tried(trial: FrozenTrial) -> Tried:
     return Tried(trial.params["learning_rate"], value if trial.state.is_finished() else None)
 
 
+def open_storage(url: str) -> optuna.storages.BaseStorage:
+    """Open a database of studies.
+
+    Raises:
+        SweepError: if Optuna cannot use it.
+    """
+    try:
+        return optuna.storages.get_storage(url)
+    except Exception as error:  # whatever a database, its driver or an address can raise
+        raise SweepError(
+            f"storage must be a database that Optuna can use, got {url!r} "
+            f"({str(error).splitlines()[0][:200]}). Correct --storage."
+        ) from error
+
+
 class RateStudy:
     """One study.
 
@@ -86,15 +101,12 @@ class RateStudy:
     def __init__(self, search: Search, storage: str) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.search = search
-        try:
-            self.study = optuna.create_study(
-                storage=storage, study_name=search.name, direction="minimize", load_if_exists=True
-            )
-        except Exception as error:  # whatever a database, its driver or an address can raise
-            raise SweepError(
-                f"storage must be a database that Optuna can use, got {storage!r} "
-                f"({str(error).splitlines()[0][:200]}). Correct --storage."
-            ) from error
+        self.study = optuna.create_study(
+            storage=open_storage(storage),
+            study_name=search.name,
+            direction="minimize",
+            load_if_exists=True,
+        )
 
     def ask(self, wanted: int, name: Callable[[dict[str, float]], str]) -> None:
         """Ask for what is to be tried next: of a grid all that is missing, else one trial.

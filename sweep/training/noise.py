@@ -40,7 +40,8 @@ class GradientSums:
 
     def __init__(self) -> None:
         self.count = 0
-        self._squares: Tensor | float = 0.0
+        self._squares: Tensor | float = 0.0  # Σ|g_k|²
+        self._square: Tensor | float = 0.0  # |Σg_k|²
         self._total: list[Tensor | None] = []
 
     def take(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -61,14 +62,16 @@ class GradientSums:
         self.count += 1
 
     def give_back(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Put the sum in place as the gradient."""
+        """Put the sum in place as the gradient, and keep its norm only."""
+        self._square = _square(self._total)
         for parameter, gradient in zip(parameters, self._total, strict=True):
             parameter.grad = gradient
+        self._total = []
 
     def estimates(self, size: int) -> tuple[float, float]:
         """Return trΣ̂ and Ĝ², for microbatches of `size` sequences."""
         squares = float(self._squares) * self.count**2  # of means over a microbatch
-        return noise_estimates(squares, float(_square(self._total)), self.count, size)
+        return noise_estimates(squares, float(self._square), self.count, size)
 
 
 def _square(gradients: Sequence[Tensor | None]) -> Tensor:

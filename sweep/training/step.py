@@ -112,6 +112,8 @@ class TrainingStep:
         for micro in split(batch, size):
             (self.workload.loss_sum(self.model, micro) / tokens).backward()  # type: ignore[no-untyped-call]
             sums.take(self.parameters)
+        sums.give_back(self.parameters)
+        self.model.zero_grad(set_to_none=True)
         return sums.estimates(size)
 
     def __call__(

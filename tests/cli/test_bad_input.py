@@ -91,6 +91,24 @@ def test_every_flag_refuses_nonsense(call, tmp_path, flag, value, says):
     assert_refused(call("run", "quick", flag, value), says, tmp_path / "work")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--tune", "beta2", "must hold lr"),
+        ("--tune", "lr,lr", "at most once"),
+        ("--tune", "lr,clip", "clip"),
+        ("--tune", "", "tuning.dimensions"),
+        ("--tune-budget", "1G", "at most the budget"),
+        ("--tune-budget", "no", "tuning.budget must be"),
+        ("--storage", "nonsense://x", "--storage"),
+        ("--storage", "sqlite:////no/such/folder/x.db", "--storage"),
+    ],
+)
+def test_tuning_refuses_nonsense(call, tmp_path, flag, value, says):
+    result = call("run", "quick", "--lr", "tuned", flag, value, "--yes")
+    assert_refused(result, says, tmp_path / "work")
+
+
 def test_plan_refuses_as_run_does(call, tmp_path):
     assert_refused(call("plan", "quick", "--budget", "x"), "budget must be", tmp_path / "work")
 

@@ -206,9 +206,13 @@ def test_dry_run_writes_nothing(call, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tuned_is_refused_by_run_before_anything_is_written(call, tmp_path):
-    assert call("run", "quick", "--lr", "tuned", "--quiet", "--yes")[0] == 2
-    assert list(tmp_path.iterdir()) == []
+def test_what_tuning_searches_is_read_from_flags(call):
+    flags = ("--lr", "tuned", "--tune", "lr,weight_decay", "--tune-budget", "49152", "--json")
+    plan = json.loads(call("plan", "quick", *flags)[1])
+    assert plan["settings"]["tuning"]["dimensions"] == ["lr", "weight_decay"]
+    tokens = {stage: {t["tokens"] for t in plan["trials"] if t["stage"] == stage}
+              for stage in ("tune", "report")}  # fmt: skip
+    assert tokens == {"tune": {49152}, "report": {196_608}}
 
 
 def finish_as_the_first(folder):
