@@ -24,7 +24,7 @@ CELL_KEYS = ["label", "batch_size", "learning_rate"]
 CELL_COLUMNS = (
     *CELL_KEYS,
     *("policy", "tokens", "steps", "warmup_steps"),
-    *("planned", "complete", "diverged", "failed", "unfinished", "seeds"),
+    *("planned", "complete", "diverged", "failed", "pruned", "unfinished", "seeds"),
     *MEANS,
     *("loss_sd", "loss_min", "loss_max", "seconds_min", "seconds_max", "train_valid_gap"),
     *("peak_memory_bytes", "is_comparable"),
@@ -65,9 +65,9 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     """Summarise each cell: one row per policy, batch size and rate.
 
     Returns:
-        Counts (planned, complete, diverged, failed for another cause, unfinished), the complete
-        seeds, and over the complete trials: the mean of each measure, `loss_sd` (n-1; NaN below
-        two), `loss_min` and `loss_max` of the final validation loss, `seconds_min` and
+        Counts (planned, complete, diverged, failed for another cause, pruned, unfinished), the
+        complete seeds, and over the complete trials: the mean of each measure, `loss_sd` (n-1;
+        NaN below two), `loss_min` and `loss_max` of the final validation loss, `seconds_min` and
         `seconds_max` of the total time, the largest
         `peak_memory_bytes`, and `train_valid_gap`, final validation minus final training loss.
         `is_comparable`: every planned seed is complete; `is_on_front`: Pareto, among those.
@@ -113,7 +113,8 @@ def _cell(key: dict[Any, Any], group: pd.DataFrame) -> dict[str, Any]:
         "complete": len(complete),
         "diverged": int(diverged.sum()),
         "failed": int(((state == "FAILED") & ~diverged).sum()),
-        "unfinished": int((~state.isin(["COMPLETE", "FAILED"])).sum()),
+        "pruned": int((state == "PRUNED").sum()),
+        "unfinished": int((~state.isin(["COMPLETE", "FAILED", "PRUNED"])).sum()),
         "seeds": tuple(sorted(int(seed) for seed in complete["seed"])),
         **means,
         "loss_sd": float(np.std(loss, ddof=1)) if is_measured and len(loss) > 1 else np.nan,
@@ -187,7 +188,7 @@ def overlapping(cells: pd.DataFrame, position: int, measure: str = "loss") -> li
 def not_comparable(cells: pd.DataFrame) -> Iterable[tuple[str, int, str]]:
     """Yield label, batch size and reason of every cell that takes no part in comparisons."""
     for row in cell_records(cells[~cells["is_comparable"]]):
-        kinds = ("diverged", "failed", "unfinished")
+        kinds = ("diverged", "failed", "pruned", "unfinished")
         counts = [f"{row[kind]} {kind}" for kind in kinds if row[kind]]
         reason = ", ".join(counts) or "no final validation loss"
         yield row["label"], row["batch_size"], f"{reason} of {row['planned']} planned"

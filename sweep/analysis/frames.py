@@ -35,6 +35,7 @@ TRIAL_COLUMNS = (
     *("tokens", "epochs", "steps", "warmup_steps", "devices", "microbatch_size"),
     *("gradient_accumulation_steps", "state", "cause", "message", "attempts", "parameters"),
     *("initial_train_loss", "final_train_loss", "final_valid_loss", "best_valid_loss"),
+    "tokens_to_target",
     *("bits_per_byte", "bytes_per_token", "clipped_step_fraction"),
     *("seconds_total", "seconds_compile", "seconds_training", "seconds_evaluation"),
     *("seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu", "peak_memory_bytes"),

@@ -71,20 +71,18 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, label: str) -> Judged:
     losses = _losses(trials)
     comparison, sigma = compare_pairs(losses), seeds_sd(losses)
     is_tuned = set(cells["policy"]) == {"tuned"}
-    rates = tuned_rates(
-        sweep.trials, sigma.estimate if sigma else None, comparison.degrees_of_freedom
-    )
+    rates = tuned_rates(sweep, sigma.estimate if sigma else None, comparison.degrees_of_freedom)
     found = tuple(rates if is_tuned else ())
     best = _least(losses, comparison.seeds) if comparison.pairs else None
     gates = (
-        _rate_gate(sweep, cells, found, is_tuned),
+        rate_gate(sweep, cells, found, is_tuned),
         _seed_gate(cells, comparison, sigma),
         _difference_gate(comparison, sigma, best),
         _estimand_gate(sweep, trials),
         _tokens_gate(sweep, cells),
-        _divergence_gate(cells),
-        _sanity_gate(sweep, trials),
-        _scope_gate(sweep, trials),
+        divergence_gate(cells),
+        sanity_gate(sweep, trials),
+        scope_gate(sweep, trials),
     )
     is_carried = all(gate.verdict == PASS for gate in gates)
     return Judged(label, gates, comparison, sigma, found, best if is_carried else None)
@@ -104,9 +102,10 @@ def _least(losses: Losses, seeds: tuple[int, ...]) -> int:
     return min(losses, key=lambda size: sum(losses[size][seed] for seed in seeds))
 
 
-def _rate_gate(
+def rate_gate(
     sweep: Sweep, cells: pd.DataFrame, rates: tuple[TunedRate, ...], is_tuned: bool
 ) -> Gate:
+    """Gate 1: rates were tuned at every batch size, and the best is inside."""
     name = "The best rate is strictly inside its grid"
     if not is_tuned:
         command = answering_command(sweep.plan) or "sweep run … --lr tuned"
@@ -227,7 +226,8 @@ def _tokens_gate(sweep: Sweep, cells: pd.DataFrame) -> Gate:
     return Gate(5, name, PASS, f"{counts[0]:,} tokens at every batch size. {apart}")
 
 
-def _divergence_gate(cells: pd.DataFrame) -> Gate:
+def divergence_gate(cells: pd.DataFrame) -> Gate:
+    """Gate 6: no trial diverged, failed or is open."""
     name = "Diverged trials are counted"
     diverged, failed = int(cells["diverged"].sum()), int(cells["failed"].sum())
     waiting = int(cells["unfinished"].sum())
@@ -239,7 +239,8 @@ def _divergence_gate(cells: pd.DataFrame) -> Gate:
     return Gate(6, name, PASS, evidence)
 
 
-def _sanity_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
+def sanity_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
+    """Gate 7: counts of tokens add up, and the loss starts at ignorance."""
     name = "The numbers are sane"
     done = trials[trials["state"] == "COMPLETE"]
     product = done["steps"] * done["batch_size"] * sweep.plan.tokens_per_sequence
@@ -264,7 +265,8 @@ def _sanity_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
     return Gate(7, name, PASS, f"{said[:1].upper()}{said[1:]}.")
 
 
-def _scope_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
+def scope_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
+    """Gate 8: what a claim holds for, and whether the data were fresh enough."""
     name = "The claim is scoped"
     settings, plan = sweep.plan.settings, sweep.plan
     data = f", {data_name(plan.data)}" if plan.data else ""

@@ -212,6 +212,8 @@ def _mixed(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
 
 
 def _uneven_times(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
+    if sweep.plan.settings.target is not None:
+        return None  # seeds reach the target at different steps
     ratio = (cells["seconds_max"] / cells["seconds_min"]).astype(float)
     if not len(ratio) or not ratio.max() > UNEVEN_TIMES:
         return None
@@ -236,6 +238,13 @@ def _one_batch_size(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
 
 
 def _horizon(sweep: Sweep, cells: pd.DataFrame) -> Limit:
+    if sweep.plan.settings.target is not None:
+        return Limit(
+            "one_target",
+            f"Steps to one loss, {sweep.plan.settings.target:g}, at a constant rate with averaged "
+            "weights or none. The critical batch size rises as the target falls, and with decay "
+            "of the rate the same loss takes fewer tokens.",
+        )
     if sweep.plan.settings.schedule.name == "cosine":
         why = (
             "the cosine schedule knows its end, so a loss in the middle of a trial is not what a "

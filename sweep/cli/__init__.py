@@ -35,6 +35,15 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--lr", {"help": "A rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."}),
     ("--tune", {"help": "What --lr tuned tunes: lr,beta2,weight_decay; lr by default."}),
     ("--tune-budget", {"help": "Tokens of each tuning trial; the budget by default."}),
+    (
+        "--target",
+        {
+            "metavar": "LOSS",
+            "type": float,
+            "help": "Train each trial to this validation "
+            "loss, at most the budget, at a constant rate.",
+        },
+    ),
     ("--seeds", {"help": "Seeds per batch size; 1 at a fixed rate, else 3."}),
     ("--context", {"help": "Tokens per sequence."}),
     ("--vocabulary", {"help": "Rows of the embeddings, and the tokenizer's size."}),
@@ -68,8 +77,8 @@ def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add EXPERIMENT and the flags that matter to memory."""
-    left_out = {"--budget", "--data", "--lr", "--tune", "--tune-budget", "--seeds", "--keep"}
-    left_out |= {"--yes", "--quiet", "--out"}
+    left_out = {"--budget", "--data", "--lr", "--tune", "--tune-budget", "--target", "--seeds"}
+    left_out |= {"--keep", "--yes", "--quiet", "--out"}
     chosen = [option for option in OPTIONS + LOGISTICS if option[0] not in left_out]
     for name, settings in reversed(chosen):
         command = click.option(name, **settings)(command)

@@ -28,6 +28,7 @@ ASK_ABOVE_SECONDS = 3600
 FIELDS = (
     *("budget", "batches", "model", "data", "workload", "lr", "seeds"),
     *("context", "vocabulary", "tokenizer", "precision", "tune", "tune_budget"),
+    "target",
 )
 # Of these the command that is kept in plan.json consists.
 TYPED = (

@@ -87,12 +87,22 @@ def _show_rest(plan: Plan, out: Console) -> None:
             "of the budget."
         )
     decay = f"cosine to {schedule.final_fraction:.0%}" if schedule.name == "cosine" else "constant"
+    if schedule.average:
+        decay += f", weights averaged, with a width of {schedule.average:.0%} of the steps so far"
+    sequences = f"{settings.evaluation.sequences} sequences"
+    if settings.target is not None:
+        out.print(
+            f"Target: a trial ends where its validation loss reaches {settings.target:g} to stay, "
+            f"is pruned at twice the least tokens of its batch size, or ends at its budget: tokens "
+            "and times are the most that can be."
+        )
+        sequences = "the whole validation split"
     policies = sorted({row.policy for row in plan.trials})
     for policy in policies:
         out.print(f"Rate: {policy}: {describe_policy(policy, settings.optimizer)}.")
     out.print(
         f"Schedule: warmup {schedule.warmup_fraction:.0%}, then {decay}. "
-        f"Evaluation: {settings.evaluation.points} × {settings.evaluation.sequences} sequences. "
+        f"Evaluation: {settings.evaluation.points} × {sequences}. "
         f"Steps: {plan.execution.compile_reason}."
     )
     if plan.epochs is not None:

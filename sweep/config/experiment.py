@@ -17,6 +17,7 @@ from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.paths import experiments_dir
 from sweep.errors import SweepError
 
+AVERAGE = 0.1  # with a target
 Fraction01 = Annotated[float, Field(ge=0, le=1, strict=True)]
 TUNING_FLAGS = {"tune", "tune_budget"}
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
@@ -40,6 +41,8 @@ class ScheduleSettings(Settings):
     warmup_fraction: Fraction01 = 0.01
     warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0
     final_fraction: Fraction01 = 0.1  # of the peak rate, at the last step
+    # of the weights, over the last tokens so far: its width as a share of them; 0: none
+    average: Annotated[float, Field(ge=0, le=0.25, strict=True)] = 0.0
 
 
 class EvaluationSettings(Settings):
@@ -58,6 +61,8 @@ class TuningSettings(Settings):
     dimensions: tuple[Literal["lr", "beta2", "weight_decay"], ...] = ("lr",)
     budget: int | None = None  # tokens of each tuning trial; None: as of the others
     trials: Annotated[int, Field(ge=5, le=1000, strict=True)] = 15  # of more than one dimension
+    # rate at every batch size that the grid lies around; None: what suits the reference model
+    centre: Annotated[float, Field(gt=0, le=1e6)] | None = None
     prune: bool = True  # the worse half at a quarter, and at half, of the tokens
 
     @field_validator("dimensions", mode="before")
@@ -97,6 +102,16 @@ class Experiment(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tuning: TuningSettings = TuningSettings()
+    target: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # loss to train to
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_horizon(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """With a target: a constant rate and averaged weights, unless the schedule is named."""
+        schedule = fields.get("schedule", {})
+        if fields.get("target") is None or not isinstance(schedule, dict) or "name" in schedule:
+            return fields
+        return {**fields, "schedule": {"average": AVERAGE, **schedule, "name": "constant"}}
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -134,6 +149,13 @@ class Experiment(Settings):
             raise ValueError("vocabulary must be at least 256 for the tokenizer bytes")
         if (self.tuning.budget or 0) > self.budget:
             raise ValueError("tuning.budget must be at most the budget")
+        if self.target is not None and self.schedule.name != "constant":
+            raise ValueError(
+                "schedule.name must be constant with a target: a schedule that knows its end has "
+                "reached nothing before it"
+            )
+        if self.target is not None and self.tuning.budget:
+            raise ValueError("tuning.budget must be left out with a target, which ends trials")
         return self
 
 

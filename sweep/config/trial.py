@@ -36,6 +36,16 @@ class Science(Settings):
     batch_size: int  # sequences per optimizer step
     learning_rate: float  # peak
     seed: int
+    target: float | None = None  # loss that ends the trial; `tokens` is the most it may take
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the id is the hash of: what is not used leaves no trace."""
+        document = self.model_dump(mode="json")
+        if self.target is None:
+            del document["target"]
+        if not self.schedule.average:
+            del document["schedule"]["average"]
+        return document
 
 
 class Execution(Settings):

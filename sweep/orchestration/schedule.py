@@ -21,12 +21,14 @@ from sweep.plan.retry import (
     tightened,
     within_bounds,
 )
+from sweep.plan.target import PATIENCE, last_step
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
 from sweep.trial.lease import LeaseWatch, is_locked
 
 POLL_SECONDS = 0.25
+TOO_LATE = f"within {PATIENCE} times the least tokens that this batch size took"
 REMEDY_SECONDS = 120.0  # at most, to forecast what would help a trial that does not fit
 
 
@@ -136,13 +138,29 @@ class Schedule:
     def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
         config = trial.read_config()
         bounds = self.folder.read_bounds(config)
-        pause = self._pauses.get(trial.id)
+        pauses = (self._pauses.get(trial.id), self._last_step(config))
+        pause = min((step for step in pauses if step is not None), default=None)
 
         def begin(status: TrialStatus) -> TrialStatus:
             return within_bounds(begin_attempt(status), config, bounds).changed(pause_step=pause)
 
         self._update(trial, begin)
         self._running[self.executor.submit(trial, slot)] = (trial, slot, oom_kills())
+
+    def _last_step(self, config: TrialConfig) -> int | None:
+        """Return where a trial on its way to a target is given up; None where nothing bounds it."""
+        if config.science.target is None:
+            return None
+        results = (
+            self.folder.trial(str(row.id)).read_result()
+            for row in self.plan.known_trials
+            if row.batch_size == config.science.batch_size
+        )
+        reached = [result["tokens_to_target"] for result in results if result]
+        least = min((tokens for tokens in reached if tokens), default=None)
+        step_tokens = config.science.batch_size * config.tokens_per_sequence
+        points = config.science.evaluation.points
+        return least and last_step(least, step_tokens, config.steps, points)
 
     def _end(self, trial: TrialFolder, future: Future[Outcome], killed_before: int) -> None:
         """Judge an ended attempt by the retry table."""
@@ -169,6 +187,8 @@ class Schedule:
         if again:
             self._waiting.insert(0, trial)
             self._watches.pop(trial.id, None)
+        if outcome.kind == "paused" and config.science.target is not None:
+            self.prune(trial, f"pruned: {config.science.target:g} not reached {TOO_LATE}")
         if outcome.kind == "complete" and (result := trial.read_result()):
             from sweep.orchestration.calibration import record_measurement
 

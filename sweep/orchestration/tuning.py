@@ -62,6 +62,7 @@ class Tuning:
 
     def __init__(self, plan: Plan, schedule: Schedule, storage: str | None) -> None:
         self.settings, self.evaluation = plan.settings.tuning, plan.settings.evaluation
+        self.target = plan.settings.target
         self.schedule, self.folder, self.storage = schedule, schedule.folder, storage
         self.open_reports: dict[int, list[PlannedTrial]] = {}
         for row in plan.trials:
@@ -107,7 +108,7 @@ class Tuning:
         tuned = [row for row in plan.known_trials if _is_tuning(row, batch)]
         least = min(row.tokens for row in tuned)
         rows = [row for row in tuned if row.tokens == least]
-        centre = Policy("tuned").rate_at(batch)
+        centre = plan.tuning_centre(batch)
         return Study(rows[0], tuple(centre * factor for factor in GRID), FINEST, rows)
 
     def _confirmation(self, plan: Plan, search: Study, winner: PlannedTrial) -> Study:
@@ -200,7 +201,9 @@ class Tuning:
         return Search(name, study.grid, study.finest, extra, self.settings.trials)
 
     def _rungs(self, study: Study) -> tuple[int, ...]:
-        return rung_steps(study.template.steps, self.evaluation) if self.settings.prune else ()
+        if self.target is not None or not self.settings.prune:  # the schedule ends what is late
+            return ()
+        return rung_steps(study.template.steps, self.evaluation)
 
     # ---------------------------------------------------------------- what trials show
 
@@ -225,9 +228,12 @@ class Tuning:
         )
 
     def _loss(self, trial: TrialFolder) -> float | None:
+        """Return what is to be least: the final loss, or the tokens that the target took."""
         status = trial.read_status()
         if status.state is State.COMPLETE:
             result = trial.read_result() or {}
+            if self.target is not None:
+                return float(result["tokens_to_target"] or math.inf)
             return float(result["final_valid_loss"])
         if status.state is State.FAILED and status.cause is not Cause.DIVERGED:
             return math.inf if trial.id in self._began else None  # tried again by this command

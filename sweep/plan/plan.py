@@ -1,5 +1,6 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -83,6 +84,7 @@ class Plan(Settings):
             batch_size=row.batch_size,
             learning_rate=learning_rate,
             seed=row.seed,
+            target=settings.target,
         )
 
     def trial_config(self, row: PlannedTrial, sweep: str) -> TrialConfig:
@@ -107,8 +109,12 @@ class Plan(Settings):
         tuned = {"beta2": beta2, "weight_decay": decay}
         given = {name: value for name, value in tuned.items() if value is not None}
         row = row.model_copy(update={"learning_rate": rate, **given})
-        trial_id = sha256_of(self.science(row, rate).model_dump(mode="json"))[:12]
+        trial_id = sha256_of(self.science(row, rate).identity())[:12]
         return row.model_copy(update={"id": trial_id})
+
+    def tuning_centre(self, batch_size: int) -> float:
+        """Return the rate that a batch size's grid lies around."""
+        return self.settings.tuning.centre or Policy("tuned").rate_at(batch_size)
 
     def sample_config(self, row: PlannedTrial) -> TrialConfig:
         """Return a config like a row's, with or without id and rate: to be timed or forecast."""
@@ -235,14 +241,17 @@ def build_plan(
 def _grids(
     plan: Plan, policy: Policy, universe: list[int], microbatch: int | None
 ) -> list[PlannedTrial]:
-    """Plan the rates that every batch size is tried at first."""
+    """Plan the rates that every batch size is tried at first: ascending, or from the centre."""
+    is_bounded = plan.settings.target is not None  # by the trials before it
+    factors = sorted(GRID, key=lambda factor: abs(math.log(factor)) if is_bounded else factor)
     budget = plan.settings.tuning.budget or plan.token_budget
     tokens, _ = tokens_per_trial(budget, universe, plan.tokens_per_sequence)
     rows = []
     for batch in plan.settings.batches:
         row = _row(plan, policy, batch, tokens[batch], microbatch)
         row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-        rows += [plan.with_rate(row, policy.rate_at(batch) * factor) for factor in GRID]
+        centre = plan.tuning_centre(batch)
+        rows += [plan.with_rate(row, centre * factor) for factor in factors]
     return rows
 
 

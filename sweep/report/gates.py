@@ -1,5 +1,6 @@
 """The report's section on claims: gates with their evidence, pairs, rates and noise scale."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sweep.analysis.frames import Sweep
 from sweep.analysis.gates import Judged, headline
 from sweep.analysis.noise_scale import NoiseScale, noise_scale
 from sweep.analysis.statistics import Pair
+from sweep.analysis.target import Reached
 from sweep.report import axes as look
 from sweep.report import markdown as md
 
@@ -28,23 +30,20 @@ def claims(sweep: Sweep, judged: tuple[Judged, ...]) -> str:
     """Give, for each policy, the claim or what it lacks, the gates, the pairs and the rates."""
     parts = []
     for one in judged:
-        said = headline(one) or _lacking(one)
-        parts += [f"### {one.label}", f"**{said}**", _gate_table(one)]
+        parts += verdict(one, headline(one), "which batch size is best")
         if one.comparison.pairs:
             parts += [_pair_table(one), _left_out(one)]
-    noise = _noise_table(sweep, judged)
-    return "\n\n".join(part for part in [*parts, noise] if part)
+    return "\n\n".join(part for part in [*parts, noise_table(sweep, judged)] if part)
 
 
-def _lacking(judged: Judged) -> str:
+def verdict(judged: Judged | Reached, claim: str, question: str) -> list[str]:
+    """Give one policy's claim, or what it lacks, and its gates."""
     names = [str(gate.number) for gate in judged.gates if gate.verdict != "PASS"]
-    return (
-        f"INCONCLUSIVE: which batch size is best cannot be said, because of gate "
-        f"{md.join_words(names)}."
-    )
+    lacking = f"INCONCLUSIVE: {question} cannot be said, because of gate {md.join_words(names)}."
+    return [f"### {judged.label}", f"**{claim or lacking}**", _gate_table(judged)]
 
 
-def _gate_table(judged: Judged) -> str:
+def _gate_table(judged: Judged | Reached) -> str:
     rows = [
         [str(gate.number), gate.name, gate.verdict, gate.evidence, gate.settle or md.MISSING]
         for gate in judged.gates
@@ -74,7 +73,7 @@ def _pair_table(judged: Judged) -> str:
             f"[{pair.difference.low:+.4f}, {pair.difference.high:+.4f}]",
             _p(pair.p_different_holm),
             _p(pair.p_equivalent_holm),
-            _verdict(pair, judged.comparison.margin),
+            _pair_verdict(pair, judged.comparison.margin),
         ]
         for pair in shown_pairs(judged)
     ]
@@ -86,7 +85,7 @@ def _p(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
-def _verdict(pair: Pair, margin: float) -> str:
+def _pair_verdict(pair: Pair, margin: float) -> str:
     if pair.is_equivalent:
         return f"equal within ±{margin:g}"
     return "different" if pair.is_different else "undecided"
@@ -122,7 +121,8 @@ def _noise_lines(sweep: Sweep, label: str) -> pd.DataFrame:
     return lines.assign(id=lines["id"].astype(object)).merge(trials, on="id")
 
 
-def _noise_table(sweep: Sweep, judged: tuple[Judged, ...]) -> str:
+def noise_table(sweep: Sweep, judged: Sequence[Judged | Reached]) -> str:
+    """Tabulate the gradient noise scale by batch size; nothing where it was not measured."""
     rows = [
         [
             *(str(batch), one.label, str(found.records)),
@@ -142,8 +142,12 @@ def _estimate(found: Estimate) -> str:
     return f"{found.value:.3g} [{found.low:.3g}, {found.high:.3g}]"
 
 
-def plot_rates(sweep: Sweep, judged: tuple[Judged, ...]) -> Figure | None:
-    """Draw loss against rate for each batch size, with its quadratic; None where none was tuned."""
+def plot_rates(sweep: Sweep, judged: Sequence[Judged | Reached]) -> Figure | None:
+    """Draw loss against rate for each batch size, with its quadratic; None where none was tuned.
+
+    With a target, the tokens that it took.
+    """
+    has_target = sweep.plan.settings.target is not None
     rates = [rate for one in judged for rate in one.rates]
     if not rates:
         return None
@@ -153,22 +157,29 @@ def plot_rates(sweep: Sweep, judged: tuple[Judged, ...]) -> Figure | None:
         colour, table = colours[rate.batch_size], rate.trials
         fine = table[np.isfinite(table["loss"])]
         style: dict[str, Any] = {"color": colour, "label": f"batch {rate.batch_size}"}
-        axis.plot(fine["learning_rate"], fine["loss"], "o", markersize=5, **style)
+        heights = np.exp(fine["loss"]) if has_target else fine["loss"]
+        axis.plot(fine["learning_rate"], heights, "o", markersize=5, **style)
         pruned = table[table["state"] == "PRUNED"]["learning_rate"]
         edge = axis.get_xaxis_transform()
         axis.plot(pruned, [0.03] * len(pruned), "|", color=colour, transform=edge, markersize=8)
         gone = table[table["state"] == "FAILED"]["learning_rate"]
         axis.plot(gone, [look.TOP_EDGE] * len(gone), "X", color=colour, transform=edge)
-        _draw_parabola(axis, fine, rate.optimum.rate, colour)
+        _draw_parabola(axis, fine, rate.optimum.rate, colour, np.exp if has_target else np.array)
     axis.set_xscale("log")
     axis.set_xlabel("peak learning rate")
-    axis.set_ylabel("final validation loss of the tuning seed")
-    look.loss_axis(axis)
+    if has_target:
+        axis.set_yscale("log")
+        axis.set_ylabel("training tokens to the target, tuning seed")
+    else:
+        axis.set_ylabel("final validation loss of the tuning seed")
+        look.loss_axis(axis)
     look.legend_above(axis)
     return figure
 
 
-def _draw_parabola(axis: Any, fine: pd.DataFrame, vertex: float | None, colour: Any) -> None:
+def _draw_parabola(
+    axis: Any, fine: pd.DataFrame, vertex: float | None, colour: Any, shown: Callable[[Any], Any]
+) -> None:
     """Draw the quadratic in log rate near the best, and its vertex."""
     if vertex is None:
         return
@@ -177,9 +188,9 @@ def _draw_parabola(axis: Any, fine: pd.DataFrame, vertex: float | None, colour: 
     coefficients = np.polyfit(np.log(near["learning_rate"]), near["loss"], 2)
     logs = np.log(near["learning_rate"])
     grid = np.linspace(float(logs.min()), float(logs.max()), 60)
-    axis.plot(np.exp(grid), np.polyval(coefficients, grid), color=colour, linewidth=1)
+    axis.plot(np.exp(grid), shown(np.polyval(coefficients, grid)), color=colour, linewidth=1)
     height = np.polyval(coefficients, np.log(vertex))
-    axis.plot([vertex], [height], "*", color=colour, markersize=11, markeredgecolor="white")
+    axis.plot([vertex], [shown(height)], "*", color=colour, markersize=11, markeredgecolor="white")
 
 
 def plot_differences(sweep: Sweep, judged: tuple[Judged, ...]) -> Figure | None:
@@ -192,7 +203,7 @@ def plot_differences(sweep: Sweep, judged: tuple[Judged, ...]) -> Figure | None:
     figure, (axis,) = look.new_figure(1)
     places, named = np.arange(len(pairs))[::-1], set[str]()
     for place, pair in zip(places, pairs, strict=True):
-        verdict = _verdict(pair, one.comparison.margin).split()[0]
+        verdict = _pair_verdict(pair, one.comparison.margin).split()[0]
         colour, marker = VERDICTS[verdict]
         ends = [pair.difference.low, pair.difference.high]
         axis.plot(ends, [place, place], color=colour, linewidth=2)
@@ -208,7 +219,7 @@ def plot_differences(sweep: Sweep, judged: tuple[Judged, ...]) -> Figure | None:
     return figure
 
 
-def plot_noise(sweep: Sweep, judged: tuple[Judged, ...]) -> Figure | None:
+def plot_noise(sweep: Sweep, judged: Sequence[Judged | Reached]) -> Figure | None:
     """Draw the noise scale over tokens; None where it was not measured."""
     label = next((one.label for one in judged if one.rates), judged[0].label if judged else "")
     lines = _noise_lines(sweep, label)

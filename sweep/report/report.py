@@ -4,7 +4,7 @@ Reached through `sweep report DIR` and `sweep.write_report`. Reads only; a sweep
 running, or lost trials, gets its report too. The same data give the same bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +14,8 @@ from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import Sweep, load_stored_sweep, load_sweep, write_trials_csv
 from sweep.analysis.gates import Judged, judge
 from sweep.analysis.limits import find_limits
-from sweep.report import figures, gates, sections, summary
+from sweep.analysis.target import Reached, judge_target
+from sweep.report import figures, gates, sections, summary, target
 from sweep.report import markdown as md
 from sweep.report.axes import say_if_empty
 from sweep.report.html import to_html
@@ -57,6 +58,20 @@ CLAIM_FIGURES: dict[str, tuple[Callable[[Sweep, tuple[Judged, ...]], Figure | No
         "square apart, then their ratio.",
     ),
 }
+NOT_TO_A_TARGET = ("loss", "pareto")  # all trials end at about the same loss
+TARGET_FIGURES: dict[str, tuple[Callable[[Sweep, tuple[Reached, ...]], Figure | None], str]] = {
+    "steps": (
+        target.plot_steps,
+        "Steps to the target against batch size: points are seeds, triangles bounds; with the "
+        "curve, its part that scales linearly, and the critical batch size with its interval.",
+    ),
+    "rates": (
+        gates.plot_rates,
+        "Tokens to the target of the tuning trials against the rate, with a quadratic near the "
+        "best and its vertex (star); ticks at the bottom were pruned, crosses at the top diverged.",
+    ),
+    "noise": (gates.plot_noise, CLAIM_FIGURES["noise"][1]),
+}
 
 
 def write_report(path: str | Path, out: str | Path | None = None) -> Path:
@@ -89,12 +104,24 @@ def write_report_from_store(
 def write_report_of(sweep: Sweep, out: Path) -> Path:
     """Write the report of a loaded sweep; every file is replaced whole, report.md last."""
     cells = compare_batch_sizes(sweep.trials)
-    judged = judge(sweep, cells)
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {name: plot(sweep, cells) for name, (plot, _) in FIGURES.items()}
-    claimed = {name: plot(sweep, judged) for name, (plot, _) in CLAIM_FIGURES.items()}
-    for name, figure in (drawn | claimed).items():
+    drawn: dict[str, Figure | None]
+    if sweep.plan.settings.target is None:
+        judged = judge(sweep, cells)
+        drawn = {name: plot(sweep, cells) for name, (plot, _) in FIGURES.items()}
+        drawn |= {name: plot(sweep, judged) for name, (plot, _) in CLAIM_FIGURES.items()}
+        parts = build_sections(sweep, cells, judged, _shown(drawn))
+    else:
+        reached = judge_target(sweep, cells)
+        drawn = {
+            name: plot(sweep, cells)
+            for name, (plot, _) in FIGURES.items()
+            if name not in NOT_TO_A_TARGET
+        }
+        drawn |= {name: plot(sweep, reached) for name, (plot, _) in TARGET_FIGURES.items()}
+        parts = build_target_sections(sweep, cells, reached, _shown(drawn))
+    for name, figure in drawn.items():
         path = folder / f"{name}.png"
         if figure is None:
             path.unlink(missing_ok=True)  # of an earlier report
@@ -105,12 +132,15 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
             figure.savefig(part, format="png", metadata={"Software": None})
     write_trials_csv(sweep, out / "trials.csv")
     title = f"Batch-size sweep: {sweep.name}"
-    shown = {name for name, figure in claimed.items() if figure}
-    text = md.document(title, build_sections(sweep, cells, judged, shown))
+    text = md.document(title, parts)
     for name, content in (("report.html", to_html(text, title, out)), ("report.md", text)):
         with replacing(out / name) as part:
             part.write_text(content, encoding="utf-8")
     return out / "report.md"
+
+
+def _shown(drawn: Mapping[str, Figure | None]) -> set[str]:
+    return {name for name, figure in drawn.items() if figure is not None}
 
 
 def build_sections(
@@ -132,6 +162,36 @@ def build_sections(
         ("What this sweep cannot show", summary.cannot_show(limits)),
         ("Reproduction", sections.reproduction(sweep)),
     ]
+    return _with_warnings(sweep, parts)
+
+
+def build_target_sections(
+    sweep: Sweep, cells: pd.DataFrame, reached: tuple[Reached, ...], shown: set[str]
+) -> list[tuple[str, str]]:
+    """Return the same sections for a sweep to a target; `shown` names the figures."""
+    pictures = {
+        name: md.figure(name, text)
+        for name, (_, text) in (FIGURES | TARGET_FIGURES).items()
+        if name in shown
+    }
+    claims = [target.claims(sweep, reached), *(pictures.get(n, "") for n in ("rates", "noise"))]
+    time = [sections.time_and_memory(cells), pictures["time"], pictures["throughput"]]
+    results = [pictures.get("steps", ""), target.results(sweep, cells, reached)]
+    parts = [
+        ("Summary", target.opening(sweep, cells, reached)),
+        ("Set-up", sections.setup(sweep)),
+        ("Results", "\n\n".join(filter(None, results))),
+        ("Claims and their gates", "\n\n".join(filter(None, claims))),
+        ("Curves", pictures["curves"]),
+        ("Time, throughput and memory", "\n\n".join(time)),
+        ("Recommendations", target.recommendations(reached)),
+        ("What this sweep cannot show", summary.cannot_show(find_limits(sweep, cells))),
+        ("Reproduction", sections.reproduction(sweep)),
+    ]
+    return _with_warnings(sweep, parts)
+
+
+def _with_warnings(sweep: Sweep, parts: list[tuple[str, str]]) -> list[tuple[str, str]]:
     if sweep.warnings:
         parts.insert(1, ("Warnings", md.bullets(sweep.warnings)))
     return parts

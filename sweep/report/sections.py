@@ -69,7 +69,10 @@ def _range(values: pd.Series, form: str) -> list[str]:
 
 def _shape(schedule: ScheduleSettings) -> str:
     if schedule.name == "constant":
-        return "constant"
+        width = (
+            f", weights averaged with a width of {100 * schedule.average:g} % of the steps so far"
+        )
+        return "constant" + width * bool(schedule.average)
     return f"{schedule.name} to {100 * schedule.final_fraction:g} % of the peak"
 
 
@@ -134,7 +137,7 @@ def results(sweep: Sweep, cells: pd.DataFrame) -> str:
     rows = [
         [
             *(str(cell["batch_size"]), cell["label"], md.rate(cell["learning_rate"])),
-            _status(cell),
+            status(cell),
             md.count(cell["steps"]),
             md.spread_loss(cell["final_valid_loss"], cell["loss_sd"], cell["complete"]),
             md.loss(cell["final_train_loss"]),
@@ -151,7 +154,7 @@ def results(sweep: Sweep, cells: pd.DataFrame) -> str:
             md.table(headers, rows),
             _legend(sweep),
             "### Trials",
-            _trial_table(sweep),
+            trial_table(sweep),
         ]
     )
 
@@ -171,12 +174,14 @@ def _legend(sweep: Sweep) -> str:
     )
 
 
-def _status(cell: dict[str, Any]) -> str:
-    kinds = ("complete", "diverged", "failed", "unfinished")
+def status(cell: dict[str, Any]) -> str:
+    """Count a cell's trials by how they stand."""
+    kinds = ("complete", "diverged", "failed", "pruned", "unfinished")
     return ", ".join(f"{cell[kind]} {kind}" for kind in kinds if cell[kind])
 
 
-def _trial_table(sweep: Sweep) -> str:
+def trial_table(sweep: Sweep) -> str:
+    """List the reporting trials, and say why some failed."""
     trials = report_trials(sweep.trials)
     trials["order"] = pd.factorize(trials["label"])[0]
     shown = trials.sort_values(["order", "batch_size", "seed"], kind="stable")

@@ -30,14 +30,14 @@ NO_DATA = "no cell has all of its planned trials complete"
 def summary(sweep: Sweep, cells: pd.DataFrame, judged: tuple[Judged, ...]) -> str:
     """Say what was done, what was found, and first of all what carries or forbids a conclusion."""
     claims = [f"**{said}**" for one in judged if (said := headline(one))]
-    parts = [*claims, _standing(sweep, cells), _what_was_done(sweep)]
+    parts = [*claims, standing(sweep, cells), what_was_done(sweep)]
     findings = _findings(cells)
     if findings:
         parts += [findings, _table(cells)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _standing(sweep: Sweep, cells: pd.DataFrame) -> str:
+def standing(sweep: Sweep, cells: pd.DataFrame) -> str:
     """Open with what forbids a conclusion, and the command that would answer."""
     fewest, kinds = fewest_seeds(cells), policy_kinds(cells)
     if fewest == 0:
@@ -74,7 +74,8 @@ def _answer(sweep: Sweep, cells: pd.DataFrame) -> str:
     )
 
 
-def _what_was_done(sweep: Sweep) -> str:
+def what_was_done(sweep: Sweep) -> str:
+    """Say what was to be trained, and what came of it."""
     trials, model = report_trials(sweep.trials), sweep.plan.model
     counts = trials["state"].value_counts()
     diverged = int((trials["cause"] == "diverged").sum())

@@ -55,6 +55,7 @@ class CheckpointStore:
         state = {
             "model": step.model.state_dict(),
             "optimizer": step.optimizer.state_dict(),
+            "average": step.average.state() if step.average else None,
             "rng_python": random.getstate(),
             "rng_cpu": torch.get_rng_state(),
             "rng_device": _device_rng(step.device),
@@ -70,9 +71,9 @@ class CheckpointStore:
 
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial."""
-        weights = {name: tensor.contiguous() for name, tensor in step.model.state_dict().items()}
-        with replacing(self.folder.weights_path, self.check) as part:
-            save_file(weights, part)
+        with step.averaged(), replacing(self.folder.weights_path, self.check) as part:
+            state = step.model.state_dict()
+            save_file({name: tensor.contiguous() for name, tensor in state.items()}, part)
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""
@@ -83,6 +84,8 @@ def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> N
     step.model.load_state_dict(state["model"])
     assert step.optimizer is not None
     step.optimizer.load_state_dict(state["optimizer"])
+    if step.average is not None:
+        step.average.restore(state["average"])
     random.setstate(state["rng_python"])
     torch.set_rng_state(state["rng_cpu"])
     if step.device.type == "cuda":

@@ -95,10 +95,12 @@ def train(
                 progress.start_interval()
                 sums.clear()
             if t in valid_points and ending is None:
-                with evaluating():
-                    line["valid/loss"] = step.workload.evaluate(step.model)
-                if progress.see_valid_loss(line["valid/loss"]):
+                with evaluating(), step.averaged():
+                    loss = line["valid/loss"] = step.workload.evaluate(step.model)
+                if progress.see_valid_loss(loss):
                     ending = "diverged"
+                elif progress.has_reached(science.target, loss):
+                    ending = "trained"
                 clock.charge("evaluation")
             if t in noise.steps and ending is None:
                 line |= noise.metrics(t, noise_sums)
@@ -107,7 +109,8 @@ def train(
             log.append(line)
 
         if ending is None:
-            ending = "paused" if t == pause_step else should_stop()
+            is_pause = pause_step is not None and t >= pause_step
+            ending = "paused" if is_pause else should_stop()
             if ending or time.monotonic() - saved_at > config.execution.checkpoint_seconds:
                 sums.store(progress)
                 clock.charge("training")
@@ -116,11 +119,13 @@ def train(
                 saved_at = time.monotonic()
 
     clock.charge("training")
-    if ending is None and science.stage == "report" and config.execution.keep == "checkpoints":
+    ending = ending or "trained"
+    is_kept = science.stage == "report" and config.execution.keep == "checkpoints"
+    if ending == "trained" and is_kept:
         store.save(step, progress, log)
         clock.charge("checkpoint")
     log.close()
-    return ending or "trained", progress, clock
+    return ending, progress, clock
 
 
 class Sums:

@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from sweep.plan.target import CONFIRMED
+
 DIVERGED_MARGIN = 1.0  # loss above its start
 DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens where there are 100
 
@@ -24,6 +26,7 @@ class Progress:
     norm_sum: float = 0.0
     clipped_sum: float = 0.0
     points_above_start: int = 0
+    points_at_target: int = 0  # milestone evaluations in a row
     seconds_compile: float = 0.0
     seconds_training: float = 0.0
     seconds_evaluation: float = 0.0
@@ -57,6 +60,12 @@ class Progress:
         if math.isfinite(loss) and (self.best_valid_loss is None or loss < self.best_valid_loss):
             self.best_valid_loss = loss
         return not math.isfinite(loss)
+
+    def has_reached(self, target: float | None, loss: float) -> bool:
+        """Judge an evaluation: at the target or below it, as the one before was."""
+        is_there = target is not None and loss <= target
+        self.points_at_target = self.points_at_target + 1 if is_there else 0
+        return self.points_at_target >= CONFIRMED
 
     def see_peak_memory(self, peak_bytes: int) -> None:
         """Keep the largest, over all attempts."""

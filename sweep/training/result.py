@@ -10,11 +10,13 @@ import torch
 
 from sweep.config.trial import TrialConfig
 from sweep.models import count_parameters
+from sweep.plan.target import crossing_tokens
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress
 from sweep.trial.files import replacing, sha256_of, sha256_of_file, write_json
-from sweep.trial.folder import Cause, State, TrialStatus
+from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
+from sweep.trial.metrics import read_metrics
 from sweep.workloads.protocol import FinalEvaluation
 
 
@@ -42,6 +44,7 @@ def write_result(
         "final_train_loss": final.train_loss if final else None,
         "final_valid_loss": final.valid_loss if final else None,
         "best_valid_loss": progress.best_valid_loss,
+        "tokens_to_target": tokens_to_target(config, folder) if final else None,
         **_per_byte(final),
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
         **_speed(config, device, progress),
@@ -59,6 +62,15 @@ def write_result(
         for key, value in record.items()
     }
     write_json(folder.result_path, finite, store.check)
+
+
+def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:
+    """Return the tokens at which a trial's evaluations reached its target; None where never."""
+    if config.science.target is None:
+        return None
+    lines = [line for line in read_metrics(folder.metrics_path) if "valid/loss" in line]
+    losses = [math.nan if line["valid/loss"] is None else line["valid/loss"] for line in lines]
+    return crossing_tokens([line["tokens"] for line in lines], losses, config.science.target)
 
 
 def diverged_message(progress: Progress) -> str:
@@ -79,7 +91,7 @@ def _settings(config: TrialConfig, steps: int, epochs: float | None) -> dict[str
         "weight_decay": science.optimizer.weight_decay,
         "parameters": count_parameters(science.model),
         "tokens": steps * science.batch_size * config.tokens_per_sequence,
-        "epochs": epochs,
+        "epochs": epochs and epochs * steps / config.steps,
         "steps": steps,
         "warmup_steps": config.warmup_steps,
         "devices": devices,

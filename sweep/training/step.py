@@ -1,5 +1,6 @@
 """One optimizer step: shared by training, calibration, probing and benchmarks."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
+from sweep.training.average import WeightAverage
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import build_optimizer, set_learning_rate
 from sweep.workloads.protocol import Batch, Workload, build_workload
@@ -69,6 +71,8 @@ class TrainingStep:
         self.optimizer = build_optimizer(
             config.science.optimizer, self.model, config.science.learning_rate
         )
+        width = config.science.schedule.average
+        self.average = WeightAverage(self.parameters, width) if width else None
         self.clip = config.science.optimizer.clip or float("inf")
         self.microbatch_size = microbatch_size
         self._loss_sum: Callable[[nn.Module, Batch], Tensor] = self.workload.loss_sum
@@ -127,7 +131,16 @@ class TrainingStep:
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
         return StepOutput(loss, norm, (norm > self.clip).float())
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Let the weights be those that are evaluated meanwhile: their average, where one is kept.
+
+        Everything but training steps happens here: evaluation, and the weights that are kept.
+        """
+        return self.average.in_place() if self.average else contextlib.nullcontext()
 
     def evaluate(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch without gradients, as evaluations compute it."""

@@ -98,7 +98,7 @@ def _run(
         return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
     final = None
     if ending == "trained":
-        with evaluating():
+        with evaluating(), step.averaged():
             final = step.workload.evaluate_finally(step.model)
     if final and not math.isfinite(final.valid_loss):
         final = None

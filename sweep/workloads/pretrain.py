@@ -92,9 +92,10 @@ class Pretrain:
         return hidden.flatten(0, 1).to(dtype), model.output_weight(), windows[:, 1:].flatten()
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean loss of evenly spaced validation windows."""
+        """Return the mean loss of evenly spaced validation windows; of all, towards a target."""
         windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
-        count = min(self.evaluation_sequences, windows)
+        is_whole = self.config.science.target is not None
+        count = windows if is_whole else min(self.evaluation_sequences, windows)
         chosen = np.linspace(0, windows, count, endpoint=False).astype(np.int64)
         return float(self._losses(model, self.text.valid, chosen).mean())
 

@@ -55,7 +55,7 @@ class Workload(Protocol):
         """Return the summed loss of a batch, a differentiable scalar in float32 or wider."""
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean loss on the fixed milestone set."""
+        """Return the mean loss on the fixed milestone set; on the whole split towards a target."""
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Measure the whole validation split and a fixed set of training sequences."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import curve_fit
 from scipy.stats import binom
 
-from sweep.analysis.critical_batch_size import crossing_tokens, fit_steps
+from sweep.analysis.critical_batch_size import fit_steps
 from sweep.errors import SweepError
 
 QUADRATIC = runpy.run_path(str(Path(__file__).with_name("noisy_quadratic.py")))
@@ -29,37 +29,6 @@ QUADRATIC_STEPS = (
 
 def hyperbola(s_min: float, e_min: float, sizes: np.ndarray = SIZES) -> np.ndarray:
     return s_min + e_min / sizes
-
-
-def test_a_crossing_is_interpolated_in_log_tokens() -> None:
-    assert crossing_tokens([100, 10_000], [3.0, 1.0], 2.0) == pytest.approx(1000)
-    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.0, 1.0], 2.0) == 4.0
-    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.5, 1.0], 2.75) == pytest.approx(2**1.5)
-
-
-def test_a_dip_that_does_not_stay_is_no_crossing() -> None:
-    tokens = [1, 2, 4, 8, 16, 32]
-    assert crossing_tokens(tokens, [4, 1, 4, 3, 1, 1], 2) == pytest.approx(8 * 2**0.5)
-    assert crossing_tokens(tokens, [4, 1, 4, 1, 4, 3], 2) is None
-    assert crossing_tokens(tokens, [4, 1, 4, 1, 1, 4], 2) == pytest.approx(4 * 2 ** (2 / 3))
-
-
-def test_the_last_evaluation_needs_no_confirmation() -> None:
-    assert crossing_tokens([1, 4], [3, 1], 2) == pytest.approx(2)
-    assert crossing_tokens([1, 4], [3, 2.0001], 2) is None
-
-
-def test_a_crossing_without_a_point_before_it_is_at_its_evaluation() -> None:
-    assert crossing_tokens([5, 9], [1, 1], 2) == 5
-    assert crossing_tokens([5, 9, 11], [math.nan, 1, 1], 2) == 9
-    assert crossing_tokens([5, 9, 11], [3, 1, math.nan], 2) is None
-    assert crossing_tokens([], [], 2) is None
-
-
-@pytest.mark.parametrize("tokens", [[0, 1], [2, 1], [1, 1], [1, 2, 3]])
-def test_tokens_that_do_not_increase_from_above_0_are_refused(tokens: list[int]) -> None:
-    with pytest.raises(SweepError, match="tokens must be positive, increasing"):
-        crossing_tokens(tokens, [2, 1], 1.5)
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
