@@ -151,8 +151,12 @@ def results(sweep: Sweep, cells: pd.DataFrame) -> str:
     headers += ["gap", "best valid (biased)", "bits/byte"]
     return "\n\n".join(
         [
+            "### At equal tokens",
             md.table(headers, rows),
             _legend(sweep),
+            "### At equal steps, and at equal seconds",
+            "NOT APPLICABLE: a loss within a trial is not what a shorter one would have reached. "
+            "`--target LOSS` trains without a horizon and gives both.",
             "### Trials",
             trial_table(sweep),
         ]

@@ -156,6 +156,7 @@ def fake_result(
         "final_train_loss": end - 0.01 if is_whole else None,
         "final_valid_loss": end + 0.02 if is_whole else None,
         "best_valid_loss": end + 0.01,
+        "tokens_to_target": None,
         "bits_per_byte": (end + 0.02) / math.log(2) / 3.9 if has_bytes else None,
         "bytes_per_token": 3.9 if has_bytes else None,
         "clipped_step_fraction": 0.25 / row.batch_size,

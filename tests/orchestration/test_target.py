@@ -1,0 +1,153 @@
+"""Sweeps to a target loss, from end to end on the noisy quadratic, whose truth is known."""
+
+import math
+import runpy
+import time
+from pathlib import Path
+
+import pytest
+
+from sweep.analysis.comparison import compare_batch_sizes
+from sweep.analysis.frames import load_sweep
+from sweep.analysis.gates import PASS
+from sweep.analysis.target import headline, judge_target, steps_to_target
+from sweep.config.experiment import load_experiment
+from sweep.errors import SweepError
+from sweep.orchestration.local import InlineExecutor
+from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.runner import run_plan
+from sweep.plan.plan import load_plan
+from sweep.report.report import write_report
+from sweep.trial.folder import State, SweepFolder
+from sweep.trial.metrics import read_metrics
+
+TRUTH = runpy.run_path(str(Path(__file__).parents[1] / "analysis" / "noisy_quadratic.py"))
+TARGET = 0.01
+SMALL = {
+    "batches": "32,128,512",
+    "budget": 512 * 400,
+    "target": 0.05,
+    "lr": "0.2",
+    "seeds": 2,
+    "model": {"preset": "quadratic", "name": "small", "dimensions": 30},
+    "evaluation": {"points": 200},
+}
+
+
+@pytest.fixture
+def reach(tmp_path):
+    """Run a sweep to a target in tmp_path/sweep, in this process."""
+
+    def reach_here(**settings):
+        folder = SweepFolder(tmp_path / "sweep")
+        experiment = load_experiment("quadratic", {**SMALL, **settings})
+        planned = make_plan(experiment, Logistics(device="cpu"), folder)
+        return run_plan(planned, folder, executor=InlineExecutor())
+
+    return reach_here
+
+
+def test_trials_end_complete_at_their_crossing_confirmed_by_the_next_evaluation(reach):
+    summary = reach()
+    assert summary.exit_code == 0
+    for trial in summary.folder.trials():
+        result, config = trial.read_result(), trial.read_config()
+        losses = [line["valid/loss"] for line in read_metrics(trial.metrics_path)
+                  if "valid/loss" in line]  # fmt: skip
+        assert result["state"] == "COMPLETE" and result["steps"] < config.steps
+        assert losses[-2] <= 0.05 and losses[-1] <= 0.05 < losses[-3]
+        assert result["tokens"] == result["steps"] * result["batch_size"]
+        step_tokens = config.steps * result["batch_size"] / 200
+        assert 0 < result["tokens"] - result["tokens_to_target"] <= 2 * step_tokens + 1
+        expected = TRUTH["quadratic_steps"](result["batch_size"], [0.2], 0.05, 30)[0]
+        assert result["tokens_to_target"] / result["batch_size"] == pytest.approx(expected, rel=0.2)
+
+
+def test_a_trial_that_is_twice_as_slow_is_pruned_and_its_last_evaluation_is_a_bound(reach):
+    reach(batches="32", seeds=1)
+    summary = reach(batches="32", seeds=1, lr="0.02")
+    rows = {row.learning_rate: row.id for row in load_plan(summary.folder).trials}
+    slow = summary.folder.trial(rows[0.02])
+    assert slow.read_status().state is State.PRUNED
+    assert "0.05 not reached within 2 times" in slow.read_status().message
+    assert not slow.checkpoints()
+    least = summary.folder.trial(rows[0.2]).read_result()["tokens_to_target"]
+    table = steps_to_target(load_sweep(summary.folder.path)).set_index("learning_rate")
+    assert table["is_censored"].to_dict() == {0.2: False, 0.02: True}
+    bound = table.loc[0.02, "tokens"]
+    assert 2 * least <= bound <= 2 * least + 2 * 512 * 400 / 200 + 32
+    assert summary.exit_code == 0
+
+
+def test_at_the_cap_a_trial_is_complete_and_censored(reach):
+    summary = reach(batches="32", seeds=1, budget=32 * 20)
+    (trial,) = summary.folder.trials()
+    result = trial.read_result()
+    assert result["state"] == "COMPLETE" and result["steps"] == 20
+    assert result["tokens_to_target"] is None
+    (row,) = steps_to_target(load_sweep(summary.folder.path)).to_dict("records")
+    assert row["is_censored"] and row["steps"] == 20
+
+
+def test_a_target_out_of_reach_leaves_a_report_that_says_so(reach):
+    summary = reach(lr="tuned", target=1e-6, budget=512 * 10, tuning={"centre": 0.5})
+    assert not [row for row in load_plan(summary.folder).trials if row.stage == "report"]
+    text = write_report(summary.folder.path).read_text()
+    assert "Nothing can be compared yet" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"target": 0.0}, "greater than 0"),
+        ({"target": math.nan}, "finite"),
+        ({"schedule": {"name": "cosine"}}, "schedule.name must be constant"),
+        ({"lr": "tuned", "tuning": {"budget": 640}}, "tuning.budget must be left out"),
+    ],
+)
+def test_what_no_target_can_have_is_refused(settings, says):
+    with pytest.raises(SweepError, match=says):
+        load_experiment("quadratic", {**SMALL, **settings})
+
+
+def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone():
+    plain, aimed = (load_experiment("quick", {"target": t}) for t in (None, 3.0))
+    assert plain.schedule.name == "cosine" and not plain.schedule.average
+    assert aimed.schedule.name == "constant" and aimed.schedule.average == 0.1
+    folder = SweepFolder(Path("nowhere"))
+    plan = make_plan(plain, Logistics(device="cpu"), folder).plan
+    science = plan.science(plan.trials[0], 1e-3)
+    assert "target" not in science.identity() and "average" not in science.identity()["schedule"]
+    assert science.model_copy(update={"target": 1.0}).identity()["target"] == 1.0
+
+
+def test_the_known_critical_batch_size_is_found(reach, tmp_path):
+    """SCIENCE.md §6 C: the whole pipeline, against the closed recursion."""
+    started, sizes = time.monotonic(), [256, 512, 1024, 2048, 4096, 8192]
+    summary = reach(
+        batches=",".join(map(str, sizes)),
+        budget=8192 * 4096,
+        target=TARGET,
+        lr="tuned",
+        seeds=3,
+        model="quadratic",
+        evaluation={"points": 2048, "noise_points": 0},
+        tuning={"centre": 0.5},
+    )
+    print(f"{time.monotonic() - started:.1f} s")
+    assert summary.exit_code == 0
+    sweep = load_sweep(summary.folder.path)
+    (found,) = judge_target(sweep, compare_batch_sizes(sweep.trials))
+    assert {gate.verdict for gate in found.gates} == {PASS}, found.gates
+    tuning = sweep.trials[sweep.trials["stage"] == "tune"]
+    steps = found.trials.groupby("batch_size")["steps"].mean()
+    for size in sizes:
+        rates = tuning.loc[tuning["batch_size"] == size, "learning_rate"]
+        known = TRUTH["quadratic_steps"](size, rates.to_list(), TARGET)
+        assert steps[size] == pytest.approx(known.min(), rel=0.05)
+    assert found.fit.s_min.value == pytest.approx(681.3, rel=0.1)
+    assert found.fit.e_min.value == pytest.approx(342_920, rel=0.1)
+    assert found.fit.b_crit.low < 503.3 < found.fit.b_crit.high
+    assert "critical batch size is" in headline(found)
+    text = write_report(summary.folder.path).read_text()
+    assert "Losses at equal steps" in text and headline(found) in text
