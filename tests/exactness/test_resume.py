@@ -203,6 +203,20 @@ def test_a_compiled_trial_resumes_exactly_too(tmp_path):
     assert whole.read_result()["seconds_compile"] > 0
 
 
+def test_averaged_weights_and_the_way_to_a_target_resume_exactly_too(tmp_path):
+    settings = {"batches": "8", "budget": 8 * 64 * 200, "lr": "3e-3", "target": 5.5}
+    whole = planned_trial(tmp_path / "whole", "quick", **settings)
+    run_to_the_end(whole)
+    assert whole.read_result()["tokens_to_target"]
+    steps = whole.read_result()["steps"]
+    trial = planned_trial(tmp_path / "killed", "quick", **settings)
+    for nth in (steps - 12, 6):  # before the crossing, and between it and what confirms it
+        assert attempt(trial, "between two steps", nth) == -signal.SIGKILL
+    run_to_the_end(trial)
+    assert_same(trial, whole)
+    assert trial.read_result()["tokens_to_target"] == whole.read_result()["tokens_to_target"]
+
+
 def test_quadratic_trials_resume_exactly_too(tmp_path):
     settings = {"batches": "16", "budget": 16 * 100}
     whole = planned_trial(tmp_path / "whole", "quadratic", **settings)
