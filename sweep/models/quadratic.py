@@ -10,7 +10,7 @@ from sweep.config.models import QuadraticSettings
 
 
 class Quadratic(nn.Module):
-    """Noise (B, dimensions) of standard normals to losses (B).
+    """The summed noise of sequences to their summed loss.
 
     The weights start at ±1, signs from the seed, so that the loss starts at ½ Σ h_i.
     """
@@ -26,7 +26,12 @@ class Quadratic(nn.Module):
         """Return ½ Σ h_i w_i²."""
         return 0.5 * (self.get_buffer("curvature") * self.weights.square()).sum()
 
-    def forward(self, noise: Tensor) -> Tensor:
-        """Return one loss per sequence; its gradient is h·w + √c·noise."""
-        scaled = noise * self.get_buffer("curvature").sqrt()  # (B, dimensions)
-        return self.expected_loss() + scaled @ self.weights
+    def forward(self, noise: Tensor, count: int) -> Tensor:
+        """Return the loss of `count` sequences; its gradient is count·h·w + √c·noise.
+
+        Args:
+            noise: (dimensions), a sum of standard normals, one for each sequence.
+            count: of sequences.
+        """
+        scaled = noise * self.get_buffer("curvature").sqrt()
+        return count * self.expected_loss() + scaled @ self.weights

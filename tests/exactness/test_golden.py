@@ -12,7 +12,7 @@ from sweep.training.step import TrainingStep
 # Mean losses of steps 1, 10 and 20; nats per token, and ½ Σ h w² with its noise.
 GOLDEN = {
     "quick": (6.3709455, 4.6979247, 4.0912495),
-    "quadratic": (2.8603525, 3.1251302, 3.1124794),
+    "quadratic": (3.5965910, 1.7838430, 1.8278819),
 }
 
 

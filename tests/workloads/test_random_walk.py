@@ -1,0 +1,111 @@
+"""Increments of the walk are white noise, at any place, in any order, at any stride."""
+
+import numpy as np
+import pytest
+import torch
+
+from sweep.workloads import random_walk
+from sweep.workloads.random_walk import SEQUENCES, RandomWalk, noise_sum
+
+DIMENSIONS = 1000
+
+
+def places(first, count, stride=1, seed=0):
+    """W at so many places, (count, dimensions)."""
+    walk = RandomWalk(seed, DIMENSIONS)
+    return np.stack([walk.at(first + k * stride) for k in range(count)])
+
+
+def draws(monkeypatch, first, stride, steps):
+    """How many nodes steps of so many sequences draw, after the first one's."""
+    drawn = []
+    real = random_walk.standard_normals
+    monkeypatch.setattr(
+        random_walk, "standard_normals", lambda *node: drawn.append(node) or real(*node)
+    )
+    walk = RandomWalk(0, 4)
+    walk.at(first), walk.at(first + stride)
+    before = len(drawn)
+    for t in range(1, steps):
+        walk.at(first + t * stride), walk.at(first + (t + 1) * stride)
+    assert before <= 2 * 49
+    return len(drawn) - before
+
+
+def test_the_walk_starts_at_zero_and_has_an_end():
+    walk = RandomWalk(0, 3)
+    assert not walk.at(0).any() and abs(walk.at(SEQUENCES)).max() < 5 * SEQUENCES**0.5
+    for t in (-1, SEQUENCES + 1):
+        with pytest.raises(AssertionError):
+            walk.at(t)
+
+
+def test_a_place_is_the_same_whatever_was_looked_at_before():
+    generator = np.random.default_rng(0)
+    near = generator.integers(0, 300, 150).tolist()
+    far = generator.integers(0, SEQUENCES, 50).tolist()
+    walk = RandomWalk(7, 5)
+    for t in [*near, *far, *reversed(near), 0, SEQUENCES, SEQUENCES // 2]:
+        assert np.array_equal(walk.at(t), RandomWalk(7, 5).at(t))
+
+
+@pytest.mark.parametrize("first", [0, 1 << 20, (1 << 40) + 12_345, SEQUENCES - 1001])
+def test_increments_are_standard_normal_and_independent(first):
+    noise = np.diff(places(first, 1001), axis=0)
+    count = noise.size
+    assert abs(noise.mean()) < 5 / count**0.5
+    assert noise.var() == pytest.approx(1, abs=5 * (2 / count) ** 0.5)
+    assert (noise**3).mean() == pytest.approx(0, abs=5 * (15 / count) ** 0.5)
+    assert (noise**4).mean() == pytest.approx(3, abs=5 * (96 / count) ** 0.5)
+    for lag in (1, 2, 3, 16, 500):
+        assert abs((noise[lag:] * noise[:-lag]).mean()) < 5 / noise[lag:].size ** 0.5
+    assert abs((noise[:, 1:] * noise[:, :-1]).mean()) < 5 / count**0.5
+    half = DIMENSIONS // 2  # the cosines and the sines of the same words
+    assert abs((noise[:, :half] * noise[:, half:]).mean()) < 5 / (count / 2) ** 0.5
+
+
+@pytest.mark.parametrize("length", [3, 256, 1000, 8192, 1 << 30])
+def test_sums_over_spans_have_the_span_as_variance_and_disjoint_ones_are_independent(length):
+    sums = np.diff(places(5 * length, 101, length), axis=0) / length**0.5
+    assert abs(sums.mean()) < 5 / sums.size**0.5
+    assert sums.var() == pytest.approx(1, abs=5 * (2 / sums.size) ** 0.5)
+    for lag in (1, 2, 7):
+        assert abs((sums[lag:] * sums[:-lag]).mean()) < 5 / sums[lag:].size ** 0.5
+
+
+@pytest.mark.parametrize("first", [0, 4096, 1 << 40])
+def test_sums_add_up_however_a_span_is_split(first):
+    indices = torch.arange(first, first + 840)
+    whole = noise_sum(indices, 0, DIMENSIONS)
+    for size in (1, 7, 8, 100, 839):
+        parts = [noise_sum(part, 0, DIMENSIONS).double() for part in indices.split(size)]
+        torch.testing.assert_close(sum(parts), whole.double(), rtol=0, atol=2e-5)
+
+
+def test_seeds_have_walks_of_their_own():
+    noise = [np.diff(places(0, 201, seed=seed), axis=0) for seed in range(4)]
+    for seed in range(1, 4):
+        assert abs((noise[0] * noise[seed]).mean()) < 5 / noise[0].size ** 0.5
+
+
+def test_a_step_draws_no_more_at_large_batch_sizes(monkeypatch):
+    (drawn,) = {draws(monkeypatch, 0, 1 << k, 256) for k in (0, 4, 8, 13, 20)}
+    assert drawn == 255 - 8  # 2, 4, … 256 steps on were drawn on the way to the first
+    for batch_size in (3 << 10, 1000, 8191):
+        assert draws(monkeypatch, 0, batch_size, 256) < 256 * batch_size.bit_length()
+    assert draws(monkeypatch, 0, 3 << 20, 256) == draws(monkeypatch, 0, 3, 256) <= 2 * 256
+
+
+def test_compilers_and_fake_tensors_take_the_operator_as_it_is():
+    operator = torch.ops.sweep.noise_sum.default
+    torch.library.opcheck(operator, (torch.arange(8, 16), 0, 30))
+    found = torch.compile(noise_sum, fullgraph=True, backend="eager")(torch.arange(8, 16), 0, 30)
+    assert torch.equal(found, noise_sum(torch.arange(8, 16), 0, 30))
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        fake = noise_sum(torch.arange(8), 0, 30)
+    assert fake.shape == (30,) and fake.dtype == torch.float32
+
+
+def test_sequences_that_are_not_consecutive_are_refused():
+    with pytest.raises(AssertionError, match="consecutive"):
+        noise_sum(torch.tensor([3, 5]), 0, 30)
