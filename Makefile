@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= -n 2 --dist loadfile
 TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 
@@ -20,7 +21,7 @@ demo: $(BIN)/.installed  ## a small sweep from plan to report, in a few minutes
 	@if [ -f results/demo/report.html ]; then echo "In a browser: $(CURDIR)/results/demo/report.html"; fi
 
 test: install  ## the tests that every machine can run
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 test-all: install  ## every test, also the slow ones and those that need ray, PostgreSQL, a browser or a GPU
 	$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
