@@ -114,14 +114,18 @@ def rate_gate(
     lacking = sorted(set(cells["batch_size"]) - known)
     outside = [rate for rate in rates if not rate.optimum.is_inside]
     early = [rate for rate in rates if not rate.is_full]
+    failed = [rate for rate in rates if rate.failed]
     counts = sorted({rate.tried for rate in rates})
     evidence = "; ".join(_rate_words(rate) for rate in rates) + "."
     if len(counts) > 1:
         evidence += f" Batch sizes had {counts[0]} to {counts[-1]} tuning trials each."
-    if lacking or outside or early:
+    for rate in failed:
+        evidence += f" {rate.failed} tuning trials of batch size {rate.batch_size} failed."
+    if lacking or outside or early or failed:
         settle = [f"tune batch size {size}" for size in lacking]
         settle += [_beyond(rate) for rate in outside]
         settle += [f"confirm batch size {rate.batch_size} at the full budget" for rate in early]
+        settle += ["the same command again, which tries failed trials again"] * bool(failed)
         return Gate(1, name, INCONCLUSIVE, evidence, "; ".join(settle))
     return Gate(1, name, PASS, evidence)
 
@@ -139,6 +143,10 @@ def _rate_words(rate: TunedRate) -> str:
         ends = optimum.interval
         spread = f" [{ends[0]:.3g}, {ends[1]:.3g}]" if ends else ""
         text += f", vertex {optimum.rate:.3g}{spread}"
+    if optimum.plateau:
+        text += f", within one σ {optimum.plateau[0]:.3g} to {optimum.plateau[1]:.3g}"
+    if rate.has_other_dimensions:
+        text += ", at the β2 and weight decay of the best trial, which are not bracketed"
     return text
 
 

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from sweep.config.models import MODEL_PRESETS, ModelSettings, Positive, Settings, model_preset
 from sweep.config.numbers import parse_batches, parse_count
@@ -43,6 +50,14 @@ class ScheduleSettings(Settings):
     final_fraction: Fraction01 = 0.1  # of the peak rate, at the last step
     # of the weights, over the last tokens so far: its width as a share of them; 0: none
     average: Annotated[float, Field(ge=0, le=0.25, strict=True)] = 0.0
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not used, so that it leaves no trace in a trial's id."""
+        document: dict[str, Any] = handler(self)
+        if not self.average:
+            del document["average"]
+        return document
 
 
 class EvaluationSettings(Settings):

@@ -5,6 +5,8 @@
 
 from typing import Any, Literal
 
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from sweep.config.experiment import EvaluationSettings, OptimizerSettings, ScheduleSettings
 from sweep.config.models import ModelSettings, Settings
 
@@ -38,13 +40,12 @@ class Science(Settings):
     seed: int
     target: float | None = None  # loss that ends the trial; `tokens` is the most it may take
 
-    def identity(self) -> dict[str, Any]:
-        """Return what the id is the hash of: what is not used leaves no trace."""
-        document = self.model_dump(mode="json")
+    @model_serializer(mode="wrap")
+    def _without_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not used, so that it leaves no trace in the id."""
+        document: dict[str, Any] = handler(self)
         if self.target is None:
             del document["target"]
-        if not self.schedule.average:
-            del document["schedule"]["average"]
         return document
 
 

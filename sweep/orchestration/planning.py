@@ -283,7 +283,9 @@ def _decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
     device, flops = plan.execution.device, plan.total_flops()
     is_counted = device == "cpu" and plan.execution.device_memory_bytes is not None
     wanted = device.startswith("cuda") or (device == "cpu" and flops >= COMPILE_FLOPS)
-    if is_counted:
+    if plan.settings.model.kind == "quadratic":
+        compiles, reason = False, "eager: the quadratic's steps are too small to compile"
+    elif is_counted:
         compiles, reason = False, "eager: a memory limit on a CPU counts every operation's tensors"
     elif wanted and not is_elsewhere and not has_compiler(device):
         compiles, reason = False, "eager: no compiler on this machine"

@@ -93,6 +93,13 @@ class Schedule:
         self._update(trial, lambda s: s.changed(state=State.PRUNED, message=message))
         trial.remove_checkpoints()
 
+    def revive(self, trial: TrialFolder) -> None:
+        """Let a pruned trial begin anew."""
+        trial.clear()
+        self._update(
+            trial, lambda s: s.changed(state=State.WAITING, message="", mlflow_run_id=None)
+        )
+
     def note_mlflow_run(self, trial_id: str, run_id: str) -> None:
         """Record a trial's MLflow run; called by the mirror's thread."""
         self._update(self.folder.trial(trial_id), lambda s: s.changed(mlflow_run_id=run_id))

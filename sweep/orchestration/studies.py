@@ -10,7 +10,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -50,19 +50,22 @@ class BracketingSampler(BaseSampler):
         tried = [_tried(one) for one in named_trials(study).values()]
         search = self._search
         rates = next_rates(tried, search.grid, search.finest, self._wanted)
-        return {"learning_rate": rates[0]} if rates else {}
+        if not rates:
+            raise SweepError(
+                f"study {study.study_name!r} must lack a rate when it is asked for one, but has "
+                "settled. Remove it from the storage; it is rebuilt from the trial folders."
+            )
+        return {"learning_rate": rates[0]}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
     ) -> Any:
-        """Sample a dimension that this sampler does not know at random."""
-        return RandomSampler(seed=SAMPLER_SEED + trial.number).sample_independent(
-            study, trial, param_name, param_distribution
-        )
+        """Refuse a dimension that this sampler does not know."""
+        raise NotImplementedError(param_name)
 
 
 def named_trials(study: Study) -> dict[str, FrozenTrial]:
-    """Return the study's trials by the id of ours."""
+    """Return the study's trials by the id of ours; of several with one id the newest."""
     trials = study.get_trials(deepcopy=False)
     return {one.user_attrs[TRIAL_ID]: one for one in trials if one.user_attrs.get(TRIAL_ID)}
 
@@ -126,9 +129,11 @@ class RateStudy:
             )
             if self.search.extra and number < len(self.search.grid):
                 values = {"learning_rate": self.search.grid[number]}
-                self.study.enqueue_trial({**values, **dict.fromkeys(self.search.extra, 1.0)})
-            trial = self.study.ask(space(self.search))
-            trial.set_user_attr(TRIAL_ID, name(dict(trial.params)))
+                values |= dict.fromkeys(self.search.extra, 1.0)
+                self._add(name(values), Shown(values, None, False, ()))
+            else:
+                trial = self.study.ask(space(self.search))
+                trial.set_user_attr(TRIAL_ID, name(dict(trial.params)))
 
     def _is_grid_open(self) -> bool:
         return len(named_trials(self.study)) < len(self.search.grid)
@@ -142,19 +147,43 @@ class RateStudy:
                 trial.set_user_attr(TRIAL_ID, "")  # asked for, but the plan never held it
                 self.study.tell(trial, state=TrialState.FAIL)
         for trial_id, found in shown.items():
-            if trial_id in known and known[trial_id].state.is_finished():
-                continue
-            if trial_id in known:
-                trial = optuna.trial.Trial(self.study, known[trial_id]._trial_id)
-            else:
-                self.study.enqueue_trial(found.values, {TRIAL_ID: trial_id})
-                trial = self.study.ask(space(self.search))
-            for step, loss in found.at_rungs:
+            old = known.get(trial_id)
+            if old is None or (old.state.is_finished() and not _is_told(old, found)):
+                self._add(trial_id, found)  # a study that was lost, or of a trial that ran again
+            elif not old.state.is_finished():
+                self._tell(optuna.trial.Trial(self.study, old._trial_id), found)
+
+    def _tell(self, trial: optuna.trial.Trial, found: Shown) -> None:
+        reported = self.study.trials[trial.number].intermediate_values
+        for step, loss in found.at_rungs:
+            if step not in reported:
                 trial.report(loss, step)
-            if found.is_pruned:
-                self.study.tell(trial, state=TrialState.PRUNED)
-            elif found.loss is not None:
-                self.study.tell(trial, found.loss)
+        if found.is_pruned:
+            self.study.tell(trial, state=TrialState.PRUNED)
+        elif found.loss is not None:
+            self.study.tell(trial, found.loss)
+
+    def _add(self, trial_id: str, found: Shown) -> None:
+        """Add a trial that the study never asked for, in one write."""
+        state = TrialState.COMPLETE if found.loss is not None else TrialState.RUNNING
+        state = TrialState.PRUNED if found.is_pruned else state
+        self.study.add_trial(
+            optuna.trial.create_trial(
+                state=state,
+                value=found.loss if state is TrialState.COMPLETE else None,
+                params=found.values,
+                distributions=space(self.search),
+                user_attrs={TRIAL_ID: trial_id},
+                intermediate_values=dict(found.at_rungs),
+            )
+        )
+
+
+def _is_told(trial: FrozenTrial, found: Shown) -> bool:
+    """Tell whether a finished trial of a study says what its folder shows."""
+    if found.is_pruned:
+        return trial.state is TrialState.PRUNED
+    return trial.state is TrialState.COMPLETE and trial.value == found.loss
 
 
 def default_storage(folder: Path) -> str:

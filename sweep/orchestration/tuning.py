@@ -18,10 +18,12 @@ from sweep.plan.tuning import (
     Search,
     Shown,
     best_place,
+    neighbours,
     rung_steps,
     survivors,
     winning_rate,
 )
+from sweep.trial.files import sha256_of
 from sweep.trial.folder import Cause, State, TrialFolder
 from sweep.trial.metrics import read_metrics
 
@@ -45,6 +47,12 @@ class Study:
     grid: tuple[float, ...]
     finest: float
     rows: list[PlannedTrial]  # in the plan
+    extra: tuple[str, ...] = ()  # dimensions beside the rate
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it looks for the rate; otherwise it brackets a winner."""
+        return self.finest == FINEST
 
     @property
     def batch_size(self) -> int:
@@ -74,6 +82,7 @@ class Tuning:
     def next_round(self, plan: Plan) -> Round | None:
         """Return what to do next; None when nothing is left, or nothing can be."""
         searches = [self._search(plan, batch) for batch in self.open_reports]
+        searches = [study for study in searches if not self._is_broken(study)]
         found = self._stage(plan, searches)
         if found is not None:
             return self._noted(found)
@@ -81,16 +90,18 @@ class Tuning:
         confirmed = [
             self._confirmation(plan, study, winner)
             for study in searches
-            if (winner := winners[study.batch_size]) is not None
-            and study.template.tokens < self.open_reports[study.batch_size][0].tokens
+            if (winner := winners[study.batch_size]) is not None and self._is_provisional(study)
         ]
+        confirmed = [study for study in confirmed if not self._is_broken(study)]
         found = self._stage(plan, confirmed)
         if found is not None:
             return self._noted(found)
+        provisional = {one.batch_size for one in searches if self._is_provisional(one)}
+        winners |= dict.fromkeys(provisional)  # of a confirmation that failed none
         winners |= {study.batch_size: self._winner(study) for study in confirmed}
         reports = Round()
         for batch, rows in list(self.open_reports.items()):
-            if (winner := winners[batch]) is not None:
+            if (winner := winners.get(batch)) is not None:
                 rate, other = winner.learning_rate, (winner.beta2, winner.weight_decay)
                 assert rate is not None
                 reports.rows += [plan.with_rate(row, rate, *other) for row in rows]
@@ -104,15 +115,34 @@ class Tuning:
 
     # ---------------------------------------------------------------- studies
 
+    def _is_provisional(self, study: Study) -> bool:
+        """Tell whether a winner is still to be bracketed as it will be reported."""
+        is_early = study.template.tokens < self.open_reports[study.batch_size][0].tokens
+        return is_early or len(self.settings.dimensions) > 1
+
+    def _is_broken(self, study: Study) -> bool:
+        """Tell whether a trial failed here for a reason that says nothing of its rate.
+
+        Nothing is decided then; the next command tries it again.
+        """
+        statuses = {str(row.id): self.folder.trial(str(row.id)).read_status() for row in study.rows}
+        return any(
+            one in self._began
+            and status.state is State.FAILED
+            and status.cause is not Cause.DIVERGED
+            for one, status in statuses.items()
+        )
+
     def _search(self, plan: Plan, batch: int) -> Study:
         tuned = [row for row in plan.known_trials if _is_tuning(row, batch)]
         least = min(row.tokens for row in tuned)
         rows = [row for row in tuned if row.tokens == least]
         centre = plan.tuning_centre(batch)
-        return Study(rows[0], tuple(centre * factor for factor in GRID), FINEST, rows)
+        extra = tuple(name for name in self.settings.dimensions if name != "lr")
+        return Study(rows[0], tuple(centre * factor for factor in GRID), FINEST, rows, extra)
 
     def _confirmation(self, plan: Plan, search: Study, winner: PlannedTrial) -> Study:
-        """Bracket, at the reports' tokens, a winner that was found at fewer."""
+        """Bracket a winner's rate at the reports' tokens, with its own β2 and weight decay."""
         template = self.open_reports[search.batch_size][0].model_copy(
             update={
                 "stage": "tune",
@@ -124,7 +154,9 @@ class Tuning:
         rows = [
             row
             for row in plan.known_trials
-            if _is_tuning(row, search.batch_size) and row.tokens == template.tokens
+            if _is_tuning(row, search.batch_size)
+            and (row.tokens, row.beta2, row.weight_decay)
+            == (template.tokens, template.beta2, template.weight_decay)
         ]
         assert winner.learning_rate is not None
         grid = tuple(winner.learning_rate * factor for factor in CONFIRMATION)
@@ -143,15 +175,32 @@ class Tuning:
         return found if found.rows or found.pauses else None
 
     def _advance(self, study: Study, found: Round) -> bool:
-        """Let open trials go on to their next rung, pruning at the one that all have reached."""
-        shown = self._shown(study)
+        """Let open trials go on: of the grid to their next rung, all others to their end."""
+        shown, rungs = self._shown(study), self._rungs(study)
         rates = {str(row.id): float(row.learning_rate or 0) for row in study.rows}
-        level = {one: len(shown[one].at_rungs) for one in shown if shown[one].loss is None}
-        if not level:
+        going = [one for one in shown if shown[one].loss is None]
+        if not going:
             return False
-        rungs, lowest = self._rungs(study), min(level.values())
-        going = [one for one in level if level[one] == lowest]
-        if lowest and len(going) == len(level):
+        bounds = self._bounds(study, shown)
+        raced = [one for one in going if one not in bounds and _is_in(rates[one], study.grid)]
+        found.pauses |= dict.fromkeys(set(going) - set(raced))
+        if raced:
+            self._race(raced, shown, rates, rungs, found)
+        return True
+
+    def _race(
+        self,
+        raced: list[str],
+        shown: dict[str, Shown],
+        rates: dict[str, float],
+        rungs: tuple[int, ...],
+        found: Round,
+    ) -> None:
+        """Let trials go on to their next rung, pruning at the one that all have reached."""
+        level = {one: len(shown[one].at_rungs) for one in raced}
+        lowest = min(level.values())
+        going = [one for one in raced if level[one] == lowest]
+        if lowest and len(going) == len(raced):
             at_rung = {
                 one: (rates[one], shown[one].at_rungs[lowest - 1][1])
                 for one in shown
@@ -164,12 +213,20 @@ class Tuning:
             going = [one for one in going if one in kept]
         step = rungs[lowest] if lowest < len(rungs) else None
         found.pauses |= dict.fromkeys(going, step)
-        return bool(going)
+
+    def _bounds(self, study: Study, shown: dict[str, Shown]) -> list[str]:
+        """Return the trials beside the best that has ended, which must be trained to the end."""
+        ordered = sorted(shown, key=lambda one: shown[one].tried.rate)
+        tried = [shown[one].tried for one in ordered]
+        if study.extra or winning_rate(tried) is None:
+            return []
+        return [ordered[place] for place in neighbours(tried)]
 
     def _propose(self, plan: Plan, study: Study, found: Round, wanted: int) -> None:
         """Add the trials that the study asks for next."""
         search, shown = self._as_search(study), self._shown(study)
         if search.is_done(shown.values(), wanted):
+            self._revive(study, shown, found)
             return
         optuna_study = self._optuna(search)
         optuna_study.bring_up_to_date(shown)
@@ -182,8 +239,17 @@ class Tuning:
 
         optuna_study.ask(wanted, name)
         found.rows += rows.values()
-        rungs = self._rungs(study)
-        found.pauses |= dict.fromkeys(rows, rungs[0] if rungs else None)
+        found.pauses |= dict.fromkeys(rows)  # what is beside the best is trained to the end
+        if rungs := self._rungs(study):
+            grid = [one for one in rows if _is_in(float(rows[one].learning_rate or 0), study.grid)]
+            found.pauses |= dict.fromkeys(grid, rungs[0])
+
+    def _revive(self, study: Study, shown: dict[str, Shown], found: Round) -> None:
+        """Train what bounds the best to the end where it was pruned on the way."""
+        for one in self._bounds(study, shown) if self._rungs(study) else ():
+            if shown[one].is_pruned:
+                self.schedule.revive(self.folder.trial(one))
+                found.pauses[one] = None
 
     def _optuna(self, search: Search) -> "RateStudy":
         from sweep.orchestration.studies import RateStudy, default_storage
@@ -195,14 +261,18 @@ class Tuning:
 
     def _as_search(self, study: Study) -> Search:
         template = study.template
-        name = f"{self.folder.name}: batch size {study.batch_size}, {template.tokens} tokens"
-        is_search = study.finest == FINEST
-        extra = tuple(name for name in self.settings.dimensions if name != "lr" and is_search)
-        return Search(name, study.grid, study.finest, extra, self.settings.trials)
+        science = self.schedule.plan.science(template, 1.0).model_dump(mode="json")
+        own = sha256_of({"folder": str(self.folder.path.resolve()), "science": science})[:8]
+        stage = "search" if study.is_search else "confirmation"
+        name = (
+            f"{self.folder.name}: batch size {study.batch_size}, {template.tokens} tokens, {stage} "
+            f"{own}"
+        )
+        return Search(name, study.grid, study.finest, study.extra, self.settings.trials)
 
     def _rungs(self, study: Study) -> tuple[int, ...]:
-        if self.target is not None or not self.settings.prune:  # the schedule ends what is late
-            return ()
+        if self.target is not None or not self.settings.prune or not study.is_search:
+            return ()  # with a target the schedule ends what is late
         return rung_steps(study.template.steps, self.evaluation)
 
     # ---------------------------------------------------------------- what trials show
@@ -221,7 +291,7 @@ class Tuning:
         trial, rungs = self.folder.trial(str(row.id)), self._rungs(study)
         status = trial.read_status()
         return Shown(
-            _values(study.template, row, self._as_search(study).extra),
+            _values(study.template, row, study.extra),
             self._loss(trial),
             status.state is State.PRUNED,
             tuple(_losses_at(trial, rungs)),
@@ -236,12 +306,16 @@ class Tuning:
                 return float(result["tokens_to_target"] or math.inf)
             return float(result["final_valid_loss"])
         if status.state is State.FAILED and status.cause is not Cause.DIVERGED:
-            return math.inf if trial.id in self._began else None  # tried again by this command
+            return None  # tried again
         return math.inf if status.state.is_finished else None
 
 
 def _is_tuning(row: PlannedTrial, batch: int) -> bool:
     return (row.stage, row.policy, row.batch_size) == ("tune", "tuned", batch)
+
+
+def _is_in(rate: float, grid: tuple[float, ...]) -> bool:
+    return any(math.isclose(rate, one, rel_tol=1e-6) for one in grid)
 
 
 def _losses_at(trial: TrialFolder, rungs: tuple[int, ...]) -> list[tuple[int, float]]:

@@ -109,7 +109,7 @@ class Plan(Settings):
         tuned = {"beta2": beta2, "weight_decay": decay}
         given = {name: value for name, value in tuned.items() if value is not None}
         row = row.model_copy(update={"learning_rate": rate, **given})
-        trial_id = sha256_of(self.science(row, rate).identity())[:12]
+        trial_id = sha256_of(self.science(row, rate).model_dump(mode="json"))[:12]
         return row.model_copy(update={"id": trial_id})
 
     def tuning_centre(self, batch_size: int) -> float:

@@ -110,8 +110,14 @@ def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
     return tuple(sorted(step for step in found if step < steps))
 
 
+def neighbours(ordered: Sequence[Tried]) -> tuple[int, ...]:
+    """Return the places beside the least loss: what bounds the best rate."""
+    best = best_place(ordered)
+    return tuple(place for place in (best - 1, best + 1) if 0 <= place < len(ordered))
+
+
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Return the trials that go on behind a rung: the better half, and the best's upper neighbour.
+    """Return the trials that go on behind a rung: the better half, and the best's neighbours.
 
     A higher rate looks worse before it decays than it is at the end.
 
@@ -120,8 +126,9 @@ def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
     """
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
     kept = set(ranked[: math.ceil(len(ranked) / 2)])
-    above = [trial for trial in ranked if at_rung[trial][0] > at_rung[ranked[0]][0]]
-    return kept | set(sorted(above, key=lambda trial: at_rung[trial][0])[:1])
+    by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
+    best = by_rate.index(ranked[0])
+    return kept | set(by_rate[max(0, best - 1) : best + 2])
 
 
 def _is_same(one: float, other: float) -> bool:

@@ -1,6 +1,7 @@
 """One optimizer step: shared by training, calibration, probing and benchmarks."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class TrainingStep:
         )
         width = config.science.schedule.average
         self.average = WeightAverage(self.parameters, width) if width else None
-        self.clip = config.science.optimizer.clip or float("inf")
+        self.clip = config.science.optimizer.clip or math.inf
         self.microbatch_size = microbatch_size
         self._loss_sum: Callable[[nn.Module, Batch], Tensor] = self.workload.loss_sum
         if config.execution.compile:
@@ -128,7 +129,10 @@ class TrainingStep:
         if self.optimizer is None:
             return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
         set_learning_rate(self.optimizer, learning_rate)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if self.clip < math.inf:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:

@@ -117,8 +117,9 @@ def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone(
     folder = SweepFolder(Path("nowhere"))
     plan = make_plan(plain, Logistics(device="cpu"), folder).plan
     science = plan.science(plan.trials[0], 1e-3)
-    assert "target" not in science.identity() and "average" not in science.identity()["schedule"]
-    assert science.model_copy(update={"target": 1.0}).identity()["target"] == 1.0
+    document = science.model_dump(mode="json")
+    assert "target" not in document and "average" not in document["schedule"]
+    assert science.model_copy(update={"target": 1.0}).model_dump()["target"] == 1.0
 
 
 def test_the_known_critical_batch_size_is_found(reach, tmp_path):
@@ -129,10 +130,10 @@ def test_the_known_critical_batch_size_is_found(reach, tmp_path):
         budget=8192 * 4096,
         target=TARGET,
         lr="tuned",
-        seeds=3,
+        seeds=5,
         model="quadratic",
-        evaluation={"points": 2048, "noise_points": 0},
-        tuning={"centre": 0.5},
+        evaluation={"points": 1024, "noise_points": 0},
+        tuning={"centre": 1.0},
     )
     print(f"{time.monotonic() - started:.1f} s")
     assert summary.exit_code == 0
@@ -143,7 +144,8 @@ def test_the_known_critical_batch_size_is_found(reach, tmp_path):
     steps = found.trials.groupby("batch_size")["steps"].mean()
     for size in sizes:
         rates = tuning.loc[tuning["batch_size"] == size, "learning_rate"]
-        known = TRUTH["quadratic_steps"](size, rates.to_list(), TARGET)
+        stable = rates[rates < 2].to_list()  # the largest curvature is 1
+        known = TRUTH["quadratic_steps"](size, stable, TARGET)
         assert steps[size] == pytest.approx(known.min(), rel=0.05)
     assert found.fit.s_min.value == pytest.approx(681.3, rel=0.1)
     assert found.fit.e_min.value == pytest.approx(342_920, rel=0.1)

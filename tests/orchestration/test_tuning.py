@@ -197,7 +197,7 @@ def test_more_dimensions_are_searched_together(tune):
     )
     assert summary.exit_code == 0
     rows = rows_of(summary, "tune")
-    assert len(rows) == 8
+    assert len(rows) >= 10, "eight together, then ×½ and ×2 of the winner's rate"
     assert len({row.weight_decay for row in rows}) == len({row.beta2 for row in rows}) == 4
     losses = {row.id: summary.folder.trial(row.id).read_result() for row in rows}
     best = min(
