@@ -33,5 +33,6 @@ class Quadratic(nn.Module):
             noise: (dimensions), a sum of standard normals, one for each sequence.
             count: of sequences.
         """
-        scaled = noise * self.get_buffer("curvature").sqrt()
-        return count * self.expected_loss() + scaled @ self.weights
+        curvature = self.get_buffer("curvature")
+        slope = torch.addcmul(noise * curvature.sqrt(), curvature, self.weights, value=count / 2)
+        return slope @ self.weights  # in one product: half the operations
