@@ -8,6 +8,7 @@ mean with variance n/4, then the middle of the half in which t lies, until it is
 
 import functools
 import math
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -20,17 +21,12 @@ SEQUENCES = 1 << 48  # of the whole walk
 Vector = NDArray[np.float64]  # (dimensions)
 
 
-def standard_normals(seed: int, node: int, dimensions: int) -> Vector:
-    """Return the numbers of one node, by Box and Muller's transform of Philox's raw words.
-
-    A node is named by where it lies on the walk; it has 2^64 counter values of its own.
-    """
-    counter = np.array([0, node, 0, 0], dtype=np.uint64)
-    words = np.random.Philox(key=seed, counter=counter).random_raw(dimensions + dimensions % 2)
+def standard_normals(words: NDArray[np.uint64]) -> Vector:
+    """Return as many numbers as raw 64-bit words, an even count, by Box and Muller's transform."""
     uniform = ((words >> np.uint64(11)) + 0.5) * 2.0**-53  # in (0, 1)
     half = len(words) // 2
     radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * math.pi * uniform[half:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:dimensions]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
 
 
 class Interval(NamedTuple):
@@ -55,38 +51,49 @@ class Interval(NamedTuple):
             return self.start
         return self.end if t == self.last else None
 
+    def half_of(self, t: int) -> tuple[int, int, Vector, Vector]:
+        """Return first, last and W at both of the half in which t lies."""
+        if t < self.middle:
+            return self.first, self.middle, self.start, self.between
+        return self.middle, self.last, self.between, self.end
+
 
 class RandomWalk:
     """A walk of standard normal steps, drawn where it is looked at; the same at every look.
 
-    The intervals last descended are kept, so that looks in order, at any stride, cost a draw or
-    two each. Every look leaves a list of its own: threads may share a walk.
+    The intervals last descended are kept, so that looks in order cost a draw each where the stride
+    is a power of two, and else up to as many more as its odd factor has bits.
     """
 
     def __init__(self, seed: int, dimensions: int) -> None:
-        self.seed, self.dimensions = seed, dimensions
-        end = math.sqrt(SEQUENCES) * standard_normals(seed, SEQUENCES, dimensions)
+        self.dimensions = dimensions
+        self._philox, self._lock = np.random.Philox(key=seed), threading.Lock()
+        self._state = self._philox.state  # set anew for each draw: faster than a new generator
+        end = math.sqrt(SEQUENCES) * self._normals(SEQUENCES)
         self._path = [self._draw(0, SEQUENCES, np.zeros(dimensions), end)]  # each within the last
 
     def at(self, t: int) -> Vector:
         """Return W(t)."""
         assert 0 <= t <= SEQUENCES, t
-        path = list(self._path)
-        while not path[-1].first <= t <= path[-1].last:
-            path.pop()
-        while (found := path[-1].known(t)) is None:
-            first, last, start, between, end = path[-1]
-            middle = path[-1].middle
-            is_before = t < middle
-            half = (first, middle, start, between) if is_before else (middle, last, between, end)
-            path.append(self._draw(*half))
-        self._path = path
-        return found
+        with self._lock:
+            path = self._path
+            while not path[-1].first <= t <= path[-1].last:
+                path.pop()
+            while (found := path[-1].known(t)) is None:
+                path.append(self._draw(*path[-1].half_of(t)))
+            return found
 
     def _draw(self, first: int, last: int, start: Vector, end: Vector) -> Interval:
-        normals = standard_normals(self.seed, (first + last) // 2, self.dimensions)
+        normals = self._normals((first + last) // 2)
         between = (start + end) / 2 + math.sqrt(last - first) / 2 * normals
         return Interval(first, last, start, between, end)
+
+    def _normals(self, node: int) -> Vector:
+        """Return the numbers of a node, named by where it lies; it has 2^64 counter values."""
+        self._state["state"]["counter"][:] = (0, node, 0, 0)
+        self._philox.state = self._state
+        words = self._philox.random_raw(self.dimensions + self.dimensions % 2)
+        return standard_normals(words)[: self.dimensions]
 
 
 @functools.lru_cache(maxsize=4)
@@ -102,7 +109,8 @@ torch.library.define(NAME, "(Tensor indices, int seed, int dimensions) -> Tensor
 
 @torch.library.impl(NAME, "CompositeExplicitAutograd")
 def _noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
-    first, last = int(indices[0]), int(indices[-1])
+    ends = indices[:: max(1, len(indices) - 1)].tolist()
+    first, last = ends[0], ends[-1]
     assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
     walk = walk_of(seed, dimensions)
     start = walk.at(first)
