@@ -1,16 +1,15 @@
-"""The eight gates of a claim about batch sizes (SCIENCE.md §5), and the claim itself.
+"""The eight gates of a claim about batch sizes (SCIENCE.md §5), which a claim needs.
 
 Each gate passes, is inconclusive (with what would settle it), or does not apply. Sentences about
 which batch size is better are made only where every gate passes.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, report_trials, short
+from sweep.analysis.comparison import SEEDS_FOR_SPREAD, report_trials
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import INITIAL_LOSS_TOLERANCE, MANY_EPOCHS, data_name
 from sweep.analysis.statistics import (
@@ -52,6 +51,11 @@ class Judged:
     sigma: Interval | None  # of seeds, nats
     rates: tuple[TunedRate, ...]  # where they were tuned
     best: int | None  # batch size of the least mean loss, where every gate passes
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether its rates were tuned."""
+        return self.label == "tuned"
 
     @property
     def passes(self) -> bool:
@@ -151,11 +155,10 @@ def _rate_words(rate: TunedRate) -> str:
 
 
 def _beyond(rate: TunedRate) -> str:
-    best = rate.optimum.best
-    if best is None:
-        return f"rates below {rate.trials['learning_rate'].min():.3g} at {rate.batch_size}"
-    is_low = best <= rate.trials["learning_rate"].min()
-    return f"a rate of {best / 2 if is_low else 2 * best:.3g} at batch size {rate.batch_size}"
+    """Say where to look: the search went as far from its grid as it goes."""
+    best, rates = rate.optimum.best, rate.trials["learning_rate"]
+    near = rates.min() / 4 if best is None or best <= rates.min() else rates.max()
+    return f"another --out with [tuning] centre = {near:.2g}, for batch size {rate.batch_size}"
 
 
 def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | None) -> Gate:
@@ -163,8 +166,8 @@ def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | No
     fewest, count = int(cells["complete"].min()), len(comparison.batch_sizes)
     more = f"--seeds {SEEDS_FOR_SPREAD} or more (5 recommended)"
     if sigma is None:
-        why = f"{fewest} complete seeds in the poorest cell; σ is not known."
-        return Gate(2, name, INCONCLUSIVE, why, more)
+        why = f"{fewest} complete in the poorest cell; σ of seeds is not known."
+        return Gate(2, name, INCONCLUSIVE, why, more if count > 1 else "more batch sizes")
     seeds, pairs = len(comparison.seeds), len(comparison.pairs)
     least = minimal_detectable_difference(sigma.estimate, seeds, count, pairs)
     needed = seeds_to_detect(WANTED_DIFFERENCE, sigma.estimate, count, pairs)
@@ -183,7 +186,8 @@ def _difference_gate(comparison: Comparison, sigma: Interval | None, best: int |
     name = "Every other batch size is told from the best, or found equal to it"
     if comparison.not_applicable or best is None:
         why = comparison.not_applicable or "nothing to compare"
-        return Gate(3, name, NOT_APPLICABLE, f"{why[:1].upper()}{why[1:]}.", "--seeds 3 or more")
+        settle = "--seeds 3 or more" if len(comparison.batch_sizes) > 1 else "more batch sizes"
+        return Gate(3, name, NOT_APPLICABLE, f"{why[:1].upper()}{why[1:]}.", settle)
     pairs = pairs_with(comparison, best)
     open_pairs = [pair for pair in pairs if not (pair.is_different or pair.is_equivalent)]
     different = sum(pair.is_different for pair in pairs)
@@ -200,7 +204,8 @@ def _difference_gate(comparison: Comparison, sigma: Interval | None, best: int |
     count = len(comparison.batch_sizes)
     wanted = max(nearest, comparison.margin)
     needed = seeds_to_detect(wanted, sigma.estimate, count, len(comparison.pairs))
-    settle = f"--seeds {needed} for a difference of {wanted:.4f} nats" if needed else ""
+    more = max(needed or 0, len(comparison.seeds) + 1)
+    settle = f"--seeds {more} for a difference of {wanted:.4f} nats" if needed else ""
     return Gate(3, name, INCONCLUSIVE, evidence, settle)
 
 
@@ -226,7 +231,10 @@ def _estimand_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
 def _tokens_gate(sweep: Sweep, cells: pd.DataFrame) -> Gate:
     name = "Equal tokens, equal steps and equal seconds are kept apart"
     counts = sorted(set(cells["tokens"]))
-    apart = "At equal steps and at equal seconds: NOT APPLICABLE, the schedule knows its end."
+    why = "the schedule knows its end"
+    if sweep.plan.settings.schedule.name == "constant":
+        why = "only final losses were measured on the whole validation split"
+    apart = f"At equal steps and at equal seconds: NOT APPLICABLE, {why}."
     if len(counts) > 1:
         why = f"Training tokens differ, {counts[0]:,} to {counts[-1]:,}. {apart}"
         settle = "batch sizes with a small least common multiple, or a larger budget"
@@ -241,7 +249,7 @@ def divergence_gate(cells: pd.DataFrame) -> Gate:
     waiting = int(cells["unfinished"].sum())
     evidence = f"{diverged} of {int(cells['planned'].sum())} trials diverged, {failed} failed."
     if diverged or failed or waiting:
-        what = "a lower rate where trials diverged" if diverged else "the same command again"
+        what = "a lower rate, by --lr RATE" if diverged else "the same command again"
         unfinished = f" {waiting} are not finished." if waiting else ""
         return Gate(6, name, INCONCLUSIVE, evidence + unfinished, what)
     return Gate(6, name, PASS, evidence)
@@ -253,7 +261,11 @@ def sanity_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
     done = trials[trials["state"] == "COMPLETE"]
     product = done["steps"] * done["batch_size"] * sweep.plan.tokens_per_sequence
     faults = []
-    if bool((product != done["tokens"]).any()):
+    planned = {row.id: row.tokens for row in sweep.plan.known_trials}
+    is_whole = product == done["id"].map(planned)
+    if sweep.plan.settings.target is not None:
+        is_whole = product <= done["id"].map(planned)
+    if not bool(((product == done["tokens"]) & is_whole).all()):
         faults.append("steps × batch size × tokens per sequence is not the token count")
     if done["bytes_per_token"].dropna().nunique() > 1:
         faults.append("bytes per token differ between trials")
@@ -288,31 +300,3 @@ def scope_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
         why = f"{scope}; the data were repeated {epochs:.3g} times."
         return Gate(8, name, INCONCLUSIVE, why, "more data, or a smaller budget")
     return Gate(8, name, PASS, f"{scope}.")
-
-
-def headline(judged: Judged) -> str:
-    """Say which batch size is best, in words that every gate carries; empty where one does not."""
-    if judged.best is None:
-        return ""
-    best, comparison = judged.best, judged.comparison
-    worse, equal = [], []
-    for pair in pairs_with(comparison, best):
-        (other,) = set(pair.batch_sizes) - {best}
-        sign = 1 if pair.batch_sizes[1] == other else -1
-        ends = sorted((sign * pair.difference.low, sign * pair.difference.high))
-        amount = f"{sign * pair.difference.estimate:.4f} [{ends[0]:.4f}, {ends[1]:.4f}]"
-        if pair.is_equivalent:
-            equal.append(f"{other}")
-        else:
-            worse.append(f"{other} by {amount}")
-    said = [f"At rates tuned for each, batch size {best} has the lowest final loss"]
-    if worse:
-        said.append(f"higher are {_joined(worse)} nats")
-    if equal:
-        margin = short(comparison.margin)
-        said.append(f"no different within ±{margin} nats: {_joined(equal)}")
-    return "; ".join(said) + "."
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return ", ".join(parts)

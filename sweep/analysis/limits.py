@@ -52,23 +52,33 @@ def policy_kinds(cells: pd.DataFrame) -> set[str]:
 
 
 def _seeds(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
-    fewest = fewest_seeds(cells)
-    if fewest == 0 or fewest >= SEEDS_FOR_SPREAD:
+    poor = {
+        str(label): fewest
+        for label, group in cells.groupby("label", sort=False)
+        if 0 < (fewest := fewest_seeds(group)) < SEEDS_FOR_SPREAD
+    }
+    if not poor:
         return None
-    where = "" if cells["complete"].max() == fewest else " at some batch sizes"
+    fewest = min(poor.values())
+    own = cells[cells["label"].isin(list(poor))]
+    where = "" if own["complete"].max() == fewest else " at some batch sizes"
+    if len(poor) < cells["label"].nunique():
+        where = f" ({', '.join(poor)})"
+    kinds = tuple(policy_kinds(own))
     if fewest == 1:
         reason = (
             f"One seed{where}. Another seed changes the initial weights and the order of the data, "
             "and with them every loss; how much cannot be estimated from one trial. So no "
             "difference between batch sizes can be told from chance, however large it looks."
         )
-        return Limit("single_seed", reason, f"one seed{where}", ("quality", "time"))
+        return Limit("single_seed", reason, f"one seed{where}", ("quality", "time"), kinds)
     return Limit(
         "few_seeds",
         f"{fewest} seeds{where}. The spread between seeds is known too poorly for a claim about "
         f"differences; at least {SEEDS_FOR_SPREAD} are needed.",
         f"{fewest} seeds{where}",
         ("quality",),
+        kinds,
     )
 
 
@@ -106,7 +116,7 @@ def _scaled_rate(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
 
 
 def _tokens(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
-    counts = sorted({row.tokens for row in sweep.plan.known_trials})
+    counts = sorted({row.tokens for row in sweep.plan.known_trials if row.stage == "report"})
     if len(counts) < 2:
         return None
     return Limit(
@@ -135,13 +145,16 @@ def _incomplete(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
 
 def _diverged(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
     count = int(cells["diverged"].sum())
-    if not count:
+    tuning = sweep.trials[sweep.trials["stage"] == "tune"]
+    also = int((tuning["cause"] == "diverged").sum())
+    if not count + also:
         return None
+    said = f"{count} of {int(cells['planned'].sum())} reporting trials"
+    said += f" and {also} of {len(tuning)} tuning trials" * bool(also)
     return Limit(
         "diverged",
-        f"{count} of {int(cells['planned'].sum())} trials diverged. They are data: at that rate "
-        "and batch size training is not stable. They are counted in every table and drawn at the "
-        "top edge of the figures.",
+        f"{said} diverged. They are data: at that rate and batch size training is not stable. "
+        "Reporting trials are counted in every table and drawn at the top edge of the figures.",
     )
 
 

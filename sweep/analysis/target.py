@@ -18,7 +18,7 @@ from sweep.analysis.gates import INCONCLUSIVE, PASS, Gate
 from sweep.analysis.statistics import Interval, compare_pairs, seeds_sd
 from sweep.analysis.tuned import TunedRate, tuned_rates
 from sweep.errors import SweepError
-from sweep.plan.target import PATIENCE, crossing_tokens
+from sweep.plan.target import PATIENCE, crossing_tokens, smoothed
 
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
@@ -53,14 +53,16 @@ def steps_to_target(sweep: Sweep) -> pd.DataFrame:
     """
     target, context = sweep.plan.settings.target, sweep.plan.tokens_per_sequence
     assert target is not None
+    window = sweep.plan.settings.evaluation.window
     curves = {one: (t, v) for one, t, v in curves_by_trial(sweep, "valid/loss")}
     rows = []
     for row in report_trials(sweep.trials).to_dict("records"):
         if row["state"] not in ("COMPLETE", "PRUNED") or row["id"] not in curves:
             continue
         when, losses = curves[row["id"]]
-        crossed = crossing_tokens(when, losses, target)
-        tokens, trained = crossed or float(when[-1]), float(when[-1])
+        crossed = crossing_tokens(when, losses, target, window)
+        seen = smoothed(when, losses, window)[0]  # the mean of the last ones is not at the last
+        tokens, trained = crossed or float((*when[:1], *seen)[-1]), float(when[-1])
         seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
         rows.append(
             {

@@ -12,14 +12,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from sweep.config.models import MODEL_PRESETS, ModelSettings, Positive, Settings, model_preset
+from sweep.config.models import (
+    MODEL_PRESETS,
+    ModelSettings,
+    Positive,
+    QuietSettings,
+    Settings,
+    model_preset,
+)
 from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.paths import experiments_dir
 from sweep.errors import SweepError
@@ -41,8 +46,10 @@ class OptimizerSettings(Settings):
     clip: Annotated[float, Field(ge=0, strict=True)] = 1.0  # global gradient norm; 0: never
 
 
-class ScheduleSettings(Settings):
+class ScheduleSettings(QuietSettings):
     """Warmup as a fraction of the steps, then cosine decay (DESIGN.md §6)."""
+
+    quiet = ("average",)
 
     name: Literal["cosine", "constant"] = "cosine"
     warmup_fraction: Fraction01 = 0.01
@@ -51,23 +58,19 @@ class ScheduleSettings(Settings):
     # of the weights, over the last tokens so far: its width as a share of them; 0: none
     average: Annotated[float, Field(ge=0, le=0.25, strict=True)] = 0.0
 
-    @model_serializer(mode="wrap")
-    def _without_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not used, so that it leaves no trace in a trial's id."""
-        document: dict[str, Any] = handler(self)
-        if not self.average:
-            del document["average"]
-        return document
 
-
-class EvaluationSettings(Settings):
+class EvaluationSettings(QuietSettings):
     """When and on how much the loss is measured; the same at every batch size."""
+
+    quiet = ("window",)
 
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per milestone; None: from the budget
     noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10  # of gradient noise
     noise_share: Fraction01 = 0.01  # of the training sequences: those probed for it, in all
+    # evaluations in a row whose mean is held against a target: more than 1 where they are noisy
+    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
 
 
 class TuningSettings(Settings):

@@ -3,9 +3,16 @@
 `sweep.models.build_model` turns these into modules. Pure arithmetic; no torch.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from sweep.errors import SweepError
 
@@ -17,6 +24,23 @@ class Settings(BaseModel):
     """Base of all settings: immutable, and unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class QuietSettings(Settings):
+    """Settings some of whose fields leave no trace at their default, neither in files nor in ids.
+
+    So a field can be added without making every trial of before another one.
+    """
+
+    quiet: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_quiet(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        for name in self.quiet:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                document.pop(name, None)
+        return document
 
 
 class TransformerSettings(Settings):

@@ -5,10 +5,8 @@
 
 from typing import Any, Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
-
 from sweep.config.experiment import EvaluationSettings, OptimizerSettings, ScheduleSettings
-from sweep.config.models import ModelSettings, Settings
+from sweep.config.models import ModelSettings, QuietSettings, Settings
 
 FORMAT_VERSION = 1
 
@@ -20,8 +18,10 @@ class TokenizerSettings(Settings):
     vocabulary: int
 
 
-class Science(Settings):
+class Science(QuietSettings):
     """Everything that can change a number; the trial id is the hash of this."""
+
+    quiet = ("target",)
 
     format_version: int = FORMAT_VERSION
     stage: Literal["report", "tune"] = "report"
@@ -39,14 +39,6 @@ class Science(Settings):
     learning_rate: float  # peak
     seed: int
     target: float | None = None  # loss that ends the trial; `tokens` is the most it may take
-
-    @model_serializer(mode="wrap")
-    def _without_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not used, so that it leaves no trace in the id."""
-        document: dict[str, Any] = handler(self)
-        if self.target is None:
-            del document["target"]
-        return document
 
 
 class Execution(Settings):

@@ -19,7 +19,10 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     has_runner = is_locked(folder.lock_path)
     rows = [_trial_status(folder.trial(row["id"]), row, has_runner) for row in plan["trials"]]
     _fill_waiting(rows, plan["trials"])
-    states = {row["state"] for row in rows}
+    states, seconds = {row["state"] for row in rows}, time_left(rows)
+    if _is_tuning(folder, plan):
+        states.add(State.WAITING)  # for trials that follow from what these find
+        seconds = None
     failed = any(r["state"] == State.FAILED and r["cause"] != Cause.DIVERGED for r in rows)
     if has_runner or State.RUNNING in states:
         state = State.RUNNING
@@ -27,7 +30,21 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
         state = State.WAITING
     else:
         state = State.FAILED if failed else State.COMPLETE
-    return {"sweep": folder.name, "state": state, "eta_seconds": time_left(rows), "trials": rows}
+    return {"sweep": folder.name, "state": state, "eta_seconds": seconds, "trials": rows}
+
+
+def _is_tuning(folder: SweepFolder, plan: dict[str, Any]) -> bool:
+    """Tell whether some batch size has tried a rate that will be reported, and is not yet."""
+    tuned = [row for row in plan["trials"] if row["policy"] == "tuned"]
+    has_target = plan["settings"].get("target") is not None
+    reported = {row["batch_size"] for row in tuned if row["stage"] == "report"}
+    open_ones = (row for row in tuned if row["batch_size"] not in reported)
+    results = (folder.trial(row["id"]).read_result() for row in open_ones)
+    return any(
+        result["state"] == State.COMPLETE and (not has_target or result["tokens_to_target"])
+        for result in results
+        if result
+    )
 
 
 def time_left(rows: list[dict[str, Any]]) -> float | None:

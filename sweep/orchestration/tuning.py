@@ -18,6 +18,7 @@ from sweep.plan.tuning import (
     Search,
     Shown,
     best_place,
+    is_in,
     neighbours,
     rung_steps,
     survivors,
@@ -182,7 +183,7 @@ class Tuning:
         if not going:
             return False
         bounds = self._bounds(study, shown)
-        raced = [one for one in going if one not in bounds and _is_in(rates[one], study.grid)]
+        raced = [one for one in going if one not in bounds and is_in(rates[one], study.grid)]
         found.pauses |= dict.fromkeys(set(going) - set(raced))
         if raced:
             self._race(raced, shown, rates, rungs, found)
@@ -241,7 +242,7 @@ class Tuning:
         found.rows += rows.values()
         found.pauses |= dict.fromkeys(rows)  # what is beside the best is trained to the end
         if rungs := self._rungs(study):
-            grid = [one for one in rows if _is_in(float(rows[one].learning_rate or 0), study.grid)]
+            grid = [one for one in rows if is_in(float(rows[one].learning_rate or 0), study.grid)]
             found.pauses |= dict.fromkeys(grid, rungs[0])
 
     def _revive(self, study: Study, shown: dict[str, Shown], found: Round) -> None:
@@ -312,10 +313,6 @@ class Tuning:
 
 def _is_tuning(row: PlannedTrial, batch: int) -> bool:
     return (row.stage, row.policy, row.batch_size) == ("tune", "tuned", batch)
-
-
-def _is_in(rate: float, grid: tuple[float, ...]) -> bool:
-    return any(math.isclose(rate, one, rel_tol=1e-6) for one in grid)
 
 
 def _losses_at(trial: TrialFolder, rungs: tuple[int, ...]) -> list[tuple[int, float]]:

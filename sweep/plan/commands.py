@@ -29,10 +29,11 @@ def _written(value: Any) -> str:
 
 def answering_command(plan: Plan) -> str | None:
     """Return the command that tunes the rate at each batch size; None where this plan does so."""
-    policies = {row.policy for row in plan.trials}
-    if policies == {"tuned"} and _seeds(plan) >= ANSWERING_SEEDS:
-        return None
     batches = sorted({row.batch_size for row in plan.trials})
+    tuned = [row for row in plan.trials if row.policy == "tuned" and row.stage == "report"]
+    seeds_of = {batch: {r.seed for r in tuned if r.batch_size == batch} for batch in batches}
+    if tuned and min(map(len, seeds_of.values())) >= ANSWERING_SEEDS:
+        return None
     old = plan.commands[-1] if plan.commands else ("sweep", "run", plan.settings.name)
     words = [
         word
@@ -44,18 +45,22 @@ def answering_command(plan: Plan) -> str | None:
     return shlex.join(words)
 
 
-def answering_cost(plan: Plan, seconds: Mapping[int, float | None]) -> tuple[int, float | None]:
+def answering_cost(
+    plan: Plan, seconds: Mapping[int, float | None], done: Mapping[int, int] | None = None
+) -> tuple[int, float | None]:
     """Return what the answering command costs at least: trainings, and their seconds.
 
     Args:
         plan: of the sweep.
         seconds: of one training by batch size, estimated or measured.
+        done: of these trainings, by batch size.
     """
     each = len(GRID) + max(ANSWERING_SEEDS, _seeds(plan))
-    batches = {row.batch_size for row in plan.trials}
-    known = [seconds.get(batch) for batch in batches]
-    total = None if None in known else each * sum(one for one in known if one)
-    return each * len(batches), total
+    left = {row.batch_size: each for row in plan.trials}
+    left = {batch: max(0, each - (done or {}).get(batch, 0)) for batch in left}
+    costs = [(count, seconds.get(batch)) for batch, count in left.items() if count]
+    known = [count * one for count, one in costs if one is not None]
+    return sum(left.values()), sum(known) if len(known) == len(costs) else None
 
 
 def _seeds(plan: Plan) -> int:

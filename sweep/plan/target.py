@@ -7,16 +7,30 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from sweep.errors import SweepError
 from sweep.plan.steps import milestone_steps
 
 CONFIRMED = 2  # evaluations in a row at or below the target, behind which a trial ends
+Floats = NDArray[np.float64]
 PATIENCE = 2  # times the least tokens of its batch size, behind which a trial is pruned
 
 
+def smoothed(
+    tokens: Sequence[float], losses: Sequence[float], window: int
+) -> tuple[Floats, Floats]:
+    """Return the means of so many evaluations in a row, at their mean log tokens."""
+    when, values = np.asarray(tokens, float), np.asarray(losses, float)
+    if window == 1 or len(when) < window:
+        return (when, values) if window == 1 else (when[:0], values[:0])
+    logs = sliding_window_view(np.log(when), window)
+    return np.exp(logs.mean(-1)), sliding_window_view(values, window).mean(-1)
+
+
 def crossing_tokens(
-    tokens: Sequence[float], losses: Sequence[float], target: float
+    tokens: Sequence[float], losses: Sequence[float], target: float, window: int = 1
 ) -> float | None:
     """Find where a curve reaches the target to stay, by interpolation in log tokens.
 
@@ -27,6 +41,7 @@ def crossing_tokens(
         tokens: of each evaluation, increasing, above 0.
         losses: there; one that is not finite counts as above the target.
         target: the loss to reach.
+        window: evaluations in a row of which the mean counts.
 
     Returns:
         The tokens, None where censored. There is nothing to interpolate from at the first
@@ -38,6 +53,7 @@ def crossing_tokens(
             f"tokens must be positive, increasing and as many as the losses ({values.size}), "
             f"got {when.tolist()}. Sort the evaluations by tokens."
         )
+    when, values = smoothed(tokens, losses, window)
     below = np.isfinite(values) & (values <= target)
     stays = np.append(below[1:], True)
     confirmed = np.flatnonzero(below & stays)

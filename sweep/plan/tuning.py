@@ -70,7 +70,7 @@ def next_rates(
     neighbours are within `finest` and `wanted` rates were tried. Where all diverged, nothing is
     refined.
     """
-    missing = tuple(rate for rate in grid if not any(_is_same(one.rate, rate) for one in tried))
+    missing = tuple(rate for rate in grid if not is_in(rate, (one.rate for one in tried)))
     if missing:
         return missing
     if any(one.loss is None for one in tried):
@@ -131,5 +131,6 @@ def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
     return kept | set(by_rate[max(0, best - 1) : best + 2])
 
 
-def _is_same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-6)
+def is_in(rate: float, grid: Iterable[float]) -> bool:
+    """Tell whether a rate is one of a grid's, but for rounding."""
+    return any(math.isclose(rate, one, rel_tol=1e-6) for one in grid)

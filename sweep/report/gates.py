@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sweep.analysis.claims import headline, lacking
 from sweep.analysis.comparison import report_trials
 from sweep.analysis.estimate import Estimate
 from sweep.analysis.frames import Sweep
-from sweep.analysis.gates import Judged, headline
+from sweep.analysis.gates import Judged
 from sweep.analysis.noise_scale import NoiseScale, noise_scale
 from sweep.analysis.statistics import Pair
 from sweep.analysis.target import Reached
@@ -38,9 +39,8 @@ def claims(sweep: Sweep, judged: tuple[Judged, ...]) -> str:
 
 def verdict(judged: Judged | Reached, claim: str, question: str) -> list[str]:
     """Give one policy's claim, or what it lacks, and its gates."""
-    names = [str(gate.number) for gate in judged.gates if gate.verdict != "PASS"]
-    lacking = f"INCONCLUSIVE: {question} cannot be said, because of gate {md.join_words(names)}."
-    return [f"### {judged.label}", f"**{claim or lacking}**", _gate_table(judged)]
+    said = claim or lacking(judged, question)
+    return [f"### {judged.label}", f"**{said}**" if said else "", _gate_table(judged)]
 
 
 def _gate_table(judged: Judged | Reached) -> str:

@@ -158,7 +158,7 @@ def build_sections(
         ("Claims and their gates", "\n\n".join([gates.claims(sweep, judged), *claims])),
         ("Curves", pictures["curves"]),
         ("Time, throughput and memory", "\n\n".join([sections.time_and_memory(cells), *time])),
-        ("Recommendations", summary.recommendations(sweep, cells, limits)),
+        ("Recommendations", summary.recommendations(sweep, cells, limits, judged)),
         ("What this sweep cannot show", summary.cannot_show(limits)),
         ("Reproduction", sections.reproduction(sweep)),
     ]

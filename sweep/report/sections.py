@@ -45,7 +45,7 @@ def _model_rows(sweep: Sweep) -> list[list[str]]:
 
 def _token_rows(sweep: Sweep) -> list[list[str]]:
     plan = sweep.plan
-    counts = sorted({row.tokens for row in plan.known_trials})
+    counts = sorted({row.tokens for row in plan.known_trials if row.stage == "report"})
     if len(counts) == 1:
         tokens = f"{counts[0]:,}, common to all batch sizes"
     else:

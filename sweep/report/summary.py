@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from sweep.analysis.claims import headline, lacking, open_gates
 from sweep.analysis.comparison import (
     Recommendation,
     cell_at,
@@ -18,7 +19,7 @@ from sweep.analysis.comparison import (
     report_trials,
 )
 from sweep.analysis.frames import Sweep
-from sweep.analysis.gates import Judged, headline
+from sweep.analysis.gates import Judged
 from sweep.analysis.limits import Limit, fewest_seeds, policy_kinds
 from sweep.plan.commands import answering_command, answering_cost
 from sweep.report import markdown as md
@@ -30,7 +31,9 @@ NO_DATA = "no cell has all of its planned trials complete"
 def summary(sweep: Sweep, cells: pd.DataFrame, judged: tuple[Judged, ...]) -> str:
     """Say what was done, what was found, and first of all what carries or forbids a conclusion."""
     claims = [f"**{said}**" for one in judged if (said := headline(one))]
-    parts = [*claims, standing(sweep, cells), what_was_done(sweep)]
+    open_ones = [lacking(one, "which batch size is best") for one in judged if one.is_tuned]
+    parts = [*claims, *(f"**{one}**" for one in open_ones if one), unreported(sweep)]
+    parts += [standing(sweep, cells), what_was_done(sweep)]
     findings = _findings(cells)
     if findings:
         parts += [findings, _table(cells)]
@@ -38,13 +41,18 @@ def summary(sweep: Sweep, cells: pd.DataFrame, judged: tuple[Judged, ...]) -> st
 
 
 def standing(sweep: Sweep, cells: pd.DataFrame) -> str:
-    """Open with what forbids a conclusion, and the command that would answer."""
-    fewest, kinds = fewest_seeds(cells), policy_kinds(cells)
+    """Open with what forbids a conclusion, and the command that would answer.
+
+    Where rates were tuned, a conclusion would rest on those cells alone.
+    """
+    tuned = cells[cells["policy"] == "tuned"]
+    basis = tuned if fewest_seeds(tuned) else cells
+    fewest, kinds = fewest_seeds(basis), policy_kinds(basis)
     if fewest == 0:
         return f"**Nothing can be compared yet: {NO_DATA}.**"
     names, reasons = [], []
     if fewest == 1:
-        some = " at some batch sizes" * bool(cells["complete"].max() > 1)
+        some = " at some batch sizes" * bool(basis["complete"].max() > 1)
         names.append(f"one seed{some}")
         reasons.append("With one seed no difference between batch sizes can be told from chance.")
     if "tuned" not in kinds:
@@ -59,14 +67,28 @@ def standing(sweep: Sweep, cells: pd.DataFrame) -> str:
     return f"{first} {' '.join(reasons)}\n\n{_answer(sweep, cells)}"
 
 
+def unreported(sweep: Sweep) -> str:
+    """Say at which batch sizes tuning has given no rate, and why."""
+    tuned = sweep.trials[sweep.trials["policy"] == "tuned"]
+    reported = set(tuned.loc[tuned["stage"] == "report", "batch_size"])
+    said = []
+    for batch, group in tuned[~tuned["batch_size"].isin(reported)].groupby("batch_size"):
+        kinds = group["cause"].where(group["cause"].notna(), group["state"]).str.lower()
+        counts = ", ".join(f"{number} {kind}" for kind, number in kinds.value_counts().items())
+        said.append(f"**No rate is known yet at batch size {batch}: tuning trials {counts}.**")
+    return " ".join(said)
+
+
 def _answer(sweep: Sweep, cells: pd.DataFrame) -> str:
-    """Name the command that answers the question, and what it would cost here."""
+    """Name the command that answers the question, and what it would still cost here."""
     command = answering_command(sweep.plan)
     if command is None:
         return ""
     known = cells[cells["complete"] > 0]
     seconds = dict(zip(known["batch_size"], known["seconds_total"], strict=True))
-    trainings, total = answering_cost(sweep.plan, seconds)
+    done = sweep.trials[(sweep.trials["policy"] == "tuned") & (sweep.trials["state"] != "WAITING")]
+    counts = {int(str(batch)): len(group) for batch, group in done.groupby("batch_size")}
+    trainings, total = answering_cost(sweep.plan, seconds, counts)
     time = f", about {md.seconds(total)} by the times measured here" if total else ""
     return (
         f"The command that answers the question costs about {trainings} trainings{time}:\n\n"
@@ -82,7 +104,7 @@ def what_was_done(sweep: Sweep) -> str:
     states = [f"{number} {state}" for state, number in counts.items()]
     told = f" ({diverged} diverged)" if diverged else ""
     tuning = int((sweep.trials["stage"] == "tune").sum())
-    also = f" {tuning} tuning trials chose rates and are not counted here." if tuning else ""
+    also = f" {tuning} tuning trials are not counted here." if tuning else ""
     batches = sorted(set(trials["batch_size"]))
     size = f" ({model['parameters']:,} parameters)" if model.get("parameters") else ""
     if not batches:
@@ -96,7 +118,7 @@ def what_was_done(sweep: Sweep) -> str:
 
 
 def _token_range(tokens: Any, sweep: Sweep) -> str:
-    planned = sorted({row.tokens for row in sweep.plan.known_trials})
+    planned = sorted({row.tokens for row in sweep.plan.known_trials if row.stage == "report"})
     return " to ".join(md.count(value) for value in dict.fromkeys((planned[0], planned[-1])))
 
 
@@ -168,13 +190,17 @@ def _table(cells: pd.DataFrame) -> str:
     return md.table([*headers, "total time", "tokens/s"], rows)
 
 
-def recommendations(sweep: Sweep, cells: pd.DataFrame, limits: Sequence[Limit]) -> str:
+def recommendations(
+    sweep: Sweep, cells: pd.DataFrame, limits: Sequence[Limit], judged: tuple[Judged, ...]
+) -> str:
     """Print what each rule picks, and whether the data carry it."""
     chosen = recommend(cells)
     rows = []
     for item in chosen:
-        reasons = _doubts(item, cells, limits)
+        carried = item.title != "fastest" and _is_carried(item, cells, judged)
+        reasons = [] if carried else _doubts(item, cells, limits, judged)
         standing = f"{INCONCLUSIVE}: {'; '.join(reasons)}" if reasons else "measured, not tested"
+        standing = "every gate passes" if carried else standing
         if not item.cells:
             rows.append([item.title, md.MISSING, md.MISSING, md.MISSING, NO_DATA])
             continue
@@ -190,11 +216,23 @@ def recommendations(sweep: Sweep, cells: pd.DataFrame, limits: Sequence[Limit]) 
         rules,
     ]
     if any(row[-1].startswith(INCONCLUSIVE) for row in rows):
-        parts.append(f"What would settle the {INCONCLUSIVE} rows: the command of the summary.")
+        where = "the command of the summary" if answering_command(sweep.plan) else "see the gates"
+        parts.append(f"What would settle the {INCONCLUSIVE} rows: {where}.")
     return "\n\n".join(parts)
 
 
-def _doubts(item: Recommendation, cells: pd.DataFrame, limits: Sequence[Limit]) -> list[str]:
+def _is_carried(item: Recommendation, cells: pd.DataFrame, judged: tuple[Judged, ...]) -> bool:
+    labels = {cell_at(cells, position)["label"] for position in item.cells}
+    passing = {one.label for one in judged if one.passes}
+    return bool(labels) and labels <= passing
+
+
+def _doubts(
+    item: Recommendation,
+    cells: pd.DataFrame,
+    limits: Sequence[Limit],
+    judged: tuple[Judged, ...],
+) -> list[str]:
     """Return why a pick is not carried by the data."""
     concern, measure = ("time", "seconds") if item.title == "fastest" else ("quality", "loss")
     kinds = policy_kinds(cells.loc[list(item.cells)])
@@ -205,6 +243,10 @@ def _doubts(item: Recommendation, cells: pd.DataFrame, limits: Sequence[Limit]) 
     ]
     if item.cells and overlapping(cells, item.cells[0], measure):
         doubts.append("seed ranges overlap")
+    labels = {cell_at(cells, position)["label"] for position in item.cells}
+    for one in judged:
+        if concern == "quality" and one.is_tuned and one.label in labels:
+            doubts.append(open_gates(one))
     return doubts
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from sweep.analysis.claims import lacking
 from sweep.analysis.comparison import cell_records
 from sweep.analysis.frames import Sweep
 from sweep.analysis.target import Reached, headline, losses_at, words
@@ -25,9 +26,12 @@ UNITS = {
 def opening(sweep: Sweep, cells: pd.DataFrame, judged: tuple[Reached, ...]) -> str:
     """Say what was found, what forbids a conclusion, and what was done."""
     claims = [f"**{said}**" for one in judged if (said := headline(one))]
+    open_ones = (lacking(one, QUESTION) for one in judged if one.label == "tuned")
+    claims += [f"**{said}**" for said in open_ones if said]
     done = f"Each trial was to end at a validation loss of {sweep.plan.settings.target:g}."
     parts = [
         *claims,
+        summary.unreported(sweep),
         summary.standing(sweep, cells),
         f"{summary.what_was_done(sweep)} {done}",
         _steps_table(judged),

@@ -99,7 +99,7 @@ def train(
                     loss = line["valid/loss"] = step.workload.evaluate(step.model)
                 if progress.see_valid_loss(loss):
                     ending = "diverged"
-                elif progress.has_reached(science.target, loss):
+                elif progress.has_reached(science.target, loss, science.evaluation.window):
                     ending = "trained"
                 clock.charge("evaluation")
             if t in noise.steps and ending is None:

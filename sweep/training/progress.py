@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sweep.plan.target import CONFIRMED
@@ -27,6 +27,7 @@ class Progress:
     clipped_sum: float = 0.0
     points_above_start: int = 0
     points_at_target: int = 0  # milestone evaluations in a row
+    recent_losses: list[float] = field(default_factory=list)  # of them, towards a target
     seconds_compile: float = 0.0
     seconds_training: float = 0.0
     seconds_evaluation: float = 0.0
@@ -61,9 +62,12 @@ class Progress:
             self.best_valid_loss = loss
         return not math.isfinite(loss)
 
-    def has_reached(self, target: float | None, loss: float) -> bool:
-        """Judge an evaluation: at the target or below it, as the one before was."""
-        is_there = target is not None and loss <= target
+    def has_reached(self, target: float | None, loss: float, window: int) -> bool:
+        """Judge an evaluation, or the mean of the last ones: at the target twice in a row."""
+        if target is None:
+            return False
+        self.recent_losses = [*self.recent_losses, loss][-window:]
+        is_there = len(self.recent_losses) == window and sum(self.recent_losses) <= window * target
         self.points_at_target = self.points_at_target + 1 if is_there else 0
         return self.points_at_target >= CONFIRMED
 

@@ -66,11 +66,13 @@ def write_result(
 
 def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:
     """Return the tokens at which a trial's evaluations reached its target; None where never."""
-    if config.science.target is None:
+    science = config.science
+    if science.target is None:
         return None
     lines = [line for line in read_metrics(folder.metrics_path) if "valid/loss" in line]
     losses = [math.nan if line["valid/loss"] is None else line["valid/loss"] for line in lines]
-    return crossing_tokens([line["tokens"] for line in lines], losses, config.science.target)
+    tokens = [line["tokens"] for line in lines]
+    return crossing_tokens(tokens, losses, science.target, science.evaluation.window)
 
 
 def diverged_message(progress: Progress) -> str:

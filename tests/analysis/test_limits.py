@@ -54,7 +54,7 @@ def test_a_scaling_rule_is_not_called_fixed(limits_of: Any) -> None:
 def test_diverged_and_missing_trials_are_named(limits_of: Any) -> None:
     ends = {4: "diverged", 8: "lost", 16: "WAITING"}
     limits = limits_of(outcome=lambda row: ends.get(row.batch_size, "COMPLETE"))
-    assert limits["diverged"].startswith("1 of 5 trials diverged")
+    assert limits["diverged"].startswith("1 of 5 reporting trials diverged")
     assert "batch size 4 (fixed 1e-3): 1 diverged of 1 planned" in limits["cells_missing"]
     assert "batch size 16 (fixed 1e-3): 1 unfinished" in limits["cells_missing"]
 

@@ -127,13 +127,13 @@ def test_the_known_critical_batch_size_is_found(reach, tmp_path):
     started, sizes = time.monotonic(), [256, 512, 1024, 2048, 4096, 8192]
     summary = reach(
         batches=",".join(map(str, sizes)),
-        budget=8192 * 4096,
+        budget=8192 * 2048,
         target=TARGET,
         lr="tuned",
-        seeds=5,
+        seeds=3,
         model="quadratic",
-        evaluation={"points": 1024, "noise_points": 0},
-        tuning={"centre": 1.0},
+        evaluation={"points": 4096, "noise_points": 0, "window": 16},
+        tuning={"centre": 0.8},
     )
     print(f"{time.monotonic() - started:.1f} s")
     assert summary.exit_code == 0
@@ -142,6 +142,7 @@ def test_the_known_critical_batch_size_is_found(reach, tmp_path):
     assert {gate.verdict for gate in found.gates} == {PASS}, found.gates
     tuning = sweep.trials[sweep.trials["stage"] == "tune"]
     steps = found.trials.groupby("batch_size")["steps"].mean()
+    print(steps.to_dict())
     for size in sizes:
         rates = tuning.loc[tuning["batch_size"] == size, "learning_rate"]
         stable = rates[rates < 2].to_list()  # the largest curvature is 1
