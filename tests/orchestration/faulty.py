@@ -71,6 +71,18 @@ class IsPreempted(Dies):
         return NoisyQuadratic.build_batch(self, first, count)
 
 
+class RaisesOnceAtTheBestRate(NoisyQuadratic):
+    """A mistake of the machine's, at one rate, the first time."""
+
+    def build_batch(self, first, count):
+        marker = Path(os.environ["FAULTY_FOLDER"]) / "raised"
+        rate = self.config.science.learning_rate
+        if rate == float(os.environ["FAULTY_RATE"]) and not marker.exists():
+            marker.touch()
+            raise ValueError("nothing that the rate can help")
+        return super().build_batch(first, count)
+
+
 class Slow(NoisyQuadratic):
     """Takes its time, so that a test can interrupt it."""
 

@@ -122,6 +122,7 @@ def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone(
     assert science.model_copy(update={"target": 1.0}).model_dump()["target"] == 1.0
 
 
+@pytest.mark.timeout(900)
 def test_the_known_critical_batch_size_is_found(reach, tmp_path):
     """SCIENCE.md §6 C: the whole pipeline, against the closed recursion."""
     started, sizes = time.monotonic(), [256, 512, 1024, 2048, 4096, 8192]

@@ -13,8 +13,11 @@ from sweep.config.experiment import load_experiment
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.orchestration.runner import finished_summary, run_plan
+from sweep.orchestration.status import sweep_status
+from sweep.orchestration.studies import named_trials
 from sweep.plan.plan import load_plan
 from sweep.plan.tuning import EXTENSIONS
+from sweep.report.report import write_report
 from sweep.trial.folder import Cause, State, SweepFolder
 from sweep.trial.metrics import read_metrics
 
@@ -145,6 +148,48 @@ def test_an_interrupted_sweep_goes_on_as_if_it_had_not_been(whole, tune, stop_at
     assert final(resumed) == final(whole)
 
 
+def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
+    whole, tune, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("FAULTY_FOLDER", str(tmp_path))
+    (best,) = {row.learning_rate for row in rows_of(whole, "report") if row.batch_size == 16}
+    monkeypatch.setenv("FAULTY_RATE", repr(best))
+    failed = tune(workload="faulty:RaisesOnceAtTheBestRate")
+    assert failed.exit_code == 1
+    assert {row.batch_size for row in rows_of(failed, "report")} == {32}, "of the other one"
+    assert sweep_status(failed.folder)["state"] == State.WAITING, "more trials are to follow"
+    text = write_report(failed.folder.path).read_text()
+    assert "No rate is known yet at batch size 16" in text
+    again = tune(workload="faulty:RaisesOnceAtTheBestRate")
+    assert again.exit_code == 0
+    reported = {row.batch_size: row.learning_rate for row in rows_of(again, "report")}
+    assert reported == {row.batch_size: row.learning_rate for row in rows_of(whole, "report")}
+
+
+def test_the_best_rate_lies_between_trials_that_were_trained_to_the_end(whole):
+    for batch in (16, 32):
+        rows = [row for row in rows_of(whole, "tune") if row.batch_size == batch]
+        (reported,) = {r.learning_rate for r in rows_of(whole, "report") if r.batch_size == batch}
+        ordered = sorted(rows, key=lambda row: row.learning_rate)
+        place = [row.learning_rate for row in ordered].index(reported)
+        for row in ordered[place - 1 : place + 2]:
+            assert whole.folder.trial(row.id).read_result()["state"] == "COMPLETE"
+
+
+def test_sweeps_that_share_a_storage_and_a_name_keep_apart(whole, tmp_path):
+    storage = f"sqlite:///{tmp_path / 'shared.db'}"
+    found = []
+    for name, settings in (("one", {"optimizer": {"name": "sgd"}, "batches": "16"}), ("two", {})):
+        folder = SweepFolder(tmp_path / name / "sweep")
+        experiment = load_experiment("quadratic", {**SMALL, **settings})
+        planned = make_plan(experiment, Logistics(device="cpu"), folder)
+        found.append(run_plan(planned, folder, executor=InlineExecutor(), storage=storage))
+    assert [row.id for row in rows_of(found[1], "tune")] == [
+        row.id for row in rows_of(whole, "tune")
+    ]
+
+
 def test_optuna_holds_a_study_per_batch_size_with_what_became_of_each_trial(whole):
     summary = whole
     storage = f"sqlite:///{summary.folder.path / 'optuna.db'}"
@@ -153,7 +198,7 @@ def test_optuna_holds_a_study_per_batch_size_with_what_became_of_each_trial(whol
     for name in names:
         study = optuna.load_study(study_name=name, storage=storage)
         rows = {row.id: row for row in rows_of(summary, "tune")}
-        for trial in study.trials:
+        for trial in named_trials(study).values():
             row = rows[trial.user_attrs["sweep.trial_id"]]
             assert trial.params["learning_rate"] == pytest.approx(row.learning_rate)
             assert trial.state.name == summary.folder.trial(row.id).read_status().state.name
@@ -215,3 +260,6 @@ def test_where_every_rate_diverges_nothing_is_reported_and_the_search_ends(tune,
     assert summary.exit_code == 0 and not rows_of(summary, "report")
     assert {status.cause for status in summary.states.values()} == {Cause.DIVERGED}
     assert len(rows_of(summary, "tune")) == 5 + EXTENSIONS
+    text = write_report(summary.folder.path).read_text()
+    assert "No rate is known yet at batch size 16: tuning trials 9 diverged" in text
+    assert "9 of 9 tuning trials diverged" in text
