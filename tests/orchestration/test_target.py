@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sweep.analysis.comparison import compare_batch_sizes
+from sweep.analysis.critical_batch_size import fit_steps
 from sweep.analysis.frames import load_sweep
 from sweep.analysis.gates import PASS
 from sweep.analysis.target import headline, judge_target, steps_to_target
@@ -133,7 +134,7 @@ def test_the_known_critical_batch_size_is_found(reach, tmp_path):
         lr="tuned",
         seeds=3,
         model="quadratic",
-        evaluation={"points": 4096, "noise_points": 0, "window": 16},
+        evaluation={"points": 4096, "noise_points": 0, "window": 32},
         tuning={"centre": 0.8},
     )
     print(f"{time.monotonic() - started:.1f} s")
@@ -143,15 +144,16 @@ def test_the_known_critical_batch_size_is_found(reach, tmp_path):
     assert {gate.verdict for gate in found.gates} == {PASS}, found.gates
     tuning = sweep.trials[sweep.trials["stage"] == "tune"]
     steps = found.trials.groupby("batch_size")["steps"].mean()
-    print(steps.to_dict())
+    known = []
     for size in sizes:
         rates = tuning.loc[tuning["batch_size"] == size, "learning_rate"]
         stable = rates[rates < 2].to_list()  # the largest curvature is 1
-        known = TRUTH["quadratic_steps"](size, stable, TARGET)
-        assert steps[size] == pytest.approx(known.min(), rel=0.05)
-    assert found.fit.s_min.value == pytest.approx(681.3, rel=0.1)
-    assert found.fit.e_min.value == pytest.approx(342_920, rel=0.1)
-    assert found.fit.b_crit.low < 503.3 < found.fit.b_crit.high
+        known.append(TRUTH["quadratic_steps"](size, stable, TARGET).min())
+        assert steps[size] == pytest.approx(known[-1], rel=0.05)
+    truth = fit_steps(sizes, known)
+    assert found.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
+    assert found.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
+    assert found.fit.b_crit.low < truth.b_crit.value < found.fit.b_crit.high
     assert "critical batch size is" in headline(found)
     text = write_report(summary.folder.path).read_text()
     assert "Losses at equal steps" in text and headline(found) in text
