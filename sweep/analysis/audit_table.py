@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from sweep.analysis.audit_status import has_failed
 from sweep.errors import SweepError
 
 LOSS = r"(val|valid|validation|eval|evaluation|test) loss"
@@ -36,6 +37,7 @@ HEADERS = {
 }
 TEXTS = {"status": r"status|state|outcome", "seed": r"(random )?seed", "stage": r"stage"}
 COLUMNS = HEADERS | TEXTS
+LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that is there
 STATED_ONCE = (
     *("learning_rate", "context_length", "token_budget", "warmup_steps", "seeds"),
     *("device_memory_gib", "weight_decay", "adam_beta2"),
@@ -48,6 +50,7 @@ NUMBER = re.compile(  # digits, suffix, unit; then no more digits, except behind
     r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?![0-9,]))?(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
     r"([kKMGB](?![A-Za-z]))?[\s,;]*([A-Za-z]*)[^0-9%×^*]*((±|\+/-|\+-|\().*)?"
 )
+NOT_FINITE = re.compile(r"\W*(nan|inf|infinity|diverged)\W*", re.IGNORECASE)
 OUT_OF_MEMORY = re.compile(r"\W*((cuda )?oom|(cuda )?out.of.memory)\W*", re.IGNORECASE)
 LARGEST = 1e18  # of a number; its inverse is the smallest
 LONGEST = 80  # characters of a header or a number
@@ -155,16 +158,20 @@ def _build_table(
         if title is not None:
             texts = [row[header.index(title)].strip() for row in cells]
             table[column] = texts if is_text else [_value(column, title, text) for text in texts]
-    is_full = [any(OUT_OF_MEMORY.fullmatch(cell[:LONGEST]) for cell in row) for row in cells]
-    table.loc[is_full, "status"] = "OUT_OF_MEMORY"
+    used = set(titles.values())
     if is_ours:
         tokens = table["token_budget"] / (table["steps"] * table["batch_size"])
         table["context_length"] = tokens.round().median()
+    if is_ours and "cause" in header:  # of a state
+        causes = [row[header.index("cause")] for row in cells]
+        table["status"] = (table["status"] + " " + causes).str.strip()
+        used.add("cause")
+    _mark_failed(table, header, cells, titles)
     taken = {key: value for key, value in settings.items() if table[key].isna().all()}
     for key, value in taken.items():
         table[key] = value
     has_batch = table["batch_size"] % 1 == 0
-    ignored = [title for title in dict.fromkeys(header) if title not in titles.values()]
+    ignored = [title for title in dict.fromkeys(header) if title not in used]
     parts = {
         "Columns ignored": ", ".join(title[:LONGEST] or "(no name)" for title in ignored),
         "Taken from the text": ", ".join(f"{key} {value:g}" for key, value in taken.items()),
@@ -172,6 +179,24 @@ def _build_table(
     }
     notes = tuple(f"{title}: {text}." for title, text in parts.items() if text)
     return AuditTable(name, table[has_batch].reset_index(drop=True), notes)
+
+
+def _mark_failed(
+    table: pd.DataFrame, header: list[str], cells: list[list[str]], titles: dict[str, str]
+) -> None:
+    """Put into the status what other cells say: OOM anywhere, NaN as the loss."""
+    is_full = [any(OUT_OF_MEMORY.fullmatch(cell[:LONGEST]) for cell in row) for row in cells]
+    table.loc[is_full, "status"] = "OUT_OF_MEMORY"
+    losses = [column for column in LOSSES if column in titles]
+    if losses:
+        column = next((name for name in losses if table[name].notna().any()), losses[0])
+        place = header.index(titles[column])
+        texts = [row[place][:LONGEST] for row in cells]
+        pairs = zip(texts, table["status"], strict=True)
+        is_lost = [
+            bool(NOT_FINITE.fullmatch(text)) and not has_failed(said) for text, said in pairs
+        ]
+        table.loc[is_lost, "status"] = "loss NaN"
 
 
 def _split_title(title: str) -> tuple[str, str]:
