@@ -193,6 +193,19 @@ HEADERS = [
     ("Steps", "nan", "steps", None),
     ("Steps", "7" * 100_000, "steps", None),
     ("Steps", "x" * 200_000 + "1", "steps", None),
+    ("Steps", "25,701", "steps", 25_701),
+    ("Steps", "1,280,000", "steps", 1_280_000),
+    ("Steps (k)", "1,280", "steps", None),
+    ("Steps", "1,280k", "steps", None),
+    ("Steps", "001,234", "steps", None),
+    ("LR", "0,001", "learning_rate", None),
+    ("LR", "-0,001", "learning_rate", None),
+    ("LR", "1,389e-3", "learning_rate", None),
+    ("Val Loss", "1,389", "final_valid_loss", None),
+    ("Val Loss", "1,38", "final_valid_loss", None),
+    ("Time (h)", "1,389", "hours", None),
+    ("Time", "5,400 s", "hours", 1.5),
+    ("VRAM", "15,990", "device_memory_gib", None),
 ]
 
 
@@ -201,6 +214,54 @@ def test_headers_and_numbers_are_read_leniently_and_never_guessed(header, cell, 
     table = _build_table("", ["Batch Size", header], [["8", cell]], {})
     read = table.rows[column].iloc[0]
     assert math.isnan(read) if value is None else read == pytest.approx(value, rel=1e-12)
+
+
+DECIMAL_COMMAS = [
+    ("LR", "0,001", "learning_rate", 1e-3),
+    ("LR", ",001", "learning_rate", 1e-3),
+    ("LR", "3,5e-4", "learning_rate", 3.5e-4),
+    ("LR", "1e-4, 3e-4", "learning_rate", None),
+    ("Val Loss", "1,389", "final_valid_loss", 1.389),
+    ("Val Loss", "1.389", "final_valid_loss", 1.389),
+    ("Val Loss", "1,35 ± 0,01", "final_valid_loss", 1.35),
+    ("Time (h)", "7,220", "hours", 7.22),
+    ("Time (s)", "5,4", "hours", 0.0015),
+    ("Tokens (M)", "131,072", "token_budget", BUDGET),
+    ("Steps", "12,8k", "steps", 12_800),
+    ("Steps", "1,280,000", "steps", 1_280_000),
+    ("Steps", "1.280.000", "steps", None),
+    ("Steps", "25,701", "steps", None),
+    ("Steps", "25.701", "steps", None),
+    ("Steps", "25701", "steps", 25_701),
+]
+
+
+@pytest.mark.parametrize(("header", "cell", "column", "value"), DECIMAL_COMMAS)
+def test_a_comma_is_decimal_where_semicolons_separate(tmp_path, header, cell, column, value):
+    path = tmp_path / "sweep.csv"
+    path.write_text(f"Batch Size;{header}\n8;{cell}\n")
+    (table,) = read_tables(path)
+    read = table.rows[column].iloc[0]
+    assert math.isnan(read) if value is None else read == pytest.approx(value, rel=1e-12)
+    unread = f"Cells not read: {cell} ({header})."
+    assert table.notes == ((unread,) if value is None else ())
+
+
+def test_a_cell_that_was_not_read_is_named_and_an_empty_or_impossible_one_is_not():
+    header = ["Batch Size", "LR", "Val Loss", "Steps"]
+    rows = [["8", "0,001", "1,389", "0"], ["16", "0,002", "N/A", ""]]
+    rows += [[str(2**k), f"0,{k}", "1.3", "9"] for k in range(5, 9)]
+    (note,) = _build_table("", header, rows, {}).notes
+    assert note == (
+        "Cells not read: 1,389 (Val Loss), 0,001 (LR), 0,002 (LR), 0,5 (LR), 0,6 (LR) and 2 more."
+    )
+
+
+def test_a_decimal_comma_stated_once_on_a_page_is_not_taken_for_thousands(tmp_path):
+    page = tmp_path / "sweep.md"
+    page.write_text("- LR: 1,389\n- WD: 0,001\n- Context: 1,024\n\n| B |\n|-|\n| 8 |\n")
+    (table,) = read_tables(page)
+    assert table.notes == ("Taken from the text: context_length 1024.",)
 
 
 WELL = [
