@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.audit_table import HEADERS, read_tables
+from sweep.analysis.audit_status import has_diverged, has_failed, is_out_of_memory
+from sweep.analysis.audit_table import HEADERS, LOSSES, read_tables
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, short
 from sweep.config.numbers import format_count
 
@@ -23,9 +24,6 @@ SETTINGS = ["batch_size", "learning_rate", "context_length", "token_budget"]
 SETTINGS += ["weight_decay", "adam_beta2"]
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 MEANS = ["loss", "true_steps", "outcome", *(name for name in HEADERS if name not in SETTINGS)]
-OUT_OF_MEMORY = r"\boom\b|out.?of.?memory"
-UNFINISHED = r"waiting|running|pending|queued|prune|abort|kill|time.?out|lost"
-FAILED = rf"{OUT_OF_MEMORY}|{UNFINISHED}|fail|error|crash|diverg|\bnan\b|✗|✘|❌"
 TOKENS_TOLERANCE = 0.01  # of the steps that the budget gives
 EQUAL_STEPS = 1.05  # most over least
 COLLAPSE = 0.6  # of the throughput of a smaller batch size: spilling, thrashing
@@ -82,14 +80,13 @@ def audit_rows(rows: pd.DataFrame) -> tuple[list[dict[str, Any]], dict[str, list
 def prepare(table: pd.DataFrame) -> Evidence:
     """Derive the true steps, what failed, and the cells."""
     rows = table.copy()
-    losses = ("final_valid_loss", "best_valid_loss", "final_train_loss")
-    rows["loss"] = rows[next((name for name in losses if rows[name].notna().any()), losses[0])]
+    rows["loss"] = rows[next((name for name in LOSSES if rows[name].notna().any()), LOSSES[0])]
     tokens_per_step = rows["batch_size"] * rows["context_length"]
     rows["true_steps"] = (rows["token_budget"] / tokens_per_step).fillna(rows["steps"])
     has_loss = bool(rows["loss"].notna().any())
     rows["outcome"] = 1.0 if has_loss or (rows["status"] != "").any() else math.nan
-    rows["is_full"] = rows["status"].str.contains(OUT_OF_MEMORY, case=False).astype(bool)
-    failed = rows["status"].str.contains(FAILED, case=False).astype(bool)
+    rows["is_full"] = rows["status"].map(is_out_of_memory).astype(bool)
+    failed = rows["status"].map(has_failed).astype(bool)
     rows["is_failed"] = failed | (has_loss & rows["loss"].isna())
     if rows["seeds"].isna().all() and (rows["seed"] != "").any():
         rows["seeds"] = (~rows.duplicated([*SETTINGS, "seed"])).astype(float)
@@ -187,17 +184,20 @@ def _fixed_rate(evidence: Evidence, known: pd.DataFrame) -> Found:
 def _edge(evidence: Evidence, known: pd.DataFrame) -> Found:
     rows = evidence.rows[~evidence.rows["is_full"]]
     rows = rows[rows["stage"] == "tune"] if (rows["stage"] == "tune").any() else rows
-    # A rate at which nothing ended well was tried, and is no candidate: NaN.
+    tried = rows.groupby("batch_size")["learning_rate"].nunique()
+    # A rate that diverged was tried, and is no candidate: NaN. What failed otherwise says nothing.
+    rows = rows[~rows["is_failed"] | rows["status"].map(has_diverged).astype(bool)]
     rows = rows.assign(loss=rows["loss"].mask(rows["is_failed"]))
     grids = rows.groupby(["batch_size", "learning_rate"])["loss"].mean().reset_index()
     grids = grids[grids.groupby("batch_size")["loss"].transform("count") > 0]
     at_edge = {}
     for batch, grid in grids.groupby("batch_size"):
-        rates = grid["learning_rate"]
+        rates, more = grid["learning_rate"], int(tried[batch]) - len(grid)
         least = rates[grid["loss"] == grid["loss"].min()]
         if not ((least > rates.min()) & (least < rates.max())).any():
-            at_edge[batch] = f"{least.iloc[0]:.3g} of {len(rates)} tried at batch size {batch:g}"
-    if not at_edge or not grids["batch_size"].duplicated().any():
+            place = f"{f'({more} more did not end) ' if more else ''}at batch size {batch:g}"
+            at_edge[batch] = f"{least.iloc[0]:.3g} of {len(rates)} tried {place}"
+    if not at_edge or tried.max() < 2:
         return None
     return (
         at_edge,

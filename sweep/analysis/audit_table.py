@@ -8,12 +8,14 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
+from sweep.analysis.audit_status import has_failed
 from sweep.errors import SweepError
 
 LOSS = r"(val|valid|validation|eval|evaluation|test) loss"
@@ -36,6 +38,10 @@ HEADERS = {
 }
 TEXTS = {"status": r"status|state|outcome", "seed": r"(random )?seed", "stage": r"stage"}
 COLUMNS = HEADERS | TEXTS
+LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that is there
+COUNTS = (
+    *("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds"),
+)  # whole numbers
 STATED_ONCE = (
     *("learning_rate", "context_length", "token_budget", "warmup_steps", "seeds"),
     *("device_memory_gib", "weight_decay", "adam_beta2"),
@@ -45,12 +51,17 @@ UNIT = re.compile(r"d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?")
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
 SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 NUMBER = re.compile(  # digits, suffix, unit; then no more digits, except behind ± or (
-    r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?![0-9,]))?(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
+    r"([+-]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+(?![0-9,]))?(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
     r"([kKMGB](?![A-Za-z]))?[\s,;]*([A-Za-z]*)[^0-9%×^*]*((±|\+/-|\+-|\().*)?"
 )
+ONE_COMMA = re.compile(r"[^,.]*,[0-9]{3}(?![,.]).*")  # 1,389: a thousand, or one and a bit
+DECIMAL_COMMA = re.compile(r"(?<![0-9.,])([0-9]*),([0-9]+)(?![0-9]*[.,][0-9])")
+NOT_POSITIVE = re.compile(r"[−-][0-9.]*|0*\.?0*")
+NOT_FINITE = re.compile(r"\W*(nan|inf|infinity|diverged)\W*", re.IGNORECASE)
 OUT_OF_MEMORY = re.compile(r"\W*((cuda )?oom|(cuda )?out.of.memory)\W*", re.IGNORECASE)
 LARGEST = 1e18  # of a number; its inverse is the smallest
 LONGEST = 80  # characters of a header or a number
+MOST_SHOWN = 5  # cells that were not read
 
 RawTable = tuple[str, list[str], list[list[str]]]  # name, header, rows
 
@@ -61,7 +72,16 @@ class AuditTable:
 
     name: str
     rows: pd.DataFrame  # those that have a batch size
-    notes: tuple[str, ...]  # what was ignored, left out, or taken from the text
+    notes: tuple[str, ...]  # what was ignored, not read, left out, or taken from the text
+
+
+class Number(NamedTuple):
+    """A cell that was read; NaN where it could not be."""
+
+    value: float
+    suffix: str = ""  # k, M, G
+    unit: str = ""
+    has_one_comma: bool = False  # which may be decimal
 
 
 def read_tables(path: Path) -> list[AuditTable]:
@@ -82,7 +102,8 @@ def read_tables(path: Path) -> list[AuditTable]:
     if not found:
         raise SweepError(f"{path} must hold a table, a header and rows, and holds none.")
     settings = _settings(text) if is_markdown else {}
-    tables = [_build_table(*table, settings) for table in found]
+    has_decimal_comma = not is_markdown and _delimiter(text) == ";"
+    tables = [_build_table(*table, settings, has_decimal_comma) for table in found]
     if not any(len(table.rows) for table in tables):
         raise SweepError(
             f"{path} must have a column batch_size with whole numbers, and has none. "
@@ -103,9 +124,12 @@ def _find_file(path: Path) -> Path:
     return path
 
 
+def _delimiter(text: str) -> str:
+    return max(",;\t", key=text.lstrip().partition("\n")[0].count)
+
+
 def _csv_table(text: str) -> Iterator[RawTable]:
-    delimiter = max(",;\t", key=text.lstrip().partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
     rows = [row for row in reader if any(map(str.strip, row))]
     if len(rows) > 1:
         yield "the table", rows[0], rows[1:]
@@ -136,42 +160,86 @@ def _settings(text: str) -> dict[str, float]:
         names, values = key.split("/"), value.split("/")  # Adam β1/β2: 0.9/0.999
         for name, cell in zip(names, values, strict=False) if len(names) == len(values) else ():
             column = next(iter(_match([name])), "")
-            if column in STATED_ONCE and not math.isnan(number := _number(cell)[0]):
+            if column in STATED_ONCE and not math.isnan(number := _value(column, name, cell)):
                 stated.setdefault(column, set()).add(number)
     return {column: numbers.pop() for column, numbers in stated.items() if len(numbers) == 1}
 
 
 def _build_table(
-    name: str, header: list[str], body: list[list[str]], settings: dict[str, float]
+    name: str,
+    header: list[str],
+    body: list[list[str]],
+    settings: dict[str, float],
+    has_decimal_comma: bool = False,
 ) -> AuditTable:
     is_ours = set(header) >= OURS
     # Ours is of another set than final_valid_loss and never compared with it (docs/results.md).
     titles = _match([title for title in header if not (is_ours and title == "best_valid_loss")])
     cells = [[*row, *[""] * (len(header) - len(row))] for row in body]
-    table = pd.DataFrame(index=range(len(cells)))
+    table, unread = pd.DataFrame(index=range(len(cells))), list[str]()
     for column in COLUMNS:
         title, is_text = titles.get(column), column in TEXTS
         table[column] = "" if is_text else math.nan
         if title is not None:
             texts = [row[header.index(title)].strip() for row in cells]
-            table[column] = texts if is_text else [_value(column, title, text) for text in texts]
-    is_full = [any(OUT_OF_MEMORY.fullmatch(cell[:LONGEST]) for cell in row) for row in cells]
-    table.loc[is_full, "status"] = "OUT_OF_MEMORY"
+            table[column] = texts
+            if not is_text:
+                values = [_value(column, title, text, has_decimal_comma) for text in texts]
+                table[column] = values
+                pairs = zip(texts, values, strict=True)
+                unread += [f"{text} ({title})" for text, value in pairs if _is_unread(text, value)]
+    used = set(titles.values())
     if is_ours:
         tokens = table["token_budget"] / (table["steps"] * table["batch_size"])
         table["context_length"] = tokens.round().median()
+    if is_ours and "cause" in header:  # of a state
+        causes = [row[header.index("cause")] for row in cells]
+        table["status"] = (table["status"] + " " + causes).str.strip()
+        used.add("cause")
+    _mark_failed(table, header, cells, titles)
     taken = {key: value for key, value in settings.items() if table[key].isna().all()}
     for key, value in taken.items():
         table[key] = value
     has_batch = table["batch_size"] % 1 == 0
-    ignored = [title for title in dict.fromkeys(header) if title not in titles.values()]
+    ignored = [title for title in dict.fromkeys(header) if title not in used]
     parts = {
         "Columns ignored": ", ".join(title[:LONGEST] or "(no name)" for title in ignored),
+        "Cells not read": _first_few(unread),
         "Taken from the text": ", ".join(f"{key} {value:g}" for key, value in taken.items()),
         "Rows left out, without a batch size": str((~has_batch).sum() or ""),
     }
     notes = tuple(f"{title}: {text}." for title, text in parts.items() if text)
     return AuditTable(name, table[has_batch].reset_index(drop=True), notes)
+
+
+def _mark_failed(
+    table: pd.DataFrame, header: list[str], cells: list[list[str]], titles: dict[str, str]
+) -> None:
+    """Put into the status what other cells say: OOM anywhere, NaN as the loss."""
+    is_full = [any(OUT_OF_MEMORY.fullmatch(cell[:LONGEST]) for cell in row) for row in cells]
+    table.loc[is_full, "status"] = "OUT_OF_MEMORY"
+    losses = [column for column in LOSSES if column in titles]
+    if losses:
+        column = next((name for name in losses if table[name].notna().any()), losses[0])
+        place = header.index(titles[column])
+        texts = [row[place][:LONGEST] for row in cells]
+        pairs = zip(texts, table["status"], strict=True)
+        is_lost = [
+            bool(NOT_FINITE.fullmatch(text)) and not has_failed(said) for text, said in pairs
+        ]
+        table.loc[is_lost, "status"] = "loss NaN"
+
+
+def _is_unread(text: str, value: float) -> bool:
+    """Tell whether a cell seems to hold a number, if not just an impossible one."""
+    has_digits = re.search("[0-9]", text) is not None
+    return math.isnan(value) and has_digits and not NOT_POSITIVE.fullmatch(text[:LONGEST])
+
+
+def _first_few(cells: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(cell[:LONGEST] for cell in cells))
+    more = len(distinct) - MOST_SHOWN
+    return ", ".join(distinct[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _split_title(title: str) -> tuple[str, str]:
@@ -196,26 +264,39 @@ def _match(header: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _value(column: str, title: str, text: str) -> float:
-    value, suffix, unit = _number(text)
+def _value(column: str, title: str, text: str, has_decimal_comma: bool = False) -> float:
+    if has_decimal_comma:
+        text = DECIMAL_COMMA.sub(r"\1.\2", text[: 2 * LONGEST])
+    read = _number(text)
+    value, is_count = read.value, column in COUNTS
     words, shown = _split_title(title)
     if column == "hours":
-        units = (word.lower() for word in (unit, shown, *words.split()))
-        value *= next((UNIT_HOURS[unit[0]] for unit in units if UNIT.fullmatch(unit)), math.nan)
-    elif column in ("steps", "token_budget") and not suffix and shown[1:2] in ("", " "):
-        value *= SCALES.get(shown[:1], 1.0)  # Tokens (M)
+        units = (word.lower() for word in (read.unit, shown, *words.split()))
+        unit = next((unit[0] for unit in units if UNIT.fullmatch(unit)), "")
+        value *= UNIT_HOURS.get(unit, math.nan)
+        is_count = unit == "s"
+    scale = 1.0
+    if column in ("steps", "token_budget") and not read.suffix and shown[1:2] in ("", " "):
+        scale = SCALES.get(shown[:1], 1.0)
+    is_count = is_count and scale == 1 and not read.suffix
+    if read.has_one_comma and not is_count:
+        return math.nan
+    if has_decimal_comma and is_count and column in COUNTS and value % 1:
+        return math.nan  # 25.701 steps: that was a thousands separator
+    value *= scale
     is_possible = value > 0 or column.endswith("loss") or (column == "weight_decay" and value == 0)
     return value if is_possible else math.nan
 
 
-def _number(text: str) -> tuple[float, str, str]:
-    """Read `25,701`, `**3e-4**`, `~327.68M tokens`, `7.22 hrs`: number, suffix, unit; else NaN."""
+def _number(text: str) -> Number:
+    """Read `25,701`, `**3e-4**`, `~327.68M tokens`, `7.22 hrs`; else NaN."""
     plain = re.sub(r"[*`_~≈]", "", text).replace("−", "-").strip()
     match = NUMBER.fullmatch(plain) if len(plain) <= LONGEST else None
     digits, suffix, unit = match.group(1, 2, 3) if match else ("", "", "")
     try:
         value = float(digits.replace(",", "")) * SCALES.get(suffix or "", 1.0)
     except ValueError:
-        return math.nan, "", ""
+        return Number(math.nan)
     is_sane = value == 0 or 1 / LARGEST <= abs(value) <= LARGEST
-    return value if is_sane else math.nan, suffix or "", unit
+    has_one_comma = ONE_COMMA.fullmatch(digits) is not None
+    return Number(value if is_sane else math.nan, suffix or "", unit, has_one_comma)

@@ -68,6 +68,7 @@ class TrialConfig(Settings):
     tokens_per_sequence: int
     steps: int
     warmup_steps: int
+    token_budget: int | None = None  # before it was rounded to whole steps; None: not recorded
     microbatch_size: int  # as planned; state.json holds a smaller one after out of memory
     data_path: str | None = None  # where data is a path; not absolute: from the sweep folder
 

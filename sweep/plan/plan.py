@@ -90,6 +90,7 @@ class Plan(Settings):
     def trial_config(self, row: PlannedTrial, sweep: str) -> TrialConfig:
         """Return what a worker needs to run one trial of a known rate."""
         assert row.id is not None and row.learning_rate is not None
+        tuning_budget = self.settings.tuning.budget if row.stage == "tune" else None
         return TrialConfig(
             id=row.id,
             sweep=sweep,
@@ -98,6 +99,7 @@ class Plan(Settings):
             tokens_per_sequence=self.tokens_per_sequence,
             steps=row.steps,
             warmup_steps=row.warmup_steps,
+            token_budget=tuning_budget or self.token_budget,
             microbatch_size=row.microbatch_size,
             data_path=self.data_path,
         )

@@ -9,6 +9,7 @@ from sweep.errors import SweepError
 
 MOST_PROBED = 512  # sequences of one probe of the gradient noise
 PROBE_PARTS = 16
+FAR = 1 << 44  # a position of a stream that never repeats, beyond any training
 LARGEST_LOSS = Fraction(1, 100)  # of the budget, given up so that all batch sizes share one count
 
 
@@ -71,10 +72,10 @@ def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
 def probe_sizes(sequences: int, points: int, share: float, microbatch_size: int) -> tuple[int, int]:
     """Return how many sequences a probe of the gradient noise has, and how many of its parts.
 
-    The first is the same at every batch size; (0, 0) where there would be fewer than two.
+    The first is the same at every batch size of a sweep; (0, 0) where it would be below two.
 
     Args:
-        sequences: of the whole training.
+        sequences: of the budget, which all batch sizes share as they need not share their tokens.
         points: probes.
         share: of the sequences, for all probes together.
         microbatch_size: no part is larger.
@@ -85,6 +86,19 @@ def probe_sizes(sequences: int, points: int, share: float, microbatch_size: int)
     parts = min(PROBE_PARTS, count)
     part = count // parts
     return parts * part, largest_divisor(part, microbatch_size)
+
+
+def first_probed(probed: int, windows: int | None) -> int:
+    """Return the stream position of the first sequence probed: the last of the first epoch.
+
+    It depends on nothing in which batch sizes differ. No step trains on these sequences where
+    training and they fit into one epoch; behind that the data hold nothing fresh.
+
+    Args:
+        probed: sequences, by all probes together.
+        windows: sequences of one epoch; None where the data never repeat.
+    """
+    return FAR if windows is None else max(0, windows - probed)
 
 
 def largest_divisor(number: int, at_most: int) -> int:

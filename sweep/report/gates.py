@@ -15,6 +15,7 @@ from sweep.analysis.gates import Judged
 from sweep.analysis.noise_scale import NoiseScale, noise_scale
 from sweep.analysis.statistics import Pair
 from sweep.analysis.target import Reached
+from sweep.plan.steps import probe_sizes
 from sweep.report import axes as look
 from sweep.report import markdown as md
 
@@ -135,7 +136,24 @@ def noise_table(sweep: Sweep, judged: Sequence[Judged | Reached]) -> str:
     if not rows:
         return ""
     headers = ["batch size", "policy", "probes", "noise scale [sequences]", "tr Σ", "|G|²"]
-    return f"### Gradient noise scale\n\n{BESIDE_NOISE}\n\n{md.table(headers, rows)}"
+    notes = " ".join(filter(None, [BESIDE_NOISE, _not_fresh(sweep)]))
+    return f"### Gradient noise scale\n\n{notes}\n\n{md.table(headers, rows)}"
+
+
+def _not_fresh(sweep: Sweep) -> str:
+    """Say so where training and probes took more than the data's first epoch."""
+    plan, evaluation = sweep.plan, sweep.plan.settings.evaluation
+    trials = report_trials(sweep.trials).dropna(subset=["epochs"])
+    sequences, points = plan.token_budget // plan.tokens_per_sequence, evaluation.noise_points
+    count, _ = probe_sizes(sequences, points, evaluation.noise_share, 1)
+    trained = trials["epochs"].astype(float)
+    probed = trained * (points * count * plan.tokens_per_sequence / trials["tokens"])
+    if not (trained + probed > 1).any():
+        return ""
+    return (
+        f"The data held too little that was fresh: training took {trained.max():.3g} epochs and "
+        f"the probes {probed.max():.2g} of one, so training saw probed sequences too."
+    )
 
 
 def _estimate(found: Estimate) -> str:

@@ -6,13 +6,14 @@ The analysis averages them apart and divides last: `sweep.analysis.noise_scale`.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import milestone_steps, probe_sizes
+from sweep.plan.steps import first_probed, milestone_steps, probe_sizes
 from sweep.training.device import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -86,19 +87,26 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class NoiseProbe:
-    """Measures the gradient's noise at milestones, on sequences that no step trains on.
+    """Measures the gradient's noise at milestones; nothing is updated.
 
-    They lie further along the stream, the same ones at every batch size; nothing is updated.
+    The sequences are the same at every batch size, the last of the data's first epoch: no step
+    trains on them, unless training and probes together are more than one epoch.
     """
 
     def __init__(self, config: TrialConfig, step: "TrainingStep") -> None:
         science = config.science
         self._step, self._batch_size = step, science.batch_size // config.execution.devices
-        sequences = science.tokens // config.tokens_per_sequence
+        self._trained = science.tokens // config.tokens_per_sequence
+        budget = (config.token_budget or science.tokens) // config.tokens_per_sequence
         points, share = science.evaluation.noise_points, science.evaluation.noise_share
-        self._count, self._part = probe_sizes(sequences, points, share, step.microbatch_size)
-        self._first = 1 << sequences.bit_length()
+        self._count, self._part = probe_sizes(budget, points, share, step.microbatch_size)
+        self._probed = points * self._count  # sequences
         self.steps = milestone_steps(config.steps, points) if points else ()
+
+    @cached_property
+    def _first(self) -> int:
+        epochs = self._step.workload.epochs()
+        return first_probed(self._probed, round(self._trained / epochs) if epochs else None)
 
     def sums_at(self, step: int) -> GradientSums | None:
         """Return what is to see a training step's microbatches; None where it is not to."""

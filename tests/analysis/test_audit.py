@@ -193,6 +193,19 @@ HEADERS = [
     ("Steps", "nan", "steps", None),
     ("Steps", "7" * 100_000, "steps", None),
     ("Steps", "x" * 200_000 + "1", "steps", None),
+    ("Steps", "25,701", "steps", 25_701),
+    ("Steps", "1,280,000", "steps", 1_280_000),
+    ("Steps (k)", "1,280", "steps", None),
+    ("Steps", "1,280k", "steps", None),
+    ("Steps", "001,234", "steps", None),
+    ("LR", "0,001", "learning_rate", None),
+    ("LR", "-0,001", "learning_rate", None),
+    ("LR", "1,389e-3", "learning_rate", None),
+    ("Val Loss", "1,389", "final_valid_loss", None),
+    ("Val Loss", "1,38", "final_valid_loss", None),
+    ("Time (h)", "1,389", "hours", None),
+    ("Time", "5,400 s", "hours", 1.5),
+    ("VRAM", "15,990", "device_memory_gib", None),
 ]
 
 
@@ -201,6 +214,93 @@ def test_headers_and_numbers_are_read_leniently_and_never_guessed(header, cell, 
     table = _build_table("", ["Batch Size", header], [["8", cell]], {})
     read = table.rows[column].iloc[0]
     assert math.isnan(read) if value is None else read == pytest.approx(value, rel=1e-12)
+
+
+DECIMAL_COMMAS = [
+    ("LR", "0,001", "learning_rate", 1e-3),
+    ("LR", ",001", "learning_rate", 1e-3),
+    ("LR", "3,5e-4", "learning_rate", 3.5e-4),
+    ("LR", "1e-4, 3e-4", "learning_rate", None),
+    ("Val Loss", "1,389", "final_valid_loss", 1.389),
+    ("Val Loss", "1.389", "final_valid_loss", 1.389),
+    ("Val Loss", "1,35 ± 0,01", "final_valid_loss", 1.35),
+    ("Time (h)", "7,220", "hours", 7.22),
+    ("Time (s)", "5,4", "hours", 0.0015),
+    ("Tokens (M)", "131,072", "token_budget", BUDGET),
+    ("Steps", "12,8k", "steps", 12_800),
+    ("Steps", "1,280,000", "steps", 1_280_000),
+    ("Steps", "1.280.000", "steps", None),
+    ("Steps", "25,701", "steps", None),
+    ("Steps", "25.701", "steps", None),
+    ("Steps", "25701", "steps", 25_701),
+]
+
+
+@pytest.mark.parametrize(("header", "cell", "column", "value"), DECIMAL_COMMAS)
+def test_a_comma_is_decimal_where_semicolons_separate(tmp_path, header, cell, column, value):
+    path = tmp_path / "sweep.csv"
+    path.write_text(f"Batch Size;{header}\n8;{cell}\n")
+    (table,) = read_tables(path)
+    read = table.rows[column].iloc[0]
+    assert math.isnan(read) if value is None else read == pytest.approx(value, rel=1e-12)
+    unread = f"Cells not read: {cell} ({header})."
+    assert table.notes == ((unread,) if value is None else ())
+
+
+def test_a_cell_that_was_not_read_is_named_and_an_empty_or_impossible_one_is_not():
+    header = ["Batch Size", "LR", "Val Loss", "Steps"]
+    rows = [["8", "0,001", "1,389", "0"], ["16", "0,002", "N/A", ""]]
+    rows += [[str(2**k), f"0,{k}", "1.3", "9"] for k in range(5, 9)]
+    (note,) = _build_table("", header, rows, {}).notes
+    assert note == (
+        "Cells not read: 1,389 (Val Loss), 0,001 (LR), 0,002 (LR), 0,5 (LR), 0,6 (LR) and 2 more."
+    )
+
+
+def test_a_decimal_comma_stated_once_on_a_page_is_not_taken_for_thousands(tmp_path):
+    page = tmp_path / "sweep.md"
+    page.write_text("- LR: 1,389\n- WD: 0,001\n- Context: 1,024\n\n| B |\n|-|\n| 8 |\n")
+    (table,) = read_tables(page)
+    assert table.notes == ("Taken from the text: context_length 1024.",)
+
+
+WELL = [
+    *("OK (no OOM)", "finished, 0 errors", "Completed without failure", "no errors or crashes"),
+    *("never crashed", "didn't diverge", "did not run out of memory", "0 of 3 seeds failed"),
+    *("none of the seeds diverged", "errors: 0", "OOM: no", "no NaN, no OOM", "n/a", "✅"),
+    *("**OK** after 2 crashes", "✓ (OOM at first, restarted)", "no out-of-memory error"),
+]
+BADLY = [
+    *("OOM", "CUDA out of memory", "OutOfMemoryError", "CUDA_OOM", "failed", "error: CUDA", "✗"),
+    *("error: no space left on device", "diverged", "finished, diverged", "seed 0 failed"),
+    *("OK until OOM", "no result due to OOM", "did not finish: OOM", "no errors, OOM", "timeout"),
+    *("killed without error", "not finished", "PRUNED", "FAILED lost", "0 OK, 3 failed"),
+]
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_word_of_failure_that_is_denied_or_behind_success_is_none(is_missing):
+    for said in BADLY if is_missing else WELL:
+        found, _ = find(clean_rows(status=lambda b, said=said: said if b == 32 else "OK"))
+        assert ("missing_batch_size" in found) is is_missing, said
+        assert is_missing or found == {}, said
+
+
+def test_losses_that_are_all_nan_are_failed_runs_and_not_unchecked():
+    for cell in ("nan", "NaN", "inf", "diverged"):
+        rows = clean_rows(final_valid_loss=lambda b, cell=cell: cell, best_valid_loss=None)
+        found, missing = find([{**row, "status": "OK"} for row in rows])
+        assert found["missing_batch_size"]["rows"] == list(BATCHES)
+        assert "8 (loss NaN)" in found["missing_batch_size"]["message"]
+        bare, missing = find([{k: row[k] for k in row if k != "status"} for row in rows])
+        assert "missing_batch_size" in bare and "missing_batch_size" not in missing
+    empty = clean_rows(final_valid_loss=lambda b: "", best_valid_loss=None, status=None)
+    assert "missing_batch_size" in find(empty)[1]
+
+
+def test_a_train_loss_is_read_where_no_validation_loss_is_finite():
+    rows = clean_rows(final_valid_loss=lambda b: "nan", best_valid_loss=None)
+    assert "missing_batch_size" not in find([{**row, "final_train_loss": 1.3} for row in rows])[0]
 
 
 def test_the_more_specific_of_two_columns_counts_and_the_other_is_named():
@@ -302,6 +402,45 @@ def test_a_rate_that_diverged_bounds_the_grid_and_is_nothing_missing(left_in_the
     for row in rows:
         row["status"] = "ok" if row["final_valid_loss"] in (1.4, 1.3) else "diverged"
     assert find(rows)[0] == {}
+
+
+@pytest.mark.parametrize("status", ["pruned", "error", "failed", "killed", "OOM", ""])
+def test_a_rate_that_did_not_end_does_not_bound_the_grid(status):
+    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.4, 1.3, None), strict=True))
+    for row in rows:
+        row["status"] = "ok" if row["final_valid_loss"] else status
+    found, _ = find(rows)
+    assert found["learning_rate_at_edge"]["rows"] == list(BATCHES)
+
+
+def test_a_rate_whose_loss_is_nan_has_diverged_and_bounds_the_grid():
+    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.4, 1.3, "nan"), strict=True), status=None)
+    assert find(rows)[0] == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "bounds"),
+    [("diverged", True), ("PRUNED", False), ("error", False), ("out_of_memory", False)],
+)
+def test_of_our_own_tuning_trials_only_what_ended_or_diverged_bounds(
+    write_fake_sweep, tmp_path, outcome, bounds
+):
+    write_fake_sweep(
+        tmp_path / "s",
+        lrs=("tuned",),
+        batches=(16,),
+        seeds=3,
+        outcome=lambda row: (
+            outcome if row.stage == "tune" and (row.learning_rate or 0) > 1.5e-3 else "COMPLETE"
+        ),
+    )
+    write_trials_csv(load_sweep(tmp_path / "s"), tmp_path / "s" / "trials.csv")
+    document = audit(tmp_path / "s")
+    found = by_code(document)
+    assert ("learning_rate_at_edge" in found) is not bounds
+    assert "missing_batch_size" not in found
+    if outcome in ("PRUNED", "error"):
+        assert "of 3 tried (2 more did not end)" in found["learning_rate_at_edge"]["message"]
 
 
 def test_tuning_trials_count_for_the_rates_tried_and_nothing_else():

@@ -10,6 +10,7 @@ from sweep.config.experiment import ScheduleSettings
 from sweep.errors import SweepError
 from sweep.plan.steps import (
     choose_microbatch,
+    first_probed,
     learning_rate_at,
     milestone_steps,
     next_microbatch,
@@ -140,3 +141,9 @@ def test_out_of_memory_goes_down_through_divisors_to_one(per_device):
         assert smaller is None or smaller <= size / 2
         size = smaller
     assert seen[-1] == 1
+
+
+def test_the_end_of_the_first_epoch_is_probed_and_a_far_part_of_what_never_repeats():
+    assert first_probed(100, 1000) == 900
+    assert first_probed(100, 30) == 0
+    assert first_probed(100, None) > 10**13

@@ -62,6 +62,19 @@ def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned):
     assert (tuned / "figures/noise.png").exists()
 
 
+@pytest.mark.parametrize(("epochs", "is_said"), [(0.9, False), (0.995, True), (3.0, True)])
+def test_probes_of_sequences_that_training_saw_are_said_to_be_so(
+    tmp_path, write_fake_sweep, epochs, is_said
+):
+    write_fake_sweep(
+        tmp_path / "s", seeds=3, change=lambda row: {"epochs": epochs}, budget="4M", batches="16,64"
+    )
+    add_noise(tmp_path / "s", lambda tokens: 6.0, 0.25)
+    text = write_report(tmp_path / "s").read_text()
+    said = f"training took {epochs:.3g} epochs and the probes"
+    assert (said in text) is is_said
+
+
 def test_a_noise_scale_that_is_not_resolved_says_so(tuned):
     add_noise(tuned, lambda tokens: 6.0, -0.01)
     assert noise_by_batch(load_sweep(tuned), "tuned")[4].value is None

@@ -5,12 +5,13 @@ import torch
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
+from sweep.data.stream import SequenceStream
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.plan import build_plan
 from sweep.plan.steps import probe_sizes
-from sweep.training.noise import GradientSums, noise_estimates
+from sweep.training.noise import GradientSums, NoiseProbe, noise_estimates
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
 from sweep.trial.metrics import read_metrics
@@ -74,6 +75,73 @@ def test_a_probe_is_a_small_part_of_training_and_its_parts_fit_the_microbatch():
     for sequences in range(0, 5000, 37):
         count, part = probe_sizes(sequences, 10, 0.01, 8)
         assert count * 10 <= 0.01 * sequences and (not count or count % part == 0)
+
+
+CONTEXT = 64  # of the experiment quick
+
+
+class ProbedWindows:
+    """A step and workload that only notes which windows are probed."""
+
+    microbatch_size = 1
+
+    def __init__(self, config, windows):
+        self.config, self.workload, self.probed = config, self, []
+        self.stream = SequenceStream(windows * CONTEXT + 1, CONTEXT, 0)
+
+    def epochs(self):
+        return self.stream.epochs(self.config.science.tokens)
+
+    def build_batch(self, first, count):
+        self.probed += self.stream.window_indices(first, count).tolist()
+
+    def measure_noise(self, batch, size):
+        return 1.0, 1.0
+
+
+def probed_windows(batches, sequences, windows, **evaluation):
+    """Return by batch size the windows that its probes see, and those that it trains on."""
+    fields = {"batches": batches, "precision": "fp32", "budget": sequences * CONTEXT}
+    plan = build_plan(
+        load_experiment("quick", fields | {"evaluation": evaluation}),
+        Execution(device="cpu", threads=2),
+        data={"name": "synthetic"},
+    )
+    found = {}
+    for row in plan.trials:
+        config = plan.trial_config(row, "s")
+        step = ProbedWindows(config, windows)
+        probe = NoiseProbe(config, step)
+        for milestone in probe.steps:
+            probe.metrics(milestone, None)
+        trained = step.stream.window_indices(0, row.tokens // CONTEXT).tolist()
+        found[row.batch_size] = (step.probed, set(trained))
+    return found
+
+
+@pytest.mark.parametrize("sequences", [1024, 3000, 4000, 8176])
+def test_no_step_trains_on_what_is_probed_up_to_one_epoch_of_data(sequences):
+    share = 0.02
+    probed = 10 * int(share * sequences / 10)
+    for windows in (sequences + probed, 2 * sequences, 7 * sequences):
+        found = probed_windows([8], sequences, windows, noise_share=share)
+        ((seen, trained),) = found.values()
+        assert len(seen) == len(set(seen)) == probed
+        assert trained.isdisjoint(seen)
+
+
+@pytest.mark.parametrize("windows", [500, 2000, 100_000])
+def test_probes_are_the_same_where_batch_sizes_train_on_other_tokens(windows):
+    found = probed_windows([1, 10, 1000], 1030, windows, noise_share=0.2)
+    assert len({len(trained) for _, trained in found.values()}) > 1 or windows == 500
+    seen = [windows_seen for windows_seen, _ in found.values()]
+    assert len(seen[0]) == 160
+    assert seen[1] == seen[0][: len(seen[1])] and seen[2] == seen[0][: len(seen[2])]
+
+
+def test_data_smaller_than_the_probes_are_probed_from_their_start():
+    ((seen, _),) = probed_windows([8], 4096, 30, noise_share=0.1).values()
+    assert len(seen) == 320 and set(seen) == set(range(30))
 
 
 def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the_same(tmp_path):
