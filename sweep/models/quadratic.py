@@ -20,7 +20,9 @@ class Quadratic(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (settings.dimensions,), generator=generator) * 2 - 1
         self.weights = nn.Parameter(signs.float())
-        self.register_buffer("curvature", 1 / torch.arange(1.0, settings.dimensions + 1))
+        curvature = 1 / torch.arange(1.0, settings.dimensions + 1)
+        self.register_buffer("curvature", curvature)
+        self.register_buffer("noise_scale", curvature.sqrt(), persistent=False)
 
     def expected_loss(self) -> Tensor:
         """Return ½ Σ h_i w_i²."""
@@ -33,6 +35,6 @@ class Quadratic(nn.Module):
             noise: (dimensions), a sum of standard normals, one for each sequence.
             count: of sequences.
         """
-        curvature = self.get_buffer("curvature")
-        slope = torch.addcmul(noise * curvature.sqrt(), curvature, self.weights, value=count / 2)
+        curvature, scale = self.get_buffer("curvature"), self.get_buffer("noise_scale")
+        slope = torch.addcmul(noise * scale, curvature, self.weights, value=count / 2)
         return slope @ self.weights  # in one product: half the operations
