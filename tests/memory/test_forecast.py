@@ -45,6 +45,7 @@ def config(experiment="tinystories", batch=8, execution=None, microbatch=None, *
         {"experiment": "quick", "precision": "bf16"},
         {"experiment": "quick", "precision": "bf16-pure"},
         {"experiment": "quick", "optimizer": {"name": "sgd"}},
+        {"experiment": "quick", "target": 3.0},  # keeps averaged weights
         {"model": "small"},
         {"experiment": "quadratic"},
         {"experiment": "elman", "model": SMALL_ELMAN, "precision": "bf16-pure"},
