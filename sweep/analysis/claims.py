@@ -51,7 +51,8 @@ def headline(judged: Judged) -> str:
             f"the lowest final loss, no different from {best} within ±{short(comparison.margin)} "
             "nats"
         )
-    return f"{said}; higher are {_joined(worse)} nats." if worse else f"{said}."
+    said += f"; higher are {_joined(worse)} nats." if worse else "."
+    return f"{said} {judged.scope}"
 
 
 def _joined(parts: Iterable[str]) -> str:

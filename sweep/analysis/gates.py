@@ -13,6 +13,7 @@ from sweep.analysis.comparison import SEEDS_FOR_SPREAD, report_trials
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import INITIAL_LOSS_TOLERANCE, MANY_EPOCHS, data_name
 from sweep.analysis.statistics import (
+    MOST_SEEDS,
     Comparison,
     Interval,
     Losses,
@@ -25,6 +26,7 @@ from sweep.analysis.statistics import (
 from sweep.analysis.tuned import TunedRate, tuned_rates
 from sweep.config.numbers import format_count
 from sweep.plan.commands import answering_command
+from sweep.plan.plan import TUNING_SEED
 
 PASS, INCONCLUSIVE, NOT_APPLICABLE = "PASS", "INCONCLUSIVE", "NOT APPLICABLE"
 WANTED_DIFFERENCE = 0.01  # nats: the margin of equivalence too
@@ -51,6 +53,7 @@ class Judged:
     sigma: Interval | None  # of seeds, nats
     rates: tuple[TunedRate, ...]  # where they were tuned
     best: int | None  # batch size of the least mean loss, where every gate passes
+    scope: str  # a sentence
 
     @property
     def is_tuned(self) -> bool:
@@ -89,7 +92,8 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, label: str) -> Judged:
         scope_gate(sweep, trials),
     )
     is_carried = all(gate.verdict == PASS for gate in gates)
-    return Judged(label, gates, comparison, sigma, found, best if is_carried else None)
+    scope = scope_sentence(sweep, trials)
+    return Judged(label, gates, comparison, sigma, found, best if is_carried else None, scope)
 
 
 def _losses(trials: pd.DataFrame) -> Losses:
@@ -205,7 +209,9 @@ def _difference_gate(comparison: Comparison, sigma: Interval | None, best: int |
     wanted = max(nearest, comparison.margin)
     needed = seeds_to_detect(wanted, sigma.estimate, count, len(comparison.pairs))
     more = max(needed or 0, len(comparison.seeds) + 1)
-    settle = f"--seeds {more} for a difference of {wanted:.4f} nats" if needed else ""
+    settle = f"--seeds {more} for a difference of {wanted:.4f} nats"
+    if not needed:
+        settle = f"more than {MOST_SEEDS} seeds: not to be settled this way"
     return Gate(3, name, INCONCLUSIVE, evidence, settle)
 
 
@@ -285,16 +291,33 @@ def sanity_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
     return Gate(7, name, PASS, f"{said[:1].upper()}{said[1:]}.")
 
 
-def scope_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
-    """Gate 8: what a claim holds for, and whether the data were fresh enough."""
-    name = "The claim is scoped"
+def scope_sentence(sweep: Sweep, trials: pd.DataFrame) -> str:
+    """Say what a claim about these reporting trials holds for."""
+    return f"This holds for {_scope(sweep, trials)}."
+
+
+def _scope(sweep: Sweep, trials: pd.DataFrame) -> str:
     settings, plan = sweep.plan.settings, sweep.plan
     data = f", {data_name(plan.data)}" if plan.data else ""
     seeds = sorted({int(seed) for seed in trials["seed"]})
-    scope = (
+    tuned = sweep.trials[(sweep.trials["stage"] == "tune") & (sweep.trials["policy"] == "tuned")]
+    tuning = ""
+    if set(trials["policy"]) == {"tuned"} and len(tuned):
+        dimensions = " and ".join(settings.tuning.dimensions)
+        counts = tuned.groupby("batch_size").size()
+        tried = " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))
+        tokens = format_count(int(tuned["tokens"].min()))
+        tuning = f", {dimensions} tuned by {tried} trials of {tokens} tokens at seed {TUNING_SEED}"
+    return (
         f"{settings.model.name}{data}, {format_count(plan.token_budget)} tokens, "
-        f"{settings.optimizer.name}, {settings.schedule.name} schedule, seeds {seeds}"
+        f"{settings.optimizer.name}, {settings.schedule.name} schedule{tuning}, reported on seeds "
+        f"{', '.join(map(str, seeds))}"
     )
+
+
+def scope_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
+    """Gate 8: what a claim holds for, and whether the data were fresh enough."""
+    name, scope = "The claim is scoped", _scope(sweep, trials)
     epochs = float(trials["epochs"].astype(float).max())
     if epochs > MANY_EPOCHS:
         why = f"{scope}; the data were repeated {epochs:.3g} times."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy.stats import f as f_distribution
 
 from sweep.analysis import gates
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, report_trials
@@ -15,14 +16,15 @@ from sweep.analysis.critical_batch_size import StepsFit, fit_steps
 from sweep.analysis.estimate import Estimate
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.gates import INCONCLUSIVE, PASS, Gate
-from sweep.analysis.statistics import Interval, compare_pairs, seeds_sd
+from sweep.analysis.statistics import ALPHA, Interval, compare_pairs, seeds_sd
 from sweep.analysis.tuned import TunedRate, tuned_rates
 from sweep.errors import SweepError
 from sweep.plan.target import PATIENCE, crossing_tokens, smoothed
 
+LARGE_RESIDUAL = 0.1  # of log S
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
-    *("trained_tokens", "trained_seconds"),
+    *("is_early", "trained_tokens", "trained_seconds"),
 )
 
 
@@ -38,6 +40,7 @@ class Reached:
     no_fit: str  # why there is none
     gates: tuple[Gate, ...]
     rates: tuple[TunedRate, ...]
+    scope: str  # a sentence
 
     @property
     def passes(self) -> bool:
@@ -48,8 +51,9 @@ class Reached:
 def steps_to_target(sweep: Sweep) -> pd.DataFrame:
     """Return one row per reporting trial that ended: where it reached the target, or a bound.
 
-    A trial that was pruned or came to its budget is censored: its last evaluation is a bound. A
-    diverged trial has none.
+    A trial that was pruned or came to its budget is censored: its last evaluation is a bound. One
+    that is below the target at its first evaluation is early: that evaluation is a bound from
+    above. A diverged trial has none.
     """
     target, context = sweep.plan.settings.target, sweep.plan.tokens_per_sequence
     assert target is not None
@@ -71,6 +75,7 @@ def steps_to_target(sweep: Sweep) -> pd.DataFrame:
                 "steps": tokens / (row["batch_size"] * context),
                 "seconds": seconds * tokens,
                 "is_censored": crossed is None,
+                "is_early": crossed is not None and crossed <= seen[0],
                 "trained_tokens": trained,
                 "trained_seconds": seconds * trained,
             }
@@ -112,7 +117,8 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, trials: pd.DataFrame, label: str) 
         gates.sanity_gate(sweep, reports),
         gates.scope_gate(sweep, reports),
     )
-    return Reached(label, target, trials, sizes, fit, no_fit, found, rates)
+    scope = gates.scope_sentence(sweep, reports)
+    return Reached(label, target, trials, sizes, fit, no_fit, found, rates, scope)
 
 
 def _fit(trials: pd.DataFrame) -> tuple[tuple[int, ...], StepsFit | None, str]:
@@ -151,12 +157,32 @@ def _fit_gate(sizes: tuple[int, ...], fit: StepsFit | None, no_fit: str) -> Gate
         f"{words(fit.b_crit)} sequences, by {len(fit.residuals)} seeds at {len(sizes)} batch "
         f"sizes; log S lies {fit.spread:.3f} about the curve."
     )
+    off = [size for size, is_off in zip(sizes, off_the_curve(fit), strict=True) if is_off]
+    if off:
+        named = ", ".join(map(str, off))
+        evidence += f" Steps at batch size {named} do not lie on the curve S_min + E_min/B."
+        return Gate(3, name, INCONCLUSIVE, evidence, "find out why; or leave out what is off")
     if not math.isfinite(fit.b_crit.high) or not fit.b_crit.low > 0:
         return Gate(3, name, INCONCLUSIVE, evidence, "more seeds, and batch sizes on both sides")
     if not sizes[0] < fit.b_crit.value < sizes[-1]:
         side = "smaller" if fit.b_crit.value <= sizes[0] else "larger"
         return Gate(3, name, INCONCLUSIVE, f"{evidence} It lies outside.", f"{side} batch sizes")
     return Gate(3, name, PASS, evidence)
+
+
+def off_the_curve(fit: StepsFit) -> list[bool]:
+    """Tell which batch sizes' steps the curve misses by more than a tenth, and than seeds explain.
+
+    An F test of lack of fit against the spread between seeds, at 5 %.
+    """
+    seeds, count = fit.residuals.shape
+    means = fit.residuals.mean(0)
+    pure = float(((fit.residuals - means) ** 2).sum()) / max(count * (seeds - 1), 1)
+    lack = seeds * float((means**2).sum()) / max(count - 2, 1)
+    chance = f_distribution.sf(lack / max(pure, 1e-30), count - 2, count * (seeds - 1))
+    if seeds < 2 or chance > ALPHA:
+        return [False] * count
+    return [abs(mean) > LARGE_RESIDUAL for mean in means.tolist()]
 
 
 def _crossing_gate(trials: pd.DataFrame, target: float) -> Gate:
@@ -171,6 +197,10 @@ def _crossing_gate(trials: pd.DataFrame, target: float) -> Gate:
     )
     if censored == len(trials):
         return Gate(4, name, INCONCLUSIVE, evidence, "a higher target, or a larger budget")
+    if trials["is_early"].any():
+        named = ", ".join(map(str, sorted(set(trials.loc[trials["is_early"], "batch_size"]))))
+        evidence += f" Batch size {named} was there before the first evaluation: a bound, no point."
+        return Gate(4, name, INCONCLUSIVE, evidence, "more [evaluation] points, or a lower target")
     return Gate(4, name, PASS, evidence)
 
 
@@ -183,13 +213,18 @@ def headline(reached: Reached) -> str:
     """Say what the critical batch size is, where every gate passes; else nothing."""
     if not reached.passes or reached.fit is None:
         return ""
-    fit, overhead = reached.fit, reached.fit.b_overhead
-    return (
+    fit, sizes = reached.fit, reached.batch_sizes
+    said = (
         f"To a validation loss of {reached.target:g} the critical batch size is "
         f"{words(fit.b_crit)} sequences: there training takes twice the least tokens and twice "
-        f"the least steps. Up to batch size {words(overhead)} it takes at most 20 % more tokens "
-        "than the least."
+        "the least steps."
     )
+    if fit.b_crit.low < sizes[0] or fit.b_crit.high > sizes[-1]:
+        said += " Its interval reaches beyond the batch sizes that were tried."
+    if fit.b_overhead.value >= sizes[0]:
+        overhead = words(fit.b_overhead)
+        said += f" Up to batch size {overhead} it takes at most 20 % more tokens than the least."
+    return f"{said} {reached.scope}"
 
 
 def words(estimate: Estimate) -> str:

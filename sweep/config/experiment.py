@@ -68,7 +68,7 @@ class EvaluationSettings(QuietSettings):
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per milestone; None: from the budget
     noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10  # of gradient noise
-    noise_share: Fraction01 = 0.01  # of the training sequences: those probed for it, in all
+    noise_share: Fraction01 = 0.005  # of the training sequences: those probed for it, in all
     # evaluations in a row whose mean is held against a target: more than 1 where they are noisy
     window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
 

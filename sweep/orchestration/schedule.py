@@ -88,14 +88,16 @@ class Schedule:
         self.is_stopping = True
         self.executor.stop()
 
-    def prune(self, trial: TrialFolder, message: str) -> None:
-        """End a paused trial; its curve stays."""
+    def prune(self, trial: TrialFolder, message: str, is_last_word: bool = True) -> None:
+        """End a paused trial; its curve stays, and unless it is the last word its checkpoint."""
         self._update(trial, lambda s: s.changed(state=State.PRUNED, message=message))
-        trial.remove_checkpoints()
+        if is_last_word:
+            trial.remove_checkpoints()
 
     def revive(self, trial: TrialFolder) -> None:
-        """Let a pruned trial begin anew."""
-        trial.clear()
+        """Let a pruned trial go on from its checkpoint, or begin anew where that is gone."""
+        if not trial.checkpoints():
+            trial.clear()
         self._update(
             trial, lambda s: s.changed(state=State.WAITING, message="", mlflow_run_id=None)
         )

@@ -210,7 +210,7 @@ class Tuning:
             kept = survivors(at_rung)
             for one in set(going) - kept:
                 why = f"pruned at step {rungs[lowest - 1]}: among the worse half there"
-                self.schedule.prune(self.folder.trial(one), why)
+                self.schedule.prune(self.folder.trial(one), why, is_last_word=False)
             going = [one for one in going if one in kept]
         step = rungs[lowest] if lowest < len(rungs) else None
         found.pauses |= dict.fromkeys(going, step)
@@ -281,6 +281,9 @@ class Tuning:
     def _winner(self, study: Study) -> PlannedTrial | None:
         """Return the row of the least final loss, and give Optuna the last word of the study."""
         shown = self._shown(study)
+        for one in shown:
+            if shown[one].is_pruned:
+                self.folder.trial(one).remove_checkpoints()
         self._optuna(self._as_search(study)).bring_up_to_date(shown)
         tried = [shown[str(row.id)].tried for row in study.rows]
         return study.rows[best_place(tried)] if winning_rate(tried) is not None else None

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 
 from sweep.config.experiment import ScheduleSettings
 from sweep.errors import SweepError
 
-MOST_PROBED = 512  # sequences of one probe of the gradient noise
-PROBE_PARTS = 16
+LEAST_PROBED, MOST_PROBED = 8, 512  # sequences of one probe of the gradient noise
+LEAST_PART, MOST_PARTS = 4, 16  # smaller parts take far longer than the same sequences in a step
 FAR = 1 << 44  # a position of a stream that never repeats, beyond any training
 LARGEST_LOSS = Fraction(1, 100)  # of the budget, given up so that all batch sizes share one count
 
@@ -69,23 +70,31 @@ def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
     return tuple(sorted({-(-k * steps // points) for k in range(1, points + 1)}))
 
 
-def probe_sizes(sequences: int, points: int, share: float, microbatch_size: int) -> tuple[int, int]:
-    """Return how many sequences a probe of the gradient noise has, and how many of its parts.
+@dataclass(frozen=True)
+class ProbeSizes:
+    """How the gradient noise of a trial is probed."""
 
-    The first is the same at every batch size of a sweep; (0, 0) where it would be below two.
+    points: int  # probes, evenly over training; the same at every batch size of a sweep
+    sequences: int  # of each probe; the same too
+    part: int  # sequences of each gradient
+
+
+def probe_sizes(sequences: int, points: int, share: float, microbatch_size: int) -> ProbeSizes:
+    """Return how the gradient noise is probed; all 0 where a share is too little for one probe.
 
     Args:
         sequences: of the budget, which all batch sizes share as they need not share their tokens.
-        points: probes.
+        points: probes, at most; fewer where each would have too few sequences.
         share: of the sequences, for all probes together.
         microbatch_size: no part is larger.
     """
-    count = min(MOST_PROBED, int(share * sequences / points)) if points else 0
-    if count < 2:
-        return 0, 0
-    parts = min(PROBE_PARTS, count)
+    points = min(points, int(share * sequences / LEAST_PROBED))
+    if not points:
+        return ProbeSizes(0, 0, 0)
+    count = min(MOST_PROBED, int(share * sequences / points))
+    parts = min(MOST_PARTS, count // LEAST_PART)
     part = count // parts
-    return parts * part, largest_divisor(part, microbatch_size)
+    return ProbeSizes(points, parts * part, largest_divisor(part, microbatch_size))
 
 
 def first_probed(probed: int, windows: int | None) -> int:

@@ -21,6 +21,11 @@ from sweep.report import markdown as md
 
 MOST_PAIRS = 15  # listed and drawn; of more only those with the best
 VERDICTS = {"different": ("#D55E00", "o"), "equal": ("#009E73", "D"), "undecided": ("#555555", "s")}
+PROBES = "probes"
+NOISE_COLUMNS = {  # by what measured it
+    PROBES: ["noise/trace", "noise/square"],
+    "own microbatches": ["noise/train_trace", "noise/train_square"],
+}
 LATER_HALF = 0.5  # of the tokens, over which the noise scale is averaged
 BESIDE_NOISE = (
     "The noise scale is a diagnostic: measured critical batch sizes can be far from it (Merrill et "
@@ -100,25 +105,25 @@ def _left_out(judged: Judged) -> str:
     return f"Seeds that another batch size lacks took no part: {listed}."
 
 
-def noise_by_batch(sweep: Sweep, label: str) -> dict[int, NoiseScale]:
+def noise_by_batch(sweep: Sweep, label: str, measured: str = PROBES) -> dict[int, NoiseScale]:
     """Return the noise scale of each batch size over the later half of training, seeds together."""
     found = {}
-    for batch, lines in _noise_lines(sweep, label).groupby("batch_size"):
+    for batch, lines in _noise_lines(sweep, label, measured).groupby("batch_size"):
         later = lines[lines["tokens"] >= LATER_HALF * lines["tokens"].max()]
         later = later.sort_values(["seed", "tokens"])
         if len(later) >= 4:
-            traces, squares = (later[f"noise/{name}"].to_list() for name in ("trace", "square"))
+            traces, squares = (later[name].to_list() for name in NOISE_COLUMNS[measured])
             found[int(str(batch))] = noise_scale(traces, squares)
     return found
 
 
-def _noise_lines(sweep: Sweep, label: str) -> pd.DataFrame:
-    """Return the probes of one policy's reports: batch_size, seed, tokens, trace, square."""
-    trials = report_trials(sweep.trials)
+def _noise_lines(sweep: Sweep, label: str, measured: str = PROBES) -> pd.DataFrame:
+    """Return the records of one policy's reports: batch_size, seed, tokens, trace, square."""
+    trials, columns = report_trials(sweep.trials), NOISE_COLUMNS[measured]
     trials = trials.loc[trials["label"] == label, ["id", "batch_size", "seed"]]
-    if "noise/trace" not in sweep.curves:
+    if columns[0] not in sweep.curves:
         return trials.iloc[:0].assign(tokens=0)
-    lines = sweep.curves.dropna(subset=["noise/trace", "noise/square"])
+    lines = sweep.curves.dropna(subset=columns)
     return lines.assign(id=lines["id"].astype(object)).merge(trials, on="id")
 
 
@@ -126,16 +131,17 @@ def noise_table(sweep: Sweep, judged: Sequence[Judged | Reached]) -> str:
     """Tabulate the gradient noise scale by batch size; nothing where it was not measured."""
     rows = [
         [
-            *(str(batch), one.label, str(found.records)),
+            *(str(batch), one.label, f"{found.records} {measured}"),
             _estimate(found.value) if found.value else "unresolved",
             *(_estimate(found.trace), _estimate(found.square)),
         ]
         for one in judged
-        for batch, found in noise_by_batch(sweep, one.label).items()
+        for measured in NOISE_COLUMNS
+        for batch, found in noise_by_batch(sweep, one.label, measured).items()
     ]
     if not rows:
         return ""
-    headers = ["batch size", "policy", "probes", "noise scale [sequences]", "tr Σ", "|G|²"]
+    headers = ["batch size", "policy", "measured by", "noise scale [sequences]", "tr Σ", "|G|²"]
     notes = " ".join(filter(None, [BESIDE_NOISE, _not_fresh(sweep)]))
     return f"### Gradient noise scale\n\n{notes}\n\n{md.table(headers, rows)}"
 
@@ -145,9 +151,10 @@ def _not_fresh(sweep: Sweep) -> str:
     plan, evaluation = sweep.plan, sweep.plan.settings.evaluation
     trials = report_trials(sweep.trials).dropna(subset=["epochs"])
     sequences, points = plan.token_budget // plan.tokens_per_sequence, evaluation.noise_points
-    count, _ = probe_sizes(sequences, points, evaluation.noise_share, 1)
+    sizes = probe_sizes(sequences, points, evaluation.noise_share, 1)
     trained = trials["epochs"].astype(float)
-    probed = trained * (points * count * plan.tokens_per_sequence / trials["tokens"])
+    tokens = sizes.points * sizes.sequences * plan.tokens_per_sequence
+    probed = trained * (tokens / trials["tokens"])
     if not (trained + probed > 1).any():
         return ""
     return (

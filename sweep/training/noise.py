@@ -99,9 +99,13 @@ class NoiseProbe:
         self._trained = science.tokens // config.tokens_per_sequence
         budget = (config.token_budget or science.tokens) // config.tokens_per_sequence
         points, share = science.evaluation.noise_points, science.evaluation.noise_share
-        self._count, self._part = probe_sizes(budget, points, share, step.microbatch_size)
-        self._probed = points * self._count  # sequences
-        self.steps = milestone_steps(config.steps, points) if points else ()
+        sizes = probe_sizes(budget, points, share, step.microbatch_size)
+        self._count, self._part = sizes.sequences, sizes.part
+        self._probed = sizes.points * sizes.sequences
+        self._probes = milestone_steps(config.steps, sizes.points) if sizes.points else ()
+        is_split = points > 0 and self._batch_size > step.microbatch_size
+        self._split = milestone_steps(config.steps, points) if is_split else ()
+        self.steps = tuple(sorted({*self._probes, *self._split}))
 
     @cached_property
     def _first(self) -> int:
@@ -110,8 +114,7 @@ class NoiseProbe:
 
     def sums_at(self, step: int) -> GradientSums | None:
         """Return what is to see a training step's microbatches; None where it is not to."""
-        is_split = self._batch_size > self._step.microbatch_size
-        return GradientSums() if is_split and step in self.steps else None
+        return GradientSums() if step in self._split else None
 
     def metrics(self, step: int, sums: GradientSums | None) -> dict[str, float]:
         """Return `noise/trace` and `noise/square` of the probe, and those of the step's own."""
@@ -119,9 +122,9 @@ class NoiseProbe:
         if sums is not None:
             trace, square = sums.estimates(self._step.microbatch_size)
             found |= {"noise/train_trace": trace, "noise/train_square": square}
-        if not self._count:
+        if not self._count or step not in self._probes:
             return found
-        first = self._first + self.steps.index(step) * self._count
+        first = self._first + self._probes.index(step) * self._count
         try:
             batch = self._step.workload.build_batch(first, self._count)
             trace, square = self._step.measure_noise(batch, self._part)

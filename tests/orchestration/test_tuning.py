@@ -13,12 +13,13 @@ from sweep.config.experiment import load_experiment
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.orchestration.runner import finished_summary, run_plan
+from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import sweep_status
 from sweep.orchestration.studies import named_trials
 from sweep.plan.plan import load_plan
 from sweep.plan.tuning import EXTENSIONS
 from sweep.report.report import write_report
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.metrics import read_metrics
 
 SMALL = {
@@ -165,6 +166,28 @@ def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
     assert again.exit_code == 0
     reported = {row.batch_size: row.learning_rate for row in rows_of(again, "report")}
     assert reported == {row.batch_size: row.learning_rate for row in rows_of(whole, "report")}
+
+
+def test_a_pruned_trial_that_turns_out_to_bound_the_best_goes_on_from_its_checkpoint(tmp_path):
+    folder = SweepFolder(tmp_path / "sweep")
+    schedule = Schedule(None, folder, InlineExecutor())
+    trial = folder.trial("aaaa")
+    trial.path.mkdir(parents=True)
+    trial.write_status(TrialStatus(state=State.WAITING))
+    trial.metrics_path.write_text('{"step": 1, "tokens": 4}\n')
+    (trial.path / "checkpoint-00000004-1.pt").write_bytes(b"")
+    schedule.prune(trial, "behind", is_last_word=False)
+    schedule.revive(trial)
+    assert trial.read_status().state is State.WAITING
+    assert trial.checkpoints() and trial.metrics_path.exists()
+    schedule.prune(trial, "too late")
+    assert not trial.checkpoints() and trial.metrics_path.exists()
+    schedule.revive(trial)
+    assert not trial.metrics_path.exists()
+
+
+def test_no_checkpoint_of_a_pruned_trial_is_left(whole):
+    assert not [one for trial in whole.folder.trials() for one in trial.checkpoints()]
 
 
 def test_the_best_rate_lies_between_trials_that_were_trained_to_the_end(whole):

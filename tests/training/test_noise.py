@@ -10,7 +10,7 @@ from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.plan import build_plan
-from sweep.plan.steps import probe_sizes
+from sweep.plan.steps import ProbeSizes, probe_sizes
 from sweep.training.noise import GradientSums, NoiseProbe, noise_estimates
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
@@ -68,13 +68,16 @@ def test_equal_gradients_have_no_noise():
 
 
 def test_a_probe_is_a_small_part_of_training_and_its_parts_fit_the_microbatch():
-    assert probe_sizes(1_280_000, 10, 0.01, 256) == (512, 32)
-    assert probe_sizes(20_000, 10, 0.01, 1) == (16, 1)
-    assert probe_sizes(40_000, 10, 0.01, 2) == (32, 2)
-    assert probe_sizes(1000, 10, 0.01, 8) == (0, 0)
-    for sequences in range(0, 5000, 37):
-        count, part = probe_sizes(sequences, 10, 0.01, 8)
-        assert count * 10 <= 0.01 * sequences and (not count or count % part == 0)
+    assert probe_sizes(1_280_000, 10, 0.01, 256) == ProbeSizes(10, 512, 32)
+    assert probe_sizes(20_000, 10, 0.01, 1) == ProbeSizes(10, 20, 1)
+    assert probe_sizes(40_000, 10, 0.01, 2) == ProbeSizes(10, 40, 2)
+    assert probe_sizes(2000, 10, 0.01, 8) == ProbeSizes(2, 10, 5)
+    assert probe_sizes(700, 10, 0.01, 8) == probe_sizes(9**9, 0, 0.01, 8) == ProbeSizes(0, 0, 0)
+    for sequences in range(0, 9000, 37):
+        sizes = probe_sizes(sequences, 10, 0.01, 8)
+        assert sizes.sequences * sizes.points <= 0.01 * sequences
+        assert not sizes.points or sizes.sequences % sizes.part == 0
+        assert not sizes.points or sizes.sequences >= max(8, 2 * sizes.part)
 
 
 CONTEXT = 64  # of the experiment quick
@@ -122,7 +125,8 @@ def probed_windows(batches, sequences, windows, **evaluation):
 @pytest.mark.parametrize("sequences", [1024, 3000, 4000, 8176])
 def test_no_step_trains_on_what_is_probed_up_to_one_epoch_of_data(sequences):
     share = 0.02
-    probed = 10 * int(share * sequences / 10)
+    sizes = probe_sizes(sequences, 10, share, 1)
+    probed = sizes.points * sizes.sequences
     for windows in (sequences + probed, 2 * sequences, 7 * sequences):
         found = probed_windows([8], sequences, windows, noise_share=share)
         ((seen, trained),) = found.values()
@@ -135,13 +139,13 @@ def test_probes_are_the_same_where_batch_sizes_train_on_other_tokens(windows):
     found = probed_windows([1, 10, 1000], 1030, windows, noise_share=0.2)
     assert len({len(trained) for _, trained in found.values()}) > 1 or windows == 500
     seen = [windows_seen for windows_seen, _ in found.values()]
-    assert len(seen[0]) == 160
+    assert len(seen[0]) == 200
     assert seen[1] == seen[0][: len(seen[1])] and seen[2] == seen[0][: len(seen[2])]
 
 
 def test_data_smaller_than_the_probes_are_probed_from_their_start():
     ((seen, _),) = probed_windows([8], 4096, 30, noise_share=0.1).values()
-    assert len(seen) == 320 and set(seen) == set(range(30))
+    assert len(seen) == 400 and set(seen) == set(range(30))
 
 
 def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the_same(tmp_path):
