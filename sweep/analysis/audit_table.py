@@ -192,6 +192,12 @@ def _build_table(
     if is_ours:
         tokens = table["token_budget"] / (table["steps"] * table["batch_size"])
         table["context_length"] = tokens.round().median()
+    place = header.index("tokens_to_target") if "tokens_to_target" in header else None
+    reached = [row[place] for row in cells] if is_ours and place is not None else []
+    has_target = any(reached)
+    if has_target:  # trials end where they reach it: nothing has equal budgets
+        table[["steps", "token_budget", "warmup_steps"]] = math.nan
+        table["final_valid_loss"] = pd.to_numeric(pd.Series(reached), errors="coerce")
     if is_ours and "cause" in header:  # of a state
         causes = [row[header.index("cause")] for row in cells]
         table["status"] = (table["status"] + " " + causes).str.strip()
@@ -207,6 +213,7 @@ def _build_table(
         "Cells not read": _first_few(unread),
         "Taken from the text": ", ".join(f"{key} {value:g}" for key, value in taken.items()),
         "Rows left out, without a batch size": str((~has_batch).sum() or ""),
+        "Trained to a target": "tokens to it are compared, not losses" if has_target else "",
     }
     notes = tuple(f"{title}: {text}." for title, text in parts.items() if text)
     return AuditTable(name, table[has_batch].reset_index(drop=True), notes)

@@ -124,7 +124,8 @@ def _cell(key: dict[Any, Any], group: pd.DataFrame) -> dict[str, Any]:
         "seconds_max": float(complete["seconds_total"].astype(float).max()),
         "train_valid_gap": means["final_valid_loss"] - means["final_train_loss"],
         "peak_memory_bytes": float(complete["peak_memory_bytes"].astype(float).max()),
-        "is_comparable": is_measured and len(complete) == len(group),
+        # Only towards a target is a report pruned: it is a bound, which is data too.
+        "is_comparable": is_measured and bool(state.isin(["COMPLETE", "PRUNED"]).all()),
     }
 
 

@@ -26,7 +26,7 @@ from sweep.analysis.statistics import (
 from sweep.analysis.tuned import TunedRate, tuned_rates
 from sweep.config.numbers import format_count
 from sweep.plan.commands import answering_command
-from sweep.plan.plan import TUNING_SEED
+from sweep.plan.plan import TUNING_SEED, Plan
 
 PASS, INCONCLUSIVE, NOT_APPLICABLE = "PASS", "INCONCLUSIVE", "NOT APPLICABLE"
 WANTED_DIFFERENCE = 0.01  # nats: the margin of equivalence too
@@ -84,7 +84,7 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, label: str) -> Judged:
     gates = (
         rate_gate(sweep, cells, found, is_tuned),
         _seed_gate(cells, comparison, sigma),
-        _difference_gate(comparison, sigma, best),
+        _difference_gate(comparison, sigma, best, cells),
         _estimand_gate(sweep, trials),
         _tokens_gate(sweep, cells),
         divergence_gate(cells),
@@ -97,8 +97,9 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, label: str) -> Judged:
 
 
 def _losses(trials: pd.DataFrame) -> Losses:
-    """Return final losses by batch size and seed; not finite where a trial has none."""
-    ended = trials[trials["state"].isin(["COMPLETE", "FAILED"])]
+    """Return final losses by batch size and seed; not finite where a trial diverged."""
+    is_diverged = (trials["state"] == "FAILED") & (trials["cause"] == "diverged")
+    ended = trials[(trials["state"] == "COMPLETE") | is_diverged]
     found: dict[int, dict[int, float]] = {int(size): {} for size in trials["batch_size"]}
     for row in ended.to_dict("records"):
         loss = row["final_valid_loss"] if row["state"] == "COMPLETE" else math.inf
@@ -124,24 +125,26 @@ def rate_gate(
     early = [rate for rate in rates if not rate.is_full]
     failed = [rate for rate in rates if rate.failed]
     counts = sorted({rate.tried for rate in rates})
-    evidence = "; ".join(_rate_words(rate) for rate in rates) + "."
+    has_target = sweep.plan.settings.target is not None
+    evidence = "; ".join(_rate_words(rate, has_target) for rate in rates) + "."
     if len(counts) > 1:
         evidence += f" Batch sizes had {counts[0]} to {counts[-1]} tuning trials each."
     for rate in failed:
         evidence += f" {rate.failed} tuning trials of batch size {rate.batch_size} failed."
     if lacking or outside or early or failed:
         settle = [f"tune batch size {size}" for size in lacking]
-        settle += [_beyond(rate) for rate in outside]
+        settle += [_beyond(rate, has_target) for rate in outside]
         settle += [f"confirm batch size {rate.batch_size} at the full budget" for rate in early]
         settle += ["the same command again, which tries failed trials again"] * bool(failed)
         return Gate(1, name, INCONCLUSIVE, evidence, "; ".join(settle))
     return Gate(1, name, PASS, evidence)
 
 
-def _rate_words(rate: TunedRate) -> str:
+def _rate_words(rate: TunedRate, has_target: bool) -> str:
     optimum, where = rate.optimum, "inside" if rate.optimum.is_inside else "AT THE EDGE"
     if optimum.best is None:
-        return f"batch size {rate.batch_size}: every rate diverged"
+        what = "no rate reached the target" if has_target else "every rate diverged"
+        return f"batch size {rate.batch_size}: {what}"
     low, high = rate.trials["learning_rate"].min(), rate.trials["learning_rate"].max()
     text = (
         f"batch size {rate.batch_size}: {optimum.best:.3g} {where} {low:.3g} to {high:.3g}, "
@@ -158,8 +161,10 @@ def _rate_words(rate: TunedRate) -> str:
     return text
 
 
-def _beyond(rate: TunedRate) -> str:
+def _beyond(rate: TunedRate, has_target: bool) -> str:
     """Say where to look: the search went as far from its grid as it goes."""
+    if has_target and rate.optimum.best is None:
+        return f"a larger budget, or a higher target, for batch size {rate.batch_size}"
     best, rates = rate.optimum.best, rate.trials["learning_rate"]
     near = rates.min() / 4 if best is None or best <= rates.min() else rates.max()
     return f"another --out with [tuning] centre = {near:.2g}, for batch size {rate.batch_size}"
@@ -169,6 +174,8 @@ def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | No
     name = f"At least {SEEDS_FOR_SPREAD} seeds in every cell"
     fewest, count = int(cells["complete"].min()), len(comparison.batch_sizes)
     more = f"--seeds {SEEDS_FOR_SPREAD} or more (5 recommended)"
+    if int(cells["planned"].min()) >= SEEDS_FOR_SPREAD:
+        more = what_would_end(cells)  # seeds enough were planned
     if sigma is None:
         why = f"{fewest} complete in the poorest cell; σ of seeds is not known."
         return Gate(2, name, INCONCLUSIVE, why, more if count > 1 else "more batch sizes")
@@ -186,11 +193,15 @@ def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | No
     return Gate(2, name, verdict, evidence, "" if verdict == PASS else more)
 
 
-def _difference_gate(comparison: Comparison, sigma: Interval | None, best: int | None) -> Gate:
+def _difference_gate(
+    comparison: Comparison, sigma: Interval | None, best: int | None, cells: pd.DataFrame
+) -> Gate:
     name = "Every other batch size is told from the best, or found equal to it"
     if comparison.not_applicable or best is None:
         why = comparison.not_applicable or "nothing to compare"
         settle = "--seeds 3 or more" if len(comparison.batch_sizes) > 1 else "more batch sizes"
+        if len(comparison.batch_sizes) > 1 and (cells["complete"] < cells["planned"]).any():
+            settle = what_would_end(cells)
         return Gate(3, name, NOT_APPLICABLE, f"{why[:1].upper()}{why[1:]}.", settle)
     pairs = pairs_with(comparison, best)
     open_pairs = [pair for pair in pairs if not (pair.is_different or pair.is_equivalent)]
@@ -234,18 +245,33 @@ def _estimand_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
     return Gate(4, name, PASS, evidence)
 
 
+def why_no_equal_steps(plan: Plan) -> str:
+    """Say why losses within a trial are not compared, where a sweep has no target."""
+    if plan.settings.schedule.name == "constant":
+        return "only final losses were measured on the whole validation split"
+    return "the schedule knows its end, so a shorter trial would have had another loss there"
+
+
 def _tokens_gate(sweep: Sweep, cells: pd.DataFrame) -> Gate:
     name = "Equal tokens, equal steps and equal seconds are kept apart"
     counts = sorted(set(cells["tokens"]))
-    why = "the schedule knows its end"
-    if sweep.plan.settings.schedule.name == "constant":
-        why = "only final losses were measured on the whole validation split"
-    apart = f"At equal steps and at equal seconds: NOT APPLICABLE, {why}."
+    apart = (
+        f"At equal steps and at equal seconds: NOT APPLICABLE, {why_no_equal_steps(sweep.plan)}."
+    )
     if len(counts) > 1:
         why = f"Training tokens differ, {counts[0]:,} to {counts[-1]:,}. {apart}"
         settle = "batch sizes with a small least common multiple, or a larger budget"
         return Gate(5, name, INCONCLUSIVE, why, settle)
     return Gate(5, name, PASS, f"{counts[0]:,} tokens at every batch size. {apart}")
+
+
+def what_would_end(cells: pd.DataFrame) -> str:
+    """Say what would end the trials that have not ended well."""
+    if not int(cells["diverged"].sum()):
+        return "the same command again"
+    if set(cells["policy"]) == {"tuned"}:
+        return "a longer warmup or a lower clip: at the rates that won training is not stable"
+    return "a lower rate, by --lr RATE"
 
 
 def divergence_gate(cells: pd.DataFrame) -> Gate:
@@ -255,9 +281,8 @@ def divergence_gate(cells: pd.DataFrame) -> Gate:
     waiting = int(cells["unfinished"].sum())
     evidence = f"{diverged} of {int(cells['planned'].sum())} trials diverged, {failed} failed."
     if diverged or failed or waiting:
-        what = "a lower rate, by --lr RATE" if diverged else "the same command again"
         unfinished = f" {waiting} are not finished." if waiting else ""
-        return Gate(6, name, INCONCLUSIVE, evidence + unfinished, what)
+        return Gate(6, name, INCONCLUSIVE, evidence + unfinished, what_would_end(cells))
     return Gate(6, name, PASS, evidence)
 
 

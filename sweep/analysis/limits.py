@@ -43,7 +43,7 @@ def find_limits(sweep: Sweep, cells: pd.DataFrame) -> tuple[Limit, ...]:
 def fewest_seeds(cells: pd.DataFrame) -> int:
     """Return the least number of seeds of a comparable cell; 0 where there is none."""
     usable = cells[cells["is_comparable"]]
-    return int(usable["complete"].min()) if len(usable) else 0
+    return int((usable["complete"] + usable["pruned"]).min()) if len(usable) else 0
 
 
 def policy_kinds(cells: pd.DataFrame) -> set[str]:

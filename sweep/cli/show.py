@@ -99,7 +99,8 @@ def _show_rest(plan: Plan, out: Console) -> None:
         sequences = "the whole validation split"
     policies = sorted({row.policy for row in plan.trials})
     for policy in policies:
-        out.print(f"Rate: {policy}: {describe_policy(policy, settings.optimizer)}.")
+        held = describe_policy(policy, settings.optimizer, settings.tuning.dimensions)
+        out.print(f"Rate: {policy}: {held}.")
     out.print(
         f"Schedule: warmup {schedule.warmup_fraction:.0%}, then {decay}. "
         f"Evaluation: {settings.evaluation.points} × {sequences}. "
@@ -122,10 +123,15 @@ def _show_answer(plan: Plan, out: Console) -> None:
     """Name the command that answers the question, and what it costs beside this one."""
     command = answering_command(plan)
     if command is None:
-        out.print(
-            "Rates are tuned at each batch size and reported on fresh seeds. Tuning trials beyond "
-            "the five shown follow from what these find; pruning saves about as much."
-        )
+        searched = plan.settings.tuning.dimensions
+        more = "Tuning trials beyond the five shown follow from what these find."
+        if len(searched) > 1:
+            more = (
+                f"{plan.settings.tuning.trials} tuning trials at each batch size search "
+                f"{' and '.join(searched)}, of which five are shown; then the winner's rate is "
+                "bracketed."
+            )
+        out.print(f"Rates are tuned at each batch size and reported on fresh seeds. {more}")
         return
     policies = {row.policy for row in plan.trials}
     seeds = len({row.seed for row in plan.trials if row.stage == "report"})

@@ -4,6 +4,7 @@ The trial folders are the truth; a study that was lost, or lags behind, is broug
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,11 @@ def _tried(trial: FrozenTrial) -> Tried:
     return Tried(trial.params["learning_rate"], value if trial.state.is_finished() else None)
 
 
+def without_password(url: str) -> str:
+    """Return a database's address as it may be shown."""
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+
+
 def open_storage(url: str) -> optuna.storages.BaseStorage:
     """Open a database of studies.
 
@@ -85,7 +91,7 @@ def open_storage(url: str) -> optuna.storages.BaseStorage:
         return optuna.storages.get_storage(url)
     except Exception as error:  # whatever a database, its driver or an address can raise
         raise SweepError(
-            f"storage must be a database that Optuna can use, got {url!r} "
+            f"storage must be a database that Optuna can use, got {without_password(url)!r} "
             f"({str(error).splitlines()[0][:200]}). Correct --storage."
         ) from error
 

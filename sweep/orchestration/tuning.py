@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sweep.orchestration.schedule import Schedule
+from sweep.orchestration.tuning_trials import has_ended_well, show
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.policy import Policy
 from sweep.plan.tuning import (
@@ -25,8 +26,7 @@ from sweep.plan.tuning import (
     winning_rate,
 )
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import Cause, State, TrialFolder
-from sweep.trial.metrics import read_metrics
+from sweep.trial.folder import Cause, State
 
 if TYPE_CHECKING:
     from sweep.orchestration.studies import RateStudy
@@ -84,7 +84,7 @@ class Tuning:
         """Return what to do next; None when nothing is left, or nothing can be."""
         searches = [self._search(plan, batch) for batch in self.open_reports]
         searches = [study for study in searches if not self._is_broken(study)]
-        found = self._stage(plan, searches)
+        found = self._stage(plan, searches, self._most_tried(plan))
         if found is not None:
             return self._noted(found)
         winners = {study.batch_size: self._winner(study) for study in searches}
@@ -163,14 +163,26 @@ class Tuning:
         grid = tuple(winner.learning_rate * factor for factor in CONFIRMATION)
         return Study(template, grid, 2.0, rows)
 
-    def _stage(self, plan: Plan, studies: list[Study]) -> Round | None:
-        """Bring studies a step on; None when all have settled with equally many trials."""
+    def _most_tried(self, plan: Plan) -> int:
+        """Return the most trials that a batch size was tuned by whose rate is known already."""
+        decided = {row.batch_size for row in plan.known_trials if row.stage == "tune"}
+        decided -= set(self.open_reports)
+        return max((len(self._search(plan, batch).rows) for batch in decided), default=0)
+
+    def _stage(self, plan: Plan, studies: list[Study], least: int = 0) -> Round | None:
+        """Bring studies a step on; None when all have settled with equally many trials.
+
+        Args:
+            plan: as it stands.
+            studies: of the batch sizes whose rates are not known.
+            least: trials of each.
+        """
         found = Round()
         for study in studies:
             if not self._advance(study, found):
                 self._propose(plan, study, found, 0)
         if not found.rows and not found.pauses:
-            most = max((len(study.rows) for study in studies), default=0)
+            most = max((least, *(len(study.rows) for study in studies)))
             for study in studies:
                 self._propose(plan, study, found, most)
         return found if found.rows or found.pauses else None
@@ -285,48 +297,22 @@ class Tuning:
             if shown[one].is_pruned:
                 self.folder.trial(one).remove_checkpoints()
         self._optuna(self._as_search(study)).bring_up_to_date(shown)
-        tried = [shown[str(row.id)].tried for row in study.rows]
-        return study.rows[best_place(tried)] if winning_rate(tried) is not None else None
+        best = study.rows[best_place([shown[str(row.id)].tried for row in study.rows])]
+        return best if has_ended_well(self.folder.trial(str(best.id)), self.target) else None
 
     def _shown(self, study: Study) -> dict[str, Shown]:
-        return {str(row.id): self._of_trial(study, row) for row in study.rows}
-
-    def _of_trial(self, study: Study, row: PlannedTrial) -> Shown:
-        trial, rungs = self.folder.trial(str(row.id)), self._rungs(study)
-        status = trial.read_status()
-        return Shown(
-            _values(study.template, row, study.extra),
-            self._loss(trial),
-            status.state is State.PRUNED,
-            tuple(_losses_at(trial, rungs)),
-        )
-
-    def _loss(self, trial: TrialFolder) -> float | None:
-        """Return what is to be least: the final loss, or the tokens that the target took."""
-        status = trial.read_status()
-        if status.state is State.COMPLETE:
-            result = trial.read_result() or {}
-            if self.target is not None:
-                return float(result["tokens_to_target"] or math.inf)
-            return float(result["final_valid_loss"])
-        if status.state is State.FAILED and status.cause is not Cause.DIVERGED:
-            return None  # tried again
-        return math.inf if status.state.is_finished else None
+        found = {}
+        for row in study.rows:
+            trial, values = (
+                self.folder.trial(str(row.id)),
+                _values(study.template, row, study.extra),
+            )
+            found[str(row.id)] = show(trial, values, self._rungs(study), self.target)
+        return found
 
 
 def _is_tuning(row: PlannedTrial, batch: int) -> bool:
     return (row.stage, row.policy, row.batch_size) == ("tune", "tuned", batch)
-
-
-def _losses_at(trial: TrialFolder, rungs: tuple[int, ...]) -> list[tuple[int, float]]:
-    lines = {line["step"]: line for line in read_metrics(trial.metrics_path)}
-    found = []
-    for step in rungs:
-        if step not in lines or "valid/loss" not in lines[step]:
-            break
-        loss = lines[step]["valid/loss"]
-        found.append((step, math.inf if loss is None else float(loss)))
-    return found
 
 
 def _row(plan: Plan, template: PlannedTrial, values: dict[str, float]) -> PlannedTrial:

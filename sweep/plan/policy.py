@@ -2,9 +2,11 @@
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sweep.config.experiment import OptimizerSettings
+from sweep.config.numbers import format_count
 from sweep.errors import SweepError
 
 MOST_RATE = 1e6
@@ -15,21 +17,38 @@ RULES = {
     "linear": "rate ∝ B (Goyal et al. 2017)",
     "tuned": "rate tuned at each batch size (Marek et al. 2025)",
 }
-HELD_BETA2 = "β2 half-life held in tokens (Marek et al. 2025)"
+HELD_BETA2 = "β2 half-life held at {tokens} tokens (Marek et al. 2025)"
 HELD_DECAY = {
-    "sqrt": "weight decay ∝ √B holds its time scale (Wang & Aitchison 2024)",
+    "sqrt": "weight decay ∝ √B, {start}, holds its time scale (Wang & Aitchison 2024)",
     "linear": "weight decay as it is holds its time scale (Wang & Aitchison 2024)",
-    "tuned": "weight decay ∝ √B",
+    "tuned": "weight decay ∝ √B, {start}, at every rate (as sqrt has it: Wang & Aitchison 2024)",
 }
 
 
-def describe_policy(name: str, optimizer: OptimizerSettings) -> str:
-    """Say what a policy does to the rate and what it holds, with the sources."""
+def describe_policy(
+    name: str, optimizer: OptimizerSettings, tuned: Collection[str] = ("lr",)
+) -> str:
+    """Say what a policy does to the rate and what it holds, with the sources.
+
+    Args:
+        name: as it stands in plan.json.
+        optimizer: the settings that a policy starts from.
+        tuned: the dimensions that `tuned` searches: lr, beta2, weight_decay.
+    """
     kind = name.partition(":")[0]
     if kind == "fixed":
         return RULES[kind]
-    held = [HELD_BETA2] if optimizer.name == "adamw" else []
-    return "; ".join([RULES[kind], *held, *([HELD_DECAY[kind]] if optimizer.weight_decay else [])])
+    own = set(tuned) if kind == "tuned" else set()
+    said = [RULES[kind]]
+    if optimizer.name == "adamw":
+        memory = math.log(0.5) / math.log(optimizer.beta2) if optimizer.beta2 else 0.0
+        held = HELD_BETA2.format(tokens=format_count(round(BETA2_TOKENS * memory)))
+        said.append("β2 tuned too" if "beta2" in own else held)
+    if optimizer.weight_decay:
+        base, start = parse_policy(name).base, optimizer.weight_decay
+        held = HELD_DECAY[kind].format(start=f"{start:g} at batch size {base}")
+        said.append("weight decay tuned too" if "weight_decay" in own else held)
+    return "; ".join(said)
 
 
 @dataclass(frozen=True)

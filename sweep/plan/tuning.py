@@ -24,7 +24,7 @@ class Tried:
     """One rate, as the search sees it."""
 
     rate: float
-    loss: float | None  # final; inf: diverged, failed or pruned; None: not known yet
+    loss: float | None  # final, or tokens to the target; inf: diverged or pruned; None: open
 
 
 @dataclass(frozen=True)

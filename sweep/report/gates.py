@@ -187,7 +187,8 @@ def plot_rates(sweep: Sweep, judged: Sequence[Judged | Reached]) -> Figure | Non
         pruned = table[table["state"] == "PRUNED"]["learning_rate"]
         edge = axis.get_xaxis_transform()
         axis.plot(pruned, [0.03] * len(pruned), "|", color=colour, transform=edge, markersize=8)
-        gone = table[table["state"] == "FAILED"]["learning_rate"]
+        late = (table["state"] == "COMPLETE") & np.isinf(table["loss"])  # not at the target
+        gone = table[(table["state"] == "FAILED") | late]["learning_rate"]
         axis.plot(gone, [look.TOP_EDGE] * len(gone), "X", color=colour, transform=edge)
         _draw_parabola(axis, fine, rate.optimum.rate, colour, np.exp if has_target else np.array)
     axis.set_xscale("log")

@@ -9,6 +9,7 @@ import pandas as pd
 import sweep as package
 from sweep.analysis.comparison import cell_records, report_trials
 from sweep.analysis.frames import Sweep
+from sweep.analysis.gates import why_no_equal_steps
 from sweep.analysis.limits import data_name, mixed_execution
 from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import format_count
@@ -108,7 +109,7 @@ def _optimizer_rows(sweep: Sweep) -> list[list[str]]:
                     ("weight decay", "weight_decay"),
                 )
             ]
-            source = describe_policy(str(policy), optimizer)
+            source = describe_policy(str(policy), optimizer, settings.tuning.dimensions)
             rows.append([f"policy {policy}", f"{source}; {', '.join(held)}"])
     rows.append(["precision", settings.precision])
     return rows
@@ -151,16 +152,23 @@ def results(sweep: Sweep, cells: pd.DataFrame) -> str:
     headers += ["gap", "best valid (biased)", "bits/byte"]
     return "\n\n".join(
         [
-            "### At equal tokens",
+            _tokens_heading(cells),
             md.table(headers, rows),
             _legend(sweep),
             "### At equal steps, and at equal seconds",
-            "NOT APPLICABLE: a loss within a trial is not what a shorter one would have reached. "
-            "`--target LOSS` trains without a horizon and gives both.",
+            f"NOT APPLICABLE: {why_no_equal_steps(sweep.plan)}. `--target LOSS` trains without a "
+            "horizon, evaluates the whole validation split, and gives both.",
             "### Trials",
             trial_table(sweep),
         ]
     )
+
+
+def _tokens_heading(cells: pd.DataFrame) -> str:
+    counts = sorted({int(count) for count in cells["tokens"]})
+    if len(counts) < 2:
+        return "### At equal tokens"
+    return f"### At nearly equal tokens, {counts[0]:,} to {counts[-1]:,}"
 
 
 def _legend(sweep: Sweep) -> str:

@@ -25,6 +25,7 @@ from sweep.plan.commands import answering_command, answering_cost
 from sweep.report import markdown as md
 
 INCONCLUSIVE = "INCONCLUSIVE"
+CONCERNS = {"quality", "time"}  # of `balanced`
 NO_DATA = "no cell has all of its planned trials complete"
 
 
@@ -197,7 +198,7 @@ def recommendations(
     chosen = recommend(cells)
     rows = []
     for item in chosen:
-        carried = item.title != "fastest" and _is_carried(item, cells, judged)
+        carried = item.title == "best quality" and _is_carried(item, cells, judged)
         reasons = [] if carried else _doubts(item, cells, limits, judged)
         standing = f"{INCONCLUSIVE}: {'; '.join(reasons)}" if reasons else "measured, not tested"
         standing = "every gate passes" if carried else standing
@@ -234,20 +235,21 @@ def _doubts(
     judged: tuple[Judged, ...],
 ) -> list[str]:
     """Return why a pick is not carried by the data."""
-    concern, measure = ("time", "seconds") if item.title == "fastest" else ("quality", "loss")
+    concerns = {"best quality": {"quality"}, "fastest": {"time"}}.get(item.title, CONCERNS)
     kinds = policy_kinds(cells.loc[list(item.cells)])
     doubts = [
         limit.short
         for limit in limits
-        if concern in limit.concerns and (not limit.policies or kinds & set(limit.policies))
+        if concerns & set(limit.concerns) and (not limit.policies or kinds & set(limit.policies))
     ]
-    if item.cells and overlapping(cells, item.cells[0], measure):
+    measures = ["loss"] * ("quality" in concerns) + ["seconds"] * ("time" in concerns)
+    if item.cells and any(overlapping(cells, item.cells[0], measure) for measure in measures):
         doubts.append("seed ranges overlap")
     labels = {cell_at(cells, position)["label"] for position in item.cells}
     for one in judged:
-        if concern == "quality" and one.is_tuned and one.label in labels:
+        if "quality" in concerns and one.is_tuned and one.label in labels:
             doubts.append(open_gates(one))
-    return doubts
+    return list(filter(None, doubts))
 
 
 def cannot_show(limits: Sequence[Limit]) -> str:

@@ -59,18 +59,20 @@ def recommendations(judged: tuple[Reached, ...]) -> str:
     """Say which batch sizes take the fewest tokens, steps and seconds, as measured."""
     rows = []
     for one in judged:
-        known = one.trials[~one.trials["is_censored"]]
+        every = one.trials.groupby("batch_size")["is_censored"].transform("sum") == 0
+        known = one.trials[every]  # means over some of the seeds would be of the lucky ones
         means = known.groupby("batch_size")[["tokens", "steps", "seconds"]].mean()
-        standing = "gates pass" if one.passes else "INCONCLUSIVE: see the gates"
+        standing = "measured, not tested" if one.passes else "INCONCLUSIVE: see the gates"
         for measure in means if len(means) else ():
             batch, value = means[measure].idxmin(), float(means[measure].min())
             amount = md.seconds(value) if measure == "seconds" else md.count(value)
             rows.append([f"fewest {measure}", one.label, str(batch), amount, standing])
-        if one.fit is not None and math.isfinite(one.fit.b_overhead.value):
-            overhead = words(one.fit.b_overhead)
-            rows.append(["20 % more tokens than the least", one.label, overhead, "", standing])
+        fit, carried = one.fit, "every gate passes" if one.passes else standing
+        if fit is not None and one.batch_sizes[0] <= fit.b_overhead.value < math.inf:
+            overhead = words(fit.b_overhead)
+            rows.append(["20 % more tokens than the least", one.label, overhead, "", carried])
     if not rows:
-        return "No trial has reached the target."
+        return "At no batch size has every seed reached the target."
     headers = ["question", "policy", "batch size", "to the target", "standing"]
     return md.table(headers, rows)
 
@@ -139,11 +141,16 @@ def _equal(sweep: Sweep, judged: tuple[Reached, ...], measure: str) -> str:
     texts = []
     for one in judged:
         common, table = losses_at(sweep, one, measure)
+        if table.empty:
+            texts.append(f"{one.label}: no number of {measure} that trials share is known.")
+            continue
         rows = [
             [str(row["batch_size"]), md.spread_loss(row["loss"], row["loss_sd"], row["seeds"])]
             for row in cell_records(table)
         ]
-        named = f"{one.label}: at {common:,.4g} {UNITS[measure][1]}, the most that all have reached"
+        of_all = "all" if measure != "seconds" else "all that were timed"
+        amount = f"{common:,.4g} {UNITS[measure][1]}"
+        named = f"{one.label}: at {amount}, the most that {of_all} have reached"
         texts.append(f"{named}.\n\n{md.table(['batch size', 'validation loss'], rows)}")
     return "\n\n".join(texts)
 

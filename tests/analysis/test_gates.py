@@ -10,6 +10,7 @@ from sweep.analysis.claims import headline
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import load_sweep
 from sweep.analysis.gates import INCONCLUSIVE, NOT_APPLICABLE, PASS, judge
+from sweep.report.report import write_report
 
 FAKE = runpy.run_path(str(Path(__file__).parent / "fake_sweeps.py"))
 LOSSES = {4: 1.50, 16: 1.45, 64: 1.60}
@@ -120,6 +121,14 @@ def test_a_diverged_report_is_counted_and_stops_the_claim(judged):
     assert "1 of 9 trials diverged" in found.gates[5].evidence
     assert verdicts(found)[6] == INCONCLUSIVE and verdicts(found)[3] == NOT_APPLICABLE
     assert headline(found) == ""
+    assert all("warmup" in found.gates[place].settle for place in (1, 2, 5))
+
+
+def test_a_lost_report_asks_for_the_same_command_and_is_no_divergence(judged):
+    found = judged(outcome=lambda r: "lost" if (r.batch_size, r.seed) == (64, 1) else "COMPLETE")
+    assert "0 of 9 trials diverged, 1 failed" in found.gates[5].evidence
+    assert all(found.gates[place].settle == "the same command again" for place in (1, 5))
+    assert "finite" not in found.gates[2].evidence
 
 
 def test_rates_tuned_at_fewer_tokens_pass_only_when_confirmed(judged):
@@ -128,9 +137,10 @@ def test_rates_tuned_at_fewer_tokens_pass_only_when_confirmed(judged):
     assert "confirm batch size 4 at the full budget" in found.gates[0].settle
 
 
-def test_tokens_that_differ_stop_the_claim(judged):
+def test_tokens_that_differ_stop_the_claim(judged, tmp_path):
     found = judged(losses={7: 1.5, 16: 1.45, 60: 1.6})
     assert verdicts(found)[5] == INCONCLUSIVE and headline(found) == ""
+    assert "### At nearly equal tokens, " in write_report(tmp_path / "s").read_text()
 
 
 def test_two_policies_are_judged_apart(tmp_path):

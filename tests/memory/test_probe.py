@@ -20,6 +20,12 @@ def importable(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+@pytest.fixture
+def timeless(monkeypatch):
+    """Machines are shared: what did not fit is told by memory alone."""
+    monkeypatch.setattr("sweep.memory.probe.COLLAPSE", 0.0)
+
+
 def within(limit):
     return Logistics(device="cpu", device_memory=limit)
 
@@ -37,7 +43,7 @@ def brute_force(limit, cap, **settings):
     return len(fits)
 
 
-def test_the_maximum_is_proved_and_is_that_of_brute_force(tmp_path):
+def test_the_maximum_is_proved_and_is_that_of_brute_force(timeless):
     limit = 24 * MIB
     document = probe_memory("quick", logistics=within(limit), batches=[8])
     largest = document["largest_microbatch_size"]
@@ -60,7 +66,7 @@ def test_the_maximum_is_proved_and_is_that_of_brute_force(tmp_path):
     assert forecast["largest_microbatch_size"] == largest
 
 
-def test_memory_that_is_no_line_is_bisected():
+def test_memory_that_is_no_line_is_bisected(timeless):
     logistics = within(40 * MIB)
     document = probe_memory("quadratic", logistics=logistics, workload="odd:Pairs", batches=[4])
     points = {p["microbatch_size"]: p["status"] for p in document["points"]
@@ -76,7 +82,7 @@ def test_not_even_one_sequence_fits():
     assert {point["status"] for point in document["points"]} == {"OUT_OF_MEMORY"}
 
 
-def test_a_point_that_dies_is_named_and_stops_nothing():
+def test_a_point_that_dies_is_named_and_stops_nothing(timeless):
     document = probe_memory(
         "quadratic", logistics=within(100 * MIB), workload="odd:DiesAboveFour", batches=[4]
     )

@@ -62,9 +62,11 @@ class Command:
 def command(tmp_path):
     command = Command(tmp_path / "sweep")
     yield command
-    if command.process and command.process.poll() is None:
-        os.killpg(command.process.pid, signal.SIGKILL)
-        command.process.communicate()
+    if command.process:
+        if command.process.poll() is None:
+            os.killpg(command.process.pid, signal.SIGKILL)
+        command.process.wait()
+        command.process.stdout.close()
 
 
 def science(trial):
@@ -152,6 +154,7 @@ def test_a_killed_worker_is_seen_and_retried(command, uninterrupted):
 
 
 def test_a_second_command_is_refused_while_the_first_lives(command):
+    command.arguments[command.arguments.index("1200")] = "120000"  # outlives any start-up
     command.start()
     command.until_step(5)
     second = subprocess.run(

@@ -4,12 +4,14 @@ import math
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sweep.analysis.claims import headline as headline_of_losses
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.critical_batch_size import fit_steps
 from sweep.analysis.frames import load_sweep
-from sweep.analysis.gates import PASS
+from sweep.analysis.gates import PASS, judge
 from sweep.analysis.target import headline, judge_target, steps_to_target
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
@@ -167,3 +169,43 @@ def test_the_known_critical_batch_size_is_found(reach):
     assert found.fit.b_crit.low < truth.b_crit.value < found.fit.b_crit.high
     text = write_report(summary.folder.path).read_text()
     assert "Losses at equal steps" in text and headline(found) in text
+
+
+def test_where_no_rate_of_the_grid_reaches_the_target_the_search_goes_up(reach):
+    """Rates too low for the budget: the loss that is lacking tells on which side to go on."""
+    summary = reach(
+        batches="32", budget=32 * 100, lr="tuned", tuning={"centre": 0.02},
+        evaluation={"points": 50},
+    )  # fmt: skip
+    rows = [row for row in load_plan(summary.folder).trials if row.stage == "report"]
+    assert len(rows) == 2 and all(row.learning_rate > 0.25 for row in rows)
+    assert summary.exit_code == 0
+
+
+def test_a_fixed_rate_chooses_which_batch_size_wins_and_tuned_rates_do_not(reach):
+    """SCIENCE.md §6 C: the artefact of one rate for all, where the truth is known."""
+    tokens, sizes = 16_384, [16, 256]
+    fields = {"batches": "16,256", "budget": tokens, "target": None, "seeds": 4}
+
+    def expected(size, rates):
+        steps = np.full(len(rates), tokens / size)
+        return TRUTH["quadratic_loss"](steps, size, np.array(rates), 30).min()
+
+    for rate in ("0.1", "1.0"):
+        summary = reach(lr=rate, **fields)
+    summary = reach(lr="tuned", tuning={"centre": 0.3}, **fields)
+    sweep = load_sweep(summary.folder.path)
+    cells = compare_batch_sizes(sweep.trials)
+    measured = {
+        label: dict(zip(group["batch_size"], group["final_valid_loss"], strict=True))
+        for label, group in cells.groupby("label")
+    }
+    for label, rate in (("fixed 0.1", 0.1), ("fixed 1", 1.0)):
+        for size in sizes:
+            assert measured[label][size] == pytest.approx(expected(size, [rate]), rel=0.5)
+    assert measured["fixed 0.1"][256] > 10 * measured["fixed 0.1"][16]  # small batches "win"
+    assert measured["fixed 1"][16] > 4 * measured["fixed 1"][256]  # large batches "win"
+    truth = expected(256, np.geomspace(0.01, 1.9, 50)) / expected(16, np.geomspace(0.01, 1.9, 50))
+    assert measured["tuned"][256] / measured["tuned"][16] == pytest.approx(truth, rel=0.5)
+    said = {one.label: headline_of_losses(one) for one in judge(sweep, cells)}
+    assert said["fixed 0.1"] == said["fixed 1"] == ""
