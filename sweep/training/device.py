@@ -1,6 +1,7 @@
 """What a machine has: devices, cores, peak rates, memory, and when memory ran out."""
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import platform
@@ -32,6 +33,8 @@ PEAK_FLOPS = {
 }
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+LARGEST_KEPT = 2**31 - 1  # bytes
 USABLE_SHARE = 0.9  # of a GPU's memory, by tensors
 FORECAST_MARGIN = 1.02  # of a limit that counts what the forecast counts
 
@@ -160,6 +163,23 @@ def forget_peak_memory(device: torch.device) -> None:
     else:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what tensors on the CPU give back, for the next ones (glibc only).
+
+    Otherwise every step returns its activations to the system and takes them again, page by page.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        glibc = ctypes.CDLL(None)
+        glibc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        glibc.mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
+
+
+def give_back_memory() -> None:
+    """Return what is kept and not used to the system (glibc only)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def memory_metrics(device: torch.device, rest_bytes: int) -> dict[str, int]:

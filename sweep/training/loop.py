@@ -13,6 +13,7 @@ from sweep.training.device import (
     evaluating,
     flop_utilisation,
     forget_peak_memory,
+    give_back_memory,
     memory_metrics,
     peak_memory_bytes,
 )
@@ -60,6 +61,7 @@ def train(
     if progress.step == 0:
         with evaluating():
             progress.start_loss = step.workload.evaluate(step.model)
+        give_back_memory()
         clock.charge("evaluation")
     forget_peak_memory(device)
     saved_at = time.monotonic()
@@ -101,6 +103,7 @@ def train(
                     ending = "diverged"
                 elif progress.has_reached(science.target, loss, science.evaluation.window):
                     ending = "trained"
+                give_back_memory()  # so that the peak that follows is training's
                 clock.charge("evaluation")
             if t in noise.steps and ending is None:
                 line |= noise.metrics(t, noise_sums)

@@ -1,9 +1,11 @@
 """Optimizers, built from settings; weight decay on matrices only."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
+
+CLIP_EPS = 1e-6  # as in torch's clipping
 
 
 def build_optimizer(
@@ -27,6 +29,26 @@ def build_optimizer(
         eps=settings.eps,
         fused=parameters[0].device.type != "meta",
     )
+
+
+def clip_in_step(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], norm: Tensor, most: float
+) -> None:
+    """Let the next step see gradients of a global norm of at most so much.
+
+    A fused optimizer divides them as it reads them, by the factor that it has for loss scaling:
+    a pass over all gradients less than `clip_grads_with_norm_`, which the others get.
+
+    Args:
+        optimizer: of the parameters.
+        parameters: with their gradients.
+        norm: of all gradients together, a scalar.
+        most: bound of the norm.
+    """
+    if optimizer.defaults.get("fused"):
+        optimizer.grad_scale = ((norm.float() + CLIP_EPS) / most).clamp(min=1.0)  # type: ignore[attr-defined]
+    else:
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -14,7 +14,7 @@ from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
 from sweep.training.average import WeightAverage
 from sweep.training.noise import GradientSums
-from sweep.training.optimizer import build_optimizer, set_learning_rate
+from sweep.training.optimizer import build_optimizer, clip_in_step, set_learning_rate
 from sweep.workloads.protocol import Batch, Workload, build_workload
 
 
@@ -132,7 +132,7 @@ class TrainingStep:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         if self.clip < math.inf:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
+            clip_in_step(self.optimizer, self.parameters, norm, self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:

@@ -16,7 +16,12 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
-from sweep.training.device import EvaluationOutOfMemory, evaluating, is_out_of_memory
+from sweep.training.device import (
+    EvaluationOutOfMemory,
+    evaluating,
+    is_out_of_memory,
+    keep_freed_memory,
+)
 from sweep.training.device_memory import limited_memory
 from sweep.training.loop import train
 from sweep.training.result import diverged_message, write_result
@@ -80,6 +85,7 @@ def _run(
     execution, science = config.execution, config.science
     device, microbatch = torch.device(execution.device), config.microbatch_size
     torch.set_num_threads(execution.threads)
+    keep_freed_memory()
     seed_everything(science.seed)
     print(
         f"attempt {status.attempts}: batch size {science.batch_size} = {microbatch} × "
