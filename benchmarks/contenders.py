@@ -1,0 +1,317 @@
+"""One contender of `throughput.py`: trains one model, and takes steps when it is told to.
+
+    python benchmarks/contenders.py NAME MODEL BATCH DEVICE PRECISION
+
+Every contender trains the same model on the same windows with AdamW, clipping, warmup and cosine.
+It takes WARM_UP steps, prints their losses where it knows them, and then, for each number of steps
+that it reads on stdin, the seconds that they took. An empty line ends it.
+"""
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution, TrialConfig
+from sweep.data.synthetic import synthetic_identity
+from sweep.models import build_model
+from sweep.plan.plan import build_plan
+from sweep.plan.steps import learning_rate_at
+from sweep.training.checkpoint import CheckpointStore
+from sweep.training.device import available_cores, keep_freed_memory
+from sweep.training.loop import train
+from sweep.training.step import TrainingStep
+from sweep.trial.folder import TrialFolder, TrialStatus
+from sweep.workloads.protocol import build_workload
+
+WARM_UP = 10  # steps
+WINDOWS = 32  # batches that the others go round in
+EXPERIMENTS = {"reference": {}, "small": {"model": "small"}}  # of tinystories; quick has its own
+MATRIX = 2048
+
+
+def trial_config(
+    model: str, batch: int, device: str, precision: str, compiled: bool
+) -> TrialConfig:
+    """Return the config of a trial that no benchmark comes to the end of."""
+    experiment = "quick" if model == "quick" else "tinystories"
+    fields: dict[str, Any] = {"batches": [batch], "precision": precision, "budget": 10**10}
+    fields |= EXPERIMENTS.get(model, {})
+    threads = available_cores()
+    execution = Execution(device=device, threads=threads, compile=compiled, checkpoint_seconds=1e9)
+    settings = load_experiment(experiment, fields)
+    plan = build_plan(settings, execution, data=synthetic_identity(), microbatch=batch)
+    row = plan.trials[0].model_copy(update={"learning_rate": 3e-4, "id": "benchmark"})
+    return plan.trial_config(row, "benchmark")
+
+
+class Pacer:
+    """Called after every step; waits for orders when those that were ordered are done."""
+
+    def __init__(self, device: str, losses: Callable[[], list[float]] = list) -> None:
+        self._is_cuda, self._losses = device.startswith("cuda"), losses
+        self._left, self._start = WARM_UP, time.perf_counter()
+
+    def tick(self) -> bool:
+        """Tell whether to go on."""
+        self._left -= 1
+        if self._left:
+            return True
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self._start
+        print(json.dumps({"seconds": seconds, "losses": self._losses()}), flush=True)
+        order = sys.stdin.readline().strip()
+        self._losses = list
+        self._left, self._start = int(order or 0), time.perf_counter()
+        return bool(order)
+
+
+def windows(config: TrialConfig) -> list[Tensor]:
+    """Return the first batches of the trial's own stream, on its device."""
+    device, size = torch.device(config.execution.device), config.science.batch_size
+    workload = build_workload(config, device)
+    return [workload.build_batch(i * size, size)[0] for i in range(WINDOWS)]
+
+
+def run_sweep(config: TrialConfig) -> None:
+    """Our own loop, as a worker runs it."""
+    device = torch.device(config.execution.device)
+    keep_freed_memory()
+    losses: list[float] = []
+
+    class Step(TrainingStep):
+        def __call__(self, *arguments: Any) -> Any:
+            output = super().__call__(*arguments)
+            if len(losses) < WARM_UP:
+                losses.append(output.loss.item())
+            return output
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = TrialFolder(Path(name) / "benchmark")
+        folder.path.mkdir()
+        folder.write_config(config)
+        folder.write_status(TrialStatus(attempts=1, fencing=1))
+        pacer = Pacer(config.execution.device, lambda: losses)
+        step = Step(config, device, config.microbatch_size)
+        store = CheckpointStore(folder, 1)
+        started = time.perf_counter()
+        ordered = lambda: None if pacer.tick() else "stopped"  # noqa: E731
+        train(config, step, store, device, ordered, started)
+
+
+def run_plain(config: TrialConfig) -> None:
+    """A loop as one writes it by hand: fused AdamW, compiled where the config says so."""
+    science, device = config.science, torch.device(config.execution.device)
+    torch.manual_seed(science.seed)
+    model = build_model(science.model, science.seed, False).to(device)
+    optimizer = _adamw(model, config)
+    batches, losses = windows(config), list[float]()
+    pacer = Pacer(config.execution.device, lambda: losses)
+
+    def loss_of(batch: Tensor) -> Tensor:
+        with _autocast(config):
+            logits = model(batch[:, :-1])
+        return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+    function = torch.compile(loss_of) if config.execution.compile else loss_of
+    for t in range(1, 10**9):
+        loss = function(batches[(t - 1) % WINDOWS])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(config, t)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if t <= WARM_UP:
+            losses.append(loss.item())
+        if not pacer.tick():
+            return
+
+
+def run_transformers(config: TrialConfig) -> None:
+    """Hugging Face's Trainer with a LlamaForCausalLM of the same shapes."""
+    import transformers
+
+    settings, science = config.science.model, config.science
+    assert settings.kind == "transformer"
+    llama = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=settings.vocabulary,
+            hidden_size=settings.d_model,
+            intermediate_size=settings.d_ff,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            max_position_embeddings=settings.context,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            use_cache=False,
+        )
+    )
+    assert sum(p.numel() for p in llama.parameters()) == settings.parameters
+    pacer = Pacer(config.execution.device)
+
+    class Pace(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = not pacer.tick()
+
+    device = config.execution.device
+    with tempfile.TemporaryDirectory() as name:
+        arguments = transformers.TrainingArguments(
+            output_dir=name,
+            per_device_train_batch_size=science.batch_size,
+            max_steps=config.steps,
+            learning_rate=science.learning_rate,
+            weight_decay=science.optimizer.weight_decay,
+            adam_beta1=science.optimizer.beta1,
+            adam_beta2=science.optimizer.beta2,
+            max_grad_norm=science.optimizer.clip,
+            lr_scheduler_type="cosine",
+            warmup_steps=config.warmup_steps,
+            optim="adamw_torch_fused",
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=device == "cpu",
+            bf16=science.precision == "bf16",
+            torch_compile=config.execution.compile,
+        )
+        # It shifts by itself, and trains on one target less.
+        items = [
+            {"input_ids": row[:-1], "labels": row[:-1]} for b in windows(config) for row in b.cpu()
+        ]
+        trainer = transformers.Trainer(
+            llama, arguments, train_dataset=_Endless(items), callbacks=[Pace()]
+        )
+        trainer.train()
+
+
+def run_lightning(config: TrialConfig) -> None:
+    """Lightning with our own module."""
+    import lightning
+
+    science, device = config.science, config.execution.device
+    pacer = Pacer(device)
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            model = build_model(science.model, science.seed, False)
+            self.model = torch.compile(model) if config.execution.compile else model
+
+        def training_step(self, batch: Tensor, _: int) -> Tensor:
+            logits = self.model(batch[:, :-1])
+            return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+        def configure_optimizers(self) -> Any:
+            optimizer = _adamw(self.model, config)
+            schedule = torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda t: _rate(config, t + 1) / science.learning_rate
+            )
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    class Pace(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if not pacer.tick():
+                trainer.should_stop = True
+
+    rows = [row for batch in windows(config) for row in batch.cpu()]
+    loader = torch.utils.data.DataLoader(_Endless(rows), science.batch_size, shuffle=True)
+    trainer = lightning.Trainer(
+        accelerator="cpu" if device == "cpu" else "gpu",
+        devices=1,
+        precision="bf16-mixed" if science.precision == "bf16" else "32-true",
+        callbacks=[Pace()],
+        gradient_clip_val=science.optimizer.clip,
+        max_steps=config.steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Module(), loader)
+
+
+def run_matrix_product(config: TrialConfig) -> None:
+    """A matrix product alone: 2·MATRIX³ operations are a step."""
+    device, dtype = torch.device(config.execution.device), torch.float32
+    if config.science.precision.startswith("bf16"):
+        dtype = torch.bfloat16
+    first, second = (torch.randn(MATRIX, MATRIX, device=device, dtype=dtype) for _ in range(2))
+    out, pacer = torch.empty_like(first), Pacer(config.execution.device)
+    while True:
+        torch.mm(first, second, out=out)
+        if not pacer.tick():
+            return
+
+
+class _Endless(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Rows again and again, so that no epoch ends."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows[index % len(self._rows)]
+
+
+def _adamw(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
+    settings, parameters = config.science.optimizer, list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas = (settings.beta1, settings.beta2)
+    rate = config.science.learning_rate
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=settings.eps, fused=True)
+
+
+def _rate(config: TrialConfig, t: int) -> float:
+    science = config.science
+    return learning_rate_at(
+        t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
+    )
+
+
+def _autocast(config: TrialConfig) -> contextlib.AbstractContextManager[object]:
+    if config.science.precision == "bf16":
+        return torch.autocast(torch.device(config.execution.device).type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+CONTENDERS: dict[str, tuple[Callable[[TrialConfig], None], bool]] = {  # and whether it compiles
+    "sweep": (run_sweep, True),
+    "sweep eager": (run_sweep, False),
+    "plain loop": (run_plain, False),
+    "plain loop compiled": (run_plain, True),
+    "transformers": (run_transformers, False),
+    "transformers compiled": (run_transformers, True),
+    "lightning": (run_lightning, False),
+    "lightning compiled": (run_lightning, True),
+    "matrix product": (run_matrix_product, False),
+}
+
+
+def main() -> None:
+    """Run the contender that is named."""
+    name, model, batch, device, precision = sys.argv[1:]
+    torch.set_num_threads(available_cores())
+    run, is_compiled = CONTENDERS[name]
+    run(trial_config(model, int(batch), device, precision, is_compiled))
+
+
+if __name__ == "__main__":
+    main()
