@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+PEERS ?= .venv-peers
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= -n 2 --dist loadfile
 TEXT ?= ../shared/data/tinystories
@@ -44,8 +45,17 @@ contracts: install  ## the architecture and packaging tests
 
 check: lint types contracts  ## lint, types and contracts
 
-bench: install  ## benchmarks of this machine, into benchmarks/results
+bench: install $(PEERS)/.installed  ## benchmarks of this machine, into benchmarks/results: an hour or two on two cores
 	$(BIN)/python benchmarks/run.py
+	PYTHONPATH=. $(PEERS)/bin/python benchmarks/throughput.py
+
+# The other trainers, beside the packages of .venv.
+$(PEERS)/.installed: $(BIN)/.installed-test benchmarks/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	    > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth
+	$(PEERS)/bin/python -m pip install -r benchmarks/peers.txt
+	touch $@
 
 bench-memory: install  ## the memory forecast against measurement, on this machine's device
 	$(BIN)/python benchmarks/memory.py

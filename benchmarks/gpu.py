@@ -22,9 +22,10 @@ from sweep.config.experiment import load_experiment
 from sweep.config.numbers import parse_count
 from sweep.config.trial import TrialConfig
 from sweep.orchestration.planning import Logistics, make_plan, save_plan
-from sweep.plan.steps import learning_rate_at
 from sweep.training.device import device_name, flop_utilisation
+from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
+from sweep.training.steps import GraphedSteps, Sums, build_steps
 from sweep.trial.folder import SweepFolder
 
 FULL_BUDGET = 327_680_000
@@ -52,29 +53,29 @@ def run_sweep(arguments: argparse.Namespace) -> SweepFolder:
 def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
     """Train for so long after warming up; return rates and the projected full time."""
     device = torch.device(config.execution.device)
+    config = config.model_copy(update={"steps": 10**7})  # a schedule that does not end here
     step = TrainingStep(config, device, config.microbatch_size)
     compile_seconds = step.warm_up() if config.execution.compile else 0.0
     batch_size = config.science.batch_size
+    steps = build_steps(config, step, Sums(Progress(), device))
 
     def take(count: int, first: int) -> None:
         for t in range(first, first + count):
-            batch = step.workload.build_batch(t * batch_size, batch_size)
-            peak = config.science.learning_rate
-            rate = learning_rate_at(
-                t + 1, peak, 10**7, config.warmup_steps, config.science.schedule
-            )
-            output = step(batch, rate)
+            output = steps.take(t, None)
         output.loss.item()  # waits for the device
 
-    take(10, 0)
-    start, done = time.perf_counter(), 0
+    take(20, 1)
+    start, done, slice_steps = time.perf_counter(), 0, 20
     while time.perf_counter() - start < seconds:
-        take(20, 10 + done)
-        done += 20
+        take(slice_steps, 21 + done)
+        done += slice_steps
+        spent = (time.perf_counter() - start) / done
+        slice_steps = max(20, min(5000, int(2.0 / spent)))  # waits for the device every 2 seconds
     elapsed = time.perf_counter() - start
     rate = done * batch_size * config.tokens_per_sequence / elapsed
     return {
         "batch_size": batch_size,
+        "is_cuda_graph": isinstance(steps, GraphedSteps),
         "microbatch_size": config.microbatch_size,
         "steps": done,
         "seconds": elapsed,

@@ -1,14 +1,12 @@
 """Benchmarks of this machine, as whole processes: `make bench`.
 
 Pairs are interleaved in one run and compared as ratios of medians, since machines are shared.
-Results go to benchmarks/results/<device>/<date>.json.
+Throughput beside other trainers: throughput.py.
 """
 
-import datetime
 import json
 import os
-import platform
-import re
+import runpy
 import statistics
 import subprocess
 import sys
@@ -17,7 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from record import record
+
+from sweep.data.synthetic import synthetic_documents, synthetic_identity
+
 SWEEP = [sys.executable, "-m", "sweep"]
 MANY = ["run", "quadratic", "--batches", "4", "--budget", "40", "--device", "cpu", "--quiet"]
 QUICK = ["run", "quick", "--batches", "16", "--device", "cpu", "--quiet", "--yes"]
@@ -139,7 +140,37 @@ def chunked_loss(folder: Path) -> dict[str, object]:
     return found
 
 
-BENCHMARKS = (start_up, finished_sweep, first_step, tracking, chunked_loss)
+def report(folder: Path) -> dict[str, object]:
+    """`sweep report` on 1,000 trials of 2,000 points."""
+    fakes = runpy.run_path(str(Path(__file__).parents[1] / "tests/analysis/fake_sweeps.py"))
+    fakes["write_fake_sweep"](
+        folder / "thousand", batches="1,2,4,8,16,32,64,128,256,512", seeds=100, points=2000,
+        budget=512 * 64 * 2000,
+    )  # fmt: skip
+    return interleaved(3, report=lambda _: seconds_of([*SWEEP, "report", str(folder / "thousand")]))
+
+
+def tokenizing(folder: Path) -> dict[str, object]:
+    """Training a tokenizer of 2,048 on a text and tokenizing it, megabytes a second."""
+    text = folder / "text"
+    text.mkdir()
+    identity = synthetic_identity(train=60_000, valid=500)
+    for split in ("train", "valid"):
+        documents = synthetic_documents(identity, split)
+        (text / f"{split}.txt").write_text("\n<|endoftext|>\n".join(documents))
+    size = sum(file.stat().st_size for file in text.iterdir())
+
+    def prepare(index: int) -> float:
+        cache = {"SWEEP_CACHE": str(folder / f"cache-{index}")}
+        command = [*SWEEP, "data", "prepare", str(text), "--vocabulary", "2048"]
+        return seconds_of(command, cache)
+
+    found = interleaved(3, prepare=prepare)
+    seconds = found["median_seconds"]["prepare"]  # type: ignore[index]
+    return {**found, "megabytes": size / 1e6, "megabytes_per_second": size / 1e6 / seconds}
+
+
+BENCHMARKS = (start_up, finished_sweep, first_step, tracking, chunked_loss, report, tokenizing)
 
 
 def main() -> None:
@@ -153,30 +184,7 @@ def main() -> None:
             print(f"{benchmark.__name__}: {benchmark.__doc__}")
             results[benchmark.__name__] = benchmark(folder)
             print(json.dumps(results[benchmark.__name__], indent=1))
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    from sweep.training.device import available_cores, device_name
-
-    import torch  # isort: skip
-
-    device = device_name(torch.device("cpu"))
-    document = {
-        "date": datetime.date.today().isoformat(),
-        "device": device,
-        "cores": available_cores(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "git_commit": commit.stdout.strip() or None,
-        "results": results,
-    }
-    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    path = HERE / "results" / slug / f"{document['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():  # of the same day: what was not named stays
-        document["results"] = json.loads(path.read_text())["results"] | results
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"wrote {path}")
+    print(f"wrote {record(results)}")
 
 
 if __name__ == "__main__":

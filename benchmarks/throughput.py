@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from contenders import CONTENDERS, MATRIX, WARM_UP, trial_config
+from record import record
 
 HERE = Path(__file__).parent
 SLICE_SECONDS = 3.0
@@ -153,7 +154,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run what is asked for; write JSON to --out, and print the table."""
+    """Run what is asked for; record it, or write it to --out; print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", default="reference,small,quick")
     parser.add_argument("--batches", default="1,8,32")
@@ -173,6 +174,9 @@ def main() -> None:
             print(json.dumps(results[f"{model} {batch}"]), flush=True)
             if arguments.out:
                 arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+            else:
+                key = f"throughput {arguments.precision}"
+                record({key: results}, arguments.device)
     print(table(results))
 
 

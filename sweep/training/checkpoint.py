@@ -84,6 +84,9 @@ def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> N
     step.model.load_state_dict(state["model"])
     assert step.optimizer is not None
     step.optimizer.load_state_dict(state["optimizer"])
+    for group in step.optimizer.param_groups:  # which torch moves the states to, but not the rate
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"] = group["lr"].to(step.device)
     if step.average is not None:
         step.average.restore(state["average"])
     random.setstate(state["rng_python"])

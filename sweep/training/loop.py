@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import learning_rate_at, milestone_steps
+from sweep.plan.steps import milestone_steps
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import (
     evaluating,
@@ -15,12 +15,12 @@ from sweep.training.device import (
     forget_peak_memory,
     give_back_memory,
     memory_metrics,
-    peak_memory_bytes,
 )
 from sweep.training.noise import NoiseProbe
 from sweep.training.optimizer import state_bytes
 from sweep.training.progress import Clock, Progress
-from sweep.training.step import StepOutput, TrainingStep
+from sweep.training.step import TrainingStep
+from sweep.training.steps import Sums, build_steps
 from sweep.trial.metrics import MetricsLog
 
 
@@ -56,7 +56,7 @@ def train(
         clock.charge("compile")
     train_points = set(milestone_steps(config.steps, science.evaluation.train_points))
     valid_points = set(milestone_steps(config.steps, science.evaluation.points))
-    noise = NoiseProbe(config, step)
+    noise, steps = NoiseProbe(config, step), build_steps(config, step, sums)
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
         with evaluating():
@@ -69,25 +69,20 @@ def train(
 
     while progress.step < config.steps and ending is None:
         t = progress.step + 1
-        rate = learning_rate_at(
-            t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
-        )
-        batch = step.workload.build_batch(progress.step * science.batch_size, science.batch_size)
         noise_sums = noise.sums_at(t)
-        output = step(batch, rate, noise_sums)
-        sums.add(output)
+        output = steps.take(t, noise_sums)
         progress.step = t
         if t == 1:
             progress.first_loss = output.loss.item()
 
         if t in train_points or t in valid_points or t in noise.steps:
             sums.store(progress)  # waits for the device
-            progress.see_peak_memory(peak_memory_bytes(device))
+            progress.see_peak_memory(steps.peak_memory_bytes())
             clock.charge("training")
             line: dict[str, Any] = {"time": time.time(), "step": t, "tokens": t * step_tokens}
             if t in train_points:
                 tokens = (t - progress.log_step) * step_tokens
-                line |= progress.interval_metrics() | {"train/lr": rate}
+                line |= progress.interval_metrics() | {"train/lr": steps.rate(t)}
                 speed = line["perf/tokens_per_second"] = tokens / progress.interval_seconds()
                 if (utilisation := flop_utilisation(config, device, speed)) is not None:
                     line["perf/mfu"] = utilisation
@@ -129,25 +124,3 @@ def train(
         clock.charge("checkpoint")
     log.close()
     return ending, progress, clock
-
-
-class Sums:
-    """Sums over the steps since the last log point, on the device, so that no step waits."""
-
-    def __init__(self, progress: Progress, device: torch.device) -> None:
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        start = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
-        self._sums = torch.tensor(start, dtype=dtype, device=device)
-
-    def add(self, output: StepOutput) -> None:
-        """Add one step."""
-        values = torch.stack((output.loss, output.grad_norm, output.is_clipped))
-        self._sums += values.to(self._sums.dtype)
-
-    def store(self, progress: Progress) -> None:
-        """Read the sums back; waits for the device."""
-        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
-
-    def clear(self) -> None:
-        """Begin a new interval."""
-        self._sums.zero_()

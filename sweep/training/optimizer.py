@@ -22,12 +22,15 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
         return torch.optim.SGD(groups, lr=learning_rate)
+    device = parameters[0].device
+    is_cuda = device.type == "cuda"  # where a graph may hold the step, and so its rate
     return torch.optim.AdamW(
         groups,
-        lr=learning_rate,
+        lr=torch.tensor(learning_rate, device=device) if is_cuda else learning_rate,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
-        fused=parameters[0].device.type != "meta",
+        fused=device.type != "meta",
+        capturable=is_cuda,
     )
 
 
@@ -51,10 +54,13 @@ def clip_in_step(
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the rate of the next step."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float | Tensor) -> None:
+    """Set the rate of the next step; where the optimizer keeps it on the device, there."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(learning_rate)  # of a tensor too, which the host need not know
+        else:
+            group["lr"] = learning_rate
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:

@@ -122,7 +122,7 @@ class TrainingStep:
         return sums.estimates(size)
 
     def __call__(
-        self, batch: Batch, learning_rate: float, sums: GradientSums | None = None
+        self, batch: Batch, learning_rate: float | Tensor, sums: GradientSums | None = None
     ) -> StepOutput:
         """Take one optimizer step at this rate."""
         loss = self.backward(batch, sums)

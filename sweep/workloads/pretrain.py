@@ -17,6 +17,7 @@ from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.models.precision import autocast
 from sweep.workloads.protocol import Batch, FinalEvaluation
 
+TOKENS_SHARE = 0.02  # of a GPU's memory, for the training tokens
 FINAL_TRAIN_SETS = 4  # the held-in set of the final evaluation, in milestone sets
 
 
@@ -53,7 +54,41 @@ class Pretrain:
 
     def build_batch(self, first: int, count: int) -> Batch:
         """Return windows of the stream, (count, T + 1)."""
-        return (self._windows(self.text.train, self.stream.window_indices(first, count)),)
+        indices = self.sequence_indices(first, count)
+        if self.is_on_device():
+            return self.batch_at(torch.from_numpy(indices).to(self.device, non_blocking=True))
+        return (self._windows(self.text.train, indices),)
+
+    def is_on_device(self) -> bool:
+        """Tell whether the training tokens are kept on the device: a GPU with room for them."""
+        is_own = type(self).build_batch is Pretrain.build_batch  # not that of a user's subclass
+        return self.device.type == "cuda" and is_own and self.device_tokens_fit
+
+    @cached_property
+    def device_tokens_fit(self) -> bool:
+        """Whether the training tokens take a small part of the device's memory."""
+        size = len(self.text.train) * self._device_dtype.itemsize
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        return bool(size <= TOKENS_SHARE * memory)
+
+    @property
+    def _device_dtype(self) -> torch.dtype:
+        return torch.int16 if self.model_settings.vocabulary <= 2**15 else torch.int32
+
+    @cached_property
+    def _device_windows(self) -> Tensor:
+        """The training tokens on the device as windows that share their ends, (windows, T + 1)."""
+        tokens = torch.from_numpy(self.text.train.astype(np.int32)).to(self._device_dtype)
+        context = self.tokens_per_sequence
+        return tokens.to(self.device).unfold(0, context + 1, context)
+
+    def sequence_indices(self, first: int, count: int) -> NDArray[np.int64]:
+        """Return windows of the stream, (count,)."""
+        return self.stream.window_indices(first, count)
+
+    def batch_at(self, indices: Tensor) -> Batch:
+        """Return these windows, (count, T + 1), gathered on the device."""
+        return (self._device_windows[indices].long(),)
 
     def random_batch(self, count: int) -> Batch:
         """Return random ids, (count, T + 1)."""

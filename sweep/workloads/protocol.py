@@ -5,7 +5,7 @@ the trial's config and the device.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -62,6 +62,20 @@ class Workload(Protocol):
 
     def epochs(self) -> float | None:
         """Return how often the trial sees the training data; None where it never repeats."""
+
+
+@runtime_checkable
+class OnDevice(Protocol):
+    """A workload whose batches can be built on the device alone, from the sequences' numbers."""
+
+    def is_on_device(self) -> bool:
+        """Tell whether the data lie there."""
+
+    def sequence_indices(self, first: int, count: int) -> NDArray[np.int64]:
+        """Return the numbers of sequences `first` … `first + count - 1` of the stream, (count,)."""
+
+    def batch_at(self, indices: Tensor) -> Batch:
+        """Return the sequences of these numbers, given on the device, by operations there."""
 
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:

@@ -20,7 +20,7 @@ SUICIDE = """
 import os, signal
 from pathlib import Path
 import torch
-import sweep.trial.metrics, sweep.training.loop, sweep.training.checkpoint, sweep.training.result
+import sweep.trial.metrics, sweep.training.steps, sweep.training.checkpoint, sweep.training.result
 from sweep.training.worker import run_attempt
 from sweep.trial.folder import State, TrialFolder
 
@@ -64,8 +64,8 @@ elif moment == "middle of a log line":
     fake.write = on_nth(lambda fd, data: os.write(fd, data[: len(data) // 2]), os.write)
     sweep.trial.metrics.os = fake
 elif moment == "between two steps":
-    real_rate = sweep.training.loop.learning_rate_at
-    sweep.training.loop.learning_rate_at = on_nth(lambda *a: None, real_rate)
+    real_take = sweep.training.steps.Steps.take
+    sweep.training.steps.Steps.take = on_nth(lambda *a: None, real_take)
 elif moment == "before the result":
     sweep.training.result.write_json = on_nth(lambda *a: None, None)
 elif moment == "after the result":

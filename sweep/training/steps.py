@@ -1,0 +1,176 @@
+"""A trial's steps in their order: one by one, or replayed as one CUDA graph.
+
+A graph holds a whole step: gather from tokens on the device, forward, backward, clip, AdamW, sums.
+What differs from step to step, sequences and rate, is sent for many steps at once, so that between
+log points nothing waits for the host.
+"""
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from sweep.config.trial import TrialConfig
+from sweep.plan.steps import learning_rate_at
+from sweep.training.device import peak_memory_bytes
+from sweep.training.noise import GradientSums
+from sweep.training.progress import Progress
+from sweep.training.step import StepOutput, TrainingStep
+from sweep.workloads.protocol import OnDevice
+
+GRAPH_TOKENS = 32_768  # of the largest step worth a graph: beyond, kernels outlast their launches
+FED_STEPS = 512  # sent to the device at a time
+WARM_UP = 3  # steps before the capture, in which libraries allocate what they keep
+SWITCH = "SWEEP_CUDA_GRAPHS"  # 0: none
+
+
+class Sums:
+    """Sums over the steps since the last log point, on the device, so that no step waits."""
+
+    def __init__(self, progress: Progress, device: torch.device) -> None:
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        start = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        self._sums = torch.tensor(start, dtype=dtype, device=device)
+
+    def add(self, output: StepOutput) -> None:
+        """Add one step."""
+        values = torch.stack((output.loss, output.grad_norm, output.is_clipped))
+        self._sums += values.to(self._sums.dtype)
+
+    def store(self, progress: Progress) -> None:
+        """Read the sums back; waits for the device."""
+        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
+
+    def clear(self) -> None:
+        """Begin a new interval."""
+        self._sums.zero_()
+
+
+class Steps:
+    """Takes the steps of a trial one by one.
+
+    Args:
+        config: of the trial.
+        step: to take.
+        sums: of what the steps measure.
+    """
+
+    def __init__(self, config: TrialConfig, step: TrainingStep, sums: Sums) -> None:
+        self._config, self._step, self._sums = config, step, sums
+        self._batch_size = config.science.batch_size
+
+    def take(self, t: int, noise: GradientSums | None) -> StepOutput:
+        """Take step t = 1 …, S; `noise` sees its microbatches where it is measured."""
+        first = (t - 1) * self._batch_size
+        batch = self._step.workload.build_batch(first, self._batch_size)
+        output = self._step(batch, self.rate(t), noise)
+        self._sums.add(output)
+        return output
+
+    def rate(self, t: int) -> float:
+        """Return the learning rate of step t."""
+        config, science = self._config, self._config.science
+        return learning_rate_at(
+            t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
+        )
+
+    def peak_memory_bytes(self) -> int:
+        """Return the peak since it was last forgotten."""
+        return peak_memory_bytes(self._step.device)
+
+
+class GraphedSteps(Steps):
+    """Replays one graph for every step but the first few and those whose noise is measured.
+
+    On a CPU, where there are no graphs, each step runs the same operations: for tests.
+    """
+
+    def __init__(self, config: TrialConfig, step: TrainingStep, sums: Sums) -> None:
+        super().__init__(config, step, sums)
+        assert isinstance(step.workload, OnDevice)
+        self._workload, device = step.workload, step.device
+        self._indices = torch.zeros(FED_STEPS, self._batch_size, dtype=torch.int64, device=device)
+        self._rates = torch.zeros(FED_STEPS, device=device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step, in them
+        self._next: int | None = None  # the step that `_place` points to
+        self._fed = range(0)
+        self._replay: Callable[[], object] | None = None
+        self._output: StepOutput | None = None
+        self._peak_bytes = 0  # of the graph's own memory, which no replay asks for again
+        self._taken = 0
+
+    def take(self, t: int, noise: GradientSums | None) -> StepOutput:
+        """Take step t."""
+        self._taken += 1
+        if noise is not None or self._taken <= WARM_UP:
+            return super().take(t, noise)
+        if t not in self._fed:
+            self._feed(t)
+        elif t != self._next:
+            self._place.fill_(t - self._fed.start)
+        if self._replay is None:
+            self._replay = self._capture()
+        self._replay()
+        self._next = t + 1
+        assert self._output is not None
+        return self._output
+
+    def peak_memory_bytes(self) -> int:
+        """Return the peak since it was last forgotten, at least that of the captured step."""
+        return max(super().peak_memory_bytes(), self._peak_bytes)
+
+    def _feed(self, t: int) -> None:
+        """Send the sequences and rates of the steps from t on."""
+        self._fed = range(t, min(t + FED_STEPS, self._config.steps + 1))
+        size, count = self._batch_size, len(self._fed)
+        found = self._workload.sequence_indices((t - 1) * size, count * size)
+        indices = torch.from_numpy(found).view(count, size)
+        rates = torch.tensor([self.rate(step) for step in self._fed])
+        if self._step.device.type == "cuda":
+            indices, rates = indices.pin_memory(), rates.pin_memory()
+        self._indices[:count].copy_(indices, non_blocking=True)
+        self._rates[:count].copy_(rates, non_blocking=True)
+        self._place.zero_()
+
+    def _body(self) -> None:
+        batch = self._workload.batch_at(self._indices.index_select(0, self._place)[0])
+        self._output = self._step(batch, self._rates.index_select(0, self._place)[0])
+        self._sums.add(self._output)
+        self._place += 1
+
+    def _capture(self) -> Callable[[], object]:
+        """Record one step, without taking it; return what replays it."""
+        if self._step.device.type != "cuda":
+            return self._body
+        torch.cuda.synchronize(self._step.device)
+        torch.cuda.reset_peak_memory_stats(self._step.device)
+        graph, lacking = torch.cuda.CUDAGraph(), None
+        try:
+            with torch.cuda.graph(graph):
+                try:
+                    self._body()
+                except torch.OutOfMemoryError as error:
+                    lacking = error
+                    raise
+        except Exception as error:  # ending a capture that failed raises again
+            raise lacking or error from None
+        self._peak_bytes = torch.cuda.max_memory_allocated(self._step.device)
+        return graph.replay
+
+
+def build_steps(config: TrialConfig, step: TrainingStep, sums: Sums) -> Steps:
+    """Return what takes a trial's steps: as a graph where that is possible and worth it."""
+    tokens = config.science.batch_size * config.tokens_per_sequence
+    is_one = config.science.batch_size == step.microbatch_size and config.execution.devices == 1
+    is_wanted = step.device.type == "cuda" and os.environ.get(SWITCH, "1") != "0"
+    if is_wanted and is_one and tokens <= GRAPH_TOKENS and can_be_graphed(step):
+        return GraphedSteps(config, step, sums)
+    return Steps(config, step, sums)
+
+
+def can_be_graphed(step: TrainingStep) -> bool:
+    """Tell whether nothing in a step depends on the host: fused AdamW, no average of weights."""
+    workload, optimizer = step.workload, step.optimizer
+    is_on_device = isinstance(workload, OnDevice) and workload.is_on_device()
+    is_fused = optimizer is not None and bool(optimizer.defaults.get("fused"))
+    return is_on_device and is_fused and step.average is None
