@@ -4,13 +4,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PEERS ?= .venv-peers
+GPU_PYTHON ?= 3.12
+WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-extensions typing-inspection \
+    tokenizers safetensors pytest pytest-timeout pluggy iniconfig packaging pygments
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= -n 2 --dist loadfile
 TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all install lint format types contracts check bench bench-memory bench-gpu docs publish clean
+.PHONY: help demo test test-all install lint format types contracts check bench bench-memory bench-gpu gpu-pack docs publish clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -62,6 +65,12 @@ bench-memory: install  ## the memory forecast against measurement, on this machi
 
 bench-gpu: install  ## on a GPU: memory, the reference sweep at 8.192M tokens, a minute at each batch size
 	$(BIN)/python benchmarks/gpu.py --text $(TEXT) --out benchmarks/results/gpu
+
+gpu-pack: install  ## .gpu/: what benchmarks/gpu.sh needs on a machine without a network
+	mkdir -p .gpu/text
+	cp $(TEXT)/train.txt $(TEXT)/valid.txt .gpu/text/
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
+	    --dest .gpu/wheels --constraint constraints.txt $(WORKER_PACKAGES)
 
 docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py
