@@ -12,6 +12,16 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before any test module import
 REAL_TEXT = Path(__file__).parents[2] / "shared" / "data" / "tinystories"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, and say so, what needs a GPU where there is none."""
+    wanted = [item for item in items if item.get_closest_marker("gpu")]
+    if wanted:
+        import torch
+
+        for item in wanted if not torch.cuda.is_available() else ():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def sweep_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Point the cache to a folder of this session, and hide the user's SWEEP_ variables."""
