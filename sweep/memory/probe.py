@@ -71,7 +71,8 @@ class Probe:
     def look(self, size: int) -> Look:
         """Measure one microbatch size, as the search asks for it."""
         point = self.measure(size, size)
-        return Look(point.status == "OK", point.held_bytes)
+        fits = point.status == "OK"
+        return Look(fits, point.held_bytes if fits else None)
 
     def measure(self, batch_size: int, microbatch_size: int) -> Measurement:
         """Measure one point and judge it; a collapse is believed when it is seen twice."""

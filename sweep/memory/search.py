@@ -23,7 +23,7 @@ class Look:
     """One size that was looked at."""
 
     fits: bool
-    peak_bytes: int | None  # None where it is not known
+    peak_bytes: int | None  # None where it is not known; of what does not fit a forecast knows it
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Found:
 
     @property
     def last_line(self) -> Line | None:
-        """The line through the two largest sizes that fit: what holds the peak may change."""
-        return fit_line(dict(list(self._peaks().items())[-2:]))
+        """The line through the two largest sizes with a known peak: what holds it may change."""
+        return fit_line(dict(list(self._peaks(also_above=True).items())[-2:]))
 
-    def _peaks(self) -> dict[int, int]:
+    def _peaks(self, also_above: bool = False) -> dict[int, int]:
         return {
             size: look.peak_bytes
             for size, look in sorted(self.looks.items())
-            if look.fits and look.peak_bytes is not None
+            if look.peak_bytes is not None and (look.fits or also_above)
         }
 
 
@@ -75,9 +75,13 @@ def find_largest(
         if low < size < high:
             low, high = _see(found, look, size, unit, low, high)
     step = 1  # units from the nearest size that was looked at
+    kept = 0  # looks since `high` moved: a chord of a curve that bends upwards stays below it
     while high - low > 1:
         line = found.last_line
-        is_lost = len(found.looks) >= PATIENCE
+        above = found.looks.get(high * unit)
+        is_lost = len(found.looks) >= PATIENCE or (
+            kept > 1 and above is not None and above.peak_bytes is not None
+        )
         found.is_bisected |= len(found.looks) >= GUIDED_POINTS
         middle = _middle(low, high) if high <= top else max(2 * low, 1)
         predicted = middle if line is None else line.largest(limit_bytes) // unit
@@ -88,7 +92,9 @@ def find_largest(
         else:
             guess = min(low + step, middle) if predicted <= low else max(high - step, middle)
             step *= 2
+        known = high
         low, high = _see(found, look, min(guess, high - 1), unit, low, high)
+        kept = kept + 1 if high == known else 0
     found.largest, found.is_capped = low * unit, low == top
     return found
 
