@@ -63,8 +63,8 @@ $(PEERS)/.installed: $(BIN)/.installed-test benchmarks/peers.txt
 bench-memory: install  ## the memory forecast against measurement, on this machine's device
 	$(BIN)/python benchmarks/memory.py
 
-bench-gpu: install  ## on a GPU: memory, the reference sweep at 8.192M tokens, a minute at each batch size
-	$(BIN)/python benchmarks/gpu.py --text $(TEXT) --out benchmarks/results/gpu
+bench-gpu: gpu-pack  ## on a GPU: its tests, throughput, memory, the reference sweep at 8.192M tokens, a minute at each batch size
+	PATH="$(CURDIR)/$(BIN):$$PATH" benchmarks/gpu.sh benchmarks/results/gpu tests throughput memory sweep steady
 
 gpu-pack: install  ## .gpu/: what benchmarks/gpu.sh needs on a machine without a network
 	mkdir -p .gpu/text

@@ -7,7 +7,6 @@ It takes WARM_UP steps, prints their losses where it knows them, and then, for e
 that it reads on stdin, the seconds that they took. An empty line ends it.
 """
 
-import contextlib
 import json
 import sys
 import tempfile
@@ -18,13 +17,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from memory import trial_config
 from torch import Tensor, nn
 
-from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution, TrialConfig
-from sweep.data.synthetic import synthetic_identity
+from sweep.config.trial import TrialConfig
 from sweep.models import build_model
-from sweep.plan.plan import build_plan
+from sweep.models.precision import autocast
 from sweep.plan.steps import learning_rate_at
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import available_cores, keep_freed_memory
@@ -35,23 +33,17 @@ from sweep.workloads.protocol import build_workload
 
 WARM_UP = 10  # steps
 WINDOWS = 32  # batches that the others go round in
-EXPERIMENTS = {"reference": {}, "small": {"model": "small"}}  # of tinystories; quick has its own
+MODELS = {"small": {"model": "small"}}  # beside quick and the reference
 MATRIX = 2048
 
 
-def trial_config(
-    model: str, batch: int, device: str, precision: str, compiled: bool
-) -> TrialConfig:
+def benchmarked(model: str, batch: int, device: str, precision: str, compiled: bool) -> TrialConfig:
     """Return the config of a trial that no benchmark comes to the end of."""
-    experiment = "quick" if model == "quick" else "tinystories"
-    fields: dict[str, Any] = {"batches": [batch], "precision": precision, "budget": 10**10}
-    fields |= EXPERIMENTS.get(model, {})
-    threads = available_cores()
-    execution = Execution(device=device, threads=threads, compile=compiled, checkpoint_seconds=1e9)
-    settings = load_experiment(experiment, fields)
-    plan = build_plan(settings, execution, data=synthetic_identity(), microbatch=batch)
-    row = plan.trials[0].model_copy(update={"learning_rate": 3e-4, "id": "benchmark"})
-    return plan.trial_config(row, "benchmark")
+    name = "quick" if model == "quick" else "tinystories"
+    more = {"budget": 10**10, **MODELS.get(model, {})}
+    config = trial_config(name, batch, precision, device, compiled, **more)
+    execution = config.execution.model_copy(update={"checkpoint_seconds": 1e9})
+    return config.model_copy(update={"execution": execution})
 
 
 class Pacer:
@@ -119,7 +111,7 @@ def run_plain(config: TrialConfig) -> None:
     pacer = Pacer(config.execution.device, lambda: losses)
 
     def loss_of(batch: Tensor) -> Tensor:
-        with _autocast(config):
+        with autocast(device, science.precision):
             logits = model(batch[:, :-1])
         return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
@@ -286,12 +278,6 @@ def _rate(config: TrialConfig, t: int) -> float:
     )
 
 
-def _autocast(config: TrialConfig) -> contextlib.AbstractContextManager[object]:
-    if config.science.precision == "bf16":
-        return torch.autocast(torch.device(config.execution.device).type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
-
-
 CONTENDERS: dict[str, tuple[Callable[[TrialConfig], None], bool]] = {  # and whether it compiles
     "sweep": (run_sweep, True),
     "sweep eager": (run_sweep, False),
@@ -310,7 +296,7 @@ def main() -> None:
     name, model, batch, device, precision = sys.argv[1:]
     torch.set_num_threads(available_cores())
     run, is_compiled = CONTENDERS[name]
-    run(trial_config(model, int(batch), device, precision, is_compiled))
+    run(benchmarked(model, int(batch), device, precision, is_compiled))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution, TrialConfig
+from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step
 from sweep.memory.points import Measurement
@@ -27,15 +28,15 @@ POINT_SECONDS = 240.0
 
 
 def trial_config(
-    experiment: str, batch: int, precision: str, device: str, is_compiled: bool
+    experiment: str, batch: int, precision: str, device: str, is_compiled: bool, **more: Any
 ) -> TrialConfig:
     """Return the config of one step at this batch size, in one microbatch."""
-    fields: dict[str, Any] = {"batches": [batch], "precision": precision, "budget": 10**9}
+    fields = {"batches": [batch], "precision": precision, "budget": 10**9, **more}
     execution = Execution(
         device=device, threads=torch.get_num_threads(), compile=is_compiled, evaluation_batch_size=1
     )
     settings = load_experiment(experiment, fields)
-    plan = build_plan(settings, execution, data={"name": "synthetic"}, microbatch=batch)
+    plan = build_plan(settings, execution, data=synthetic_identity(), microbatch=batch)
     row = plan.trials[0].model_copy(update={"learning_rate": 1e-6})
     return plan.trial_config(row, "memory")
 

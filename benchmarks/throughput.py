@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import CONTENDERS, MATRIX, WARM_UP, trial_config
+from contenders import CONTENDERS, MATRIX, WARM_UP, benchmarked
 from record import record
 
 HERE = Path(__file__).parent
@@ -103,7 +103,7 @@ def compete(
             one.end()
     found = {one.name: one for one in running}
     own = found["sweep"]
-    config = trial_config(model, batch, device, precision, False)
+    config = benchmarked(model, batch, device, precision, False)
     tokens = batch * config.tokens_per_sequence
     flops = (config.science.model.flops_per_token or 0) * tokens
     rows = {

@@ -1,6 +1,5 @@
 """What the gates carry, in words: sentences are made only where every gate passes."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from sweep.analysis.comparison import short
@@ -51,9 +50,5 @@ def headline(judged: Judged) -> str:
             f"the lowest final loss, no different from {best} within ±{short(comparison.margin)} "
             "nats"
         )
-    said += f"; higher are {_joined(worse)} nats." if worse else "."
+    said += f"; higher are {', '.join(worse)} nats." if worse else "."
     return f"{said} {judged.scope}"
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return ", ".join(parts)

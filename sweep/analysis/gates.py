@@ -11,7 +11,12 @@ import pandas as pd
 
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, report_trials
 from sweep.analysis.frames import Sweep
-from sweep.analysis.limits import INITIAL_LOSS_TOLERANCE, MANY_EPOCHS, data_name
+from sweep.analysis.limits import (
+    INITIAL_LOSS_TOLERANCE,
+    MANY_EPOCHS,
+    data_name,
+    why_no_equal_steps,
+)
 from sweep.analysis.statistics import (
     MOST_SEEDS,
     Comparison,
@@ -26,7 +31,7 @@ from sweep.analysis.statistics import (
 from sweep.analysis.tuned import TunedRate, tuned_rates
 from sweep.config.numbers import format_count
 from sweep.plan.commands import answering_command
-from sweep.plan.plan import TUNING_SEED, Plan
+from sweep.plan.plan import TUNING_SEED
 
 PASS, INCONCLUSIVE, NOT_APPLICABLE = "PASS", "INCONCLUSIVE", "NOT APPLICABLE"
 WANTED_DIFFERENCE = 0.01  # nats: the margin of equivalence too
@@ -243,13 +248,6 @@ def _estimand_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
     if lacking or not len(done):
         return Gate(4, name, INCONCLUSIVE, f"{lacking} of {len(done)} are missing.", "run again")
     return Gate(4, name, PASS, evidence)
-
-
-def why_no_equal_steps(plan: Plan) -> str:
-    """Say why losses within a trial are not compared, where a sweep has no target."""
-    if plan.settings.schedule.name == "constant":
-        return "only final losses were measured on the whole validation split"
-    return "the schedule knows its end, so a shorter trial would have had another loss there"
 
 
 def _tokens_gate(sweep: Sweep, cells: pd.DataFrame) -> Gate:

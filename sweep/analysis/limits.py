@@ -15,6 +15,7 @@ from sweep.analysis.comparison import SEEDS_FOR_SPREAD, not_comparable, short
 from sweep.analysis.frames import Sweep
 from sweep.config.numbers import format_count
 from sweep.plan.commands import ANSWERING_SEEDS
+from sweep.plan.plan import Plan
 
 ANSWERING_FLAGS = f"--lr tuned --seeds {ANSWERING_SEEDS}"
 MANY_EPOCHS = 4
@@ -258,18 +259,18 @@ def _horizon(sweep: Sweep, cells: pd.DataFrame) -> Limit:
             "weights or none. The critical batch size rises as the target falls, and with decay "
             "of the rate the same loss takes fewer tokens.",
         )
-    if sweep.plan.settings.schedule.name == "cosine":
-        why = (
-            "the cosine schedule knows its end, so a loss in the middle of a trial is not what a "
-            "shorter trial would have reached"
-        )
-    else:
-        why = "only final points at the planned token count were measured"
     return Limit(
         "fixed_horizon",
         "Only final losses, after the planned tokens, are compared. Comparisons at equal steps and "
-        f"at equal seconds: NOT APPLICABLE, because {why}.",
+        f"at equal seconds: NOT APPLICABLE, because {why_no_equal_steps(sweep.plan)}.",
     )
+
+
+def why_no_equal_steps(plan: Plan) -> str:
+    """Say why losses within a trial are not compared, where a sweep has no target."""
+    if plan.settings.schedule.name == "constant":
+        return "only final losses were measured on the whole validation split"
+    return "the schedule knows its end, so a shorter trial would have had another loss there"
 
 
 def _generalisation(sweep: Sweep, cells: pd.DataFrame) -> Limit:

@@ -45,6 +45,10 @@ class Found:
         """The line through the two largest sizes with a known peak: what holds it may change."""
         return fit_line(dict(list(self._peaks(also_above=True).items())[-2:]))
 
+    def is_known(self, size: int) -> bool:
+        """Whether the peak of a size is known, whatever it fits."""
+        return size in self.looks and self.looks[size].peak_bytes is not None
+
     def _peaks(self, also_above: bool = False) -> dict[int, int]:
         return {
             size: look.peak_bytes
@@ -78,10 +82,8 @@ def find_largest(
     kept = 0  # looks since `high` moved: a chord of a curve that bends upwards stays below it
     while high - low > 1:
         line = found.last_line
-        above = found.looks.get(high * unit)
-        is_lost = len(found.looks) >= PATIENCE or (
-            kept > 1 and above is not None and above.peak_bytes is not None
-        )
+        is_below = kept > 1 and found.is_known(high * unit)
+        is_lost = len(found.looks) >= PATIENCE or is_below
         found.is_bisected |= len(found.looks) >= GUIDED_POINTS
         middle = _middle(low, high) if high <= top else max(2 * low, 1)
         predicted = middle if line is None else line.largest(limit_bytes) // unit

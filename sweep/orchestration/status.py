@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sweep.orchestration.tuning_trials import has_ended_well
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
 
@@ -36,15 +37,10 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
 def _is_tuning(folder: SweepFolder, plan: dict[str, Any]) -> bool:
     """Tell whether some batch size has tried a rate that will be reported, and is not yet."""
     tuned = [row for row in plan["trials"] if row["policy"] == "tuned"]
-    has_target = plan["settings"].get("target") is not None
+    target = plan["settings"].get("target")
     reported = {row["batch_size"] for row in tuned if row["stage"] == "report"}
     open_ones = (row for row in tuned if row["batch_size"] not in reported)
-    results = (folder.trial(row["id"]).read_result() for row in open_ones)
-    return any(
-        result["state"] == State.COMPLETE and (not has_target or result["tokens_to_target"])
-        for result in results
-        if result
-    )
+    return any(has_ended_well(folder.trial(row["id"]), target) for row in open_ones)
 
 
 def time_left(rows: list[dict[str, Any]]) -> float | None:

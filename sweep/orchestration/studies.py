@@ -61,8 +61,11 @@ class BracketingSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
     ) -> Any:
-        """Refuse a dimension that this sampler does not know."""
-        raise NotImplementedError(param_name)
+        """Refuse a dimension that a trial of ours does not have: somebody else asked for it."""
+        raise SweepError(
+            f"study {study.study_name!r} must have the one dimension learning_rate, got "
+            f"{param_name!r}. Give sweep a storage of its own."
+        )
 
 
 def named_trials(study: Study) -> dict[str, FrozenTrial]:

@@ -9,8 +9,7 @@ import pandas as pd
 import sweep as package
 from sweep.analysis.comparison import cell_records, report_trials
 from sweep.analysis.frames import Sweep
-from sweep.analysis.gates import why_no_equal_steps
-from sweep.analysis.limits import data_name, mixed_execution
+from sweep.analysis.limits import data_name, mixed_execution, why_no_equal_steps
 from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import format_count
 from sweep.plan.policy import describe_policy

@@ -57,6 +57,7 @@ def train(
     train_points = set(milestone_steps(config.steps, science.evaluation.train_points))
     valid_points = set(milestone_steps(config.steps, science.evaluation.points))
     noise, steps = NoiseProbe(config, step), build_steps(config, step, sums)
+    noise_points = set(noise.steps)
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
         with evaluating():
@@ -75,7 +76,7 @@ def train(
         if t == 1:
             progress.first_loss = output.loss.item()
 
-        if t in train_points or t in valid_points or t in noise.steps:
+        if t in train_points or t in valid_points or t in noise_points:
             sums.store(progress)  # waits for the device
             progress.see_peak_memory(steps.peak_memory_bytes())
             clock.charge("training")
@@ -100,7 +101,7 @@ def train(
                     ending = "trained"
                 give_back_memory()  # so that the peak that follows is training's
                 clock.charge("evaluation")
-            if t in noise.steps and ending is None:
+            if t in noise_points and ending is None:
                 line |= noise.metrics(t, noise_sums)
                 clock.charge("noise")
             forget_peak_memory(device)

@@ -104,8 +104,8 @@ class NoiseProbe:
         self._probed = sizes.points * sizes.sequences
         self._probes = milestone_steps(config.steps, sizes.points) if sizes.points else ()
         is_split = points > 0 and self._batch_size > step.microbatch_size
-        self._split = milestone_steps(config.steps, points) if is_split else ()
-        self.steps = tuple(sorted({*self._probes, *self._split}))
+        self._split = frozenset(milestone_steps(config.steps, points) if is_split else ())
+        self.steps = tuple(sorted(self._split.union(self._probes)))
 
     @cached_property
     def _first(self) -> int:

@@ -143,7 +143,6 @@ class GraphedSteps(Steps):
         if self._step.device.type != "cuda":
             return self._body
         torch.cuda.synchronize(self._step.device)
-        torch.cuda.reset_peak_memory_stats(self._step.device)
         graph, lacking = torch.cuda.CUDAGraph(), None
         try:
             with torch.cuda.graph(graph):
