@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import sweep
+from sweep.cli import run
 from sweep.config.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +64,9 @@ def test_every_shipped_experiment_loads_and_says_its_question(path: Path) -> Non
     assert experiment.question.endswith("?")
 
 
-def test_shipped_names_include_those_that_the_readme_uses() -> None:
-    assert {"tinystories", "quick", "quadratic"} <= {path.stem for path in EXPERIMENTS}
+def test_the_help_of_run_names_every_shipped_experiment() -> None:
+    named = str(run.help).split("a shipped name (")[1].split(")")[0]
+    assert set(" ".join(named.split()).split(", ")) == {path.stem for path in EXPERIMENTS}
 
 
 def test_extras_are_those_of_the_design() -> None:
