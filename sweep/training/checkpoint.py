@@ -1,6 +1,7 @@
 """Checkpoints: everything that exact resume needs, in tensors and numbers only."""
 
 import random
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -22,11 +23,15 @@ class CheckpointStore:
     Args:
         folder: of the trial.
         fencing: number of this attempt; a superseded attempt's writes raise Superseded.
+        in_background: write copies, in a thread, while training goes on. On a CPU that would
+            take memory and cores of the training.
     """
 
-    def __init__(self, folder: TrialFolder, fencing: int) -> None:
+    def __init__(self, folder: TrialFolder, fencing: int, in_background: bool = False) -> None:
         self.folder = folder
         self.check = folder.fence(fencing)
+        self._writer = ThreadPoolExecutor(1) if in_background else None
+        self._writing: Future[None] | None = None
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
         """Restore the newest checkpoint whose metrics.jsonl is intact.
@@ -49,7 +54,11 @@ class CheckpointStore:
         return 0
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
-        """Write a checkpoint, durably and whole, and remove all but the newest two."""
+        """Write a checkpoint, durably and whole, and remove all but the newest two.
+
+        In the background it is there once `wait` returns; at most one is under way.
+        """
+        self.wait()
         log.flush()
         assert step.optimizer is not None
         state = {
@@ -64,6 +73,18 @@ class CheckpointStore:
             "metrics_sha256": log.sha256,
         }
         name = f"checkpoint-{progress.step:010d}-{log.length:010d}.pt"
+        if self._writer is None:
+            self._write(name, state)
+        else:
+            self._writing = self._writer.submit(self._write, name, _copied_to_host(state))
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written; raise what went wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, name: str, state: dict[str, Any]) -> None:
         with replacing(self.folder.path / name, self.check) as part:
             torch.save(state, part)
         for old in self.folder.checkpoints()[KEPT:]:
@@ -78,6 +99,14 @@ class CheckpointStore:
     def remove_all(self) -> None:
         """Remove every checkpoint."""
         self.folder.remove_checkpoints()
+
+
+def _copied_to_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied_to_host(part) for key, part in value.items()}
+    return [_copied_to_host(part) for part in value] if isinstance(value, list) else value
 
 
 def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> None:

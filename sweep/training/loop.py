@@ -122,6 +122,7 @@ def train(
     is_kept = science.stage == "report" and config.execution.keep == "checkpoints"
     if ending == "trained" and is_kept:
         store.save(step, progress, log)
-        clock.charge("checkpoint")
+    store.wait()
+    clock.charge("checkpoint")
     log.close()
     return ending, progress, clock

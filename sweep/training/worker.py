@@ -94,7 +94,7 @@ def _run(
         flush=True,
     )
     started = time.perf_counter()
-    store = CheckpointStore(folder, status.fencing)
+    store = CheckpointStore(folder, status.fencing, in_background=device.type != "cpu")
     store.check()
     step = TrainingStep(config, device, microbatch)
     ending, progress, clock = train(
