@@ -1,11 +1,74 @@
 """Optimizers, built from settings; weight decay on matrices only."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
 
 CLIP_EPS = 1e-6  # as in torch's clipping
+
+
+class FusedAdamW(torch.optim.AdamW):
+    """torch's fused AdamW on a CPU, called directly: same states, same bits, less Python.
+
+    torch gathers parameters and states anew at every step: 0.6 ms, a tenth of a small step.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **settings: Any) -> None:
+        super().__init__(groups, fused=True, **settings)
+        self.grad_scale: Tensor | None = None  # gradients are divided by it
+        self._forget()
+
+    def _forget(self) -> None:
+        self._parameters = [p for group in self.param_groups for p in group["params"]]
+        self._has_gradient: list[bool] = []  # each parameter, when lists were last gathered
+        self._gathered: list[tuple[dict[str, Any], list[list[Tensor]]]] = []
+        self._taken = torch.zeros(0)  # steps of each; the states hold views of it
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        has_gradient = [p.grad is not None for p in self._parameters]
+        if has_gradient != self._has_gradient:
+            self._gather()
+            self._has_gradient = has_gradient
+        self._taken += 1
+        for group, (parameters, means, squares, taken) in self._gathered:
+            torch._fused_adamw_(
+                *(parameters, [p.grad for p in parameters], means, squares, [], taken),  # type: ignore[arg-type]
+                amsgrad=False,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+                grad_scale=self.grad_scale,
+            )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of torch's AdamW."""
+        super().load_state_dict(state_dict)
+        self._forget()
+
+    def _gather(self) -> None:
+        """List the parameters that have gradients, and their states, new ones where none are."""
+        present = [p for p in self._parameters if p.grad is not None]
+        for p in present:
+            if not self.state[p]:
+                self.state[p] |= {"step": torch.zeros((), dtype=torch.float32)}
+                self.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+        self._taken = torch.stack([self.state[p]["step"] for p in present] or [torch.zeros(())])
+        for p, taken in zip(present, self._taken.unbind(), strict=False):
+            self.state[p]["step"] = taken
+        self._gathered = []
+        for group in self.param_groups:
+            if own := [p for p in group["params"] if p.grad is not None]:
+                states = [self.state[p] for p in own]
+                lists = [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+                self._gathered.append((group, [own, *lists]))
 
 
 def build_optimizer(
@@ -22,12 +85,14 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
         return torch.optim.SGD(groups, lr=learning_rate)
-    device = parameters[0].device
+    device, betas = parameters[0].device, (settings.beta1, settings.beta2)
+    if device.type == "cpu" and all(type(p) is nn.Parameter for p in parameters):
+        return FusedAdamW(groups, lr=learning_rate, betas=betas, eps=settings.eps)
     is_cuda = device.type == "cuda"  # where a graph may hold the step, and so its rate
     return torch.optim.AdamW(
         groups,
         lr=torch.tensor(learning_rate, device=device) if is_cuda else learning_rate,
-        betas=(settings.beta1, settings.beta2),
+        betas=betas,
         eps=settings.eps,
         fused=device.type != "meta",
         capturable=is_cuda,

@@ -134,7 +134,8 @@ class TrainingStep:
         if self.clip < math.inf:
             clip_in_step(self.optimizer, self.parameters, norm, self.clip)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         if self.average is not None:
             self.average.update()
         return StepOutput(loss, norm, (norm > self.clip).float())

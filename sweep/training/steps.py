@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at
@@ -25,25 +26,37 @@ SWITCH = "SWEEP_CUDA_GRAPHS"  # 0: none
 
 
 class Sums:
-    """Sums over the steps since the last log point, on the device, so that no step waits."""
+    """Sums over the steps since the last log point, on the device, so that no step waits.
+
+    On a CPU, where there is nothing to wait for, they are numbers.
+    """
 
     def __init__(self, progress: Progress, device: torch.device) -> None:
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        start = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
-        self._sums = torch.tensor(start, dtype=dtype, device=device)
+        self._sums: list[float] | Tensor
+        self._sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        if device.type != "cpu":
+            dtype = torch.float32 if device.type == "mps" else torch.float64
+            self._sums = torch.tensor(self._sums, dtype=dtype, device=device)
 
     def add(self, output: StepOutput) -> None:
         """Add one step."""
-        values = torch.stack((output.loss, output.grad_norm, output.is_clipped))
-        self._sums += values.to(self._sums.dtype)
+        values = (output.loss, output.grad_norm, output.is_clipped)
+        if isinstance(self._sums, Tensor):
+            self._sums += torch.stack(values).to(self._sums.dtype)
+        else:
+            self._sums = [one + value.item() for one, value in zip(self._sums, values, strict=True)]
 
     def store(self, progress: Progress) -> None:
         """Read the sums back; waits for the device."""
-        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
+        values = self._sums.tolist() if isinstance(self._sums, Tensor) else self._sums
+        progress.loss_sum, progress.norm_sum, progress.clipped_sum = values
 
     def clear(self) -> None:
         """Begin a new interval."""
-        self._sums.zero_()
+        if isinstance(self._sums, Tensor):
+            self._sums.zero_()  # in place: a graph may hold it
+        else:
+            self._sums = [0.0, 0.0, 0.0]
 
 
 class Steps:

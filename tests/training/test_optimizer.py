@@ -1,0 +1,76 @@
+"""The fused AdamW that is called directly, bit for bit beside torch's own."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sweep.config.experiment import OptimizerSettings
+from sweep.training.optimizer import FusedAdamW, build_optimizer, clip_in_step, set_learning_rate
+
+SETTINGS = OptimizerSettings(name="adamw", weight_decay=0.1, beta2=0.99)
+
+
+def two_models():
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+    return own, copy.deepcopy(own)
+
+
+def torchs(model):
+    ours = build_optimizer(SETTINGS, model, 1e-2)
+    groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in ours.param_groups]
+    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.99), eps=SETTINGS.eps, fused=True)
+
+
+def take_step(model, optimizer, t, frozen=()):
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(t))
+    model(x).square().mean().backward()
+    for index in frozen:
+        list(model.parameters())[index].grad = None
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters])
+    set_learning_rate(optimizer, 1e-2 / t)
+    clip_in_step(optimizer, parameters, norm, 0.5)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def assert_same(first, second):
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+
+
+def test_it_is_what_a_cpu_gets():
+    assert type(build_optimizer(SETTINGS, two_models()[0], 1e-2)) is FusedAdamW
+    with torch.device("meta"):
+        assert type(build_optimizer(SETTINGS, nn.Linear(2, 2), 1e-2)) is torch.optim.AdamW
+
+
+@pytest.mark.parametrize("indices", [(2,), (1, 2, 3, 5)])
+@pytest.mark.parametrize("missing", [(), (1,), (4,), (1, 2, 3, 4, 5, 6)])
+def test_it_takes_the_steps_of_torchs(missing, indices):
+    """Also where a parameter, or a whole group, has no gradient: at first, later, never."""
+    own, other = two_models()
+    ours, theirs = build_optimizer(SETTINGS, own, 1e-2), torchs(other)
+    for t in range(1, 9):
+        frozen = indices if t in missing else ()
+        take_step(own, ours, t, frozen)
+        take_step(other, theirs, t, frozen)
+        assert_same(own, other)
+
+
+@pytest.mark.parametrize("to_torchs", [False, True])
+def test_its_state_is_torchs(to_torchs):
+    own, other = two_models()
+    ours = build_optimizer(SETTINGS, own, 1e-2)
+    for t in range(1, 5):
+        take_step(own, ours, t)
+    theirs = torchs(other) if to_torchs else build_optimizer(SETTINGS, other, 1e-2)
+    other.load_state_dict(own.state_dict())
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+    for t in range(5, 9):
+        take_step(own, ours, t)
+        take_step(other, theirs, t)
+        assert_same(own, other)
+    assert [float(s["step"]) for s in ours.state.values()] == [8.0] * 6
