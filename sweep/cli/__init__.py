@@ -31,7 +31,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--batches", {"help": "Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."}),
     ("--model", {"help": "tinystories, small, quick, quadratic, or your module:object."}),
     ("--data", {"help": "tinystories, synthetic, or the path of a text file or folder."}),
-    ("--workload", {"help": "pretrain, quadratic, or your module:object."}),
+    ("--workload", {"help": "pretrain, grpo, quadratic, or your module:object."}),
     ("--lr", {"help": "A rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."}),
     ("--tune", {"help": "What --lr tuned tunes: lr,beta2,weight_decay; lr by default."}),
     ("--tune-budget", {"help": "Tokens of each tuning trial; the budget by default."}),
@@ -48,6 +48,8 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--context", {"help": "Tokens per sequence."}),
     ("--vocabulary", {"help": "Rows of the embeddings, and the tokenizer's size."}),
     ("--tokenizer", {"type": click.Choice(["bpe", "bytes"]), "help": "How text becomes tokens."}),
+    ("--init", {"metavar": "DIR", "help": "GRPO: a complete trial whose weights are the start."}),
+    ("--group-size", {"metavar": "N", "help": "GRPO: completions of each prompt."}),
     ("--precision", {"type": click.Choice(PRECISIONS), "help": "auto: bf16 on CUDA, else fp32."}),
 )
 LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -58,6 +60,8 @@ LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
                          "every tensor is counted, which makes steps eager."}),
     ("--loss-chunk-rows", {"metavar": "N", "help": "Tokens whose logits exist at a time; "
                            "0: all of them."}),
+    ("--generation-batch-size", {"metavar": "N", "help": "Completions sampled at once; all of a "
+                                 "batch by default."}),
     ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), 
                 "help": "What a finished trial keeps: weights by default; checkpoints: both."}),
     ("--out", {"type": FOLDER, "help": "The sweep's folder; "

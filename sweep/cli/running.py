@@ -28,12 +28,12 @@ ASK_ABOVE_SECONDS = 3600
 FIELDS = (
     *("budget", "batches", "model", "data", "workload", "lr", "seeds"),
     *("context", "vocabulary", "tokenizer", "precision", "tune", "tune_budget"),
-    "target",
+    *("target", "init", "group_size"),
 )
 # Of these the command that is kept in plan.json consists.
 TYPED = (
     *(*FIELDS, "device", "microbatch", "activation_checkpointing", "device_memory"),
-    *("loss_chunk_rows", "keep", "out"),
+    *("loss_chunk_rows", "generation_batch_size", "keep", "out"),
 )
 
 
@@ -58,7 +58,7 @@ def refuse_file(out: Path) -> None:
 def read_overrides(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an experiment that flags override."""
     overrides = {name: flags.get(name) for name in FIELDS}
-    for name in ("seeds", "context", "vocabulary"):
+    for name in ("seeds", "context", "vocabulary", "group_size"):
         if (given := overrides[name]) is not None:
             overrides[name] = parse_count(given, name)
     return overrides
@@ -69,6 +69,7 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
     microbatch, memory, rows = (
         flags[name] for name in ("microbatch", "device_memory", "loss_chunk_rows")
     )
+    at_once = flags["generation_batch_size"]
     if rows is not None:
         rows = 0 if rows.strip() == "0" else parse_count(rows, "loss-chunk-rows")
     return Logistics(
@@ -77,6 +78,7 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
         activation_checkpointing=flags["activation_checkpointing"],
         device_memory=None if memory is None else parse_bytes(memory, "device-memory"),
         loss_chunk_rows=rows,
+        generation_batch_size=at_once and parse_count(at_once, "generation-batch-size"),
         keep=flags.get("keep"),
     )
 

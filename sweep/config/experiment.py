@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from sweep.config.grpo import GrpoSettings, whole_groups
 from sweep.config.models import (
     MODEL_PRESETS,
     ModelSettings,
@@ -27,6 +28,7 @@ from sweep.errors import SweepError
 AVERAGE = 0.1  # with a target
 Fraction01 = Annotated[float, Field(ge=0, le=1, strict=True)]
 TUNING_FLAGS = {"tune", "tune_budget"}
+GRPO_FLAGS = {"init", "group_size"}
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
 
@@ -96,12 +98,14 @@ class TuningSettings(Settings):
         return None if value is None else parse_count(value, "tuning.budget")
 
 
-class Experiment(Settings):
+class Experiment(QuietSettings):
     """One question: which batch size, for this model, data, budget and policy."""
+
+    quiet = ("grpo",)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # names the folder
     question: str = ""
-    workload: str = "pretrain"  # pretrain, quadratic, or module:object
+    workload: str = "pretrain"  # pretrain, grpo, quadratic, or module:object
     model: ModelSettings
     data: str | None = "tinystories"  # tinystories, synthetic, a path, or none
     tokenizer: Literal["bpe", "bytes"] = "bpe"
@@ -115,6 +119,7 @@ class Experiment(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tuning: TuningSettings = TuningSettings()
+    grpo: GrpoSettings | None = None  # of the workload grpo
     target: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # loss to train to
 
     @model_validator(mode="before")
@@ -144,20 +149,21 @@ class Experiment(Settings):
     @field_validator("workload")
     @classmethod
     def _known_workload(cls, value: str) -> str:
-        if value not in ("pretrain", "quadratic") and ":" not in value:
-            raise ValueError("must be pretrain, quadratic, or a module:object of yours")
+        if value not in ("pretrain", "grpo", "quadratic") and ":" not in value:
+            raise ValueError("must be pretrain, grpo, quadratic, or a module:object of yours")
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":
         is_quadratic = self.model.kind == "quadratic"
-        if self.workload == ("pretrain" if is_quadratic else "quadratic"):
+        if is_quadratic == (self.workload != "quadratic") and ":" not in self.workload:
             raise ValueError(
                 f"workload {self.workload!r} cannot train the model {self.model.name!r}; "
                 "the workload and the model named quadratic belong together"
             )
         if is_quadratic and self.precision not in ("auto", "fp32"):
             raise ValueError("the workload quadratic needs the precision fp32")
+        self._check_grpo()
         if self.tokenizer == "bytes" and getattr(self.model, "vocabulary", 256) < 256:
             raise ValueError("vocabulary must be at least 256 for the tokenizer bytes")
         if (self.tuning.budget or 0) > self.budget:
@@ -170,6 +176,31 @@ class Experiment(Settings):
         if self.target is not None and self.tuning.budget:
             raise ValueError("tuning.budget must be left out with a target, which ends trials")
         return self
+
+    def _check_grpo(self) -> None:
+        if (self.workload == "grpo") != (self.grpo is not None):
+            raise ValueError("the workload grpo and the table grpo belong together")
+        if self.grpo is None:
+            return
+        size, context = self.grpo.group_size, self.model.context
+        for batch in self.batches:
+            if batch % size:
+                below, above = whole_groups(batch, size)
+                raise ValueError(
+                    f"batches must be whole groups of {size} completions; the nearest to {batch} "
+                    f"are {below} and {above}"
+                    if below != above
+                    else f"batches must be whole groups of {size} completions; the nearest to "
+                    f"{batch} is {above}"
+                )
+        if self.grpo.tokens_per_sequence > context:
+            raise ValueError(
+                f"grpo.prompt_tokens and grpo.new_tokens must fit the context of {context}"
+            )
+        if self.data is None and self.grpo.task != "chess":
+            raise ValueError(f"data must be a text for the task {self.grpo.task!r}")
+        if self.target is not None:
+            raise ValueError("target must be left out for the workload grpo: rewards are no loss")
 
 
 def load_experiment(
@@ -197,7 +228,12 @@ def load_experiment(
     tuning = {flag.removeprefix("tune_"): flags.pop(flag) for flag in TUNING_FLAGS & {*flags}}
     if tuning and isinstance(fields.setdefault("tuning", {}), dict):
         fields["tuning"] |= {{"tune": "dimensions"}.get(key, key): tuning[key] for key in tuning}
+    grpo = {flag: flags.pop(flag) for flag in GRPO_FLAGS & {*flags}}
     fields = _merge(fields, flags)
+    if fields.get("workload") == "grpo" and isinstance(fields.setdefault("grpo", {}), dict):
+        fields["grpo"] = fields["grpo"] | grpo
+    elif grpo:
+        raise SweepError(f"{min(grpo)} means nothing but to the workload grpo. Leave it out.")
     fields.setdefault("name", path.stem)
     try:
         return Experiment.model_validate(fields)
@@ -274,6 +310,7 @@ def _known_keys(place: tuple[int | str, ...]) -> list[str]:
         "schedule": ScheduleSettings,
         "evaluation": EvaluationSettings,
         "tuning": TuningSettings,
+        "grpo": GrpoSettings,
     }
     table = tables.get(str(place[0])) if len(place) > 1 else Experiment
     keys = list(table.model_fields) if table else ["kind", "name", *MODEL_PRESETS["small"]]

@@ -6,6 +6,7 @@
 from typing import Any, Literal
 
 from sweep.config.experiment import EvaluationSettings, OptimizerSettings, ScheduleSettings
+from sweep.config.grpo import GrpoSettings
 from sweep.config.models import ModelSettings, QuietSettings, Settings
 
 FORMAT_VERSION = 1
@@ -21,7 +22,7 @@ class TokenizerSettings(Settings):
 class Science(QuietSettings):
     """Everything that can change a number; the trial id is the hash of this."""
 
-    quiet = ("target",)
+    quiet = ("target", "grpo", "start")
 
     format_version: int = FORMAT_VERSION
     stage: Literal["report", "tune"] = "report"
@@ -38,11 +39,15 @@ class Science(QuietSettings):
     batch_size: int  # sequences per optimizer step
     learning_rate: float  # peak
     seed: int
+    grpo: GrpoSettings | None = None  # without its init, which is a path
+    start: dict[str, Any] | None = None  # identity of the weights it starts from; None: the seed's
     target: float | None = None  # loss that ends the trial; `tokens` is the most it may take
 
 
-class Execution(Settings):
+class Execution(QuietSettings):
     """Where and how fast; decided when plan.json is first written, and kept."""
+
+    quiet = ("generation_batch_size",)
 
     device: str  # cpu, mps, cuda or cuda:i
     devices: int = 1  # per trial
@@ -54,6 +59,7 @@ class Execution(Settings):
     device_memory_bytes: int | None = None  # enforced, where it was asked for
     microbatch_bound: int | None = None  # sequences that fit by forecast; None: not forecast
     evaluation_batch_size: int = 32  # sequences
+    generation_batch_size: int | None = None  # completions sampled at once; None: the batch
     checkpoint_seconds: float = 60.0  # at most this far apart
     keep: Literal["none", "weights", "checkpoints"] = "weights"
 
@@ -71,6 +77,12 @@ class TrialConfig(Settings):
     token_budget: int | None = None  # before it was rounded to whole steps; None: not recorded
     microbatch_size: int  # as planned; state.json holds a smaller one after out of memory
     data_path: str | None = None  # where data is a path; not absolute: from the sweep folder
+    init_path: str | None = None  # folder of the trial it starts from, likewise
+
+    @property
+    def group_size(self) -> int:
+        """Sequences that belong together: those of a prompt for GRPO, else 1."""
+        return self.science.grpo.group_size if self.science.grpo else 1
 
     def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
         """Return the config of a step of these sizes on one device, to be forecast or measured.

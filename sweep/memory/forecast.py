@@ -38,7 +38,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
     batch_size = config.science.batch_size // config.execution.devices
     plain = {"compile": False, "device": "cpu"}
     here = config.model_copy(update={"execution": config.execution.model_copy(update=plain)})
-    shown = min(batch_size, SHOWN_MICROBATCHES * config.microbatch_size)
+    shown = _shown(config, batch_size)
     vocabulary = getattr(config.science.model, "vocabulary", None)
     try:
         model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
@@ -48,7 +48,8 @@ def forecast_step(config: TrialConfig) -> Forecast:
             storages.watch(step.model, step.optimizer)
             for _ in range(STEPS):
                 storages.forget_peak()
-                sums = GradientSums() if shown > config.microbatch_size else None
+                is_split = shown > config.microbatch_size and step.rollouts is None
+                sums = GradientSums() if is_split else None
                 step(step.workload.random_batch(shown), 1e-3, sums)
             peak, by_category, rest = storages.peak_bytes, storages.peak, storages.live_bytes
             storages.forget_peak()
@@ -62,6 +63,13 @@ def forecast_step(config: TrialConfig) -> Forecast:
         ) from error
     sizes = batch_size, config.microbatch_size
     return Forecast(*sizes, peak, by_category, rest, storages.peak_bytes)
+
+
+def _shown(config: TrialConfig, batch_size: int) -> int:
+    """Return how many sequences of a batch tell its peak: some microbatches, unless it samples."""
+    if config.science.grpo is not None:
+        return batch_size
+    return min(batch_size, SHOWN_MICROBATCHES * config.microbatch_size)
 
 
 def _give_storage(model: nn.Module, dtype: torch.dtype) -> None:
@@ -95,7 +103,7 @@ class Forecasts:
     def of(self, config: TrialConfig) -> Forecast:
         """Forecast a configuration, as `forecast_step` does."""
         batch, size = config.science.batch_size, config.microbatch_size
-        shown = min(batch, SHOWN_MICROBATCHES * size)
+        shown = _shown(config, batch)
         key = (shown, size, config.execution.evaluation_batch_size)
         if key not in self._known:
             self._known[key] = forecast_step(config)
@@ -119,13 +127,13 @@ def largest_microbatch(
         found = forecasts.of(config.sized(batch, size))
         return Look(found.needed_bytes <= limit_bytes, found.peak_bytes)
 
-    return find_largest(look, limit_bytes, cap=cap)
+    return find_largest(look, limit_bytes, config.group_size, cap)
 
 
 def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int]:
     """Return the largest microbatch and evaluation batch that this machine holds by forecast.
 
-    At most the config's, and at least 1: that not even one sequence fits is for the device to say.
+    At most the config's, and at least 1, or a group: that not even that fits the device will say.
     """
     limit = usable_memory(config.execution)
     cap, at_once = config.microbatch_size, config.execution.evaluation_batch_size
@@ -133,7 +141,7 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int
     if forecasts.of(config).needed_bytes <= limit:
         return cap, at_once
     found = largest_microbatch(config, limit, forecasts, cap, is_accumulated=True)
-    largest = max(1, found.largest)
+    largest = max(config.group_size, found.largest)
     return largest, min(at_once, largest)
 
 

@@ -68,7 +68,7 @@ def _take_steps(
     for _ in range(steps):
         start = time.perf_counter()
         batch = step.workload.random_batch(config.science.batch_size)
-        is_split = config.science.batch_size > config.microbatch_size
+        is_split = config.science.batch_size > config.microbatch_size and step.rollouts is None
         loss = step(batch, LEARNING_RATE, GradientSums() if is_split else None).loss.item()
         seconds.append(time.perf_counter() - start)
         del batch

@@ -1,7 +1,7 @@
 """Models: built from settings and a seed, the same weights on every machine."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,17 @@ class HasHidden(Protocol):
 
     def output_weight(self) -> Tensor:
         """Return the output projection, (V, D)."""
+
+
+@runtime_checkable
+class HasCache(HasHidden, Protocol):
+    """A model that need not see the tokens before again to go on."""
+
+    def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
+        """Return the states of tokens (B, T) behind those of `past`, and the past of the next.
+
+        `past` is None for the first tokens, else what the call before returned.
+        """
 
 
 def count_parameters(settings: ModelSettings, activation_checkpointing: bool = False) -> int:

@@ -63,6 +63,11 @@ class HuggingFace(nn.Module):
         """Return the states before the output projection, (B, T, D)."""
         return self.model.base_model(ids).last_hidden_state  # type: ignore[no-any-return]
 
+    def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
+        """Return the states of tokens that follow others, (B, T, D), and transformers' cache."""
+        found = self.model.base_model(ids, past_key_values=past, use_cache=True)
+        return found.last_hidden_state, found.past_key_values
+
     def output_weight(self) -> Tensor:
         """Return the output projection, (V, D)."""
         return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]

@@ -1,7 +1,8 @@
-"""Cross-entropy of a linear layer without its logits: they exist for a few rows at a time.
+"""Cross-entropies and log-probabilities of a linear layer without its logits.
 
-The gradient of the summed loss is formed in the same pass, chunk by chunk, so that nothing is
-computed twice and no (rows, V) tensor is kept for the backward pass.
+They exist for a few rows at a time, and no (rows, V) tensor is kept for the backward pass. The
+gradient of a summed loss is formed in the same pass, so that nothing is computed twice; that of
+log-probabilities, whose weights are known later, computes the logits again.
 """
 
 import importlib
@@ -54,6 +55,26 @@ def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows
     return torch.cat(parts)
 
 
+def linear_log_probs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return each row's log-probability of its target, and its entropy, in nats, (N) each.
+
+    The entropy has no gradient.
+
+    Args:
+        hidden: (N, D), in the dtype of the matrix products.
+        weight: (V, D).
+        targets: (N), ids below V.
+        rows: of `hidden` whose logits exist at a time.
+        temperature: the logits are divided by it.
+    """
+    found: tuple[Tensor, Tensor] = _LinearLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, targets, rows, temperature
+    )
+    return found
+
+
 def _widened(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
@@ -95,6 +116,47 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def]
         slopes, sums = ctx.saved_tensors
         return slopes * grad.to(slopes.dtype), sums * grad.to(sums.dtype), None, None
+
+
+class _LinearLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float
+    ):
+        with torch.autocast(hidden.device.type, enabled=False):
+            turned, parts = weight.to(hidden.dtype).T, []
+            for chunk, ids in zip(
+                torch.split(hidden, rows), torch.split(targets, rows), strict=True
+            ):
+                logits = _widened(chunk @ turned).div_(temperature)  # (n, V)
+                losses, normaliser = _losses(logits, ids)
+                mean = (logits.sub(normaliser).exp_() * logits).sum(-1)
+                parts.append((-losses, normaliser.squeeze(1) - mean, normaliser))
+                del logits
+        log_probs, entropies, normalisers = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, targets, normalisers)
+        ctx.rows, ctx.temperature = rows, temperature
+        ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
+        hidden, weight, targets, normalisers = ctx.saved_tensors
+        with torch.autocast(hidden.device.type, enabled=False):
+            narrow = weight.to(hidden.dtype)
+            sums = torch.zeros_like(weight, dtype=_accumulator(weight.dtype))  # (V, D)
+            slopes = torch.empty_like(hidden)
+            tensors = (hidden, targets, normalisers, grad / ctx.temperature, slopes)
+            chunks = (torch.split(tensor, ctx.rows) for tensor in tensors)
+            for chunk, ids, normaliser, factors, slope in zip(*chunks, strict=True):
+                logits = _widened(chunk @ narrow.T).div_(ctx.temperature)
+                share = logits.sub_(normaliser).exp_().mul_(-factors[:, None])  # -g·softmax
+                share.scatter_add_(1, ids[:, None], factors[:, None].to(share.dtype))
+                share = share.to(hidden.dtype)
+                slope.copy_(share @ narrow)
+                sums += share.T @ chunk
+                del logits, share
+        return slopes, sums.to(weight.dtype), None, None, None
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

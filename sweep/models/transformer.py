@@ -14,6 +14,9 @@ ROTARY_THETA = 10_000.0
 TRUNCATE = 3.0  # standard deviations
 
 
+KeyValues = list[tuple[Tensor, Tensor]]  # of each layer, (B, H, T, D/H) each
+
+
 class Transformer(nn.Module):
     """Token ids (B, T) to logits (B, T, V).
 
@@ -57,14 +60,35 @@ class Transformer(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return the normalised states before the output projection, (B, T, D)."""
-        length = ids.shape[1]
-        cos, sin = self.get_buffer("cos")[:length], self.get_buffer("sin")[:length]
+        return self._states(ids, None, None)
+
+    def extend(self, ids: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
+        """Return the states of tokens that follow others, and the keys and values of all.
+
+        Args:
+            ids: (B, T).
+            past: of the S tokens before them; None: they are the first.
+
+        Returns:
+            Normalised states (B, T, D), and keys and values of S + T tokens.
+        """
+        seen: KeyValues = []
+        return self._states(ids, past, seen), seen
+
+    def _states(self, ids: Tensor, past: KeyValues | None, seen: KeyValues | None) -> Tensor:
+        start = past[0][0].shape[2] if past else 0
+        places = slice(start, start + ids.shape[1])
+        cos, sin = self.get_buffer("cos")[places], self.get_buffer("sin")[places]
         x = self.embedding(ids)  # (B, T, D)
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
+            arguments = (x, cos, sin, past[index] if past else None)
             if self.activation_checkpointing and self.training:
-                x = checkpoint(block, x, cos, sin, use_reentrant=False)
+                x, *now = checkpoint(block, *arguments, use_reentrant=False)
             else:
-                x = block(x, cos, sin)
+                x, *now = block(*arguments)
+            if seen is not None:
+                seen.append((now[0], now[1]))
+            del now, arguments
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
@@ -97,20 +121,35 @@ class Block(nn.Module):
         self.gate_up = Stacked(d_model, d_ff, 2)
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Map (B, T, D) to (B, T, D)."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Map (B, T, D) to (B, T, D); also return keys and values, those of `past` first."""
+        mixed, key, value = self.attention(self.attention_norm(x), cos, sin, past)
+        x = x + mixed
+        del mixed
         gate, up = self.gate_up(self.feed_forward_norm(x)).chunk(2, dim=-1)  # (B, T, F) each
-        return x + self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+        return x + self.down(F.silu(gate) * up), key, value
 
-    def attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Causal self-attention, (B, T, D) to (B, T, D)."""
+    def attention(
+        self, x: Tensor, cos: Tensor, sin: Tensor, past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Causal self-attention, (B, T, D) to (B, T, D), also to the tokens of `past`."""
         batch, length, width = x.shape
         stacked = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = stacked.transpose(1, 3).unbind(2)  # (B, H, T, D/H) each
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+        mask = None
+        if past is not None:
+            key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
+            if length > 1:  # token t sees the past and 0 … t
+                ones = torch.ones(length, key.shape[2], dtype=torch.bool, device=x.device)
+                mask = ones.tril(key.shape[2] - length)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=past is None
+        )
+        mixed = mixed.transpose(1, 2).reshape(batch, length, width)
+        return self.attention_out(mixed), key, value
 
 
 def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 Reached through `sweep forecast` and `sweep probe`, `sweep.forecast_memory` and `probe_memory`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -63,11 +64,12 @@ def forecast_memory(
     for batch, config in configs.items():
         size = config.microbatch_size
         if largest is not None and batch > largest and logistics.microbatch is None:
-            size = largest_divisor(batch, max(1, part))
+            size = largest_divisor(batch, max(1, part), config.group_size)
         points.append(forecasts.of(config.sized(batch, size)))
     line = _line_of(forecasts.made)
     if line is None:  # one size, or steps in several microbatches
-        sizes = sorted({1, 2, *(point.microbatch_size for point in points)})
+        unit = config.group_size
+        sizes = sorted({unit, 2 * unit, *(point.microbatch_size for point in points)})
         line = _line_of([forecasts.of(configs[max(configs)].sized(n, n)) for n in sizes])
     return _document(plan, logistics.device_memory) | {
         "device": plan.execution.device,
@@ -148,7 +150,7 @@ def probe_memory(
         experiment: a shipped name or the path of a TOML file.
         logistics: device and `device_memory`; on a CPU by default half of what is available.
         cap: the largest size of interest.
-        multiple: only multiples of it are legal, such as whole groups.
+        multiple: only multiples of it are legal; for GRPO of whole groups too.
         soak_steps: steps of the safe size that look for a leak; 0: none.
         on_point: called after each measured point.
         **overrides: fields of the experiment: batches, model, context, precision, …
@@ -165,6 +167,7 @@ def probe_memory(
     plan = _plan(load_experiment(experiment, overrides), logistics)
     configs = _configs(plan)
     config, device, limit = _to_probe(configs[max(configs)], logistics.device_memory)
+    multiple = math.lcm(multiple, config.group_size)
     measured, found = probe(config, limit, multiple, cap, on_point)
     points = [point.as_document() for point in found.points]
     line, verdict = found.found.line, _verdict(found)

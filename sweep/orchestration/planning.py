@@ -37,6 +37,7 @@ class Logistics:
     loss_chunk_rows: int | None = None  # None: the default
     is_elsewhere: bool = False  # the device need not be on this machine, as in a forecast
     asks_memory: bool = False  # sizes are as given: what fits is the question
+    generation_batch_size: int | None = None  # completions sampled at once; None: all
     keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
 
 
@@ -122,6 +123,12 @@ def make_plan(
         check_text_length(experiment.data, experiment.model.context)
         identity = identify_data(experiment.data)
         path = _data_path(experiment.data, folder)
+    start = None
+    if experiment.grpo is not None and experiment.grpo.init is not None:
+        from sweep.workloads.start import identify_start
+
+        start = identify_start(experiment.grpo.init)
+        _check_start(experiment, start, identity)
     old = load_plan(folder)
     if old is not None:
         experiment = _resolve_precision(experiment, old.settings.precision)
@@ -139,6 +146,8 @@ def make_plan(
             execution,
             data=identity,
             data_path=path,
+            start=start and {"weights": start["weights"]},
+            init_path=_init_path(experiment, folder),
             microbatch=logistics.microbatch,
             also_batches=also,
             command=command,
@@ -216,6 +225,26 @@ def _check_workload(plan: Plan) -> None:
         ) from error
 
 
+def _check_start(
+    experiment: Experiment, start: dict[str, Any], identity: dict[str, Any] | None
+) -> None:
+    """Refuse weights of another model, or of a model that reads other token ids."""
+    tokenizer = tokenizer_of(experiment).model_dump(mode="json") if identity else None
+    own = {"model": experiment.model.model_dump(mode="json"), "data": identity}
+    own["tokenizer"] = tokenizer
+    for name in ("model", "tokenizer", "data"):
+        if start[name] != own[name] and own["data"] is not None:
+            raise SweepError(
+                f"init must be a trial of the experiment's {name}, got one of {start[name]!r} for "
+                f"{own[name]!r}. Give the {name} of that trial."
+            )
+
+
+def _init_path(experiment: Experiment, folder: SweepFolder) -> str | None:
+    init = experiment.grpo.init if experiment.grpo else None
+    return _data_path(init, folder) if init else None
+
+
 def _data_path(source: str, folder: SweepFolder) -> str | None:
     """Keep an absolute path; write any other as seen from the sweep folder, which may move too."""
     if source in ("tinystories", "synthetic"):
@@ -272,6 +301,7 @@ def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution
             else logistics.loss_chunk_rows
         ),
         evaluation_batch_size=max(1, tokens_at_once(device) // experiment.model.context),
+        generation_batch_size=logistics.generation_batch_size,
         keep=logistics.keep or "weights",  # type: ignore[arg-type]
     )
 

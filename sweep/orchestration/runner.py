@@ -119,7 +119,8 @@ def prepare(
         assert tokenizer is not None
         path = folder.locate(plan.data_path)
         text = prepare_data(plan.data, path, tokenizer, on_progress)
-        text.check_window(plan.tokens_per_sequence)
+        if plan.settings.grpo is None:
+            text.check_window(plan.tokens_per_sequence)
 
 
 def run_plan(

@@ -51,6 +51,8 @@ class Plan(Settings):
     execution: Execution
     data: dict[str, Any] | None  # identity
     data_path: str | None
+    start: dict[str, Any] | None = None  # identity of the weights that trials start from
+    init_path: str | None = None  # where they lie
     model: dict[str, Any]  # name, parameters, embedding_parameters
     tokens_per_sequence: int
     token_budget: int
@@ -85,6 +87,8 @@ class Plan(Settings):
             learning_rate=learning_rate,
             seed=row.seed,
             target=settings.target,
+            grpo=settings.grpo and settings.grpo.model_copy(update={"init": None}),
+            start=self.start,
         )
 
     def trial_config(self, row: PlannedTrial, sweep: str) -> TrialConfig:
@@ -102,6 +106,7 @@ class Plan(Settings):
             token_budget=tuning_budget or self.token_budget,
             microbatch_size=row.microbatch_size,
             data_path=self.data_path,
+            init_path=self.init_path,
         )
 
     def with_rate(
@@ -170,8 +175,12 @@ def parse_plan(document: Mapping[str, Any], subject: str) -> Plan:
 
 
 def tokens_per_sequence(experiment: Experiment) -> int:
-    """Return what the built-in workloads declare: the context length; 1 for `quadratic`."""
-    return experiment.model.context
+    """Return what the built-in workloads declare.
+
+    The context length; 1 for `quadratic`; prompt and new tokens for `grpo`.
+    """
+    grpo = experiment.grpo
+    return experiment.model.context if grpo is None else grpo.tokens_per_sequence
 
 
 def seeds_of(experiment: Experiment, policy: Policy) -> range:
@@ -185,6 +194,8 @@ def build_plan(
     *,
     data: dict[str, Any] | None,
     data_path: str | None = None,
+    start: dict[str, Any] | None = None,
+    init_path: str | None = None,
     microbatch: int | None = None,
     also_batches: tuple[int, ...] = (),
     command: tuple[str, ...] = (),
@@ -196,6 +207,8 @@ def build_plan(
         execution: where trials run.
         data: identity of the data, from `sweep.data.identify_data`.
         data_path: where it lies, absolute or from the sweep folder.
+        start: identity of the weights that trials start from; None: those of their seeds.
+        init_path: where those lie, likewise.
         microbatch: the flag, or None.
         also_batches: batch sizes already in the sweep; they share the token count.
         command: the words that were typed.
@@ -217,6 +230,8 @@ def build_plan(
         execution=execution,
         data=data,
         data_path=data_path,
+        start=start,
+        init_path=init_path,
         model={
             key: getattr(experiment.model, key)
             for key in ("name", "parameters", "embedding_parameters")
@@ -271,9 +286,9 @@ def _row(
     assert steps * batch * plan.tokens_per_sequence == tokens
     bound = tokens_at_once(execution.device) // plan.tokens_per_sequence
     per_device = batch // execution.devices
-    size = choose_microbatch(
-        per_device, microbatch, min(bound, execution.microbatch_bound or bound)
-    )
+    at_most = min(bound, execution.microbatch_bound or bound)
+    group_size = settings.grpo.group_size if settings.grpo else 1
+    size = choose_microbatch(per_device, microbatch, at_most, group_size)
     return PlannedTrial(
         id=None,
         stage="report",

@@ -102,7 +102,8 @@ def _smaller_sizes(
         size = status.evaluation_batch_size or config.execution.evaluation_batch_size
         return {"evaluation_batch_size": size // 2} if size > 1 else None
     per_device = config.science.batch_size // config.execution.devices
-    smaller = next_microbatch(per_device, status.microbatch_size or config.microbatch_size)
+    failed = status.microbatch_size or config.microbatch_size
+    smaller = next_microbatch(per_device, failed, config.group_size)
     return None if smaller is None else {"microbatch_size": smaller}
 
 
@@ -111,7 +112,7 @@ def within_bounds(status: TrialStatus, config: TrialConfig, bounds: MemoryBounds
     planned = status.microbatch_size or config.microbatch_size
     if bounds.microbatch_size and planned > bounds.microbatch_size:
         per_device = config.science.batch_size // config.execution.devices
-        size = largest_divisor(per_device, bounds.microbatch_size)
+        size = largest_divisor(per_device, bounds.microbatch_size, config.group_size)
         status = status.changed(microbatch_size=size)
     at_once = status.evaluation_batch_size or config.execution.evaluation_batch_size
     if bounds.evaluation_batch_size and at_once > bounds.evaluation_batch_size:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from sweep.config.experiment import ScheduleSettings
+from sweep.config.grpo import is_legal_microbatch
 from sweep.errors import SweepError
 
 LEAST_PROBED, MOST_PROBED = 8, 512  # sequences of one probe of the gradient noise
@@ -110,36 +111,43 @@ def first_probed(probed: int, windows: int | None) -> int:
     return FAR if windows is None else max(0, windows - probed)
 
 
-def largest_divisor(number: int, at_most: int) -> int:
-    """Return the largest divisor of `number` that is not above `at_most` (at least 1)."""
-    return max(d for d in range(1, max(1, min(number, at_most)) + 1) if number % d == 0)
+def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
+    """Return the largest divisor of `number` that is not above `at_most` (at least 1).
+
+    With groups it is whole groups, or an equal part of one.
+    """
+    sizes = range(1, max(1, min(number, at_most)) + 1)
+    return max(d for d in sizes if number % d == 0 and is_legal_microbatch(d, group_size))
 
 
-def choose_microbatch(per_device: int, asked: int | None, at_most: int) -> int:
+def choose_microbatch(per_device: int, asked: int | None, at_most: int, group_size: int = 1) -> int:
     """Choose how many sequences one forward-backward takes.
 
     Args:
         per_device: sequences of one step on one device.
         asked: the flag `--microbatch`, or None; larger than `per_device` means all of it.
         at_most: bound where nothing was asked for.
+        group_size: sequences that belong together: whole groups, or equal parts of one.
 
     Raises:
         SweepError: if the flag does not divide, with the nearest legal values.
     """
     if asked is None:
-        return largest_divisor(per_device, at_most)
+        return largest_divisor(per_device, at_most, group_size)
     if asked < 1:
         raise SweepError(f"microbatch_size must be at least 1, got {asked}. Use 1 or more.")
-    if asked < per_device and per_device % asked:
-        lower = largest_divisor(per_device, asked)
-        upper = next(d for d in range(asked, per_device + 1) if per_device % d == 0)
+    if asked < per_device and (per_device % asked or not is_legal_microbatch(asked, group_size)):
+        lower = largest_divisor(per_device, asked, group_size)
+        sizes = range(asked, per_device + 1)
+        upper = next(d for d in sizes if per_device % d == 0 and is_legal_microbatch(d, group_size))
+        groups = f" in whole groups of {group_size} or equal parts of one" * (group_size > 1)
         raise SweepError(
-            f"microbatch_size must divide batch_size / devices ({per_device}), got {asked}. "
-            f"Use {lower} or {upper}."
+            f"microbatch_size must divide batch_size / devices ({per_device}){groups}, got "
+            f"{asked}. Use {lower} or {upper}."
         )
     return min(asked, per_device)
 
 
-def next_microbatch(per_device: int, failed: int) -> int | None:
+def next_microbatch(per_device: int, failed: int, group_size: int = 1) -> int | None:
     """Return the microbatch to try after `failed` ran out of memory, or None after 1."""
-    return None if failed <= 1 else largest_divisor(per_device, failed // 2)
+    return None if failed <= 1 else largest_divisor(per_device, failed // 2, group_size)

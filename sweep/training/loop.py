@@ -49,7 +49,8 @@ def train(
     """
     science, progress = config.science, Progress()
     log = MetricsLog(store.folder.metrics_path, store.load(step, progress), store.check)
-    sums, clock = Sums(progress, device), Clock(progress, started)
+    sums = Sums(progress, device, step.rollouts.meter if step.rollouts else None)
+    clock = Clock(progress, started)
     clock.charge("other")
     if config.execution.compile:
         step.warm_up()

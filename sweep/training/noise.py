@@ -99,6 +99,8 @@ class NoiseProbe:
         self._trained = science.tokens // config.tokens_per_sequence
         budget = (config.token_budget or science.tokens) // config.tokens_per_sequence
         points, share = science.evaluation.noise_points, science.evaluation.noise_share
+        if step.rollouts is not None:  # a gradient there is that of a group
+            points = 0
         sizes = probe_sizes(budget, points, share, step.microbatch_size)
         self._count, self._part = sizes.sequences, sizes.part
         self._probed = sizes.points * sizes.sequences

@@ -25,6 +25,7 @@ class Progress:
     loss_sum: float = 0.0
     norm_sum: float = 0.0
     clipped_sum: float = 0.0
+    watched: dict[str, list[float]] = field(default_factory=dict)  # by the workload: sum, count
     points_above_start: int = 0
     points_at_target: int = 0  # milestone evaluations in a row
     recent_losses: list[float] = field(default_factory=list)  # of them, towards a target
@@ -44,6 +45,7 @@ class Progress:
             "train/loss": self.loss_sum / steps,
             "train/grad_norm": self.norm_sum / steps,
             "train/clipped": self.clipped_sum / steps,
+            **{name: total / count for name, (total, count) in self.watched.items() if count},
         }
 
     def interval_seconds(self) -> float:

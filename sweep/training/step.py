@@ -15,7 +15,7 @@ from sweep.models.precision import weight_dtype
 from sweep.training.average import WeightAverage
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import build_optimizer, clip_in_step, set_learning_rate
-from sweep.workloads.protocol import Batch, Workload, build_workload
+from sweep.workloads.protocol import Batch, Rollouts, Workload, build_workload
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,16 @@ class TrainingStep:
         if config.execution.compile:
             self._loss_sum = torch.compile(self.workload.loss_sum, dynamic=False)
         self.model.train()
+        self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
+        if self.rollouts is not None:
+            self.rollouts.start(self.model)
 
     def warm_up(self) -> float:
         """Compile by running once on random data; return the seconds. Changes no state."""
         start = time.perf_counter()
         cpu, devices = torch.get_rng_state(), list(range(torch.cuda.device_count()))
         with torch.random.fork_rng(devices=devices):
-            self.backward(self.workload.random_batch(self.microbatch_size))
+            self.backward(self.rolled_out(self.workload.random_batch(self.microbatch_size)))
             self.model.zero_grad(set_to_none=True)
         assert torch.equal(cpu, torch.get_rng_state())
         return time.perf_counter() - start
@@ -124,7 +127,21 @@ class TrainingStep:
     def __call__(
         self, batch: Batch, learning_rate: float | Tensor, sums: GradientSums | None = None
     ) -> StepOutput:
-        """Take one optimizer step at this rate."""
+        """Take one step at this rate; of a workload with rollouts, all updates on one of them."""
+        batch = self.rolled_out(batch)
+        for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
+            output = self._update(batch, learning_rate, sums)
+        return output
+
+    def rolled_out(self, batch: Batch) -> Batch:
+        """Return what the loss is of: the batch itself, or what the model makes of it."""
+        if self.rollouts is None:
+            return batch
+        return self.rollouts.roll_out(self.model, batch, self.microbatch_size)
+
+    def _update(
+        self, batch: Batch, learning_rate: float | Tensor, sums: GradientSums | None
+    ) -> StepOutput:
         loss = self.backward(batch, sums)
         if self.optimizer is None:
             return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
@@ -149,6 +166,7 @@ class TrainingStep:
 
     def evaluate(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch without gradients, as evaluations compute it."""
+        batch = self.rolled_out(batch)
         self.model.eval()
         with torch.no_grad():
             loss = self.workload.loss_sum(self.model, batch) / self.workload.loss_tokens(batch)

@@ -17,6 +17,7 @@ from sweep.training.device import peak_memory_bytes
 from sweep.training.noise import GradientSums
 from sweep.training.progress import Progress
 from sweep.training.step import StepOutput, TrainingStep
+from sweep.workloads.meter import Meter
 from sweep.workloads.protocol import OnDevice
 
 GRAPH_TOKENS = 32_768  # of the largest step worth a graph: beyond, kernels outlast their launches
@@ -31,9 +32,14 @@ class Sums:
     On a CPU, where there is nothing to wait for, they are numbers.
     """
 
-    def __init__(self, progress: Progress, device: torch.device) -> None:
+    def __init__(
+        self, progress: Progress, device: torch.device, meter: Meter | None = None
+    ) -> None:
         self._sums: list[float] | Tensor
         self._sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        self._meter = meter
+        if meter is not None:
+            meter.restore(progress.watched)
         if device.type != "cpu":
             dtype = torch.float32 if device.type == "mps" else torch.float64
             self._sums = torch.tensor(self._sums, dtype=dtype, device=device)
@@ -50,9 +56,12 @@ class Sums:
         """Read the sums back; waits for the device."""
         values = self._sums.tolist() if isinstance(self._sums, Tensor) else self._sums
         progress.loss_sum, progress.norm_sum, progress.clipped_sum = values
+        progress.watched = self._meter.state() if self._meter else {}
 
     def clear(self) -> None:
         """Begin a new interval."""
+        if self._meter is not None:
+            self._meter.clear()
         if isinstance(self._sums, Tensor):
             self._sums.zero_()  # in place: a graph may hold it
         else:

@@ -144,7 +144,9 @@ class TrialFolder:
                 "Write one with `sweep plan --out DIR`."
             ) from None
         data.pop("format_version")
-        data["data_path"] = SweepFolder(self.path.absolute().parents[1]).locate(data["data_path"])
+        sweep = SweepFolder(self.path.absolute().parents[1])
+        for name in ("data_path", "init_path"):
+            data[name] = sweep.locate(data.get(name))
         return TrialConfig.model_validate(data)
 
     def write_config(self, config: TrialConfig) -> None:

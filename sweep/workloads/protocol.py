@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
+from sweep.workloads.meter import Meter
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 
@@ -48,8 +49,8 @@ class Workload(Protocol):
     def random_batch(self, count: int) -> Batch:
         """Return a batch of the right shapes without any data, for timing and probing."""
 
-    def loss_tokens(self, batch: Batch) -> int:
-        """Return how many tokens `loss_sum` sums over."""
+    def loss_tokens(self, batch: Batch) -> int | Tensor:
+        """Return how many tokens `loss_sum` sums over: what it is divided by."""
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss of a batch, a differentiable scalar in float32 or wider."""
@@ -78,6 +79,20 @@ class OnDevice(Protocol):
         """Return the sequences of these numbers, given on the device, by operations there."""
 
 
+@runtime_checkable
+class Rollouts(Protocol):
+    """A workload that makes its batches with the model itself, such as GRPO."""
+
+    updates_per_step: int  # optimizer steps on one batch
+    meter: Meter  # what it watches between log points
+
+    def start(self, model: nn.Module) -> None:
+        """See the weights before any training."""
+
+    def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
+        """Return what `loss_sum` and `loss_tokens` need, of what `build_batch` returned."""
+
+
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here.
 
@@ -89,6 +104,10 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
         from sweep.workloads.pretrain import Pretrain
 
         return Pretrain(config, device)
+    if name == "grpo":
+        from sweep.workloads.grpo import Grpo
+
+        return Grpo(config, device)
     if name == "quadratic":
         from sweep.workloads.quadratic import NoisyQuadratic
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
+from sweep.models.loss import linear_cross_entropies, linear_cross_entropy, linear_log_probs
 from sweep.training.storages import LiveStorages
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -54,3 +54,34 @@ def test_memory_is_bounded_by_the_chunk():
         hidden.grad = weight.grad = None
     assert peaks[0] >= 2000 * 1000 * 4
     assert peaks[1] <= 3 * 100 * 1000 * 4
+
+
+def plain_log_probs(hidden, weight, targets, temperature):
+    logits = hidden @ weight.to(hidden.dtype).T
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    every = torch.log_softmax(wide / temperature, dim=-1)
+    return every.gather(1, targets[:, None]).squeeze(1), -(every.exp() * every).sum(-1)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_log_probabilities_and_their_gradients_are_those_of_the_plain_form(
+    dtype, chunk, temperature
+):
+    found = []
+    for form in (plain_log_probs, lambda *p: linear_log_probs(*p[:3], chunk, p[3])):
+        hidden, weight, targets = case(dtype)
+        log_probs, entropies = form(hidden, weight, targets, temperature)
+        factors = torch.linspace(-1, 2, len(targets), dtype=log_probs.dtype)
+        (log_probs * factors).sum().backward()
+        found.append((log_probs.detach(), entropies.detach(), hidden.grad, weight.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+def test_memory_of_log_probabilities_is_bounded_by_the_chunk():
+    hidden, weight, targets = case(torch.float32, rows=2000, width=8, vocabulary=1000)
+    with LiveStorages(vocabulary=1000) as storages:
+        linear_log_probs(hidden, weight, targets, 100)[0].sum().backward()
+    assert storages.peak["logits"] <= 3 * 100 * 1000 * 4

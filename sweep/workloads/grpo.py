@@ -1,0 +1,327 @@
+"""Group relative policy optimisation: sample, score, compare within groups, update.
+
+A batch is first only the numbers of its completions. `roll_out` makes of it, phase by phase, what
+`loss_sum` needs. Completion i belongs to prompt i // group_size and draws random numbers of its
+own, so that equal completions are sampled at every batch size from equal weights.
+"""
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sweep.config.trial import TrialConfig
+from sweep.data.tokenizer import SEPARATOR_ID, BytesTokenizer
+from sweep.data.tokens import TokenizedText, prepare_data
+from sweep.errors import SweepError
+from sweep.models import HasHidden, build_model
+from sweep.models.generation import Sampling, completion_uniforms, generate
+from sweep.models.loss import linear_log_probs
+from sweep.models.precision import autocast
+from sweep.workloads.grpo_loss import (
+    advantages,
+    completion_mask,
+    denominator,
+    surrogate,
+    token_weights,
+)
+from sweep.workloads.meter import Meter
+from sweep.workloads.protocol import Batch, FinalEvaluation
+from sweep.workloads.start import load_start
+from sweep.workloads.tasks import Completion, Prompt, Task, build_task
+
+HELD_OUT = 1 << 40  # numbers of completions that no training reaches
+MOST_FINAL_PROMPTS = 256  # of the final evaluation
+ALL_ROWS = 1 << 30
+
+
+class Grpo:
+    """GRPO on the model and task of a trial; a sequence is a prompt and its completion."""
+
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        assert config.science.grpo and config.science.model.kind != "quadratic"
+        assert config.science.evaluation.sequences
+        self.config, self.device = config, device
+        self.settings, self.model_settings = config.science.grpo, config.science.model
+        self.tokens_per_sequence = self.settings.tokens_per_sequence
+        self.updates_per_step = self.settings.num_iterations
+        self.meter = Meter()
+        self.reference: nn.Module | None = None
+        self._rows = config.execution.loss_chunk_rows or ALL_ROWS
+
+    # Text, prompts and rewards.
+
+    @cached_property
+    def text(self) -> TokenizedText | None:
+        """The text that prompts are drawn from, or None."""
+        science = self.config.science
+        if science.data is None or science.tokenizer is None:
+            return None
+        return prepare_data(science.data, self.config.data_path, science.tokenizer)
+
+    @cached_property
+    def task(self) -> Task:
+        """What is asked for."""
+        return build_task(self.settings, self.text, self.config.science.seed)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if prompt.ids is not None:
+            ids = list(prompt.ids)
+        elif self.text is not None:
+            ids = self.text.encode(prompt.text)
+        else:
+            ids = [int(i) for i in BytesTokenizer().encode_batch([prompt.text])[0]]
+        room = self.settings.prompt_tokens
+        if len(ids) > room:
+            raise SweepError(
+                f"prompt_tokens must hold the longest prompt, got {room} for {prompt.text!r} of "
+                f"{len(ids)} tokens. Set grpo.prompt_tokens to {len(ids)} or more."
+            )
+        return [SEPARATOR_ID] * (room - len(ids)) + ids
+
+    def _decode(self, ids: NDArray[np.int64]) -> Completion:
+        ends = np.flatnonzero(ids == SEPARATOR_ID)
+        own = ids[: ends[0]] if len(ends) else ids
+        text = self.text or BytesTokenizer()
+        return Completion(text.decode([int(i) for i in own]), len(ends) > 0)
+
+    def score(
+        self, prompts: list[Prompt], completions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+        """Return each completion's reward, and its components, from ids (B, N)."""
+        found = [
+            self.task.reward(prompt, self._decode(ids))
+            for prompt, ids in zip(prompts, completions, strict=True)
+        ]
+        names = list(dict.fromkeys(name for parts in found for name in parts))
+        columns = {name: np.array([parts.get(name, 0.0) for parts in found]) for name in names}
+        return np.sum([*columns.values(), np.zeros(len(found))], axis=0), columns
+
+    # The protocol of workloads.
+
+    def build_model(self) -> nn.Module:
+        """Build the float32 model on the CPU: of the seed, or of the trial it starts from."""
+        science, execution = self.config.science, self.config.execution
+        model = build_model(science.model, science.seed, execution.activation_checkpointing)
+        is_real = all(weight.device.type != "meta" for weight in model.parameters())
+        if self.config.init_path is not None and is_real:
+            load_start(model, self.config.init_path)
+        return model
+
+    def start(self, model: nn.Module) -> None:
+        """Keep a copy of the weights before any training, where the loss refers to them."""
+        if not self.settings.kl:
+            return
+        with warnings.catch_warnings():  # of fake tensors' addresses, in a forecast
+            warnings.simplefilter("ignore")
+            self.reference = copy.deepcopy(model).requires_grad_(False).eval()
+
+    def build_batch(self, first: int, count: int) -> Batch:
+        """Return the numbers of completions, (count); the rest is rolled out."""
+        return (torch.arange(first, first + count),)
+
+    def random_batch(self, count: int) -> Batch:
+        """Return what a step of the largest lengths takes, without text or rewards."""
+        prompts = (count, self.settings.prompt_tokens)
+        drawn = torch.rand(count, self.settings.new_tokens, dtype=torch.float64, device=self.device)
+        ids = torch.randint(self.model_settings.vocabulary, prompts, device=self.device)
+        return ids, drawn, torch.rand(count, device=self.device)
+
+    def loss_tokens(self, batch: Batch) -> int | Tensor:
+        """Return what the loss of this kind is divided by, for a whole batch."""
+        return denominator(batch[1], self.settings.loss)
+
+    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed, weighted surrogate of rolled out completions."""
+        ids, mask, advantage, old, reference = batch
+        log_probs, entropies = self.log_probs(model, ids)
+        found = surrogate(
+            log_probs,
+            old if self.updates_per_step > 1 else None,
+            reference if self.settings.kl else None,
+            advantage,
+            self.settings,
+        )
+        self._watch(mask, found.ratios, found.is_clipped, found.divergences, entropies)
+        return (found.losses * token_weights(mask, self.settings.loss)).sum()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _watch(
+        self,
+        mask: Tensor,
+        ratios: Tensor,
+        is_clipped: Tensor,
+        divergences: Tensor | None,
+        entropies: Tensor,
+    ) -> None:
+        tokens = mask.sum()
+        values = {"ratio": ratios, "clip_fraction": is_clipped, "entropy": entropies}
+        if divergences is not None:
+            values["kl"] = divergences
+        for name, value in values.items():
+            self.meter.add(f"grpo/{name}", (value.detach() * mask).sum(), tokens)
+
+    def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies of the completions, (B, N) each, from (B, P + N).
+
+        At the temperature that they were sampled at. Of a model that shows its states no more than
+        the execution's rows of logits exist at a time.
+        """
+        first, temperature = self.settings.prompt_tokens - 1, self.settings.temperature
+        shape = (len(ids), self.settings.new_tokens)
+        targets = ids[:, first + 1 :]
+        precision = self.config.science.precision
+        with autocast(self.device, precision):
+            if not isinstance(model, HasHidden):
+                logits = model(ids)[:, first:-1]
+                wide = logits if logits.dtype == torch.float64 else logits.float()
+                every = torch.log_softmax(wide / temperature, dim=-1)
+                entropies = -(every.detach().exp() * every.detach()).sum(-1)
+                return every.gather(-1, targets[..., None]).squeeze(-1), entropies
+            hidden = model.hidden(ids[:, :-1])[:, first:]
+        dtype = torch.bfloat16 if precision == "bf16" else hidden.dtype
+        rows = hidden.flatten(0, 1).to(dtype)
+        found = linear_log_probs(
+            rows, model.output_weight(), targets.flatten(), self._rows, temperature
+        )
+        return found[0].view(shape), found[1].view(shape)
+
+    # The phases of a step.
+
+    def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
+        """Return what `loss_sum` needs of completions that the model samples now.
+
+        Args:
+            model: the policy.
+            batch: numbers of completions, or what `random_batch` returns.
+            microbatch_size: completions whose log-probabilities are computed at a time.
+
+        Returns:
+            ids (B, P + N), mask (B, N), advantages (B), log-probabilities (B, N) of the policy,
+            zeros where nothing needs them, and of the reference.
+        """
+        if len(batch) == 1:
+            numbers = batch[0].numpy()
+            prompts = self._prompts(numbers)
+            ids = torch.tensor([self._encode(prompt) for prompt in prompts], device=self.device)
+            drawn = completion_uniforms(self.config.science.seed, numbers, self.settings.new_tokens)
+            with self._phase("generate"):
+                completions = self.generate(model, ids, drawn.to(self.device))
+            with self._phase("score"):
+                rewards, parts = self.score(prompts, completions.cpu().numpy())
+            self._watch_rewards(rewards, parts)
+            scores = torch.from_numpy(rewards).float().to(self.device)
+            gain = advantages(scores, self.settings.group_size, self.settings.scale_rewards)
+            mask = completion_mask(completions, SEPARATOR_ID)
+            self._watch_lengths(mask)
+        else:  # of the largest lengths
+            ids, drawn, gain = batch
+            completions = self.generate(model, ids, drawn, looks_for_end=False)
+            mask = torch.ones_like(drawn, dtype=torch.float32)
+        with self._phase("log_probs"):
+            ids = torch.cat((ids, completions), dim=1)
+            zeros = torch.zeros_like(mask)
+            is_old = self.updates_per_step > 1
+            old = self._log_probs_of(model, ids, microbatch_size) if is_old else zeros
+            reference = (
+                self._log_probs_of(self.reference, ids, microbatch_size)
+                if self.reference is not None
+                else zeros
+            )
+        return ids, mask, gain, old, reference
+
+    def generate(
+        self, model: nn.Module, prompts: Tensor, drawn: Tensor, looks_for_end: bool = True
+    ) -> Tensor:
+        """Sample completions (B, N), `generation_batch_size` at once."""
+        settings = self.settings
+        sampling = Sampling(settings.temperature, settings.top_p, SEPARATOR_ID)
+        size = self.config.execution.generation_batch_size or len(prompts)
+        was_training = model.training
+        model.eval()
+        with autocast(self.device, self.config.science.precision):
+            found = [
+                generate(model, ids, uniforms, sampling, looks_for_end=looks_for_end)
+                for ids, uniforms in zip(
+                    torch.split(prompts, size), torch.split(drawn, size), strict=True
+                )
+            ]
+        model.train(was_training)
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def _log_probs_of(self, model: nn.Module, ids: Tensor, size: int) -> Tensor:
+        return torch.cat([self.log_probs(model, part)[0] for part in torch.split(ids, size)])
+
+    def _prompts(self, numbers: NDArray[np.int64]) -> list[Prompt]:
+        groups = numbers // self.settings.group_size
+        known = {int(group): self.task.prompt(int(group), False) for group in np.unique(groups)}
+        return [known[int(group)] for group in groups]
+
+    def _watch_rewards(
+        self, rewards: NDArray[np.float64], parts: dict[str, NDArray[np.float64]]
+    ) -> None:
+        groups = rewards.reshape(-1, self.settings.group_size)
+        self.meter.add("reward/mean", rewards.sum(), rewards.size)
+        self.meter.add("reward/std", rewards.std(), 1)
+        self.meter.add("reward/group_std", groups.std(axis=1).sum(), len(groups))
+        for name, values in parts.items():
+            self.meter.add(f"reward/{name}", values.sum(), values.size)
+
+    def _watch_lengths(self, mask: Tensor) -> None:
+        self.meter.add("completion/tokens", mask.sum(), len(mask))
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.meter.add(f"perf/{name}_seconds", time.perf_counter() - start, 1)
+
+    # Evaluation, by rewards: a loss is a mean reward with the sign changed.
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Return minus the mean reward of a completion of each of some held-out prompts."""
+        count = self.config.science.evaluation.sequences
+        assert count
+        return -float(self._rewards(model, count, lambda i: self.task.prompt(i, True)).mean())
+
+    def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
+        """Measure more held-out prompts, and the first trained on, one completion each."""
+        count = MOST_FINAL_PROMPTS
+        held_out = self._rewards(model, count, lambda i: self.task.prompt(i, True))
+        trained = self.config.science.tokens // self.tokens_per_sequence
+        seen = min(count, max(1, trained // self.settings.group_size))
+        train = self._rewards(model, seen, lambda i: self.task.prompt(i, False))
+        losses = np.stack([-held_out, np.ones(count)], axis=1)
+        return FinalEvaluation(losses, -float(train.mean()), None)
+
+    def epochs(self) -> float | None:
+        """Return prompts trained on over the prompts that there are."""
+        if self.task.prompts_in_epoch is None:
+            return None
+        completions = self.config.science.tokens / self.tokens_per_sequence
+        return completions / self.settings.group_size / self.task.prompts_in_epoch
+
+    def _rewards(
+        self, model: nn.Module, count: int, prompt: Callable[[int], Prompt]
+    ) -> NDArray[np.float64]:
+        """Return the rewards of one completion each of prompts 0 … count − 1."""
+        size, found = self.config.execution.evaluation_batch_size, []
+        for first in range(0, count, size):
+            numbers = np.arange(first, min(first + size, count))
+            prompts = [prompt(int(number)) for number in numbers]
+            ids = torch.tensor([self._encode(one) for one in prompts], device=self.device)
+            drawn = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
+            completions = self.generate(model, ids, drawn.to(self.device))
+            found.append(self.score(prompts, completions.cpu().numpy())[0])
+        return np.concatenate(found)

@@ -1,0 +1,213 @@
+"""GRPO: what must hold exactly, whatever is learned."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
+from sweep.data.synthetic import synthetic_identity
+from sweep.errors import SweepError
+from sweep.models.generation import Sampling, completion_uniforms, generate
+from sweep.plan.plan import build_plan
+from sweep.training.progress import Progress
+from sweep.training.step import TrainingStep
+from sweep.training.steps import Steps, Sums
+from sweep.workloads.grpo import Grpo
+from sweep.workloads.grpo_loss import advantages, completion_mask, denominator, token_weights
+
+CPU = torch.device("cpu")
+GRPO = {"task": "words", "group_size": 4, "prompt_tokens": 40, "new_tokens": 12}
+
+
+def trial_config(batch=8, microbatch=None, execution=None, **grpo):
+    fields = {"batches": [batch], "precision": "fp32", "budget": 100 * batch * 52, "model": "quick"}
+    fields |= {"data": "synthetic", "grpo": {**GRPO, **grpo}}
+    threads = Execution(device="cpu", threads=2, **(execution or {}))
+    experiment = load_experiment("grpo-words", fields)
+    plan = build_plan(experiment, threads, data=synthetic_identity(), microbatch=microbatch)
+    row = plan.trials[0].model_copy(update={"learning_rate": 1e-3, "id": "x"})
+    return plan.trial_config(row, "sweep")
+
+
+def watched(workload):
+    return {name: total / count for name, (total, count) in workload.meter.state().items()}
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("microbatch", [8, 2])
+def test_at_the_start_the_ratio_is_exactly_1_and_the_divergence_exactly_0(iterations, microbatch):
+    config = trial_config(microbatch=microbatch, num_iterations=iterations)
+    step = TrainingStep(config, CPU, microbatch)
+    workload = step.workload
+    batch = step.rolled_out(workload.build_batch(0, 8))
+    workload.meter.clear()
+    step.backward(batch)
+    found = watched(workload)
+    assert found["grpo/ratio"] == 1.0 and found["grpo/kl"] == 0.0
+    assert found["grpo/clip_fraction"] == 0.0
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
+def test_a_microbatch_changes_no_gradient(loss):
+    """In float64, with completions of different lengths, two iterations and a divergence."""
+    gradients = []
+    for microbatch in (8, 4, 2, 1):
+        config = trial_config(microbatch=microbatch, loss=loss, num_iterations=2, kl=0.1)
+        step = TrainingStep(config, CPU, microbatch)
+        step.model.double()
+        torch.manual_seed(0)
+        step.workload.reference.double()
+        for weight in step.workload.reference.parameters():
+            weight.data += 0.01 * torch.randn_like(weight)
+        ids, mask, _, old, reference = step.rolled_out(step.workload.build_batch(0, 8))
+        lengths = torch.arange(8) + 3
+        mask = (torch.arange(12) < lengths[:, None]).to(mask.dtype)
+        gain = torch.linspace(-1, 1, 8).double()
+        value = step.backward((ids, mask, gain, old + 0.1, reference))
+        gradients.append([value, *(p.grad.clone() for p in step.parameters)])
+    for other in gradients[1:]:
+        for first, second in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-12)
+
+
+def test_how_many_are_sampled_at_once_changes_no_token():
+    found = []
+    for size in (None, 1, 3):
+        config = trial_config(execution={"generation_batch_size": size})
+        step = TrainingStep(config, CPU, 8)
+        step.model.double()
+        found.append(step.rolled_out(step.workload.build_batch(16, 8))[0])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_a_completion_is_the_same_in_every_batch():
+    step = TrainingStep(trial_config(), CPU, 8)
+    step.model.double()
+    whole = step.rolled_out(step.workload.build_batch(0, 16))[0]
+    parts = [step.rolled_out(step.workload.build_batch(first, 8))[0] for first in (0, 8)]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_and_without_the_cache_the_same_tokens_are_chosen(temperature):
+    step = TrainingStep(trial_config(), CPU, 8)
+    model = step.model.double()
+    prompts = torch.randint(1, 512, (6, 10), generator=torch.Generator().manual_seed(0))
+    uniforms = completion_uniforms(3, np.arange(6), 30)
+    sampling = Sampling(temperature, 0.95, end=0)
+    cached = generate(model, prompts, uniforms, sampling)
+    assert torch.equal(cached, generate(model, prompts, uniforms, sampling, is_cached=False))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_a_group_of_equal_rewards_has_no_advantage(scale):
+    rewards = torch.tensor([0.1] * 4 + [0.0, 1.0, 0.0, 1.0])
+    found = advantages(rewards, 4, scale)
+    assert (found[:4] == 0).all() and torch.isfinite(found).all()
+    high = found[5].item()
+    assert found[4:].tolist() == pytest.approx([-high, high, -high, high])
+    all_equal = advantages(torch.full((8,), 0.7), 4, scale)
+    assert (all_equal == 0).all()
+
+
+def test_advantages_are_those_of_the_paper():
+    rewards = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    found = advantages(rewards, 4, "group")
+    deviation = rewards.std().item()
+    assert found.tolist() == pytest.approx([(r - 3) / (deviation + 1e-4) for r in (1, 2, 3, 6)])
+    assert advantages(rewards, 4, "none").tolist() == pytest.approx([-2, -1, 0, 3])
+
+
+def test_the_end_counts_and_nothing_behind_it():
+    ids = torch.tensor([[5, 0, 0, 0], [5, 6, 7, 8], [0, 5, 0, 6]])
+    mask = completion_mask(ids, 0)
+    assert mask.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
+    assert denominator(mask, "grpo") == 3 and denominator(mask, "dr_grpo") == 12
+    assert denominator(mask, "dapo") == 7
+    assert token_weights(mask, "grpo").sum(dim=1).tolist() == pytest.approx([1, 1, 1])
+
+
+def test_equal_rewards_train_nothing_and_cost_no_nan(monkeypatch):
+    config = trial_config(kl=0.0)
+    step = TrainingStep(config, CPU, 8)
+    monkeypatch.setattr(type(step.workload.task), "reward", lambda *_: {"all": 1.0})
+    before = [p.detach().clone() for p in step.parameters]
+    output = step(step.workload.build_batch(0, 8), 0.0)
+    assert output.loss == 0 and output.grad_norm == 0
+    assert all(map(torch.equal, before, step.parameters))
+
+
+def test_no_reference_is_kept_where_nothing_refers_to_it():
+    assert TrainingStep(trial_config(kl=0.0), CPU, 8).workload.reference is None
+    reference = TrainingStep(trial_config(kl=0.1), CPU, 8).workload.reference
+    assert not any(p.requires_grad for p in reference.parameters())
+
+
+def test_several_iterations_move_away_from_what_sampled():
+    config = trial_config(num_iterations=3)
+    step = TrainingStep(config, CPU, 8)
+    step(step.workload.build_batch(0, 8), 1e-2)
+    assert watched(step.workload)["grpo/ratio"] != 1.0
+
+
+def test_what_is_watched_goes_on_after_a_checkpoint():
+    config = trial_config()
+    means = []
+    for is_interrupted in (False, True):
+        step, progress = TrainingStep(config, CPU, 8), Progress()
+        sums = Sums(progress, CPU, step.workload.meter)
+        steps = Steps(config, step, sums)
+        for t in (1, 2, 3, 4):
+            steps.take(t, None)
+            progress.step = t
+            if is_interrupted and t == 2:
+                sums.store(progress)
+                step.workload.meter.clear()
+                sums = Sums(progress, CPU, step.workload.meter)
+                steps = Steps(config, step, sums)
+        sums.store(progress)
+        found = progress.interval_metrics()
+        means.append({name: found[name] for name in found if not name.startswith("perf/")})
+    assert means[0] == means[1] and means[0]["reward/mean"] >= 0
+
+
+def test_a_reward_can_be_learned():
+    """A reward for short completions shortens them."""
+    config = trial_config(batch=32, kl=0.0, scale_rewards="none")
+    step = TrainingStep(config, CPU, 32)
+    task = step.workload.task
+    task.reward = lambda prompt, completion: {"end": float(completion.has_ended)}
+    rewards = []
+    for t in range(12):
+        step.workload.meter.clear()
+        step(step.workload.build_batch(32 * t, 32), 3e-3)
+        rewards.append(watched(step.workload)["reward/mean"])
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.3
+
+
+@pytest.mark.parametrize(
+    ("batches", "nearest"), [([12, 18], "16 and 20"), ([3], "is 4"), ([8, 9], "8 and 12")]
+)
+def test_batches_are_whole_groups(batches, nearest):
+    with pytest.raises(SweepError, match=f"whole groups of 4 .*{nearest}"):
+        load_experiment("grpo-words", {"batches": batches, "grpo": GRPO})
+
+
+def test_microbatches_are_whole_groups_or_equal_parts_of_one():
+    assert trial_config(batch=24, microbatch=12).microbatch_size == 12
+    assert trial_config(batch=24, microbatch=2).microbatch_size == 2
+    with pytest.raises(SweepError, match=r"equal parts of one, got 6\. Use 4 or 8"):
+        trial_config(batch=24, microbatch=6)
+    with pytest.raises(SweepError, match=r"got 3\. Use 2 or 4"):
+        trial_config(batch=24, microbatch=3)
+
+
+def test_rewards_are_losses_with_the_sign_changed():
+    workload = Grpo(trial_config(), CPU)
+    model = workload.build_model()
+    found = workload.evaluate_finally(model)
+    assert -1.1 <= found.valid_loss <= 0 and found.valid_losses.shape == (256, 2)
+    assert not math.isnan(workload.evaluate(model))
