@@ -130,7 +130,7 @@ class _LinearLogProbs(torch.autograd.Function):
             ):
                 logits = _widened(chunk @ turned).div_(temperature)  # (n, V)
                 losses, normaliser = _losses(logits, ids)
-                mean = (logits.sub(normaliser).exp_() * logits).sum(-1)
+                mean = logits.sub(normaliser).exp_().mul_(logits).sum(-1)
                 parts.append((-losses, normaliser.squeeze(1) - mean, normaliser))
                 del logits
         log_probs, entropies, normalisers = (torch.cat(part) for part in zip(*parts, strict=True))

@@ -102,6 +102,49 @@ def test_with_and_without_the_cache_the_same_tokens_are_chosen(temperature):
     assert torch.equal(cached, generate(model, prompts, uniforms, sampling, is_cached=False))
 
 
+def llama_of(model, settings):
+    """Return transformers' Llama with the weights of ours."""
+    transformers = pytest.importorskip("transformers")
+    llama = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=settings.vocabulary,
+            hidden_size=settings.d_model,
+            intermediate_size=settings.d_ff,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            max_position_embeddings=settings.context,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+        )
+    )
+    weights = {"model.embed_tokens": model.embedding, "model.norm": model.norm}
+    weights = {name: part.weight for name, part in weights.items()} | {"lm_head": model.head.weight}
+    for index, block in enumerate(model.blocks):
+        place = f"model.layers.{index}."
+        stacked = (*block.query_key_value.weight.chunk(3), *block.gate_up.weight.chunk(2))
+        names = [f"self_attn.{name}_proj" for name in "qkv"] + ["mlp.gate_proj", "mlp.up_proj"]
+        weights |= {place + name: part for name, part in zip(names, stacked, strict=True)}
+        weights[place + "self_attn.o_proj"] = block.attention_out.weight
+        weights[place + "mlp.down_proj"] = block.down.weight
+        weights[place + "input_layernorm"] = block.attention_norm.weight
+        weights[place + "post_attention_layernorm"] = block.feed_forward_norm.weight
+    llama.load_state_dict({f"{name}.weight": part for name, part in weights.items()})
+    return llama
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.8])
+def test_log_probabilities_are_those_of_transformers(temperature):
+    step = TrainingStep(trial_config(temperature=temperature), CPU, 8)
+    llama = llama_of(step.model, step.workload.model_settings)
+    ids = step.rolled_out(step.workload.build_batch(0, 8))[0]
+    own, entropies = step.workload.log_probs(step.model, ids)
+    with torch.no_grad():
+        every = torch.log_softmax(llama(ids).logits[:, 39:-1] / temperature, dim=-1)
+    expected = every.gather(-1, ids[:, 40:, None]).squeeze(-1)
+    torch.testing.assert_close(own.detach(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropies, -(every.exp() * every).sum(-1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_a_group_of_equal_rewards_has_no_advantage(scale):
     rewards = torch.tensor([0.1] * 4 + [0.0, 1.0, 0.0, 1.0])
@@ -149,6 +192,7 @@ def test_no_reference_is_kept_where_nothing_refers_to_it():
 def test_several_iterations_move_away_from_what_sampled():
     config = trial_config(num_iterations=3)
     step = TrainingStep(config, CPU, 8)
+    step.workload.task.reward = lambda _, completion: {"length": float(len(completion.text))}
     step(step.workload.build_batch(0, 8), 1e-2)
     assert watched(step.workload)["grpo/ratio"] != 1.0
 
