@@ -46,14 +46,24 @@ def forecast_step(config: TrialConfig) -> Forecast:
             _give_storage(model, weight_dtype(config.science.precision))
             step = TrainingStep(here, torch.device("cpu"), config.microbatch_size, model)
             storages.watch(step.model, step.optimizer)
+            phases: dict[str, tuple[int, dict[str, int]]] = {}
+
+            def note(phase: str) -> None:
+                phases[phase] = storages.peak_bytes, storages.peak
+                storages.forget_peak()
+
+            if step.rollouts is not None:
+                step.rollouts.on_phase = note
             for _ in range(STEPS):
                 storages.forget_peak()
                 is_split = shown > config.microbatch_size and step.rollouts is None
                 sums = GradientSums() if is_split else None
                 step(step.workload.random_batch(shown), 1e-3, sums)
-            peak, by_category, rest = storages.peak_bytes, storages.peak, storages.live_bytes
-            storages.forget_peak()
+                note("update")
+            seen, rest = dict(phases), storages.live_bytes
+            phases.clear()  # the evaluation has some too
             step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
+            evaluation = max([storages.peak_bytes, *(size for size, _ in phases.values())])
     except SweepError:
         raise
     except Exception as error:  # whatever a user's model does with values that are not there
@@ -62,7 +72,11 @@ def forecast_step(config: TrialConfig) -> Forecast:
             f"({type(error).__name__}: {str(error)[:200]}). Measure it with `sweep probe`."
         ) from error
     sizes = batch_size, config.microbatch_size
-    return Forecast(*sizes, peak, by_category, rest, storages.peak_bytes)
+    peak, by_category = max(seen.values(), key=lambda one: one[0])
+    found = Forecast(*sizes, peak, by_category, rest, evaluation)
+    if step.rollouts is None:
+        return found
+    return replace(found, phases={name: bytes_ for name, (bytes_, _) in seen.items()})
 
 
 def _shown(config: TrialConfig, batch_size: int) -> int:

@@ -65,13 +65,18 @@ def _take_steps(
         forget_peak_memory(device)
     updates = _count_updates(step)
     seconds, rests, loss = [], [], math.nan
+    phases = Phases(memory)
+    if step.rollouts is not None:
+        step.rollouts.on_phase = phases.note
     for _ in range(steps):
         start = time.perf_counter()
+        phases.begin()
         batch = step.workload.random_batch(config.science.batch_size)
         is_split = config.science.batch_size > config.microbatch_size and step.rollouts is None
         loss = step(batch, LEARNING_RATE, GradientSums() if is_split else None).loss.item()
         seconds.append(time.perf_counter() - start)
         del batch
+        phases.note("update")
         rests.append(memory.allocated_bytes())
         if should_stop():
             break
@@ -91,7 +96,30 @@ def _take_steps(
         "optimizer_steps": len(updates),
         "loss": loss if math.isfinite(loss) else None,
         "rests": tuple(rests),
+        **({"phases": phases.peaks, "phase_seconds": phases.seconds} if step.rollouts else {}),
     }
+
+
+class Phases:
+    """Peak bytes and least seconds of each phase of a step."""
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+        self.peaks: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the first phase of a step, or the next."""
+        self._memory.take_peak()
+        self._start = time.perf_counter()
+
+    def note(self, name: str) -> None:
+        """End a phase, and begin the next."""
+        taken = time.perf_counter() - self._start
+        self.peaks[name] = max(self.peaks.get(name, 0), self._memory.take_peak())
+        self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
+        self.begin()
 
 
 def _count_updates(step: TrainingStep) -> list[None]:

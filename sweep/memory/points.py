@@ -1,6 +1,6 @@
 """What is known of one configuration's memory: forecast, or measured."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -14,6 +14,7 @@ class Forecast:
     by_category: dict[str, int]  # at that peak
     rest_bytes: int  # between steps
     evaluation_bytes: int  # peak of an evaluation batch
+    phases: dict[str, int] = field(default_factory=dict)  # peaks, where a step has several
 
     @property
     def needed_bytes(self) -> int:
@@ -44,6 +45,8 @@ class Measurement:
     tokens_per_second: float | None = None
     optimizer_steps: int | None = None  # as the optimizer's own hook counted them
     loss: float | None = None
+    phases: dict[str, int] = field(default_factory=dict)  # peaks, where a step has several
+    phase_seconds: dict[str, float] = field(default_factory=dict)  # the least
     rests: tuple[int, ...] = ()  # bytes between steps, one a step
 
     @property

@@ -49,7 +49,24 @@ def forecast_markdown(document: Mapping[str, Any]) -> str:
     parts.append(f"All sizes in {sizes.unit}. They are of {document['basis']}.")
     if note := _gpu_note(document):
         parts.append(note)
-    return "\n\n".join([*parts, *line_sentences(document)]) + "\n"
+    return "\n\n".join([*parts, *phases_of(document), *line_sentences(document)]) + "\n"
+
+
+def phases_of(document: Mapping[str, Any]) -> list[str]:
+    """Give the peak, and where measured the seconds, of each phase of a step that has several."""
+    points = [point for point in document["points"] if point.get("phases")]
+    if not points:
+        return []
+    names, sizes = list(points[0]["phases"]), Sizes(document)
+    is_timed = "phase_seconds" in points[0]
+    headers = ["batch size", *(f"{name.replace('_', ' ')} peak" for name in names)]
+    headers += [f"{name.replace('_', ' ')} s" for name in names] if is_timed else []
+    rows = []
+    for point in points:
+        row = [str(point["batch_size"]), *(sizes(point["phases"][name]) for name in names)]
+        row += [f"{point['phase_seconds'][name]:.3g}" for name in names] if is_timed else []
+        rows.append(row)
+    return ["By phase of a step:", md.table(headers, rows)]
 
 
 def _gpu_note(document: Mapping[str, Any]) -> str:
@@ -108,6 +125,7 @@ def probe_markdown(document: Mapping[str, Any]) -> str:
         md.table(headers, rows),
         f"All sizes in {sizes.unit}; each point ran in a process of its own. The line and the "
         f"headroom are of {document['basis']}.",
+        *phases_of(document),
         *line_sentences(document),
         recommendations(document),
     ]

@@ -24,6 +24,9 @@ class DeviceMemory(Protocol):
     def peak_bytes(self) -> int:
         """Held by tensors at most, since this was entered."""
 
+    def take_peak(self) -> int:
+        """Return the peak since this was last asked for."""
+
     def reserved_bytes(self) -> int | None:
         """Held by the allocator at most."""
 
@@ -40,13 +43,18 @@ class CpuMemory:
     context_bytes = others_bytes = 0
 
     def __init__(self, storages: LiveStorages) -> None:
-        self._storages = storages
+        self._storages, self._peak_bytes = storages, 0
 
     def allocated_bytes(self) -> int:
         return self._storages.live_bytes
 
     def peak_bytes(self) -> int:
-        return self._storages.peak_bytes
+        return max(self._peak_bytes, self._storages.peak_bytes)
+
+    def take_peak(self) -> int:
+        found, self._peak_bytes = self._storages.peak_bytes, self.peak_bytes()
+        self._storages.forget_peak()
+        return found
 
     def reserved_bytes(self) -> None:
         return None
@@ -63,16 +71,23 @@ class CudaMemory:
 
     def __init__(self, device: torch.device, context_bytes: int) -> None:
         self._device, self.context_bytes = device, context_bytes
+        self._peak_bytes = self._reserved_bytes = 0
         self.others_bytes = self.device_bytes() - context_bytes
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._device)
 
     def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device)
+        return max(self._peak_bytes, torch.cuda.max_memory_allocated(self._device))
+
+    def take_peak(self) -> int:
+        found = torch.cuda.max_memory_allocated(self._device)
+        self._peak_bytes, self._reserved_bytes = self.peak_bytes(), self.reserved_bytes()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return found
 
     def reserved_bytes(self) -> int:
-        return torch.cuda.max_memory_reserved(self._device)
+        return max(self._reserved_bytes, torch.cuda.max_memory_reserved(self._device))
 
     def device_bytes(self) -> int:
         try:

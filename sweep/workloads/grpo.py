@@ -7,10 +7,10 @@ own, so that equal completions are sampled at every batch size from equal weight
 
 import copy
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ class Grpo:
         self.updates_per_step = self.settings.num_iterations
         self.meter = Meter()
         self.reference: nn.Module | None = None
+        self.on_phase: Callable[[str], None] = lambda name: None
         self._rows = config.execution.loss_chunk_rows or ALL_ROWS
 
     # Text, prompts and rewards.
@@ -119,9 +120,11 @@ class Grpo:
         """Keep a copy of the weights before any training, where the loss refers to them."""
         if not self.settings.kl:
             return
-        with warnings.catch_warnings():  # of fake tensors' addresses, in a forecast
-            warnings.simplefilter("ignore")
-            self.reference = copy.deepcopy(model).requires_grad_(False).eval()
+        # Cloned, because deep copies of fake tensors lose which of them share a storage.
+        known: dict[int, Any] = {id(tensor): tensor.clone() for tensor in model.buffers()}
+        for weight in model.parameters():
+            known[id(weight)] = nn.Parameter(weight.detach().clone(), requires_grad=False)
+        self.reference = copy.deepcopy(model, known).eval()
 
     def build_batch(self, first: int, count: int) -> Batch:
         """Return the numbers of completions, (count); the rest is rolled out."""
@@ -224,7 +227,8 @@ class Grpo:
             self._watch_lengths(mask)
         else:  # of the largest lengths
             ids, drawn, gain = batch
-            completions = self.generate(model, ids, drawn, looks_for_end=False)
+            with self._phase("generate"):
+                completions = self.generate(model, ids, drawn, looks_for_end=False)
             mask = torch.ones_like(drawn, dtype=torch.float32)
         with self._phase("log_probs"):
             ids = torch.cat((ids, completions), dim=1)
@@ -286,6 +290,7 @@ class Grpo:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.meter.add(f"perf/{name}_seconds", time.perf_counter() - start, 1)
+        self.on_phase(name)
 
     # Evaluation, by rewards: a loss is a mean reward with the sign changed.
 

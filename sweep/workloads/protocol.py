@@ -4,6 +4,7 @@ A user's own workload is a class with these methods, named as `module:object` an
 the trial's config and the device.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -85,6 +86,7 @@ class Rollouts(Protocol):
 
     updates_per_step: int  # optimizer steps on one batch
     meter: Meter  # what it watches between log points
+    on_phase: Callable[[str], None]  # called behind each phase but the update
 
     def start(self, model: nn.Module) -> None:
         """See the weights before any training."""

@@ -227,6 +227,19 @@ def test_quadratic_trials_resume_exactly_too(tmp_path):
     assert_same(trial, whole)
 
 
+def test_grpo_trials_resume_exactly_too(tmp_path):
+    grpo = {"prompt_tokens": 40, "new_tokens": 12, "group_size": 4, "num_iterations": 2, "kl": 0.1}
+    settings = {"batches": "8", "budget": 8 * 52 * 20, "model": "quick", "data": "synthetic"}
+    settings |= {"grpo": grpo, "lr": "3e-3"}
+    whole = planned_trial(tmp_path / "whole", "grpo-words", **settings)
+    run_to_the_end(whole)
+    trial = planned_trial(tmp_path / "killed", "grpo-words", **settings)
+    assert attempt(trial, "between two steps", 13) == -signal.SIGKILL
+    run_to_the_end(trial)
+    assert_same(trial, whole)
+    assert "reward/mean" in science_lines(trial)[0]
+
+
 def test_result_and_metrics_agree_with_their_hashes(uninterrupted):
     from sweep.trial.files import sha256_of_file
 

@@ -48,6 +48,7 @@ def config(experiment="tinystories", batch=8, execution=None, microbatch=None, *
         {"experiment": "quick", "target": 3.0},  # keeps averaged weights
         {"model": "small"},
         {"experiment": "quadratic"},
+        {"experiment": "grpo-words", "batch": 16, "microbatch": 4},
         {"experiment": "elman", "model": SMALL_ELMAN, "precision": "bf16-pure"},
         pytest.param({"experiment": "gpt2", "batch": 2}, marks=pytest.mark.slow),
         {"model": "own_model:build", "vocabulary": 500, "context": 32, "data": "synthetic"},
@@ -78,6 +79,7 @@ def test_it_is_what_real_tensors_take(case, tmp_path, monkeypatch):
     assert forecast.needed_bytes == pytest.approx(measured.peak_bytes, rel=share)
     assert forecast.rest_bytes == pytest.approx(measured.rest_bytes, rel=0.02)
     assert sum(forecast.by_category.values()) == forecast.peak_bytes
+    assert forecast.phases == pytest.approx(measured.phases, rel=share)
 
 
 def test_the_reference_model_by_category():
