@@ -123,8 +123,8 @@ def sweep() -> None:
 def run(experiment: str, **flags: Any) -> int:
     """Plan, run every trial, report. The same command again resumes.
 
-    EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman) or a
-    TOML file.
+    EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
+    grpo-words, grpo-chess) or a TOML file.
     """
     from sweep.cli.running import run_command
 
