@@ -8,6 +8,7 @@ from typing import Any
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError, WorkerDied
+from sweep.orchestration.inputs import identify_inputs
 from sweep.plan.commands import typed_command
 from sweep.plan.growth import grow_plan, with_decided_rates
 from sweep.plan.plan import (
@@ -15,7 +16,6 @@ from sweep.plan.plan import (
     Plan,
     build_plan,
     load_plan,
-    tokenizer_of,
     tokens_at_once,
 )
 from sweep.training.process import FreshProcess
@@ -113,22 +113,7 @@ def make_plan(
     command: tuple[str, ...] = (),
 ) -> Planned:
     """Plan what the command names on top of what the folder holds. Imports torch only when new."""
-    identity, path = None, None
-    if experiment.data is not None:
-        from sweep.data.identity import identify_data
-        from sweep.data.sources import check_text_length
-        from sweep.data.tokenizer import check_tokenizer
-
-        check_tokenizer(tokenizer_of(experiment))
-        check_text_length(experiment.data, experiment.model.context)
-        identity = identify_data(experiment.data)
-        path = _data_path(experiment.data, folder)
-    start = None
-    if experiment.grpo is not None and experiment.grpo.init is not None:
-        from sweep.workloads.start import identify_start
-
-        start = identify_start(experiment.grpo.init)
-        _check_start(experiment, start, identity)
+    inputs = identify_inputs(experiment, folder)
     old = load_plan(folder)
     if old is not None:
         experiment = _resolve_precision(experiment, old.settings.precision)
@@ -144,10 +129,9 @@ def make_plan(
         return build_plan(
             experiment,
             execution,
-            data=identity,
-            data_path=path,
-            start=start and {"weights": start["weights"]},
-            init_path=_init_path(experiment, folder),
+            data=inputs.data,
+            data_path=inputs.data_path,
+            start=inputs.start,
             microbatch=logistics.microbatch,
             also_batches=also,
             command=command,
@@ -167,7 +151,7 @@ def make_plan(
             _with_parameters(new)
             _check_workload(new)
         rows = (*grown.trials, *(row for row in new.trials if row.id is None))
-        plan = grown.model_copy(update={"trials": rows, "data_path": path})
+        plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
         return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
     _check_workload(new)
     if not logistics.asks_memory:
@@ -223,34 +207,6 @@ def _check_workload(plan: Plan) -> None:
             f"workload {plan.settings.workload!r} must be built from a trial's config and a "
             f"device, but raised {type(error).__name__}: {error}. Correct it."
         ) from error
-
-
-def _check_start(
-    experiment: Experiment, start: dict[str, Any], identity: dict[str, Any] | None
-) -> None:
-    """Refuse weights of another model, or of a model that reads other token ids."""
-    tokenizer = tokenizer_of(experiment).model_dump(mode="json") if identity else None
-    own = {"model": experiment.model.model_dump(mode="json"), "data": identity}
-    own["tokenizer"] = tokenizer
-    for name in ("model", "tokenizer", "data"):
-        if start[name] != own[name] and own["data"] is not None:
-            raise SweepError(
-                f"init must be a trial of the experiment's {name}, got one of {start[name]!r} for "
-                f"{own[name]!r}. Give the {name} of that trial."
-            )
-
-
-def _init_path(experiment: Experiment, folder: SweepFolder) -> str | None:
-    init = experiment.grpo.init if experiment.grpo else None
-    return _data_path(init, folder) if init else None
-
-
-def _data_path(source: str, folder: SweepFolder) -> str | None:
-    """Keep an absolute path; write any other as seen from the sweep folder, which may move too."""
-    if source in ("tinystories", "synthetic"):
-        return None
-    path = Path(source).expanduser()
-    return str(path) if path.is_absolute() else os.path.relpath(path, folder.path)
 
 
 def _resolve_precision(experiment: Experiment, default: str) -> Experiment:

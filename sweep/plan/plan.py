@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from sweep.trial.folder import SweepFolder
 
 TUNING_SEED = 1000
 EVALUATION_TOKENS = 262_144  # per milestone at most; else 1 % of the budget
+MODEL_FIELDS = ("name", "parameters", "embedding_parameters")  # of the model, as the plan shows it
 COMPILE_FLOPS = 10**13  # of the whole plan, from which compiling pays on CPU
 
 
@@ -41,6 +43,14 @@ class PlannedTrial(Settings):
     gradient_accumulation_steps: int
     forecast_bytes: int | None = None
     forecast_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights that trials start from: what they are, and where they lie."""
+
+    identity: dict[str, Any]
+    path: str | None  # absolute or from the sweep folder
 
 
 class Plan(Settings):
@@ -194,8 +204,7 @@ def build_plan(
     *,
     data: dict[str, Any] | None,
     data_path: str | None = None,
-    start: dict[str, Any] | None = None,
-    init_path: str | None = None,
+    start: Start | None = None,
     microbatch: int | None = None,
     also_batches: tuple[int, ...] = (),
     command: tuple[str, ...] = (),
@@ -207,8 +216,7 @@ def build_plan(
         execution: where trials run.
         data: identity of the data, from `sweep.data.identify_data`.
         data_path: where it lies, absolute or from the sweep folder.
-        start: identity of the weights that trials start from; None: those of their seeds.
-        init_path: where those lie, likewise.
+        start: weights that trials start from; None: those of their seeds.
         microbatch: the flag, or None.
         also_batches: batch sizes already in the sweep; they share the token count.
         command: the words that were typed.
@@ -230,12 +238,9 @@ def build_plan(
         execution=execution,
         data=data,
         data_path=data_path,
-        start=start,
-        init_path=init_path,
-        model={
-            key: getattr(experiment.model, key)
-            for key in ("name", "parameters", "embedding_parameters")
-        },
+        start=start.identity if start else None,
+        init_path=start.path if start else None,
+        model={name: getattr(experiment.model, name) for name in MODEL_FIELDS},
         tokens_per_sequence=context,
         token_budget=experiment.budget,
         tokens_are_common=are_common,
