@@ -1,0 +1,134 @@
+"""Prompts by number, and rewards that a program checks."""
+
+import sys
+
+import pytest
+
+from sweep.config.grpo import GrpoSettings
+from sweep.config.trial import TokenizerSettings
+from sweep.data.synthetic import synthetic_identity
+from sweep.data.tokens import prepare_data
+from sweep.errors import SweepError
+from sweep.workloads.tasks import Completion, Prompt, build_task
+
+WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+
+@pytest.fixture(scope="module")
+def text():
+    return prepare_data(synthetic_identity(), None, TokenizerSettings(kind="bpe", vocabulary=512))
+
+
+def task_of(text=None, seed=0, **settings):
+    return build_task(GrpoSettings(**settings), text, seed)
+
+
+@pytest.mark.parametrize("name", ["words", "text"])
+def test_equal_numbers_give_equal_prompts(text, name):
+    task, again = task_of(text, task=name), task_of(text, task=name)
+    prompts = [task.prompt(number, False) for number in range(40)]
+    assert prompts == [again.prompt(number, False) for number in range(40)]
+    assert len({prompt.text for prompt in prompts}) > 20
+    assert prompts != [task_of(text, seed=1, task=name).prompt(n, False) for n in range(40)]
+    assert prompts[0] != task.prompt(0, True)
+
+
+def test_words_are_taken_from_one_story_each(text):
+    stories = text.decode(text.train).lower()
+    for number in range(20):
+        prompt = task_of(text).prompt(number, False)
+        words = prompt.facts["words"]
+        assert prompt.text == f"Words: {', '.join(words)}.\n" and len(set(words)) == len(words)
+        assert all(len(word) >= 4 and word in stories for word in words)
+
+
+@pytest.mark.parametrize(
+    ("story", "has_ended", "words", "end"),
+    [
+        ("The Dog was happy. It was little!", True, 1.0, 0.1),
+        ("The dog was happy.", False, 2 / 3, 0.0),
+        ("dogs are unhappy", True, 0.0, 0.1),  # whole words only
+        ("dog dog dog dog", False, 1 / 3, 0.0),
+        ("", True, 0.0, 0.1),
+    ],
+)
+def test_stories_are_worth_their_words_and_their_end(text, story, has_ended, words, end):
+    found = task_of(text).reward(WORDS, Completion(story, has_ended))
+    assert found == pytest.approx({"words": words, "end": end})
+
+
+def test_openings_are_the_first_tokens_of_stories(text):
+    task = task_of(text, task="text", prompt_tokens=5)
+    first = text.decode(text.valid[:5])
+    prompt = task.prompt(0, True)
+    assert prompt.text == first and list(prompt.ids) == text.valid[:5].tolist()
+    with pytest.raises(SweepError, match="must have a reward of yours"):
+        task.reward(prompt, Completion("x", True))
+
+
+def test_a_reward_of_ones_own(text, tmp_path, monkeypatch):
+    (tmp_path / "own_reward.py").write_text(
+        "def length(prompt, completion): return len(completion)\n"
+        "def parts(prompt, completion): return {'a': 1, 'b': prompt.count('W')}\n"
+        "def wrong(prompt, completion): return 'good'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    answer = Completion("abc", False)
+
+    def reward(name):
+        return task_of(text, reward=f"own_reward:{name}").reward(WORDS, answer)
+
+    assert reward("length") == {"own": 3.0} and reward("parts") == {"a": 1.0, "b": 1.0}
+    with pytest.raises(SweepError, match="a number or a dict of numbers, got 'good'"):
+        reward("wrong")
+    with pytest.raises(SweepError, match="has no 'absent'"):
+        reward("absent")
+
+
+def test_a_task_without_its_text_is_refused():
+    with pytest.raises(SweepError, match="must have a text"):
+        task_of(None, task="words")
+
+
+def test_without_the_extra_one_sentence_names_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "chess", None)
+    with pytest.raises(SweepError, match=r"pip install -e '\.\[chess\]'"):
+        task_of(task="chess")
+
+
+class TestChess:
+    """Positions and moves, by the library python-chess."""
+
+    @pytest.fixture
+    def chess(self):
+        return pytest.importorskip("chess")
+
+    def test_positions_are_legal_undecided_and_repeatable(self, chess):
+        task = task_of(task="chess")
+        prompts = [task.prompt(number, False) for number in range(30)]
+        assert prompts == [task_of(task="chess").prompt(number, False) for number in range(30)]
+        assert len({prompt.text for prompt in prompts}) == 30
+        for prompt in prompts:
+            board = chess.Board(prompt.facts["fen"])
+            assert board.is_valid() and not board.is_game_over()
+            assert len(prompt.text) <= 90
+
+    @pytest.mark.parametrize(
+        ("fen", "answer", "expected"),
+        [
+            (START, "hello", (0, 0, 0)),
+            (START, " e2e5", (0.2, 0, 0)),
+            (START, "e2e4 and more", (0.2, 0.3, None)),
+            (START, "e2e4e5", (0, 0, 0)),
+            ("6k1/5ppp/8/8/8/8/8/R3K3 w - - 0 1", "a1a8", (0.2, 0.3, 0.5)),  # mate
+            ("4k3/8/8/3q4/4P3/8/8/4K3 w - - 0 1", "e4d5", (0.2, 0.3, 0.5)),  # takes the queen
+        ],
+    )
+    def test_moves_are_graded(self, chess, fen, answer, expected):
+        prompt = Prompt("", facts={"fen": fen})
+        found = task_of(task="chess").reward(prompt, Completion(answer, True))
+        for name, value in zip(("format", "legal", "best"), expected, strict=True):
+            assert value is None or found[name] == value
+        assert 0 <= found["best"] <= 0.5
