@@ -47,16 +47,20 @@ def compare(tuned: Path, grid: Path) -> dict[str, Any]:
     """Return winners and trained tokens of both, and how close the winners' losses are."""
     searched, full = load_sweep(tuned), load_sweep(grid).trials
     means = full.groupby(["batch_size", "learning_rate"])["final_valid_loss"].mean()
+    by_seed = full.pivot_table("final_valid_loss", "seed", ["batch_size", "learning_rate"])
     reports = searched.trials[searched.trials["stage"] == "report"]
     rows = []
     for batch, group in means.groupby(level=0):
         losses = group.droplevel(0)
         chosen = float(reports.loc[reports["batch_size"] == batch, "learning_rate"].iloc[0])
+        paired = by_seed[(batch, chosen)] - by_seed[(batch, losses.idxmin())]
         rows.append(
             {
                 "batch_size": int(str(batch)),
                 "tuned_rate": chosen,
                 "grid_rate": float(losses.idxmin()),
+                "loss_above": float(paired.mean()),
+                "standard_error": float(paired.sem()),
                 "loss_of_tuned_rate": float(losses[chosen]),
                 "loss_of_grid_rate": float(losses.min()),
                 "rates": len(losses),
@@ -85,8 +89,9 @@ def page(document: dict[str, Any]) -> str:
         "tokens, then three fresh seeds at the winner. Grid: every rate that was tried, at the "
         "full budget, on each of the three seeds; its winner has the least mean.\n\n"
         + "\n".join(lines)
-        + f"\n\nThe same winner at {same} of {len(table)} batch sizes. Tokens trained, reports "
-        "included: "
+        + f"\n\nThe same winner at {same} of {len(table)} batch sizes; where it is another, its "
+        "loss is above the grid's best by `loss_above` nats, paired by seed, ± its standard "
+        "error. Tokens trained, reports included: "
         f"{document['tokens_tuned']:,} against {document['tokens_grid']:,}: {share:.0%}.\n"
     )
 

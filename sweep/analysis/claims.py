@@ -48,7 +48,7 @@ def headline(judged: Judged) -> str:
         said = (
             f"At rates tuned for each, batch sizes {', '.join(sizes[:-1])} and {sizes[-1]} have "
             f"the lowest final loss, no different from {best} within ±{short(comparison.margin)} "
-            "nats"
+            f"{comparison.unit}"
         )
-    said += f"; higher are {', '.join(worse)} nats." if worse else "."
+    said += f"; higher are {', '.join(worse)} {comparison.unit}." if worse else "."
     return f"{said} {judged.scope}"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sweep.analysis.frames import Sweep
 from sweep.analysis.pareto import is_on_front
 
 BALANCED_TOLERANCE = 0.01  # of the lowest mean loss
@@ -38,6 +39,11 @@ class Recommendation:
     title: str
     rule: str  # one sentence
     cells: tuple[int, ...]  # index of the cells; several where they tie, none without data
+
+
+def loss_unit(sweep: Sweep) -> str:
+    """Return the unit of differences between losses, which the workload decides."""
+    return {"pretrain": "nats", "grpo": "of reward"}.get(sweep.plan.settings.workload, "units")
 
 
 def short(number: float) -> str:

@@ -5,16 +5,17 @@ which batch size is better are made only where every gate passes.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, report_trials
+from sweep.analysis.comparison import SEEDS_FOR_SPREAD, loss_unit, report_trials
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import (
     INITIAL_LOSS_TOLERANCE,
     MANY_EPOCHS,
     data_name,
+    loss_of_ignorance,
     why_no_equal_steps,
 )
 from sweep.analysis.statistics import (
@@ -81,7 +82,8 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, label: str) -> Judged:
     trials = report_trials(sweep.trials)
     trials = trials[trials["label"] == label]
     losses = _losses(trials)
-    comparison, sigma = compare_pairs(losses), seeds_sd(losses)
+    comparison = replace(compare_pairs(losses), unit=loss_unit(sweep))
+    sigma = seeds_sd(losses)
     is_tuned = set(cells["policy"]) == {"tuned"}
     rates = tuned_rates(sweep, sigma.estimate if sigma else None, comparison.degrees_of_freedom)
     found = tuple(rates if is_tuned else ())
@@ -188,11 +190,11 @@ def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | No
     least = minimal_detectable_difference(sigma.estimate, seeds, count, pairs)
     needed = seeds_to_detect(WANTED_DIFFERENCE, sigma.estimate, count, pairs)
     wanted = f"{needed} seeds" if needed else "more than 1000 seeds"
-    plural = "s" if pairs > 1 else ""
+    plural, unit = "s" if pairs > 1 else "", comparison.unit
     evidence = (
         f"{fewest} seeds; σ of seeds {sigma.estimate:.4f} [{sigma.low:.4f}, {sigma.high:.4f}] "
-        f"nats. {seeds} seeds show a difference of {least or math.nan:.4f} nats with power 0.8 "
-        f"over {pairs} pair{plural}; {WANTED_DIFFERENCE:g} nats would need {wanted}."
+        f"{unit}. {seeds} seeds show a difference of {least or math.nan:.4f} {unit} with power "
+        f"0.8 over {pairs} pair{plural}; {WANTED_DIFFERENCE:g} {unit} would need {wanted}."
     )
     verdict = PASS if fewest >= SEEDS_FOR_SPREAD else INCONCLUSIVE
     return Gate(2, name, verdict, evidence, "" if verdict == PASS else more)
@@ -214,7 +216,7 @@ def _difference_gate(
     evidence = (
         f"Paired by seed, Holm over all pairs: beside batch size {best}, {different} of "
         f"{len(pairs)} differ from it, {len(pairs) - different - len(open_pairs)} are equal within "
-        f"±{comparison.margin:g} nats, {len(open_pairs)} are undecided. Largest "
+        f"±{comparison.margin:g} {comparison.unit}, {len(open_pairs)} are undecided. Largest "
         f"over smallest variance {comparison.variance_ratio:.1f}."
     )
     if not open_pairs:
@@ -225,7 +227,7 @@ def _difference_gate(
     wanted = max(nearest, comparison.margin)
     needed = seeds_to_detect(wanted, sigma.estimate, count, len(comparison.pairs))
     more = max(needed or 0, len(comparison.seeds) + 1)
-    settle = f"--seeds {more} for a difference of {wanted:.4f} nats"
+    settle = f"--seeds {more} for a difference of {wanted:.4f} {comparison.unit}"
     if not needed:
         settle = f"more than {MOST_SEEDS} seeds: not to be settled this way"
     return Gate(3, name, INCONCLUSIVE, evidence, settle)
@@ -298,12 +300,12 @@ def sanity_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
         faults.append("steps × batch size × tokens per sequence is not the token count")
     if done["bytes_per_token"].dropna().nunique() > 1:
         faults.append("bytes per token differ between trials")
-    vocabulary = getattr(sweep.plan.settings.model, "vocabulary", None)
+    expected = loss_of_ignorance(sweep)
     start = done["initial_train_loss"].dropna()
     said = "steps × batch size × tokens per sequence = tokens in every trial"
-    if vocabulary and len(start):
-        far = (start - math.log(vocabulary)).abs().max()
-        said += f"; loss at step 0 within {far:.3f} of ln V = {math.log(vocabulary):.3f}"
+    if expected and len(start):
+        far = (start - expected).abs().max()
+        said += f"; loss at step 0 within {far:.3f} of ln V = {expected:.3f}"
         if far > INITIAL_LOSS_TOLERANCE:
             faults.append(f"loss at step 0 is {far:.3f} from ln V")
     if len(ratio := done["bytes_per_token"].dropna()):

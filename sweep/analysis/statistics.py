@@ -72,6 +72,7 @@ class Comparison:
     margin: float  # nats, within which losses count as no different
     pairs: tuple[Pair, ...]
     not_applicable: str = ""  # why there are no pairs
+    unit: str = "nats"
 
 
 def compare_pairs(losses: Losses, margin: float = EQUIVALENCE_MARGIN) -> Comparison:

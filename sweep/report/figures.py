@@ -147,8 +147,9 @@ def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
 
 
 def loss_unit(sweep: Sweep) -> str:
-    """Return the unit of losses as an axis shows it; only pretraining has one."""
-    return "[nats per token]" if sweep.plan.settings.workload == "pretrain" else ""
+    """Return the unit of losses as an axis shows it, where it is known."""
+    known = {"pretrain": "[nats per token]", "grpo": "[minus mean reward]"}
+    return known.get(sweep.plan.settings.workload, "")
 
 
 def _diverged(sweep: Sweep) -> pd.DataFrame:

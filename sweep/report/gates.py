@@ -83,7 +83,13 @@ def _pair_table(judged: Judged) -> str:
         ]
         for pair in shown_pairs(judged)
     ]
-    headers = ["batch sizes", "difference [nats]", "95 %", "p (Holm)", "p of equality (Holm)"]
+    headers = [
+        "batch sizes",
+        f"difference [{judged.comparison.unit}]",
+        "95 %",
+        "p (Holm)",
+        "p of equality (Holm)",
+    ]
     return md.table([*headers, "verdict"], rows)
 
 
@@ -237,10 +243,13 @@ def plot_differences(sweep: Sweep, judged: tuple[Judged, ...]) -> Figure | None:
         axis.plot([pair.difference.estimate], [place], marker, color=colour, label=label)
         named.add(verdict)
     margin = one.comparison.margin
-    axis.axvspan(-margin, margin, color="#009E73", alpha=0.12, label=f"±{margin:g} nats")
+    axis.axvspan(
+        -margin, margin, color="#009E73", alpha=0.12, label=f"±{margin:g} {one.comparison.unit}"
+    )
     axis.axvline(0, color=look.GREY, linewidth=0.8)
     axis.set_yticks(places, [f"{p.batch_sizes[1]} − {p.batch_sizes[0]}" for p in pairs])
-    axis.set_xlabel(f"difference of the final validation loss [nats], {one.label}, 95 %")
+    unit = one.comparison.unit
+    axis.set_xlabel(f"difference of the final validation loss [{unit}], {one.label}, 95 %")
     look.legend_above(axis)
     return figure
 

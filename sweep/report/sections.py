@@ -171,11 +171,11 @@ def _tokens_heading(cells: pd.DataFrame) -> str:
 
 
 def _legend(sweep: Sweep) -> str:
-    unit = (
-        "Losses are nats per token."
-        if sweep.plan.settings.workload == "pretrain"
-        else "Losses are as the workload defines them."
-    )
+    units = {
+        "pretrain": "Losses are nats per token.",
+        "grpo": "A loss is minus the mean reward of one completion of each held-out prompt.",
+    }
+    unit = units.get(sweep.plan.settings.workload, "Losses are as the workload defines them.")
     return (
         f"{unit} *Final valid* is the loss of the whole validation split after the last step, "
         "mean over the complete seeds (± their standard deviation where there are enough). "
