@@ -18,12 +18,14 @@ class Norm(nn.RMSNorm):
 
 
 class WrittenOut(Block):
-    def forward(self, x, cos, sin):
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+    def forward(self, x, cos, sin, past):
+        mixed, key, value = self.attention(self.attention_norm(x), cos, sin, past)
+        x = x + mixed
         gate, up = self.gate_up(self.feed_forward_norm(x)).chunk(2, dim=-1)
-        return x + self.down(gate * torch.sigmoid(gate) * up)
+        return x + self.down(gate * torch.sigmoid(gate) * up), key, value
 
-    def attention(self, x, cos, sin):
+    def attention(self, x, cos, sin, past):
+        assert past is None
         batch, length, width = x.shape
         stacked = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = stacked.transpose(1, 3).unbind(2)
@@ -31,7 +33,8 @@ class WrittenOut(Block):
         scores = query @ key.transpose(-1, -2) / math.sqrt(width // self.heads)
         mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         mixed = softmax(scores.masked_fill(~mask, -math.inf)) @ value
-        return self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        mixed = mixed.transpose(1, 2).reshape(batch, length, width)
+        return self.attention_out(mixed), key, value
 
 
 def softmax(x):

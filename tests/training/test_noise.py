@@ -86,7 +86,7 @@ CONTEXT = 64  # of the experiment quick
 class ProbedWindows:
     """A step and workload that only notes which windows are probed."""
 
-    microbatch_size = 1
+    microbatch_size, rollouts = 1, None
 
     def __init__(self, config, windows):
         self.config, self.workload, self.probed = config, self, []
