@@ -1,9 +1,9 @@
 """Steps per second beside what one would run instead: `make bench`, or on a GPU `make bench-gpu`.
 
-    python benchmarks/throughput.py [--models reference,small,quick] [--batches 1,8,32] [--rounds 9]
+    python benchmarks/throughput.py [--models reference,small,quick] [--batches 1,8,32] [--rounds 25]
 
 For each model and batch size every contender (contenders.py) is started and warmed up; then they
-take turns, a slice of some seconds each, round after round, so that all see the same machine. A
+take turns, a slice of a second each, round after round, so that all see the same machine. A
 ratio is the median over rounds of seconds a step, a contender's over sweep's, with the 95 %
 interval of a bootstrap over rounds. Losses of the first steps are held against the plain loop's.
 """
@@ -22,7 +22,7 @@ from contenders import CONTENDERS, MATRIX, WARM_UP, benchmarked
 from record import record
 
 HERE = Path(__file__).parent
-SLICE_SECONDS = 3.0
+SLICE_SECONDS = 1.0  # longer ones differ by more: the machine changes meanwhile
 MOST_STEPS = 400  # of a slice
 RESAMPLES = 2000
 
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
