@@ -22,7 +22,7 @@ if [ -n "${SMALL:-}" ]; then
     rates=(--models quick --batches 1,8 --rounds 2 --precision fp32)
 else
     steps=(--budget 8.192M --batches 1,8,32,64,128,256 --steady-seconds 60)
-    rates=(--models reference --batches 1,8,32,64,128,256,512 --rounds 5 --precision bf16)
+    rates=(--models reference --batches 1,8,32,64,128,256,512 --rounds 15 --precision bf16)
 fi
 
 for part in "$@"; do

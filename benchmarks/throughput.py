@@ -1,6 +1,6 @@
 """Steps per second beside what one would run instead: `make bench`, or on a GPU `make bench-gpu`.
 
-    python benchmarks/throughput.py [--models reference,small,quick] [--batches 1,8,32] [--rounds 25]
+    python benchmarks/throughput.py [--models quick,small] [--batches 1,8,32] [--rounds 25]
 
 For each model and batch size every contender (contenders.py) is started and warmed up; then they
 take turns, a slice of a second each, round after round, so that all see the same machine. A
