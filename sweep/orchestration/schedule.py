@@ -77,7 +77,7 @@ class Schedule:
                 free.append(slot)
                 self._end(trial, future, killed_before)
                 on_end()
-            if not self._running and self._waiting:
+            if not (done or self._running) and self._waiting:  # a bare worker holds them
                 time.sleep(POLL_SECONDS / 5)
             on_change()
 

@@ -149,8 +149,10 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+        file = os.open("/proc/self/status", os.O_RDONLY)  # a third of the time of `open`
+        status = os.read(file, 1 << 16)
+        os.close(file)
+        return int(status.partition(b"VmHWM:")[2].split(None, 1)[0]) * 1024
     except (OSError, IndexError, ValueError):
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -15,6 +15,7 @@ from sweep.training.device import (
     forget_peak_memory,
     give_back_memory,
     memory_metrics,
+    peak_memory_bytes,
 )
 from sweep.training.noise import NoiseProbe
 from sweep.training.optimizer import state_bytes
@@ -100,12 +101,14 @@ def train(
                     ending = "diverged"
                 elif progress.has_reached(science.target, loss, science.evaluation.window):
                     ending = "trained"
-                give_back_memory()  # so that the peak that follows is training's
                 clock.charge("evaluation")
             if t in noise_points and ending is None:
                 line |= noise.metrics(t, noise_sums)
                 clock.charge("noise")
-            forget_peak_memory(device)
+            if peak_memory_bytes(device) > progress.peak_memory_bytes:  # not by training
+                give_back_memory()
+                forget_peak_memory(device)
+                clock.charge("other")
             log.append(line)
 
         if ending is None:

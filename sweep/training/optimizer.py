@@ -99,6 +99,18 @@ def build_optimizer(
     )
 
 
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """Return the norm of all gradients of one device together, as torch's `get_total_norm`.
+
+    Without its sorting by device, which takes as long as the norms of a small model.
+    """
+    if len({gradient.dtype for gradient in gradients}) != 1:
+        return nn.utils.get_total_norm(gradients)
+    norms = torch._foreach_norm(gradients)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
 def clip_in_step(
     optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], norm: Tensor, most: float
 ) -> None:

@@ -14,7 +14,12 @@ from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
 from sweep.training.average import WeightAverage
 from sweep.training.noise import GradientSums
-from sweep.training.optimizer import build_optimizer, clip_in_step, set_learning_rate
+from sweep.training.optimizer import (
+    build_optimizer,
+    clip_in_step,
+    set_learning_rate,
+    total_norm,
+)
 from sweep.workloads.protocol import Batch, Rollouts, Workload, build_workload
 
 
@@ -147,7 +152,7 @@ class TrainingStep:
             return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
         set_learning_rate(self.optimizer, learning_rate)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        norm = total_norm(gradients)
         if self.clip < math.inf:
             clip_in_step(self.optimizer, self.parameters, norm, self.clip)
         self.optimizer.step()

@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.training.optimizer import FusedAdamW, build_optimizer, clip_in_step, set_learning_rate
+from sweep.training.optimizer import (
+    FusedAdamW,
+    build_optimizer,
+    clip_in_step,
+    set_learning_rate,
+    total_norm,
+)
 
 SETTINGS = OptimizerSettings(name="adamw", weight_decay=0.1, beta2=0.99)
 
@@ -74,3 +80,9 @@ def test_its_state_is_torchs(to_torchs):
         take_step(other, theirs, t)
         assert_same(own, other)
     assert [float(s["step"]) for s in ours.state.values()] == [8.0] * 6
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.float32, torch.float64), ()])
+def test_the_total_norm_is_torchs(dtypes):
+    gradients = [torch.randn(7, 3, dtype=dtype) for dtype in dtypes for _ in range(3)]
+    assert torch.equal(total_norm(gradients), nn.utils.get_total_norm(gradients))
