@@ -48,6 +48,9 @@ contracts: install  ## the architecture and packaging tests
 
 check: lint types contracts  ## lint, types and contracts
 
+test-peers: $(PEERS)/.installed  ## tests beside other libraries, in their own environment
+	PYTHONPATH=. $(PEERS)/bin/python -m pytest -m peers -p no:cacheprovider $(PYTEST_ARGS)
+
 bench: install $(PEERS)/.installed  ## benchmarks of this machine, into benchmarks/results: an hour or two on two cores
 	$(BIN)/python benchmarks/run.py
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/throughput.py

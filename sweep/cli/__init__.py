@@ -62,6 +62,8 @@ LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
                            "0: all of them."}),
     ("--generation-batch-size", {"metavar": "N", "help": "Completions sampled at once; all of a "
                                  "batch by default."}),
+    ("--shares-prompts", {"is_flag": True, "help": "GRPO: compute a prompt once for all of its "
+                          "completions; less time and memory."}),
     ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), 
                 "help": "What a finished trial keeps: weights by default; checkpoints: both."}),
     ("--out", {"type": FOLDER, "help": "The sweep's folder; "
@@ -154,6 +156,7 @@ def forecast(experiment: str, **flags: Any) -> int:
 @click.option("--largest", metavar="N", help="Look no further than this size.")
 @click.option("--multiple", metavar="N", help="Only multiples of N are legal sizes.")
 @click.option("--soak", metavar="STEPS", help="Run the safe size so long and look for a leak.")
+@click.option("--ablate", is_flag=True, help="GRPO: undo each saving in turn; forecast, measured.")
 def probe(experiment: str, **flags: Any) -> int:
     """Measure the largest microbatch that fits, each point in a fresh process, and prove it."""
     from sweep.cli.memory import probe_command

@@ -24,6 +24,8 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
     """Measure, showing each point, and print what fits."""
     if flags["out"]:
         refuse_file(flags["out"])
+    if flags["ablate"]:
+        return _ablate(experiment, flags)
     from sweep.memory.points import Measurement
     from sweep.orchestration.memory import probe_memory
 
@@ -45,15 +47,29 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
     return _print(document, flags)
 
 
+def _ablate(experiment: str, flags: dict[str, Any]) -> int:
+    from sweep.memory.ablation import Row
+    from sweep.orchestration.memory import ablate_memory
+
+    def show(row: Row) -> None:
+        peak = "" if row.peak_bytes is None else f", peak {format_bytes(row.peak_bytes)}"
+        status = row.measured.status if row.measured else "NOT_TRIED"
+        click.echo(f"{row.name}: {status}{peak} {row.message}".rstrip(), err=True)
+
+    document = ablate_memory(
+        experiment, logistics=read_logistics(flags), on_row=show, **read_overrides(flags)
+    )
+    return _print(document, flags)
+
+
 def _print(document: dict[str, Any], flags: dict[str, Any]) -> int:
-    from sweep.report.memory import forecast_markdown, probe_markdown, write_memory
+    from sweep.report.memory import markdown_of, write_memory
 
     out: Path | None = flags["out"]
     if flags["json"]:
         click.echo(json.dumps(document, indent=1))
     else:
-        is_probe = "verdict" in document
-        click.echo((probe_markdown if is_probe else forecast_markdown)(document), nl=False)
+        click.echo(markdown_of(document), nl=False)
     if out is not None:
         path = write_memory(document, out)
         if not flags["json"]:

@@ -33,7 +33,7 @@ FIELDS = (
 # Of these the command that is kept in plan.json consists.
 TYPED = (
     *(*FIELDS, "device", "microbatch", "activation_checkpointing", "device_memory"),
-    *("loss_chunk_rows", "generation_batch_size", "keep", "out"),
+    *("loss_chunk_rows", "generation_batch_size", "shares_prompts", "keep", "out"),
 )
 
 
@@ -79,6 +79,7 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
         device_memory=None if memory is None else parse_bytes(memory, "device-memory"),
         loss_chunk_rows=rows,
         generation_batch_size=at_once and parse_count(at_once, "generation-batch-size"),
+        shares_prompts=flags["shares_prompts"],
         keep=flags.get("keep"),
     )
 

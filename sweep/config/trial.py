@@ -47,7 +47,7 @@ class Science(QuietSettings):
 class Execution(QuietSettings):
     """Where and how fast; decided when plan.json is first written, and kept."""
 
-    quiet = ("generation_batch_size",)
+    quiet = ("generation_batch_size", "shares_prompts")
 
     device: str  # cpu, mps, cuda or cuda:i
     devices: int = 1  # per trial
@@ -60,6 +60,7 @@ class Execution(QuietSettings):
     microbatch_bound: int | None = None  # sequences that fit by forecast; None: not forecast
     evaluation_batch_size: int = 32  # sequences
     generation_batch_size: int | None = None  # completions sampled at once; None: the batch
+    shares_prompts: bool = False  # a prompt's states are computed once for its completions
     checkpoint_seconds: float = 60.0  # at most this far apart
     keep: Literal["none", "weights", "checkpoints"] = "weights"
 

@@ -4,7 +4,7 @@ A point fits if whole optimizer steps and an evaluation ended without an error, 
 without spilling and without asking the allocator twice, and throughput did not collapse.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,10 +61,17 @@ class Probe:
         config: of a trial; its batch size and microbatch size are replaced.
         limit_bytes: of the device; enforced.
         on_point: called after each point.
+        environment: variables of the measuring processes.
     """
 
-    def __init__(self, config: TrialConfig, limit_bytes: int, on_point: OnPoint | None) -> None:
-        self.config, self.limit_bytes = config, limit_bytes
+    def __init__(
+        self,
+        config: TrialConfig,
+        limit_bytes: int,
+        on_point: OnPoint | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.config, self.limit_bytes, self._environment = config, limit_bytes, environment
         self._on_point = on_point or (lambda point: None)
         self.points: dict[tuple[int, int], Measurement] = {}
 
@@ -96,7 +103,13 @@ class Probe:
     def _measure(self, batch_size: int, microbatch_size: int, steps: int) -> Measurement:
         config = self.config.sized(batch_size, microbatch_size)
         killed_before = oom_kills()
-        process = FreshProcess("sweep.memory.measure:measure", config, self.limit_bytes, steps)
+        process = FreshProcess(
+            "sweep.memory.measure:measure",
+            config,
+            self.limit_bytes,
+            steps,
+            environment=self._environment,
+        )
         try:
             point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
         except WorkerDied as error:

@@ -88,6 +88,9 @@ class HasCache(HasHidden, Protocol):
         `past` is None for the first tokens, else what the call before returned.
         """
 
+    def repeat(self, past: Any, copies: int) -> Any:
+        """Return a past in which each sequence stands so many times, side by side."""
+
 
 def count_parameters(settings: ModelSettings, activation_checkpointing: bool = False) -> int:
     """Return the number of parameters, in closed form or by building a user's model once."""

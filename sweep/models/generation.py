@@ -4,7 +4,9 @@ Each completion has random numbers of its own, so that how many are sampled at o
 but rounding.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +50,8 @@ def generate(
     *,
     is_cached: bool = True,
     looks_for_end: bool = True,
+    copies: int = 1,
+    on_logits: Callable[[Tensor], object] | None = None,
 ) -> Tensor:
     """Sample one completion of each prompt, (B, N); behind its end a completion repeats the end.
 
@@ -58,6 +62,8 @@ def generate(
         sampling: how.
         is_cached: use the model's cache.
         looks_for_end: stop as soon as all have ended, which waits for the device.
+        copies: so many prompts side by side are equal, and seen once, where there is a cache.
+        on_logits: called with the logits (B, V) of each token.
     """
     count, tokens = uniforms.shape
     cache = model if is_cached and isinstance(model, HasCache) else None
@@ -66,7 +72,9 @@ def generate(
     past, new, seen, turned = None, prompts, prompts, None
     for place in range(tokens):
         if isinstance(model, HasHidden):
-            if cache is not None:
+            if cache is not None and past is None:
+                hidden, past = extend_equal(cache, new, copies)
+            elif cache is not None:
                 hidden, past = cache.extend(new, past)
             else:
                 hidden = model.hidden(seen)
@@ -75,6 +83,8 @@ def generate(
             logits = hidden[:, -1] @ turned
         else:
             logits = model(seen)[:, -1]
+        if on_logits is not None:
+            on_logits(logits)
         ids = next_tokens(logits, uniforms[:, place], sampling)
         if sampling.end is not None:
             ids = torch.where(has_ended, sampling.end, ids)
@@ -87,6 +97,21 @@ def generate(
         if is_look and sampling.end is not None and bool(has_ended.all()):
             break
     return chosen
+
+
+def extend_equal(model: HasCache, prompts: Tensor, copies: int) -> tuple[Tensor, Any]:
+    """Return the last states (B, 1, D) of prompts, and their past, seeing equal ones once.
+
+    Args:
+        model: with a cache.
+        prompts: ids, (B, P).
+        copies: so many side by side are equal.
+    """
+    hidden, past = model.extend(prompts[::copies], None)
+    hidden = hidden[:, -1:]
+    if copies > 1:
+        hidden, past = hidden.repeat_interleave(copies, dim=0), model.repeat(past, copies)
+    return hidden, past
 
 
 def next_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:

@@ -68,6 +68,11 @@ class HuggingFace(nn.Module):
         found = self.model.base_model(ids, past_key_values=past, use_cache=True)
         return found.last_hidden_state, found.past_key_values
 
+    def repeat(self, past: Any, copies: int) -> Any:
+        """Return the cache with each sequence so many times, side by side."""
+        past.batch_repeat_interleave(copies)
+        return past
+
     def output_weight(self) -> Tensor:
         """Return the output projection, (V, D)."""
         return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]

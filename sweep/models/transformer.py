@@ -75,6 +75,13 @@ class Transformer(nn.Module):
         seen: KeyValues = []
         return self._states(ids, past, seen), seen
 
+    def repeat(self, past: KeyValues, copies: int) -> KeyValues:
+        """Return keys and values in which each sequence stands so many times, side by side."""
+        return [
+            (key.repeat_interleave(copies, dim=0), value.repeat_interleave(copies, dim=0))
+            for key, value in past
+        ]
+
     def _states(self, ids: Tensor, past: KeyValues | None, seen: KeyValues | None) -> Tensor:
         start = past[0][0].shape[2] if past else 0
         places = slice(start, start + ids.shape[1])

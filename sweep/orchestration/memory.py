@@ -12,6 +12,7 @@ from typing import Any
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
+from sweep.memory.ablation import Row
 from sweep.memory.line import Line, fit_line
 from sweep.memory.points import Forecast, Measurement
 from sweep.memory.probe import Probed
@@ -188,6 +189,52 @@ def probe_memory(
         shown = leak and {**asdict(leak), "is_found": leak.is_found}
         document["soak"] = {"point": point.as_document(), "leak": shown}
     return document
+
+
+def ablate_memory(
+    experiment: str = "grpo-words",
+    *,
+    logistics: Logistics | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+    **overrides: Any,
+) -> dict[str, Any]:
+    """Measure and forecast what each optimisation of a GRPO step saves, undone in turn.
+
+    Args:
+        experiment: a shipped name or the path of a TOML file, of the workload grpo.
+        logistics: device and `device_memory`; on a CPU by default half of what is available.
+        on_row: called after each row.
+        **overrides: fields of the experiment; of `batches` the smallest is taken.
+
+    Returns:
+        The document that `sweep probe --ablate --json` prints: `rows`, each with `name`, `kind`,
+        `status`, `forecast` and `measured`, and `claims`.
+
+    Raises:
+        SweepError: for bad input, or another workload.
+    """
+    from sweep.memory.ablation import ablate, judge_claims
+
+    logistics = logistics or Logistics()
+    plan = _plan(load_experiment(experiment, overrides), logistics)
+    if plan.settings.grpo is None:
+        raise SweepError(
+            f"ablate must be asked of the workload grpo, got {plan.settings.workload!r}. Name "
+            "grpo-words or grpo-chess, or leave --ablate out."
+        )
+    config, device, limit = _to_probe(
+        plan.trial_config(plan.trials[0], ""), logistics.device_memory
+    )
+    batch = config.science.batch_size
+    base = config.sized(batch, min(batch, logistics.microbatch or batch))
+    rows = ablate(base, limit, on_row)
+    return _document(plan, limit) | {
+        "device": device,
+        "batch_size": batch,
+        "basis": PROBED.get(device.split(":")[0], "live tensors in eager steps"),
+        "rows": [row.as_document() for row in rows],
+        "claims": judge_claims(base, rows),
+    }
 
 
 def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, str, int]:

@@ -38,6 +38,7 @@ class Logistics:
     is_elsewhere: bool = False  # the device need not be on this machine, as in a forecast
     asks_memory: bool = False  # sizes are as given: what fits is the question
     generation_batch_size: int | None = None  # completions sampled at once; None: all
+    shares_prompts: bool = False  # a prompt's states are computed once for its completions
     keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
 
 
@@ -113,6 +114,7 @@ def make_plan(
     command: tuple[str, ...] = (),
 ) -> Planned:
     """Plan what the command names on top of what the folder holds. Imports torch only when new."""
+    _refuse_sampling(experiment, logistics)
     inputs = identify_inputs(experiment, folder)
     old = load_plan(folder)
     if old is not None:
@@ -190,6 +192,17 @@ def _within_memory(plan: Plan) -> Execution:
     return execution.model_copy(update=found)
 
 
+def _refuse_sampling(experiment: Experiment, logistics: Logistics) -> None:
+    """Refuse what is said of sampling where nothing is sampled."""
+    given = {
+        "generation_batch_size": logistics.generation_batch_size,
+        "shares_prompts": logistics.shares_prompts,
+    }
+    for name, value in given.items():
+        if value and experiment.grpo is None:
+            raise SweepError(f"{name} means nothing but to the workload grpo. Leave it out.")
+
+
 def _check_workload(plan: Plan) -> None:
     """Build a user's workload once, so that its mistakes show before anything is written."""
     if ":" not in plan.settings.workload:
@@ -231,6 +244,7 @@ def _refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder
         "activation_checkpointing": logistics.activation_checkpointing or None,
         "device_memory_bytes": logistics.device_memory,
         "loss_chunk_rows": logistics.loss_chunk_rows,
+        "shares_prompts": logistics.shares_prompts or None,
         "keep": logistics.keep,
     }
     for name, value in asked.items():
@@ -258,6 +272,7 @@ def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution
         ),
         evaluation_batch_size=max(1, tokens_at_once(device) // experiment.model.context),
         generation_batch_size=logistics.generation_batch_size,
+        shares_prompts=logistics.shares_prompts,
         keep=logistics.keep or "weights",  # type: ignore[arg-type]
     )
 

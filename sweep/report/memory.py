@@ -216,16 +216,28 @@ def plot_memory(document: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def kind_of(document: Mapping[str, Any]) -> str:
+    """Return what a document is of: forecast, probe or ablation."""
+    return "ablation" if "claims" in document else "probe" if "verdict" in document else "forecast"
+
+
+def markdown_of(document: Mapping[str, Any]) -> str:
+    """Write a forecast, a probe or an ablation as a page."""
+    from sweep.report.ablation import ablation_markdown
+
+    pages = {"probe": probe_markdown, "forecast": forecast_markdown, "ablation": ablation_markdown}
+    return pages[kind_of(document)](document)
+
+
 def write_memory(document: Mapping[str, Any], out: Path) -> Path:
-    """Write a forecast or a probe into a folder; return the page's path."""
-    is_probe = "verdict" in document
-    name = "probe" if is_probe else "forecast"
+    """Write a forecast, a probe or an ablation into a folder; return the page's path."""
+    name = kind_of(document)
     out.mkdir(parents=True, exist_ok=True)
-    if is_probe:
+    if name == "probe":
         (out / "figures").mkdir(exist_ok=True)
         with replacing(out / "figures" / "memory.png") as part:
             plot_memory(document).savefig(part, format="png", metadata={"Software": None})
-    text = (probe_markdown if is_probe else forecast_markdown)(document)
+    text = markdown_of(document)
     for suffix, content in (("json", json.dumps(document, indent=1) + "\n"), ("md", text)):
         with replacing(out / f"{name}.{suffix}") as part:
             part.write_text(content, encoding="utf-8")

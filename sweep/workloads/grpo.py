@@ -21,8 +21,8 @@ from sweep.config.trial import TrialConfig
 from sweep.data.tokenizer import SEPARATOR_ID, BytesTokenizer
 from sweep.data.tokens import TokenizedText, prepare_data
 from sweep.errors import SweepError
-from sweep.models import HasHidden, build_model
-from sweep.models.generation import Sampling, completion_uniforms, generate
+from sweep.models import HasCache, HasHidden, build_model
+from sweep.models.generation import Sampling, completion_uniforms, extend_equal, generate
 from sweep.models.loss import linear_log_probs
 from sweep.models.precision import autocast
 from sweep.workloads.grpo_loss import (
@@ -45,6 +45,9 @@ ALL_ROWS = 1 << 30
 class Grpo:
     """GRPO on the model and task of a trial; a sequence is a prompt and its completion."""
 
+    is_cached = True  # sampling, where the model has a cache
+    on_logits: Callable[[Tensor], object] | None = None  # called with each token's logits
+
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.grpo and config.science.model.kind != "quadratic"
         assert config.science.evaluation.sequences
@@ -52,6 +55,7 @@ class Grpo:
         self.settings, self.model_settings = config.science.grpo, config.science.model
         self.tokens_per_sequence = self.settings.tokens_per_sequence
         self.updates_per_step = self.settings.num_iterations
+        self.needs_old = self.updates_per_step > 1  # else they are the current ones
         self.meter = Meter()
         self.reference: nn.Module | None = None
         self.on_phase: Callable[[str], None] = lambda name: None
@@ -147,7 +151,7 @@ class Grpo:
         log_probs, entropies = self.log_probs(model, ids)
         found = surrogate(
             log_probs,
-            old if self.updates_per_step > 1 else None,
+            old if self.needs_old else None,
             reference if self.settings.kl else None,
             advantage,
             self.settings,
@@ -189,13 +193,28 @@ class Grpo:
                 every = torch.log_softmax(wide / temperature, dim=-1)
                 entropies = -(every.detach().exp() * every.detach()).sum(-1)
                 return every.gather(-1, targets[..., None]).squeeze(-1), entropies
-            hidden = model.hidden(ids[:, :-1])[:, first:]
+            hidden = self._states(model, ids)
         dtype = torch.bfloat16 if precision == "bf16" else hidden.dtype
         rows = hidden.flatten(0, 1).to(dtype)
         found = linear_log_probs(
             rows, model.output_weight(), targets.flatten(), self._rows, temperature
         )
         return found[0].view(shape), found[1].view(shape)
+
+    def _states(self, model: HasHidden, ids: Tensor) -> Tensor:
+        """Return the states that predict completions, (B, N, D), from (B, P + N)."""
+        room, copies = self.settings.prompt_tokens, self._equal_prompts(len(ids))
+        if copies == 1 or not isinstance(model, HasCache):
+            return model.hidden(ids[:, :-1])[:, room - 1 :]
+        last, past = extend_equal(model, ids[:, :room], copies)
+        return torch.cat((last, model.extend(ids[:, room:-1], past)[0]), dim=1)
+
+    def _equal_prompts(self, rows: int) -> int:
+        """Return how many side by side, of a part of a batch, share a prompt and its states."""
+        size = self.settings.group_size
+        if not self.config.execution.shares_prompts or self.settings.new_tokens == 1:
+            return 1
+        return size if rows % size == 0 else rows if size % rows == 0 else 1
 
     # The phases of a step.
 
@@ -217,7 +236,7 @@ class Grpo:
             ids = torch.tensor([self._encode(prompt) for prompt in prompts], device=self.device)
             drawn = completion_uniforms(self.config.science.seed, numbers, self.settings.new_tokens)
             with self._phase("generate"):
-                completions = self.generate(model, ids, drawn.to(self.device))
+                completions = self.generate(model, ids, drawn.to(self.device), in_groups=True)
             with self._phase("score"):
                 rewards, parts = self.score(prompts, completions.cpu().numpy())
             self._watch_rewards(rewards, parts)
@@ -228,13 +247,12 @@ class Grpo:
         else:  # of the largest lengths
             ids, drawn, gain = batch
             with self._phase("generate"):
-                completions = self.generate(model, ids, drawn, looks_for_end=False)
+                completions = self.generate(model, ids, drawn, in_groups=True, looks_for_end=False)
             mask = torch.ones_like(drawn, dtype=torch.float32)
         with self._phase("log_probs"):
             ids = torch.cat((ids, completions), dim=1)
             zeros = torch.zeros_like(mask)
-            is_old = self.updates_per_step > 1
-            old = self._log_probs_of(model, ids, microbatch_size) if is_old else zeros
+            old = self._log_probs_of(model, ids, microbatch_size) if self.needs_old else zeros
             reference = (
                 self._log_probs_of(self.reference, ids, microbatch_size)
                 if self.reference is not None
@@ -243,9 +261,23 @@ class Grpo:
         return ids, mask, gain, old, reference
 
     def generate(
-        self, model: nn.Module, prompts: Tensor, drawn: Tensor, looks_for_end: bool = True
+        self,
+        model: nn.Module,
+        prompts: Tensor,
+        drawn: Tensor,
+        *,
+        in_groups: bool = False,
+        looks_for_end: bool = True,
     ) -> Tensor:
-        """Sample completions (B, N), `generation_batch_size` at once."""
+        """Sample completions (B, N), `generation_batch_size` at once.
+
+        Args:
+            model: the policy.
+            prompts: ids, (B, P).
+            drawn: random numbers, (B, N).
+            in_groups: whether the prompts of a group are equal, and so may be seen once.
+            looks_for_end: stop as soon as all have ended.
+        """
         settings = self.settings
         sampling = Sampling(settings.temperature, settings.top_p, SEPARATOR_ID)
         size = self.config.execution.generation_batch_size or len(prompts)
@@ -253,7 +285,16 @@ class Grpo:
         model.eval()
         with autocast(self.device, self.config.science.precision):
             found = [
-                generate(model, ids, uniforms, sampling, looks_for_end=looks_for_end)
+                generate(
+                    model,
+                    ids,
+                    uniforms,
+                    sampling,
+                    looks_for_end=looks_for_end,
+                    is_cached=self.is_cached,
+                    copies=self._equal_prompts(len(ids)) if in_groups else 1,
+                    on_logits=self.on_logits,
+                )
                 for ids, uniforms in zip(
                     torch.split(prompts, size), torch.split(drawn, size), strict=True
                 )

@@ -1,6 +1,7 @@
 """GRPO: what must hold exactly, whatever is learned."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.models.generation import Sampling, completion_uniforms, generate
+from sweep.orchestration.planning import Logistics, make_plan
 from sweep.plan.plan import build_plan
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.training.steps import Steps, Sums
+from sweep.trial.folder import SweepFolder
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.grpo_loss import advantages, completion_mask, denominator, token_weights
 
@@ -81,6 +84,28 @@ def test_how_many_are_sampled_at_once_changes_no_token():
         step.model.double()
         found.append(step.rolled_out(step.workload.build_batch(16, 8))[0])
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("microbatch", [8, 4, 2, 1])
+def test_a_prompt_seen_once_for_its_completions_changes_nothing(microbatch):
+    """In float64: the same tokens, loss and gradient, with whole groups and parts of one."""
+    found = []
+    for execution in ({}, {"shares_prompts": True}):
+        config = trial_config(microbatch=microbatch, execution=execution, kl=0.1, num_iterations=2)
+        step = TrainingStep(config, CPU, microbatch)
+        step.model.double()
+        step.workload.reference.double()
+        seen = []
+        hook = step.model.embedding.register_forward_pre_hook(lambda _, a, s=seen: s.append(a[0]))
+        batch = step.rolled_out(step.workload.build_batch(0, 8))
+        hook.remove()
+        batch = (*batch[:2], torch.linspace(-1, 1, 8).double(), *batch[3:])
+        loss = step.backward(batch)
+        found.append([*batch, loss, *(p.grad for p in step.parameters)])
+        assert seen[0].shape == ((2, 40) if execution else (8, 40))
+    assert torch.equal(found[0][0], found[1][0])
+    for first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-8)  # rotary tables are float32
 
 
 def test_a_completion_is_the_same_in_every_batch():
@@ -240,6 +265,13 @@ def test_batches_are_whole_groups(batches, nearest):
         load_experiment("grpo-words", {"batches": batches, "grpo": GRPO})
 
 
+@pytest.mark.parametrize("given", [{"shares_prompts": True}, {"generation_batch_size": 4}])
+def test_what_is_said_of_sampling_is_refused_where_nothing_is_sampled(given):
+    logistics = Logistics(device="cpu", **given)
+    with pytest.raises(SweepError, match="means nothing but to the workload grpo"):
+        make_plan(load_experiment("quick"), logistics, SweepFolder(Path("nowhere")))
+
+
 def test_microbatches_are_whole_groups_or_equal_parts_of_one():
     assert trial_config(batch=24, microbatch=12).microbatch_size == 12
     assert trial_config(batch=24, microbatch=2).microbatch_size == 2
@@ -255,3 +287,103 @@ def test_rewards_are_losses_with_the_sign_changed():
     found = workload.evaluate_finally(model)
     assert -1.1 <= found.valid_loss <= 0 and found.valid_losses.shape == (256, 2)
     assert not math.isnan(workload.evaluate(model))
+
+
+def own_weights_of(llama, model):
+    """Return the gradients of transformers' Llama in the order of our own parameters."""
+    grads = {name: weight.grad for name, weight in llama.named_parameters()}
+    layers = [f"model.layers.{index}." for index in range(len(model.blocks))]
+    named = {"embedding.weight": grads["model.embed_tokens.weight"]}
+    named |= {"norm.weight": grads["model.norm.weight"], "head.weight": grads["lm_head.weight"]}
+    for index, place in enumerate(layers):
+        qkv = [grads[f"{place}self_attn.{name}_proj.weight"] for name in "qkv"]
+        both = [grads[f"{place}mlp.{name}_proj.weight"] for name in ("gate", "up")]
+        named |= {
+            f"blocks.{index}.query_key_value.weight": torch.cat(qkv),
+            f"blocks.{index}.gate_up.weight": torch.cat(both),
+            f"blocks.{index}.attention_out.weight": grads[place + "self_attn.o_proj.weight"],
+            f"blocks.{index}.down.weight": grads[place + "mlp.down_proj.weight"],
+            f"blocks.{index}.attention_norm.weight": grads[place + "input_layernorm.weight"],
+            f"blocks.{index}.feed_forward_norm.weight": grads[
+                place + "post_attention_layernorm.weight"
+            ],
+        }
+    return named
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_losses_and_gradients_are_those_of_trl(loss, scale, tmp_path):
+    """The same weights, prompts, completions, rewards and settings; a reference that differs."""
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    config = trial_config(loss=loss, scale_rewards=scale, kl=0.1, temperature=1.0)
+    step = TrainingStep(config, CPU, 8)
+    workload, model = step.workload, step.model.double()  # in float32 they are 1e-3 apart
+    workload.reference.double()
+    llama = llama_of(model, workload.model_settings).double()
+    torch.manual_seed(0)
+    for weight in workload.reference.parameters():
+        weight.data += 0.01 * torch.randn_like(weight)
+    values = [0.0, 1.0, 0.3, 0.1, 0.5, 0.5, 0.5, 0.9]
+    score = workload.score
+    workload.score = lambda prompts, ids: (np.array(values), score(prompts, ids)[1])
+    sampled = workload.generate
+    ends = torch.arange(12) > torch.arange(8)[:, None] + 2  # so that the kinds of loss differ
+    workload.generate = lambda *a, **k: sampled(*a, **k).masked_fill(ends, 0)
+    batch = step.rolled_out(workload.build_batch(0, 8))
+    ids, lengths = batch[0], batch[1].sum(dim=1).long().tolist()
+    assert len(set(lengths)) > 4
+    own = step.backward(batch)
+
+    reference = tmp_path / "reference"
+    llama_of(workload.reference, workload.model_settings).double().save_pretrained(reference)
+    llama.config._name_or_path = str(reference)
+
+    class Trainer(trl.GRPOTrainer):
+        def _generate(self, prompts):
+            completions = [row[40 : 40 + n].tolist() for row, n in zip(ids, lengths, strict=True)]
+            texts = [str(number) for number in range(len(ids))]
+            return ids[:, :40].tolist(), completions, None, texts, None, {}, None, None
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"<end>": 0, "a": 1}, unk_token="a")),
+        eos_token="<end>",
+        pad_token="<end>",
+    )
+    trainer = Trainer(
+        model=llama,
+        reward_funcs=lambda completions, **_: values[: len(completions)],
+        args=trl.GRPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=8,
+            num_generations=4,
+            max_completion_length=12,
+            loss_type=loss,
+            scale_rewards=scale,
+            beta=0.1,
+            epsilon=0.2,
+            use_bias_correction_kl=False,  # which multiplies the divergence by the ratio
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            activation_checkpointing=False,
+        ),
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["a"] * 8}),
+        processing_class=tokenizer,
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    inputs = trainer._generate_and_score_completions([{"prompt": "a"}] * 8)
+    torch.testing.assert_close(batch[2], inputs["advantages"], rtol=1e-5, atol=1e-6)
+    theirs = trainer._compute_loss(trainer.model, inputs)
+    theirs.backward()
+    assert own.item() == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
+    named = own_weights_of(llama, model)
+    for name, weight in model.named_parameters():
+        apart = (weight.grad - named[name]).norm() / named[name].norm()
+        assert apart < 1e-4, (name, apart)

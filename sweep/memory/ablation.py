@@ -1,0 +1,320 @@
+"""What each thing that saves memory in a GRPO step saves: undone in turn, forecast and measured.
+
+Also what group size, lengths and dtype cost, and what becomes of claims that were published
+without a measurement (SEED_SYSTEMS.md, 1).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
+from sweep.memory.forecast import forecast_step
+from sweep.memory.points import Forecast, Measurement
+from sweep.memory.probe import Probe
+
+BASE, SUPERVISED = "as it is", "supervised step on as many sequences"
+HALF_SUPERVISED = "supervised step on half as many sequences"
+PLAIN, DELETED = "plain logits, names kept", "plain logits, names deleted"
+SAMPLING = "logits of sampling kept"
+CHECKPOINTING, ONE_GROUP = "activation checkpointing", "microbatches of one group"
+GROUP_ALONE = "one group alone"
+HALF_GROUPS, HALF_LENGTH = "half the group size", "prompt and completion half as long"
+WITHOUT = "sweep.workloads.grpo_without:"
+TOLERANCE = 0.1  # of what is claimed, within which a claim counts as true
+BYTES_OF_LOGITS = 4
+EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration that differs from the base in one thing."""
+
+    name: str
+    kind: str  # base, undone, option, size
+    config: TrialConfig
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_for_cuda: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a variant."""
+
+    name: str
+    kind: str
+    forecast: Forecast | None
+    measured: Measurement | None  # None: not tried on this device
+    message: str = ""
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of a training step, as measured, else as forecast."""
+        if self.measured is not None and self.measured.peak_bytes is not None:
+            return max(self.measured.phases.values(), default=self.measured.peak_bytes)
+        return self.forecast.peak_bytes if self.forecast else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step."""
+        return self.measured.seconds_per_step if self.measured else None
+
+    def as_document(self) -> dict[str, Any]:
+        """Return it as `probe --ablate` prints it."""
+        status = "NOT_TRIED" if self.measured is None else self.measured.status
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "status": status,
+            "message": self.message or (self.measured.message if self.measured else ""),
+            "forecast": self.forecast and asdict(self.forecast),
+            "measured": self.measured and self.measured.as_document(),
+        }
+
+
+def variants_of(base: TrialConfig) -> list[Variant]:
+    """Return the base, and what differs from it in one thing."""
+    science, execution, grpo = base.science, base.execution, base.science.grpo
+    assert grpo is not None
+    batch, group = science.batch_size, grpo.group_size
+
+    def changed(science_: Any = (), execution_: Any = (), **update: Any) -> TrialConfig:
+        return base.model_copy(
+            update={
+                "science": science.model_copy(update=dict(science_)),
+                "execution": execution.model_copy(update=dict(execution_)),
+                **update,
+            }
+        )
+
+    def undone(name: str, workload: str) -> Variant:
+        return Variant(name, "undone", changed({"workload": WITHOUT + workload}))
+
+    def sized(name: str, batch_size: int, **settings: Any) -> Variant:
+        grown = grpo.model_copy(update=settings)
+        room = max(science.model.context, grown.tokens_per_sequence)
+        model = science.model.model_copy(update={"context": room})
+        config = changed(
+            {"grpo": grown, "model": model}, tokens_per_sequence=grown.tokens_per_sequence
+        )
+        return Variant(name, "size", config.sized(batch_size, batch_size))
+
+    def supervised(name: str, count: int) -> Variant:
+        model = science.model.model_copy(update={"context": base.tokens_per_sequence})
+        config = changed({"workload": "pretrain", "grpo": None, "model": model})
+        return Variant(name, "size", config.sized(count, count))
+
+    found = [
+        Variant(BASE, "base", base),
+        undone(PLAIN, "PlainLogits"),
+        undone(DELETED, "DeletedLogits"),
+        undone(SAMPLING, "SamplingLogits"),
+        undone("old log-probabilities computed", "OldLogProbs"),
+        undone("no key-value cache", "WithoutCache"),
+    ]
+    if grpo.kl:
+        without = grpo.model_copy(update={"kl": 0.0})
+        found += [
+            undone("reference's pass with its graph", "ReferenceWithGraph"),
+            Variant("no reference (kl = 0)", "option", changed({"grpo": without})),
+        ]
+    found += [
+        Variant(CHECKPOINTING, "option", changed((), {"activation_checkpointing": True})),
+        Variant("prompts shared", "option", changed((), {"shares_prompts": True})),
+        Variant("a group sampled at once", "option", changed((), {"generation_batch_size": group})),
+        Variant(ONE_GROUP, "option", base.sized(batch, group)),
+        Variant("expandable segments", "option", base, EXPANDABLE, is_for_cuda=True),
+        Variant(
+            "cache emptied before every step",
+            "option",
+            changed({"workload": f"{WITHOUT}EmptiedCache"}),
+            is_for_cuda=True,
+        ),
+        sized(GROUP_ALONE, group),
+        sized(HALF_GROUPS, batch // 2, group_size=max(2, group // 2)),
+        sized("twice the group size", batch * 2, group_size=group * 2),
+        sized("half the completion", batch, new_tokens=max(1, grpo.new_tokens // 2)),
+        sized("twice the completion", batch, new_tokens=grpo.new_tokens * 2),
+        sized(
+            HALF_LENGTH,
+            batch,
+            prompt_tokens=max(1, grpo.prompt_tokens // 2),
+            new_tokens=max(1, grpo.new_tokens // 2),
+        ),
+        supervised(SUPERVISED, batch),
+        supervised(HALF_SUPERVISED, batch // 2),
+    ]
+    for precision in ("fp32", "bf16", "bf16-pure"):
+        if precision != science.precision:
+            found.append(Variant(precision, "size", changed({"precision": precision})))
+    return found
+
+
+def ablate(base: TrialConfig, limit_bytes: int, on_row: Callable[[Row], None]) -> list[Row]:
+    """Forecast and measure every variant, each measurement in a fresh process.
+
+    Args:
+        base: of a GRPO trial, the sizes as they are to be measured.
+        limit_bytes: of the device; enforced.
+        on_row: called after each.
+    """
+    rows = []
+    for variant in variants_of(base):
+        row = _look_at(variant, limit_bytes)
+        on_row(row)
+        rows.append(row)
+    return rows
+
+
+def _look_at(variant: Variant, limit_bytes: int) -> Row:
+    config, forecast, message = variant.config, None, ""
+    is_cuda = config.execution.device.startswith("cuda")
+    if variant.is_for_cuda and not is_cuda:
+        return Row(variant.name, variant.kind, None, None, "only a GPU's allocator can tell")
+    if not variant.is_for_cuda:
+        try:
+            forecast = forecast_step(config)
+        except SweepError as error:
+            message = str(error)
+    probe = Probe(config, limit_bytes, environment=variant.environment)
+    sizes = config.science.batch_size, config.microbatch_size
+    return Row(variant.name, variant.kind, forecast, probe.measure(*sizes), message)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was published, and what the rows say of it."""
+
+    text: str
+    claimed: tuple[float, float]  # bounds
+    measure: Callable[["Rows"], float]
+    unit: str  # of what is claimed
+
+
+class Rows:
+    """Rows by name, for claims; what is missing is not a number."""
+
+    def __init__(self, rows: list[Row], logits_bytes: int) -> None:
+        self._rows, self.logits_bytes = {row.name: row for row in rows}, logits_bytes
+
+    def peak(self, name: str) -> float:
+        """Return a row's peak in bytes."""
+        row = self._rows.get(name)
+        return math.nan if row is None or row.peak_bytes is None else float(row.peak_bytes)
+
+    def seconds(self, name: str) -> float:
+        """Return a row's seconds a step."""
+        row = self._rows.get(name)
+        return math.nan if row is None or row.seconds is None else row.seconds
+
+    def saved(self, name: str, base: str = BASE) -> float:
+        """Return the share of the base's peak that a row does without."""
+        return 1 - self.peak(name) / self.peak(base)
+
+
+CLAIMS = (
+    Claim(
+        "Three forward passes make a step take three times the memory of a supervised one.",
+        (3, 3),
+        lambda rows: rows.peak(BASE) / rows.peak(SUPERVISED),
+        "times",
+    ),
+    Claim(
+        "Twice the samples and three passes: six times the memory of a supervised step.",
+        (6, 6),
+        lambda rows: rows.peak(BASE) / rows.peak(HALF_SUPERVISED),
+        "times",
+    ),
+    Claim(
+        "Three passes hold three times the logits (B, N, V) in float32.",
+        (3, 3),
+        lambda rows: (rows.peak(PLAIN) - rows.peak(BASE)) / rows.logits_bytes,
+        "times the logits, with plain logits",
+    ),
+    Claim(
+        "Gradient accumulation multiplies them by the number of microbatches.",
+        (2, math.inf),
+        lambda rows: rows.peak(ONE_GROUP) / rows.peak(GROUP_ALONE),
+        "times the peak of one microbatch",
+    ),
+    Claim(
+        "Gradient accumulation has no memory cost.",
+        (1, 1),
+        lambda rows: rows.peak(ONE_GROUP) / rows.peak(GROUP_ALONE),
+        "times the peak of one microbatch",
+    ),
+    Claim(
+        "Not returning logits from sampling saves them.",
+        (1, 1),
+        lambda rows: (rows.peak(SAMPLING) - rows.peak(BASE)) / rows.logits_bytes,
+        "times the logits",
+    ),
+    Claim(
+        "`del` behind their last use frees the logits at once.",
+        (1, math.inf),
+        lambda rows: (rows.peak(PLAIN) - rows.peak(DELETED)) / rows.logits_bytes,
+        "times the logits",
+    ),
+    Claim(
+        "Activation checkpointing saves 30 to 50 % of the memory.",
+        (0.3, 0.5),
+        lambda rows: rows.saved(CHECKPOINTING),
+        "of the peak",
+    ),
+    Claim(
+        "Activation checkpointing costs 20 to 30 % of the time.",
+        (0.2, 0.3),
+        lambda rows: rows.seconds(CHECKPOINTING) / rows.seconds(BASE) - 1,
+        "of the time",
+    ),
+    Claim(
+        "bfloat16 halves the memory (mixed precision).",
+        (0.5, 0.5),
+        lambda rows: rows.saved("bf16", "fp32"),
+        "of the peak",
+    ),
+    Claim(
+        "Half the sequence saves half the memory.",
+        (0.5, 0.5),
+        lambda rows: rows.saved(HALF_LENGTH),
+        "of the peak",
+    ),
+    Claim(
+        "Half the group size saves half the memory.",
+        (0.5, 0.5),
+        lambda rows: rows.saved(HALF_GROUPS),
+        "of the peak",
+    ),
+)
+
+
+def judge_claims(base: TrialConfig, rows: list[Row]) -> list[dict[str, Any]]:
+    """Hold what was published against the rows.
+
+    Returns:
+        For each claim `claim`, `claimed` (bounds, an open one None), `measured`, `unit`, and
+        `verdict`: true, false, or `not measured`.
+    """
+    grpo, model = base.science.grpo, base.science.model
+    assert grpo is not None and model.kind != "quadratic"
+    elements = base.science.batch_size * grpo.new_tokens * model.vocabulary
+    as_dtype = replace(rows[0], name=base.science.precision)  # the base is of one of them
+    known = Rows([as_dtype, *rows], BYTES_OF_LOGITS * elements)
+    return [_judged(claim, claim.measure(known)) for claim in CLAIMS]
+
+
+def _judged(claim: Claim, measured: float) -> dict[str, Any]:
+    low, high = claim.claimed
+    verdict = "not measured"
+    if math.isfinite(measured):
+        is_true = low * (1 - TOLERANCE) <= measured <= high * (1 + TOLERANCE)
+        verdict = "true" if is_true else "false"
+    return {
+        "claim": claim.text,
+        "claimed": [low, high if math.isfinite(high) else None],
+        "measured": measured if math.isfinite(measured) else None,
+        "unit": claim.unit,
+        "verdict": verdict,
+    }

@@ -1,0 +1,90 @@
+"""The ablation of a GRPO step as people read it: tables in markdown."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sweep.config.numbers import format_bytes
+from sweep.report import markdown as md
+from sweep.report.memory import Sizes, heading
+
+PHASES = ("generate", "log_probs", "update")
+TITLES = {
+    "undone": "Without what saves memory, one thing at a time",
+    "option": "With an option",
+    "size": "Over sizes and types",
+}
+
+
+def ablation_markdown(document: Mapping[str, Any]) -> str:
+    """Write an ablation as a page."""
+    points = [row["measured"] or row["forecast"] for row in document["rows"]]
+    sizes = Sizes({"points": [point for point in points if point]})
+    base = document["rows"][0]
+    parts = [
+        heading("GRPO memory, one thing changed at a time", document),
+        f"{document['batch_size']} completions, measured in fresh processes ({document['basis']}); "
+        f"beside each, after a slash, the forecast. All sizes in {sizes.unit}, peaks by phase of a "
+        "step; the last columns compare with the first row.",
+    ]
+    for kind, title in TITLES.items():
+        rows = [base, *(row for row in document["rows"] if row["kind"] == kind)]
+        parts += [f"## {title}", _table(rows, base, sizes)]
+    if failed := [row for row in document["rows"] if row["message"]]:
+        parts.append(md.bullets(f"{row['name']}: {row['message']}" for row in failed))
+    parts += ["## What was claimed without a measurement", _claims(document)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: list[Mapping[str, Any]], base: Mapping[str, Any], sizes: Sizes) -> str:
+    headers = ["", "status", *(phase.replace("_", " ") for phase in PHASES), "peak", "rest"]
+    headers += ["s/step", "peak, difference", "time, ratio"]
+    return md.table(headers, [_cells(row, base, sizes) for row in rows])
+
+
+def _cells(row: Mapping[str, Any], base: Mapping[str, Any], sizes: Sizes) -> list[str]:
+    measured, forecast = row["measured"] or {}, row["forecast"] or {}
+    phases = [
+        _pair(measured.get("phases", {}).get(name), forecast.get("phases", {}).get(name), sizes)
+        for name in PHASES
+    ]
+    seconds, before = measured.get("seconds_per_step"), base["measured"]["seconds_per_step"]
+    peak, other = peak_of(row), peak_of(base)
+    difference = md.MISSING
+    if peak is not None and other is not None and row is not base:
+        difference = f"{100 * (peak / other - 1):+.1f} %"
+    return [
+        row["name"],
+        row["status"],
+        *phases,
+        _pair(peak if measured else None, forecast.get("peak_bytes"), sizes),
+        sizes(measured.get("rest_bytes")),
+        f"{seconds:.3g}" if seconds else md.MISSING,
+        difference,
+        f"{seconds / before:.2f}" if seconds and before and row is not base else md.MISSING,
+    ]
+
+
+def peak_of(row: Mapping[str, Any]) -> int | None:
+    """Return the peak of a row's training steps, measured, else forecast."""
+    measured, forecast = row["measured"] or {}, row["forecast"] or {}
+    known = max(measured.get("phases", {}).values(), default=measured.get("peak_bytes"))
+    return known if known is not None else forecast.get("peak_bytes")
+
+
+def _pair(measured: int | None, forecast: int | None, sizes: Sizes) -> str:
+    return f"{sizes(measured)} / {sizes(forecast)}"
+
+
+def _claims(document: Mapping[str, Any]) -> str:
+    rows = []
+    for one in document["claims"]:
+        low, high = one["claimed"]
+        claimed = f"{low:g}" if low == high else f"{low:g} to {high:g}" if high else f"≥ {low:g}"
+        found = md.MISSING if one["measured"] is None else f"{one['measured']:.3g}"
+        rows.append([one["claim"], claimed, found, one["unit"], one["verdict"]])
+    table = md.table(["claim", "claimed", "measured", "", "verdict"], rows)
+    limit = format_bytes(document["device_memory_bytes"])
+    return (
+        f"{table}\n\nTrue within a tenth of what is claimed, for this model, these sizes and this "
+        f"device ({document['device']}, {limit})."
+    )

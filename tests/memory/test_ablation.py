@@ -1,0 +1,109 @@
+"""What each saving of a GRPO step saves: forecast and measured alike, and what was claimed."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from sweep.cli import sweep
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
+from sweep.data.synthetic import synthetic_identity
+from sweep.errors import SweepError
+from sweep.memory import ablation
+from sweep.memory.ablation import CLAIMS, Row, judge_claims, variants_of
+from sweep.memory.points import Measurement
+from sweep.orchestration.memory import ablate_memory
+from sweep.orchestration.planning import Logistics
+from sweep.plan.plan import build_plan
+from sweep.report.memory import markdown_of
+
+SMALL = {
+    "model": "quick",
+    "batches": [8],
+    "grpo": {"group_size": 4, "prompt_tokens": 20, "new_tokens": 4},
+}
+LOGITS = 4 * 8 * 4 * 512  # bytes of a batch's completions
+
+
+def base_config():
+    fields = {"budget": 10**6, "precision": "fp32", "data": "synthetic", **SMALL}
+    execution = Execution(device="cpu", threads=2, evaluation_batch_size=8, loss_chunk_rows=1024)
+    experiment = load_experiment("grpo-words", fields)
+    plan = build_plan(experiment, execution, data=synthetic_identity(), microbatch=8)
+    return plan.trial_config(plan.trials[0], "probe")
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Leave out all variants but the base and those that are named."""
+
+    def leave(*names):
+        every = variants_of
+        chosen = {ablation.BASE, *names}
+        monkeypatch.setattr(
+            ablation, "variants_of", lambda base: [v for v in every(base) if v.name in chosen]
+        )
+
+    return leave
+
+
+def test_what_is_forecast_is_measured_and_undoing_costs_what_is_kept(only):
+    graph = "reference's pass with its graph"
+    only(ablation.PLAIN, ablation.SAMPLING, graph, "prompts shared", "expandable segments", "bf16")
+    seen = []
+    document = ablate_memory(
+        "grpo-words", logistics=Logistics(device="cpu"), on_row=seen.append, **SMALL
+    )
+    rows = {row["name"]: row for row in document["rows"]}
+    assert [row.name for row in seen] == list(rows)
+    assert rows.pop("expandable segments")["status"] == "NOT_TRIED"
+    for name, row in rows.items():
+        assert row["status"] == "OK", row
+        for phase, peak in row["measured"]["phases"].items():
+            assert peak == pytest.approx(row["forecast"]["phases"][phase], rel=0.02), (name, phase)
+    update = {name: row["measured"]["phases"]["update"] for name, row in rows.items()}
+    base = update[ablation.BASE]
+    assert update[ablation.SAMPLING] == pytest.approx(base + LOGITS, abs=4096)
+    assert update[ablation.PLAIN] > base + LOGITS
+    assert update[graph] > base + LOGITS and update["prompts shared"] < base
+    text = markdown_of(document)
+    assert "| logits of sampling kept | OK |" in text and "| NOT_TRIED |" in text
+    assert "not measured" in text  # claims about what was left out
+
+
+def test_every_variant_differs_in_one_thing_and_claims_name_rows():
+    base = base_config()
+    variants = {variant.name: variant for variant in variants_of(base)}
+    assert len(variants) == len(variants_of(base))
+    for name, variant in variants.items():
+        if name != ablation.BASE and not variant.environment:
+            assert variant.config != base, name
+    point = Measurement(8, 8, "OK", peak_bytes=2**30, seconds_per_step=1.0)
+    rows = [Row(name, variant.kind, None, point) for name, variant in variants.items()]
+    found = judge_claims(base, rows)
+    assert len(found) == len(CLAIMS) and all(one["measured"] is not None for one in found)
+    verdicts = {one["claim"]: one["verdict"] for one in found}
+    assert verdicts["Gradient accumulation has no memory cost."] == "true"
+    assert verdicts["Half the sequence saves half the memory."] == "false"
+    halved = replace(point, peak_bytes=2**29)
+    rows = [replace(r, measured=halved) if r.name == ablation.HALF_LENGTH else r for r in rows]
+    verdicts = {one["claim"]: one["verdict"] for one in judge_claims(base, rows)}
+    assert verdicts["Half the sequence saves half the memory."] == "true"
+
+
+def test_what_failed_is_no_number():
+    base = base_config()
+    lost = Measurement(8, 8, "OUT_OF_MEMORY", "no room")
+    rows = [Row(variant.name, variant.kind, None, lost) for variant in variants_of(base)]
+    assert all(row.peak_bytes is None and row.seconds is None for row in rows)
+    assert {one["verdict"] for one in judge_claims(base, rows)} == {"not measured"}
+    assert math.isnan(ablation.Rows([], 1).peak("nothing"))
+
+
+def test_other_workloads_are_refused():
+    with pytest.raises(SweepError, match="ablate must be asked of the workload grpo"):
+        ablate_memory("quick", logistics=Logistics(device="cpu"))
+    result = CliRunner().invoke(sweep, ["probe", "quick", "--ablate"])
+    assert result.exit_code != 0
