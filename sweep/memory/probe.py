@@ -23,7 +23,7 @@ from sweep.training.process import FreshProcess
 STEPS = 3  # of a point: the first makes the optimizer's states, the others are timed
 POINT_SECONDS = 600.0  # after which a point is given up
 COLLAPSE = 0.6  # of the best throughput of smaller points
-SAFE_SHARE = 0.9  # of the limit, for the safe choice
+SHARES = {"balanced": 0.9, "conservative": 0.7}  # of the limit that a choice may take
 WARM_UP_STEPS = 2  # of a soak, left out of the slope
 
 OnPoint = Callable[[Measurement], None]
@@ -45,13 +45,28 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A size to recommend."""
+
+    name: str  # maximum, balanced, conservative
+    share: float  # of the limit that it may take, by the line
+    point: Measurement
+
+
+@dataclass(frozen=True)
 class Probed:
     """What was measured, and what follows from it."""
 
     found: Found
     points: tuple[Measurement, ...]  # in the order in which they were measured
-    safe: int  # 0: none
+    choices: tuple[Choice, ...]  # the largest first
     accumulated: Measurement | None  # two microbatches of the safe size
+
+    @property
+    def safe(self) -> int:
+        """The balanced size; 0: none."""
+        sizes = [one.point.microbatch_size for one in self.choices if one.name == "balanced"]
+        return sizes[0] if sizes else 0
 
 
 class Probe:
@@ -168,7 +183,7 @@ def probe(
     cap: int | None = None,
     on_point: OnPoint | None = None,
 ) -> tuple[Probe, Probed]:
-    """Find the largest microbatch that fits, a safe one, and measure accumulation with it.
+    """Find the largest microbatch that fits, two safer ones, and measure accumulation.
 
     Args:
         config: of a trial.
@@ -179,14 +194,19 @@ def probe(
     """
     measured = Probe(config, limit_bytes, on_point)
     found = find_largest(measured.look, limit_bytes, unit, cap)
-    safe, accumulated, line = None, None, found.line
-    if found.largest:
-        bound = line.largest(SAFE_SHARE * limit_bytes) if line else found.largest
-        safe = measured.step_back(min(found.largest, max(unit, bound // unit * unit)), unit)
-    if safe is not None:  # beside the gradients of the microbatch before it
-        accumulated = measured.step_back(safe.microbatch_size, unit, parts=2)
+    largest, line, choices, accumulated = found.largest, found.line, [], None
+    if largest:
+        choices.append(Choice("maximum", 1.0, measured.measure(largest, largest)))
+        for name, share in SHARES.items():
+            bound = line.largest(share * limit_bytes) if line else largest
+            point = measured.step_back(min(largest, max(unit, bound // unit * unit)), unit)
+            if point is not None:
+                choices.append(Choice(name, share, point))
+            if point is not None and name == "balanced":
+                # beside the gradients of the microbatch before it
+                accumulated = measured.step_back(point.microbatch_size, unit, parts=2)
     points = tuple(measured.points.values())
-    return measured, Probed(found, points, safe.microbatch_size if safe else 0, accumulated)
+    return measured, Probed(found, points, tuple(choices), accumulated)
 
 
 def find_leak(rests: tuple[int, ...]) -> Leak:

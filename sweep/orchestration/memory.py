@@ -152,7 +152,7 @@ def probe_memory(
         logistics: device and `device_memory`; on a CPU by default half of what is available.
         cap: the largest size of interest.
         multiple: only multiples of it are legal; for GRPO of whole groups too.
-        soak_steps: steps of the safe size that look for a leak; 0: none.
+        soak_steps: steps of each recommended size that look for a leak; 0: none.
         on_point: called after each measured point.
         **overrides: fields of the experiment: batches, model, context, precision, …
 
@@ -175,6 +175,7 @@ def probe_memory(
     document = _document(plan, limit) | {
         "device": device,
         "multiple": multiple,
+        "group_size": config.group_size,
         "basis": PROBED.get(device.split(":")[0], "live tensors in eager steps"),
         "points": points,
         "line": line and line.as_document(),
@@ -184,11 +185,23 @@ def probe_memory(
         "safe_microbatch_size": found.safe,
         "accumulated": found.accumulated and found.accumulated.as_document(),
     }
-    if soak_steps and found.safe:
-        point, leak = measured.soak(found.safe, soak_steps)
+    soaks: dict[int, Any] = {}
+    for size in {one.point.microbatch_size: None for one in found.choices} if soak_steps else ():
+        point, leak = measured.soak(size, soak_steps)
         shown = leak and {**asdict(leak), "is_found": leak.is_found}
-        document["soak"] = {"point": point.as_document(), "leak": shown}
-    return document
+        soaks[size] = {"point": point.as_document(), "leak": shown}
+    document["recommendations"] = [
+        {
+            "name": one.name,
+            "share": one.share,
+            "microbatch_size": one.point.microbatch_size,
+            "headroom_bytes": one.point.headroom_bytes,
+            "status": one.point.status,
+            "soak": soaks.get(one.point.microbatch_size),
+        }
+        for one in found.choices
+    ]
+    return document | ({"soak": soaks[found.safe]} if found.safe in soaks else {})
 
 
 def ablate_memory(

@@ -118,6 +118,11 @@ def probe_markdown(document: Mapping[str, Any]) -> str:
     rows = [_probe_row(point, sizes) for point in document["points"]]
     headers = ["batch size", "microbatch", "status", "at rest", "peak", "reserved", "device"]
     headers += ["headroom", "retries", "s/step", "tokens/s", "steps"]
+    if document["group_size"] > 1:
+        headers.append("completions/s")
+        for row, point in zip(rows, document["points"], strict=True):
+            seconds = point["seconds_per_step"]
+            row.append(f"{point['batch_size'] / seconds:.3g}" if seconds else md.MISSING)
     found = [
         heading("Memory probe", document),
         f"Verdict: **{document['verdict']}** ({document['search_points']} points looked at).",
@@ -129,8 +134,6 @@ def probe_markdown(document: Mapping[str, Any]) -> str:
         *line_sentences(document),
         recommendations(document),
     ]
-    if soak := document.get("soak"):
-        found.append(_soak_sentence(soak))
     return "\n\n".join(found) + "\n"
 
 
@@ -151,29 +154,22 @@ def _probe_row(point: Mapping[str, Any], sizes: Sizes) -> list[str]:
 
 def recommendations(document: Mapping[str, Any]) -> str:
     """Name the three choices, each with what proved it."""
-    largest, safe = document["largest_microbatch_size"], document["safe_microbatch_size"]
-    if not largest:
+    if not document["recommendations"]:
         return "Nothing can be recommended: not even one sequence fits."
-    by_size = {
-        point["microbatch_size"]: point
-        for point in document["points"]
-        if point["batch_size"] == point["microbatch_size"]
-    }
     with_steps, sizes = document["accumulated"], Sizes(document)
-    return md.bullets(
-        [
-            *(
-                f"{name}: microbatch size {size}, headroom "
-                f"{sizes(by_size[size]['headroom_bytes'])} {sizes.unit}; measured "
-                f"{by_size[size]['status']}."
-                for name, size in (("Maximum", largest), ("Safe", safe))
-            ),
+    items = [
+        f"{one['name'].capitalize()} (at most {100 * one['share']:.0f} % by the line): microbatch "
+        f"size {one['microbatch_size']}, headroom {sizes(one['headroom_bytes'])} {sizes.unit}; "
+        f"measured {one['status']}." + (f" {_soak_sentence(one['soak'])}" if one["soak"] else "")
+        for one in document["recommendations"]
+    ]
+    if with_steps:
+        items.append(
             f"Any larger batch size: `--microbatch {with_steps['microbatch_size']}` with gradient "
-            "accumulation; batch size "
-            f"{with_steps['batch_size']} measured {with_steps['status']}, peak "
-            f"{sizes(with_steps['peak_bytes'])} {sizes.unit}.",
-        ]
-    )
+            f"accumulation; batch size {with_steps['batch_size']} measured "
+            f"{with_steps['status']}, peak {sizes(with_steps['peak_bytes'])} {sizes.unit}."
+        )
+    return md.bullets(items)
 
 
 def _soak_sentence(soak: Mapping[str, Any]) -> str:

@@ -60,6 +60,9 @@ def test_the_maximum_is_proved_and_is_that_of_brute_force(timeless):
     assert largest == brute_force(limit, largest + 3)
     safe = document["safe_microbatch_size"]
     assert points[safe]["peak_bytes"] <= 0.9 * limit
+    least = document["recommendations"][2]
+    assert least["name"] == "conservative" and least["status"] == "OK"
+    assert least["headroom_bytes"] >= 0.3 * limit and least["microbatch_size"] < safe
     assert document["accumulated"]["status"] == "OK"
     assert document["accumulated"]["batch_size"] == 2 * safe
     forecast = forecast_memory("quick", logistics=within(limit), batches=[8])
@@ -106,6 +109,9 @@ def test_a_soak_finds_a_leak_that_is_there_and_none_that_is_not(workload, leaks)
         "quadratic", logistics=within(50 * MIB), workload=workload, batches=[4],
         cap=8, soak_steps=30,
     )  # fmt: skip
+    names = [one["name"] for one in document["recommendations"]]
+    assert names == ["maximum", "balanced", "conservative"]
+    assert all(one["soak"]["leak"]["is_found"] is leaks for one in document["recommendations"])
     leak = document["soak"]["leak"]
     assert leak["is_found"] is leaks and leak["steps"] == 30
     assert leak["bytes_per_step"] == pytest.approx(4096 if leaks else 0)
