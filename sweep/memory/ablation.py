@@ -76,80 +76,91 @@ class Row:
 
 def variants_of(base: TrialConfig) -> list[Variant]:
     """Return the base, and what differs from it in one thing."""
-    science, execution, grpo = base.science, base.execution, base.science.grpo
-    assert grpo is not None
-    batch, group = science.batch_size, grpo.group_size
+    return [Variant(BASE, "base", base), *_undone(base), *_options(base), *_sizes(base)]
 
-    def changed(science_: Any = (), execution_: Any = (), **update: Any) -> TrialConfig:
-        return base.model_copy(
-            update={
-                "science": science.model_copy(update=dict(science_)),
-                "execution": execution.model_copy(update=dict(execution_)),
-                **update,
-            }
-        )
 
-    def undone(name: str, workload: str) -> Variant:
-        return Variant(name, "undone", changed({"workload": WITHOUT + workload}))
+def _changed(base: TrialConfig, part: str, **update: Any) -> TrialConfig:
+    """Change fields of the config's science, its execution or its grpo."""
+    if part == "grpo":
+        assert base.science.grpo is not None
+        return _changed(base, "science", grpo=base.science.grpo.model_copy(update=update))
+    return base.model_copy(update={part: getattr(base, part).model_copy(update=update)})
 
-    def sized(name: str, batch_size: int, **settings: Any) -> Variant:
-        grown = grpo.model_copy(update=settings)
-        room = max(science.model.context, grown.tokens_per_sequence)
-        model = science.model.model_copy(update={"context": room})
-        config = changed(
-            {"grpo": grown, "model": model}, tokens_per_sequence=grown.tokens_per_sequence
-        )
-        return Variant(name, "size", config.sized(batch_size, batch_size))
 
-    def supervised(name: str, count: int) -> Variant:
-        model = science.model.model_copy(update={"context": base.tokens_per_sequence})
-        config = changed({"workload": "pretrain", "grpo": None, "model": model})
-        return Variant(name, "size", config.sized(count, count))
-
-    found = [
-        Variant(BASE, "base", base),
-        undone(PLAIN, "PlainLogits"),
-        undone(DELETED, "DeletedLogits"),
-        undone(SAMPLING, "SamplingLogits"),
-        undone("old log-probabilities computed", "OldLogProbs"),
-        undone("no key-value cache", "WithoutCache"),
+def _undone(base: TrialConfig) -> list[Variant]:
+    workloads = {
+        PLAIN: "PlainLogits",
+        DELETED: "DeletedLogits",
+        SAMPLING: "SamplingLogits",
+        "old log-probabilities computed": "OldLogProbs",
+        "no key-value cache": "WithoutCache",
+    }
+    if base.science.grpo and base.science.grpo.kl:
+        workloads["reference's pass with its graph"] = "ReferenceWithGraph"
+    return [
+        Variant(name, "undone", _changed(base, "science", workload=WITHOUT + workload))
+        for name, workload in workloads.items()
     ]
-    if grpo.kl:
-        without = grpo.model_copy(update={"kl": 0.0})
-        found += [
-            undone("reference's pass with its graph", "ReferenceWithGraph"),
-            Variant("no reference (kl = 0)", "option", changed({"grpo": without})),
-        ]
-    found += [
-        Variant(CHECKPOINTING, "option", changed((), {"activation_checkpointing": True})),
-        Variant("prompts shared", "option", changed((), {"shares_prompts": True})),
-        Variant("a group sampled at once", "option", changed((), {"generation_batch_size": group})),
-        Variant(ONE_GROUP, "option", base.sized(batch, group)),
+
+
+def _options(base: TrialConfig) -> list[Variant]:
+    group, emptied = base.group_size, f"{WITHOUT}EmptiedCache"
+    options = {
+        CHECKPOINTING: _changed(base, "execution", activation_checkpointing=True),
+        "prompts shared": _changed(base, "execution", shares_prompts=True),
+        "a group sampled at once": _changed(base, "execution", generation_batch_size=group),
+        ONE_GROUP: base.sized(base.science.batch_size, group),
+    }
+    if base.science.grpo and base.science.grpo.kl:
+        options["no reference (kl = 0)"] = _changed(base, "grpo", kl=0.0)
+    return [
+        *(Variant(name, "option", config) for name, config in options.items()),
         Variant("expandable segments", "option", base, EXPANDABLE, is_for_cuda=True),
         Variant(
             "cache emptied before every step",
             "option",
-            changed({"workload": f"{WITHOUT}EmptiedCache"}),
+            _changed(base, "science", workload=emptied),
             is_for_cuda=True,
         ),
-        sized(GROUP_ALONE, group),
-        sized(HALF_GROUPS, batch // 2, group_size=max(2, group // 2)),
-        sized("twice the group size", batch * 2, group_size=group * 2),
-        sized("half the completion", batch, new_tokens=max(1, grpo.new_tokens // 2)),
-        sized("twice the completion", batch, new_tokens=grpo.new_tokens * 2),
-        sized(
-            HALF_LENGTH,
-            batch,
-            prompt_tokens=max(1, grpo.prompt_tokens // 2),
-            new_tokens=max(1, grpo.new_tokens // 2),
-        ),
-        supervised(SUPERVISED, batch),
-        supervised(HALF_SUPERVISED, batch // 2),
     ]
+
+
+def _sizes(base: TrialConfig) -> list[Variant]:
+    batch, grpo = base.science.batch_size, base.science.grpo
+    assert grpo is not None
+    prompt, new, group = grpo.prompt_tokens, grpo.new_tokens, grpo.group_size
+    half, half_prompt = max(1, new // 2), max(1, prompt // 2)
+    sizes = {
+        GROUP_ALONE: _sized(base, group),
+        HALF_GROUPS: _sized(base, batch // 2, group_size=max(2, group // 2)),
+        "twice the group size": _sized(base, batch * 2, group_size=group * 2),
+        "half the completion": _sized(base, batch, new_tokens=half),
+        "twice the completion": _sized(base, batch, new_tokens=new * 2),
+        HALF_LENGTH: _sized(base, batch, prompt_tokens=half_prompt, new_tokens=half),
+        SUPERVISED: _supervised(base, batch),
+        HALF_SUPERVISED: _supervised(base, batch // 2),
+    }
     for precision in ("fp32", "bf16", "bf16-pure"):
-        if precision != science.precision:
-            found.append(Variant(precision, "size", changed({"precision": precision})))
-    return found
+        if precision != base.science.precision:
+            sizes[precision] = _changed(base, "science", precision=precision)
+    return [Variant(name, "size", config) for name, config in sizes.items()]
+
+
+def _sized(base: TrialConfig, batch_size: int, **settings: int) -> TrialConfig:
+    config = _changed(base, "grpo", **settings)
+    grpo, model = config.science.grpo, config.science.model
+    assert grpo is not None and model.kind != "quadratic"
+    tokens = grpo.tokens_per_sequence
+    longer = model.model_copy(update={"context": max(model.context, tokens)})
+    config = _changed(config, "science", model=longer)
+    config = config.model_copy(update={"tokens_per_sequence": tokens})
+    return config.sized(batch_size, batch_size)
+
+
+def _supervised(base: TrialConfig, count: int) -> TrialConfig:
+    model = base.science.model.model_copy(update={"context": base.tokens_per_sequence})
+    config = _changed(base, "science", workload="pretrain", grpo=None, model=model)
+    return config.sized(count, count)
 
 
 def ablate(base: TrialConfig, limit_bytes: int, on_row: Callable[[Row], None]) -> list[Row]:

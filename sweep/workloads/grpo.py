@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.data.tokenizer import SEPARATOR_ID, BytesTokenizer
+from sweep.data.tokenizer import SEPARATOR_ID
 from sweep.data.tokens import TokenizedText, prepare_data
-from sweep.errors import SweepError
 from sweep.models import HasCache, HasHidden, build_model
 from sweep.models.generation import Sampling, completion_uniforms, extend_equal, generate
 from sweep.models.loss import linear_log_probs
@@ -35,7 +34,7 @@ from sweep.workloads.grpo_loss import (
 from sweep.workloads.meter import Meter
 from sweep.workloads.protocol import Batch, FinalEvaluation
 from sweep.workloads.start import load_start
-from sweep.workloads.tasks import Completion, Prompt, Task, build_task
+from sweep.workloads.tasks import Prompt, Task, build_task, encode_prompt, rewards_of
 
 HELD_OUT = 1 << 40  # numbers of completions that no training reaches
 MOST_FINAL_PROMPTS = 256  # of the final evaluation
@@ -76,38 +75,11 @@ class Grpo:
         """What is asked for."""
         return build_task(self.settings, self.text, self.config.science.seed)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if prompt.ids is not None:
-            ids = list(prompt.ids)
-        elif self.text is not None:
-            ids = self.text.encode(prompt.text)
-        else:
-            ids = [int(i) for i in BytesTokenizer().encode_batch([prompt.text])[0]]
-        room = self.settings.prompt_tokens
-        if len(ids) > room:
-            raise SweepError(
-                f"prompt_tokens must hold the longest prompt, got {room} for {prompt.text!r} of "
-                f"{len(ids)} tokens. Set grpo.prompt_tokens to {len(ids)} or more."
-            )
-        return [SEPARATOR_ID] * (room - len(ids)) + ids
-
-    def _decode(self, ids: NDArray[np.int64]) -> Completion:
-        ends = np.flatnonzero(ids == SEPARATOR_ID)
-        own = ids[: ends[0]] if len(ends) else ids
-        text = self.text or BytesTokenizer()
-        return Completion(text.decode([int(i) for i in own]), len(ends) > 0)
-
     def score(
         self, prompts: list[Prompt], completions: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """Return each completion's reward, and its components, from ids (B, N)."""
-        found = [
-            self.task.reward(prompt, self._decode(ids))
-            for prompt, ids in zip(prompts, completions, strict=True)
-        ]
-        names = list(dict.fromkeys(name for parts in found for name in parts))
-        columns = {name: np.array([parts.get(name, 0.0) for parts in found]) for name in names}
-        return np.sum([*columns.values(), np.zeros(len(found))], axis=0), columns
+        return rewards_of(self.task, prompts, completions, self.text)
 
     # The protocol of workloads.
 
@@ -233,7 +205,7 @@ class Grpo:
         if len(batch) == 1:
             numbers = batch[0].numpy()
             prompts = self._prompts(numbers)
-            ids = torch.tensor([self._encode(prompt) for prompt in prompts], device=self.device)
+            ids = self._prompt_ids(prompts)
             drawn = completion_uniforms(self.config.science.seed, numbers, self.settings.new_tokens)
             with self._phase("generate"):
                 completions = self.generate(model, ids, drawn.to(self.device), in_groups=True)
@@ -306,6 +278,11 @@ class Grpo:
     def _log_probs_of(self, model: nn.Module, ids: Tensor, size: int) -> Tensor:
         return torch.cat([self.log_probs(model, part)[0] for part in torch.split(ids, size)])
 
+    def _prompt_ids(self, prompts: list[Prompt]) -> Tensor:
+        room = self.settings.prompt_tokens
+        found = [encode_prompt(prompt, self.text, room) for prompt in prompts]
+        return torch.tensor(found, device=self.device)
+
     def _prompts(self, numbers: NDArray[np.int64]) -> list[Prompt]:
         groups = numbers // self.settings.group_size
         known = {int(group): self.task.prompt(int(group), False) for group in np.unique(groups)}
@@ -366,7 +343,7 @@ class Grpo:
         for first in range(0, count, size):
             numbers = np.arange(first, min(first + size, count))
             prompts = [prompt(int(number)) for number in numbers]
-            ids = torch.tensor([self._encode(one) for one in prompts], device=self.device)
+            ids = self._prompt_ids(prompts)
             drawn = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
             completions = self.generate(model, ids, drawn.to(self.device))
             found.append(self.score(prompts, completions.cpu().numpy())[0])

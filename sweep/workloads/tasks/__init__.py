@@ -3,8 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sweep.config.grpo import GrpoSettings
 from sweep.config.objects import load_object
+from sweep.data.tokenizer import SEPARATOR_ID, BytesTokenizer
 from sweep.data.tokens import TokenizedText
 from sweep.errors import SweepError
 
@@ -26,6 +30,38 @@ class Completion:
     has_ended: bool  # by itself, before the tokens ran out
 
 
+def encode_prompt(prompt: Prompt, text: TokenizedText | None, room: int) -> list[int]:
+    """Return a prompt's `room` ids, filled with separators from the left.
+
+    Args:
+        prompt: the request.
+        text: whose tokenizer encodes it; None: bytes.
+        room: ids of every prompt.
+
+    Raises:
+        SweepError: if there is too little room.
+    """
+    if prompt.ids is not None:
+        ids = list(prompt.ids)
+    elif text is not None:
+        ids = text.encode(prompt.text)
+    else:
+        ids = [int(i) for i in BytesTokenizer().encode_batch([prompt.text])[0]]
+    if len(ids) > room:
+        raise SweepError(
+            f"prompt_tokens must hold the longest prompt, got {room} for {prompt.text!r} of "
+            f"{len(ids)} tokens. Set grpo.prompt_tokens to {len(ids)} or more."
+        )
+    return [SEPARATOR_ID] * (room - len(ids)) + ids
+
+
+def decode_completion(ids: NDArray[np.int64], text: TokenizedText | None) -> Completion:
+    """Return what stands before the first separator of ids (N)."""
+    ends = np.flatnonzero(ids == SEPARATOR_ID)
+    own = ids[: ends[0]] if len(ends) else ids
+    return Completion((text or BytesTokenizer()).decode([int(i) for i in own]), len(ends) > 0)
+
+
 class Task(Protocol):
     """Prompts, numbered, and the rewards of their completions."""
 
@@ -36,6 +72,19 @@ class Task(Protocol):
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         """Return the components of a completion's reward, which is their sum."""
+
+
+def rewards_of(
+    task: Task, prompts: list[Prompt], completions: NDArray[np.int64], text: TokenizedText | None
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Return each completion's reward (B), and its components, from ids (B, N)."""
+    found = [
+        task.reward(prompt, decode_completion(ids, text))
+        for prompt, ids in zip(prompts, completions, strict=True)
+    ]
+    names = list(dict.fromkeys(name for parts in found for name in parts))
+    columns = {name: np.array([parts.get(name, 0.0) for parts in found]) for name in names}
+    return np.sum([*columns.values(), np.zeros(len(found))], axis=0), columns
 
 
 class OwnReward:
