@@ -15,7 +15,7 @@ from sweep.errors import SweepError
 from sweep.memory.ablation import Row
 from sweep.memory.line import Line, fit_line
 from sweep.memory.points import Forecast, Measurement
-from sweep.memory.probe import Probed
+from sweep.memory.probe import Probe, Probed
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
@@ -185,12 +185,13 @@ def probe_memory(
         "safe_microbatch_size": found.safe,
         "accumulated": found.accumulated and found.accumulated.as_document(),
     }
-    soaks: dict[int, Any] = {}
-    for size in {one.point.microbatch_size: None for one in found.choices} if soak_steps else ():
-        point, leak = measured.soak(size, soak_steps)
-        shown = leak and {**asdict(leak), "is_found": leak.is_found}
-        soaks[size] = {"point": point.as_document(), "leak": shown}
-    document["recommendations"] = [
+    soaks = _soaks(measured, found, soak_steps) if soak_steps else {}
+    document["recommendations"] = _recommendations(found, soaks)
+    return document | ({"soak": soaks[found.safe]} if found.safe in soaks else {})
+
+
+def _recommendations(found: Probed, soaks: dict[int, Any]) -> list[dict[str, Any]]:
+    return [
         {
             "name": one.name,
             "share": one.share,
@@ -201,7 +202,16 @@ def probe_memory(
         }
         for one in found.choices
     ]
-    return document | ({"soak": soaks[found.safe]} if found.safe in soaks else {})
+
+
+def _soaks(measured: Probe, found: Probed, steps: int) -> dict[int, Any]:
+    """Run each recommended size so long; return what became of it, and its leak, by size."""
+    soaks: dict[int, Any] = {}
+    for size in dict.fromkeys(one.point.microbatch_size for one in found.choices):
+        point, leak = measured.soak(size, steps)
+        shown = leak and {**asdict(leak), "is_found": leak.is_found}
+        soaks[size] = {"point": point.as_document(), "leak": shown}
+    return soaks
 
 
 def ablate_memory(
