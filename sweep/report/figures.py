@@ -79,18 +79,20 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     trials = report_trials(sweep.trials).set_index("id")
     colours, labels = look.batch_colours(cells), look.policy_labels(cells)
     gone = trials[trials["cause"] == "diverged"]
-    for axis, metric, title in (
-        (axes[0], "train/loss", "training loss"),
-        (axes[1], "valid/loss", "validation loss, milestone set"),
-    ):
+    train = ("train/loss", f"training loss {loss_unit(sweep)}")
+    if sweep.plan.settings.workload == "grpo":  # whose loss is a surrogate that starts at 0
+        train = ("reward/mean", "mean reward of a step's completions")
+    valid = ("valid/loss", f"validation loss, milestone set {loss_unit(sweep)}")
+    for axis, (metric, title) in zip(axes, (train, valid), strict=True):
         for batch, label, tokens, values, width in _drawn_curves(sweep, trials, metric):
             line = look.LINES[labels.index(label) % len(look.LINES)]
             axis.plot(tokens, values, line, color=colours[batch], linewidth=width, alpha=0.75)
-        axis.set_ylabel(f"{title} {loss_unit(sweep)}")
+        axis.set_ylabel(title)
         axis.set_xlabel("training tokens")
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
         axis.xaxis.set_major_locator(MaxNLocator(5))
-        look.loss_axis(axis)
+        if metric != "reward/mean":
+            look.loss_axis(axis)
         look.mark_diverged(axis, gone["tokens"], len(gone))
     look.legend_beside(figure, axes, cells, axes[0].get_legend_handles_labels()[0], is_line=True)
     return figure
