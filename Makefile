@@ -13,7 +13,7 @@ TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all install lint format types contracts check bench bench-memory bench-gpu gpu-pack docs publish clean
+.PHONY: help demo test test-all test-peers install lint format types contracts check bench bench-memory bench-gpu gpu-pack docs publish clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile

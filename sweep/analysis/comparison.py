@@ -41,8 +41,8 @@ class Recommendation:
     cells: tuple[int, ...]  # index of the cells; several where they tie, none without data
 
 
-def loss_unit(sweep: Sweep) -> str:
-    """Return the unit of differences between losses, which the workload decides."""
+def difference_unit(sweep: Sweep) -> str:
+    """Return the unit of differences between losses, as said behind a number."""
     return {"pretrain": "nats", "grpo": "of reward"}.get(sweep.plan.settings.workload, "units")
 
 

@@ -5,17 +5,17 @@ which batch size is better are made only where every gate passes.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, loss_unit, report_trials
+from sweep.analysis.comparison import SEEDS_FOR_SPREAD, difference_unit, report_trials
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import (
     INITIAL_LOSS_TOLERANCE,
     MANY_EPOCHS,
     data_name,
-    loss_of_ignorance,
+    vocabulary_of_ignorance,
     why_no_equal_steps,
 )
 from sweep.analysis.statistics import (
@@ -82,7 +82,7 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, label: str) -> Judged:
     trials = report_trials(sweep.trials)
     trials = trials[trials["label"] == label]
     losses = _losses(trials)
-    comparison = replace(compare_pairs(losses), unit=loss_unit(sweep))
+    comparison = compare_pairs(losses, unit=difference_unit(sweep))
     sigma = seeds_sd(losses)
     is_tuned = set(cells["policy"]) == {"tuned"}
     rates = tuned_rates(sweep, sigma.estimate if sigma else None, comparison.degrees_of_freedom)
@@ -300,10 +300,10 @@ def sanity_gate(sweep: Sweep, trials: pd.DataFrame) -> Gate:
         faults.append("steps × batch size × tokens per sequence is not the token count")
     if done["bytes_per_token"].dropna().nunique() > 1:
         faults.append("bytes per token differ between trials")
-    expected = loss_of_ignorance(sweep)
-    start = done["initial_train_loss"].dropna()
+    vocabulary, start = vocabulary_of_ignorance(sweep), done["initial_train_loss"].dropna()
     said = "steps × batch size × tokens per sequence = tokens in every trial"
-    if expected and len(start):
+    if vocabulary and len(start):
+        expected = math.log(vocabulary)
         far = (start - expected).abs().max()
         said += f"; loss at step 0 within {far:.3f} of ln V = {expected:.3f}"
         if far > INITIAL_LOSS_TOLERANCE:

@@ -173,24 +173,24 @@ def _epochs(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
     )
 
 
-def loss_of_ignorance(sweep: Sweep) -> float | None:
-    """Return ln V, near which a loss per token starts; None where losses are of another kind."""
+def vocabulary_of_ignorance(sweep: Sweep) -> int | None:
+    """Return V where a loss per token starts near ln V; None where losses are of another kind."""
     settings = sweep.plan.settings
-    vocabulary = getattr(settings.model, "vocabulary", None)
-    return math.log(vocabulary) if vocabulary and settings.grpo is None else None
+    return None if settings.grpo is not None else getattr(settings.model, "vocabulary", None)
 
 
 def _initial_loss(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
-    expected, start = loss_of_ignorance(sweep), sweep.trials["initial_train_loss"].dropna()
-    if expected is None or not len(start):
+    vocabulary, start = vocabulary_of_ignorance(sweep), sweep.trials["initial_train_loss"].dropna()
+    if vocabulary is None or not len(start):
         return None
+    expected = math.log(vocabulary)
     far = start[(start - expected).abs() > INITIAL_LOSS_TOLERANCE]
     if not len(far):
         return None
     return Limit(
         "initial_loss",
         f"The loss before training should be near ln V = {expected:.3f} for a vocabulary of "
-        f"{round(math.exp(expected)):,}, and was {far.min():.3f} to {far.max():.3f} in {len(far)} "
+        f"{vocabulary:,}, and was {far.min():.3f} to {far.max():.3f} in {len(far)} "
         "trials: the model did not start from ignorance (pretrained weights, or a fault).",
         "loss at step 0 not near ln V",
         ("quality",),

@@ -75,8 +75,15 @@ class Comparison:
     unit: str = "nats"
 
 
-def compare_pairs(losses: Losses, margin: float = EQUIVALENCE_MARGIN) -> Comparison:
+def compare_pairs(
+    losses: Losses, margin: float = EQUIVALENCE_MARGIN, unit: str = "nats"
+) -> Comparison:
     """Compare all pairs of batch sizes by paired t tests, Holm-adjusted, and test equivalence.
+
+    Args:
+        losses: final ones by batch size and seed.
+        margin: within which losses count as no different.
+        unit: of the losses, for those who write about the comparison.
 
     Returns:
         A comparison without pairs, and with `not_applicable`, where fewer than two batch sizes or
@@ -89,7 +96,7 @@ def compare_pairs(losses: Losses, margin: float = EQUIVALENCE_MARGIN) -> Compari
     left_out = {size: found for size, found in extra.items() if found}
     if reason := _not_applicable(losses):
         nan = float("nan")
-        return Comparison(sizes, seeds, left_out, degrees, {}, nan, margin, (), reason)
+        return Comparison(sizes, seeds, left_out, degrees, {}, nan, margin, (), reason, unit)
     table = _table(losses)
     variances = table.var(axis=1, ddof=1).tolist()
     least, most = min(variances), max(variances)
@@ -102,6 +109,7 @@ def compare_pairs(losses: Losses, margin: float = EQUIVALENCE_MARGIN) -> Compari
         variance_ratio=most / least if least else math.inf if most else 1.0,
         margin=margin,
         pairs=_pairs(sizes, table, margin),
+        unit=unit,
     )
 
 

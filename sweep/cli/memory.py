@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sweep.cli.running import read_logistics, read_overrides, refuse_file
 from sweep.config.numbers import format_bytes, parse_count
+from sweep.errors import SweepError
+
+if TYPE_CHECKING:
+    from sweep.memory.ablation import Row
 
 
 def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
@@ -48,13 +52,17 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
 
 
 def _ablate(experiment: str, flags: dict[str, Any]) -> int:
-    from sweep.memory.ablation import Row
+    for name in ("largest", "multiple", "soak"):
+        if flags[name] is not None:
+            raise SweepError(
+                f"--{name} must be left out with --ablate, which measures one batch size, got "
+                f"{flags[name]}."
+            )
     from sweep.orchestration.memory import ablate_memory
 
-    def show(row: Row) -> None:
+    def show(row: "Row") -> None:
         peak = "" if row.peak_bytes is None else f", peak {format_bytes(row.peak_bytes)}"
-        status = row.measured.status if row.measured else "NOT_TRIED"
-        click.echo(f"{row.name}: {status}{peak} {row.message}".rstrip(), err=True)
+        click.echo(f"{row.name}: {row.status}{peak} {row.message}".rstrip(), err=True)
 
     document = ablate_memory(
         experiment, logistics=read_logistics(flags), on_row=show, **read_overrides(flags)

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from sweep.config.models import Positive, Settings
 
+FINAL_PROMPTS = 256  # held out, of the final evaluation
 Fraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 
 

@@ -50,11 +50,16 @@ class Row:
     message: str = ""
 
     @property
+    def status(self) -> str:
+        """How the measurement ended."""
+        return "NOT_TRIED" if self.measured is None else self.measured.status
+
+    @property
     def peak_bytes(self) -> int | None:
-        """Of a training step, as measured, else as forecast."""
-        if self.measured is not None and self.measured.peak_bytes is not None:
-            return max(self.measured.phases.values(), default=self.measured.peak_bytes)
-        return self.forecast.peak_bytes if self.forecast else None
+        """Of a training step, as measured."""
+        if self.measured is None or self.measured.peak_bytes is None:
+            return None
+        return max(self.measured.phases.values(), default=self.measured.peak_bytes)
 
     @property
     def seconds(self) -> float | None:
@@ -63,11 +68,11 @@ class Row:
 
     def as_document(self) -> dict[str, Any]:
         """Return it as `probe --ablate` prints it."""
-        status = "NOT_TRIED" if self.measured is None else self.measured.status
         return {
             "name": self.name,
             "kind": self.kind,
-            "status": status,
+            "status": self.status,
+            "peak_bytes": self.peak_bytes,
             "message": self.message or (self.measured.message if self.measured else ""),
             "forecast": self.forecast and asdict(self.forecast),
             "measured": self.measured and self.measured.as_document(),
@@ -132,7 +137,6 @@ def _sizes(base: TrialConfig) -> list[Variant]:
     half, half_prompt = max(1, new // 2), max(1, prompt // 2)
     sizes = {
         GROUP_ALONE: _sized(base, group),
-        HALF_GROUPS: _sized(base, batch // 2, group_size=max(2, group // 2)),
         "twice the group size": _sized(base, batch * 2, group_size=group * 2),
         "half the completion": _sized(base, batch, new_tokens=half),
         "twice the completion": _sized(base, batch, new_tokens=new * 2),
@@ -140,6 +144,8 @@ def _sizes(base: TrialConfig) -> list[Variant]:
         SUPERVISED: _supervised(base, batch),
         HALF_SUPERVISED: _supervised(base, batch // 2),
     }
+    if group % 2 == 0 and group > 2:  # a group has at least two
+        sizes[HALF_GROUPS] = _sized(base, batch // 2, group_size=group // 2)
     for precision in ("fp32", "bf16", "bf16-pure"):
         if precision != base.science.precision:
             sizes[precision] = _changed(base, "science", precision=precision)
@@ -222,50 +228,62 @@ class Rows:
 
     def saved(self, name: str, base: str = BASE) -> float:
         """Return the share of the base's peak that a row does without."""
-        return 1 - self.peak(name) / self.peak(base)
+        return 1 - self.times(name, base)
+
+    def times(self, name: str, base: str) -> float:
+        """Return a row's peak over that of the base."""
+        return self.peak(name) / self.peak(base)
+
+    def in_logits(self, name: str, base: str = BASE) -> float:
+        """Return what a row's peak is above the base's, over the bytes of the logits."""
+        return (self.peak(name) - self.peak(base)) / self.logits_bytes
+
+    def accumulated(self) -> float:
+        """Return the peak of a step in several microbatches over that of one of them."""
+        return self.times(ONE_GROUP, GROUP_ALONE)
 
 
 CLAIMS = (
     Claim(
         "Three forward passes make a step take three times the memory of a supervised one.",
         (3, 3),
-        lambda rows: rows.peak(BASE) / rows.peak(SUPERVISED),
+        lambda rows: rows.times(BASE, SUPERVISED),
         "times",
     ),
     Claim(
         "Twice the samples and three passes: six times the memory of a supervised step.",
         (6, 6),
-        lambda rows: rows.peak(BASE) / rows.peak(HALF_SUPERVISED),
+        lambda rows: rows.times(BASE, HALF_SUPERVISED),
         "times",
     ),
     Claim(
         "Three passes hold three times the logits (B, N, V) in float32.",
         (3, 3),
-        lambda rows: (rows.peak(PLAIN) - rows.peak(BASE)) / rows.logits_bytes,
+        lambda rows: rows.in_logits(PLAIN),
         "times the logits, with plain logits",
     ),
     Claim(
         "Gradient accumulation multiplies them by the number of microbatches.",
         (2, math.inf),
-        lambda rows: rows.peak(ONE_GROUP) / rows.peak(GROUP_ALONE),
+        Rows.accumulated,
         "times the peak of one microbatch",
     ),
     Claim(
         "Gradient accumulation has no memory cost.",
         (1, 1),
-        lambda rows: rows.peak(ONE_GROUP) / rows.peak(GROUP_ALONE),
+        Rows.accumulated,
         "times the peak of one microbatch",
     ),
     Claim(
         "Not returning logits from sampling saves them.",
         (1, 1),
-        lambda rows: (rows.peak(SAMPLING) - rows.peak(BASE)) / rows.logits_bytes,
+        lambda rows: rows.in_logits(SAMPLING),
         "times the logits",
     ),
     Claim(
         "`del` behind their last use frees the logits at once.",
         (1, math.inf),
-        lambda rows: (rows.peak(PLAIN) - rows.peak(DELETED)) / rows.logits_bytes,
+        lambda rows: rows.in_logits(PLAIN, DELETED),
         "times the logits",
     ),
     Claim(

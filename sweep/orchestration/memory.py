@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.memory.ablation import Row
 from sweep.memory.line import Line, fit_line
 from sweep.memory.points import Forecast, Measurement
 from sweep.memory.probe import Probe, Probed
@@ -20,6 +19,9 @@ from sweep.orchestration.planning import Logistics, make_plan
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import SweepFolder
+
+if TYPE_CHECKING:  # because it imports torch
+    from sweep.memory.ablation import Row
 
 PROBED = {"cuda": "bytes that the allocator reserved, and the context"}
 ERROR_ON_CPU = 0.02  # of a peak: what tests/memory/test_forecast.py holds
@@ -218,7 +220,7 @@ def ablate_memory(
     experiment: str = "grpo-words",
     *,
     logistics: Logistics | None = None,
-    on_row: Callable[[Row], None] = lambda row: None,
+    on_row: Callable[["Row"], None] = lambda row: None,
     **overrides: Any,
 ) -> dict[str, Any]:
     """Measure and forecast what each optimisation of a GRPO step saves, undone in turn.
@@ -231,14 +233,19 @@ def ablate_memory(
 
     Returns:
         The document that `sweep probe --ablate --json` prints: `rows`, each with `name`, `kind`,
-        `status`, `forecast` and `measured`, and `claims`.
+        `status`, `peak_bytes`, `forecast` and `measured`, and `claims`.
 
     Raises:
-        SweepError: for bad input, or another workload.
+        SweepError: for bad input, another workload, or a microbatch: the rows vary it.
     """
     from sweep.memory.ablation import ablate, judge_claims
 
     logistics = logistics or Logistics()
+    if logistics.microbatch is not None:
+        raise SweepError(
+            f"microbatch must be left out of an ablation, which varies it, got "
+            f"{logistics.microbatch}. Ask for smaller --batches instead."
+        )
     plan = _plan(load_experiment(experiment, overrides), logistics)
     if plan.settings.grpo is None:
         raise SweepError(
@@ -249,7 +256,7 @@ def ablate_memory(
         plan.trial_config(plan.trials[0], ""), logistics.device_memory
     )
     batch = config.science.batch_size
-    base = config.sized(batch, min(batch, logistics.microbatch or batch))
+    base = config.sized(batch, batch)
     rows = ablate(base, limit, on_row)
     return _document(plan, limit) | {
         "device": device,

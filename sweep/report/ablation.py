@@ -48,7 +48,7 @@ def _cells(row: Mapping[str, Any], base: Mapping[str, Any], sizes: Sizes) -> lis
         for name in PHASES
     ]
     seconds, before = measured.get("seconds_per_step"), base["measured"]["seconds_per_step"]
-    peak, other = peak_of(row), peak_of(base)
+    peak, other = row["peak_bytes"], base["peak_bytes"]
     difference = md.MISSING
     if peak is not None and other is not None and row is not base:
         difference = f"{100 * (peak / other - 1):+.1f} %"
@@ -56,19 +56,12 @@ def _cells(row: Mapping[str, Any], base: Mapping[str, Any], sizes: Sizes) -> lis
         row["name"],
         row["status"],
         *phases,
-        _pair(peak if measured else None, forecast.get("peak_bytes"), sizes),
+        _pair(peak, forecast.get("peak_bytes"), sizes),
         sizes(measured.get("rest_bytes")),
         f"{seconds:.3g}" if seconds else md.MISSING,
         difference,
         f"{seconds / before:.2f}" if seconds and before and row is not base else md.MISSING,
     ]
-
-
-def peak_of(row: Mapping[str, Any]) -> int | None:
-    """Return the peak of a row's training steps, measured, else forecast."""
-    measured, forecast = row["measured"] or {}, row["forecast"] or {}
-    known = max(measured.get("phases", {}).values(), default=measured.get("peak_bytes"))
-    return known if known is not None else forecast.get("peak_bytes")
 
 
 def _pair(measured: int | None, forecast: int | None, sizes: Sizes) -> str:

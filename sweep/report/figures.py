@@ -79,11 +79,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     trials = report_trials(sweep.trials).set_index("id")
     colours, labels = look.batch_colours(cells), look.policy_labels(cells)
     gone = trials[trials["cause"] == "diverged"]
-    train = ("train/loss", f"training loss {loss_unit(sweep)}")
-    if sweep.plan.settings.workload == "grpo":  # whose loss is a surrogate that starts at 0
-        train = ("reward/mean", "mean reward of a step's completions")
-    valid = ("valid/loss", f"validation loss, milestone set {loss_unit(sweep)}")
-    for axis, (metric, title) in zip(axes, (train, valid), strict=True):
+    for axis, (metric, title, is_loss) in zip(axes, _panels(sweep), strict=True):
         for batch, label, tokens, values, width in _drawn_curves(sweep, trials, metric):
             line = look.LINES[labels.index(label) % len(look.LINES)]
             axis.plot(tokens, values, line, color=colours[batch], linewidth=width, alpha=0.75)
@@ -91,11 +87,20 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
         axis.set_xlabel("training tokens")
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
         axis.xaxis.set_major_locator(MaxNLocator(5))
-        if metric != "reward/mean":
+        if is_loss:
             look.loss_axis(axis)
         look.mark_diverged(axis, gone["tokens"], len(gone))
     look.legend_beside(figure, axes, cells, axes[0].get_legend_handles_labels()[0], is_line=True)
     return figure
+
+
+def _panels(sweep: Sweep) -> tuple[tuple[str, str, bool], ...]:
+    """Return metric and title of both pictures of curves, and whether it is a loss."""
+    unit = loss_unit(sweep)
+    valid = ("valid/loss", f"validation loss, milestone set {unit}", True)
+    if sweep.plan.settings.workload == "grpo":  # whose training loss is a surrogate near 0
+        return ("reward/mean", "mean reward of a step's completions", False), valid
+    return ("train/loss", f"training loss {unit}", True), valid
 
 
 def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:

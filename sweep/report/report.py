@@ -28,8 +28,8 @@ FIGURES: dict[str, tuple[Callable[[Sweep, pd.DataFrame], Figure], str]] = {
     ),
     "curves": (
         figures.plot_curves,
-        "Training and validation loss against tokens. Points within a trial are not final points: "
-        "batch sizes are compared at the end only.",
+        "Training loss (for GRPO the reward) and validation loss against tokens. Points within a "
+        "trial are not final points: batch sizes are compared at the end only.",
     ),
     "time": (figures.plot_time, "Time of one trial by what it went into, mean over seeds."),
     "pareto": (
@@ -155,6 +155,7 @@ def build_sections(
         ("Summary", summary.summary(sweep, cells, judged)),
         ("Set-up", sections.setup(sweep)),
         ("Results", "\n\n".join([pictures["loss"], sections.results(sweep, cells)])),
+        *sections.rewards(sweep),
         ("Claims and their gates", "\n\n".join([gates.claims(sweep, judged), *claims])),
         ("Curves", pictures["curves"]),
         ("Time, throughput and memory", "\n\n".join([sections.time_and_memory(cells), *time])),

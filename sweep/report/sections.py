@@ -10,7 +10,9 @@ import sweep as package
 from sweep.analysis.comparison import cell_records, report_trials
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import data_name, mixed_execution, why_no_equal_steps
+from sweep.analysis.reward import find_gains
 from sweep.config.experiment import ScheduleSettings
+from sweep.config.grpo import FINAL_PROMPTS
 from sweep.config.numbers import format_count
 from sweep.plan.policy import describe_policy
 from sweep.report import markdown as md
@@ -163,6 +165,30 @@ def results(sweep: Sweep, cells: pd.DataFrame) -> str:
     )
 
 
+def rewards(sweep: Sweep) -> list[tuple[str, str]]:
+    """Hold GRPO's rewards against those before training; no section for other workloads."""
+    if not (gains := find_gains(sweep)) or sweep.plan.settings.grpo is None:
+        return []
+    rows = []
+    for gain in gains:
+        difference = md.MISSING
+        if gain.difference is not None:
+            found = gain.difference
+            difference = f"{found.estimate:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+        means = [f"{sum(values.values()) / len(values):.3f}" for values in (gain.start, gain.end)]
+        seeds = ", ".join(f"{gain.end[seed] - gain.start[seed]:+.3f}" for seed in gain.start)
+        name = [str(gain.batch_size), gain.label, md.rate(gain.learning_rate)]
+        rows.append([*name, *means, difference, seeds])
+    headers = ["batch size", "policy", "rate", "start", "end", "difference", "of each seed"]
+    count = sweep.plan.settings.evaluation.sequences
+    text = (
+        f"Mean reward of one completion of each of {count} held-out prompts before the first step "
+        "and after the last, with the same random numbers. The interval (95 %, t, paired by seed) "
+        "is of seeds, not of other prompts."
+    )
+    return [("Rewards", f"{md.table(headers, rows)}\n\n{text}")]
+
+
 def _tokens_heading(cells: pd.DataFrame) -> str:
     counts = sorted({int(count) for count in cells["tokens"]})
     if len(counts) < 2:
@@ -176,10 +202,14 @@ def _legend(sweep: Sweep) -> str:
         "grpo": "A loss is minus the mean reward of one completion of each held-out prompt.",
     }
     unit = units.get(sweep.plan.settings.workload, "Losses are as the workload defines them.")
+    is_grpo = sweep.plan.settings.grpo is not None
+    trained, whole = "training windows", "the whole validation split"
+    if is_grpo:
+        trained, whole = "prompts trained on", f"{FINAL_PROMPTS} held-out prompts"
     return (
-        f"{unit} *Final valid* is the loss of the whole validation split after the last step, "
+        f"{unit} *Final valid* is the loss of {whole} after the last step, "
         "mean over the complete seeds (± their standard deviation where there are enough). "
-        "*Final train* is on a fixed set of training windows, *gap* is final valid minus final "
+        f"*Final train* is on a fixed set of {trained}, *gap* is final valid minus final "
         "train. *Best valid* is the least of the milestone evaluations, on the milestone set: "
         "biased downwards, and not comparable with *final valid*."
     )

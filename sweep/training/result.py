@@ -41,6 +41,7 @@ def write_result(
         "message": None if final else diverged_message(progress),
         "attempts": status.attempts,
         "initial_train_loss": progress.first_loss,
+        "initial_valid_loss": progress.start_loss,
         "final_train_loss": final.train_loss if final else None,
         "final_valid_loss": final.valid_loss if final else None,
         "best_valid_loss": progress.best_valid_loss,

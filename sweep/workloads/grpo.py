@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sweep.config.grpo import FINAL_PROMPTS
 from sweep.config.trial import TrialConfig
 from sweep.data.tokenizer import SEPARATOR_ID
 from sweep.data.tokens import TokenizedText, prepare_data
@@ -37,7 +38,6 @@ from sweep.workloads.start import load_start
 from sweep.workloads.tasks import Prompt, Task, build_task, encode_prompt, rewards_of
 
 HELD_OUT = 1 << 40  # numbers of completions that no training reaches
-MOST_FINAL_PROMPTS = 256  # of the final evaluation
 ALL_ROWS = 1 << 30
 
 
@@ -320,7 +320,7 @@ class Grpo:
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Measure more held-out prompts, and the first trained on, one completion each."""
-        count = MOST_FINAL_PROMPTS
+        count = FINAL_PROMPTS
         held_out = self._rewards(model, count, lambda i: self.task.prompt(i, True))
         trained = self.config.science.tokens // self.tokens_per_sequence
         seen = min(count, max(1, trained // self.settings.group_size))

@@ -153,6 +153,7 @@ def fake_result(
         "attempts": 1,
         "parameters": plan.model["parameters"],
         "initial_train_loss": fake_loss(plan, row, 0.0),
+        "initial_valid_loss": fake_loss(plan, row, 0.0) + 0.02,
         "final_train_loss": end - 0.01 if is_whole else None,
         "final_valid_loss": end + 0.02 if is_whole else None,
         "best_valid_loss": end + 0.01,

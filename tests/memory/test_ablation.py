@@ -13,7 +13,7 @@ from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.memory import ablation
 from sweep.memory.ablation import CLAIMS, Row, judge_claims, variants_of
-from sweep.memory.points import Measurement
+from sweep.memory.points import Forecast, Measurement
 from sweep.orchestration.memory import ablate_memory
 from sweep.orchestration.planning import Logistics
 from sweep.plan.plan import build_plan
@@ -27,11 +27,11 @@ SMALL = {
 LOGITS = 4 * 8 * 4 * 512  # bytes of a batch's completions
 
 
-def base_config():
-    fields = {"budget": 10**6, "precision": "fp32", "data": "synthetic", **SMALL}
+def base_config(small=SMALL):
+    fields = {"budget": 10**6, "precision": "fp32", "data": "synthetic", **small}
     execution = Execution(device="cpu", threads=2, evaluation_batch_size=8, loss_chunk_rows=1024)
     experiment = load_experiment("grpo-words", fields)
-    plan = build_plan(experiment, execution, data=synthetic_identity(), microbatch=8)
+    plan = build_plan(experiment, execution, data=synthetic_identity(), microbatch=None)
     return plan.trial_config(plan.trials[0], "probe")
 
 
@@ -100,6 +100,30 @@ def test_what_failed_is_no_number():
     assert all(row.peak_bytes is None and row.seconds is None for row in rows)
     assert {one["verdict"] for one in judge_claims(base, rows)} == {"not measured"}
     assert math.isnan(ablation.Rows([], 1).peak("nothing"))
+
+
+def test_only_what_was_measured_is_a_row_s_peak():
+    forecast = Forecast(8, 8, 2**20, {}, 0, 0)
+    assert Row("a", "size", forecast, None).peak_bytes is None
+    assert Row("a", "size", forecast, Measurement(8, 8, "OUT_OF_MEMORY")).peak_bytes is None
+    assert Row("a", "size", forecast, Measurement(8, 8, "OK", peak_bytes=3)).peak_bytes == 3
+
+
+@pytest.mark.parametrize(("group", "half"), [(4, 2), (3, None), (2, None)])
+def test_half_a_group_is_whole_prompts(group, half):
+    fields = {**SMALL, "batches": [4 * group], "grpo": {**SMALL["grpo"], "group_size": group}}
+    variants = {variant.name: variant.config for variant in variants_of(base_config(fields))}
+    if half is None:
+        assert ablation.HALF_GROUPS not in variants
+    else:
+        config = variants[ablation.HALF_GROUPS]
+        assert (config.science.batch_size, config.group_size) == (4 * half, half)
+
+
+@pytest.mark.parametrize("flag", ["largest", "multiple", "soak", "microbatch"])
+def test_what_an_ablation_does_not_look_at_is_refused(flag):
+    result = CliRunner().invoke(sweep, ["probe", "grpo-words", "--ablate", f"--{flag}", "4"])
+    assert result.exit_code != 0 and flag in str(result.exception)
 
 
 def test_other_workloads_are_refused():

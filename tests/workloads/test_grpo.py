@@ -127,6 +127,22 @@ def test_with_and_without_the_cache_the_same_tokens_are_chosen(temperature):
     assert torch.equal(cached, generate(model, prompts, uniforms, sampling, is_cached=False))
 
 
+def names_in_llama(blocks):
+    """Return, by the name of each of our weights, which of Llama's are stacked in it."""
+    names = {"embedding": ["model.embed_tokens"], "norm": ["model.norm"], "head": ["lm_head"]}
+    for index in range(blocks):
+        own, theirs = f"blocks.{index}.", f"model.layers.{index}."
+        names |= {
+            own + "query_key_value": [f"{theirs}self_attn.{name}_proj" for name in "qkv"],
+            own + "attention_out": [theirs + "self_attn.o_proj"],
+            own + "gate_up": [f"{theirs}mlp.{name}_proj" for name in ("gate", "up")],
+            own + "down": [theirs + "mlp.down_proj"],
+            own + "attention_norm": [theirs + "input_layernorm"],
+            own + "feed_forward_norm": [theirs + "post_attention_layernorm"],
+        }
+    return {f"{n}.weight": [f"{m}.weight" for m in parts] for n, parts in names.items()}
+
+
 def llama_of(model, settings):
     """Return transformers' Llama with the weights of ours."""
     transformers = pytest.importorskip("transformers")
@@ -142,18 +158,11 @@ def llama_of(model, settings):
             tie_word_embeddings=False,
         )
     )
-    weights = {"model.embed_tokens": model.embedding, "model.norm": model.norm}
-    weights = {name: part.weight for name, part in weights.items()} | {"lm_head": model.head.weight}
-    for index, block in enumerate(model.blocks):
-        place = f"model.layers.{index}."
-        stacked = (*block.query_key_value.weight.chunk(3), *block.gate_up.weight.chunk(2))
-        names = [f"self_attn.{name}_proj" for name in "qkv"] + ["mlp.gate_proj", "mlp.up_proj"]
-        weights |= {place + name: part for name, part in zip(names, stacked, strict=True)}
-        weights[place + "self_attn.o_proj"] = block.attention_out.weight
-        weights[place + "mlp.down_proj"] = block.down.weight
-        weights[place + "input_layernorm"] = block.attention_norm.weight
-        weights[place + "post_attention_layernorm"] = block.feed_forward_norm.weight
-    llama.load_state_dict({f"{name}.weight": part for name, part in weights.items()})
+    weights = {}
+    for name, parts in names_in_llama(settings.layers).items():
+        weight = model.get_parameter(name)
+        weights |= dict(zip(parts, weight.chunk(len(parts)), strict=True))
+    llama.load_state_dict(weights)
     return llama
 
 
@@ -289,28 +298,6 @@ def test_rewards_are_losses_with_the_sign_changed():
     assert not math.isnan(workload.evaluate(model))
 
 
-def own_weights_of(llama, model):
-    """Return the gradients of transformers' Llama in the order of our own parameters."""
-    grads = {name: weight.grad for name, weight in llama.named_parameters()}
-    layers = [f"model.layers.{index}." for index in range(len(model.blocks))]
-    named = {"embedding.weight": grads["model.embed_tokens.weight"]}
-    named |= {"norm.weight": grads["model.norm.weight"], "head.weight": grads["lm_head.weight"]}
-    for index, place in enumerate(layers):
-        qkv = [grads[f"{place}self_attn.{name}_proj.weight"] for name in "qkv"]
-        both = [grads[f"{place}mlp.{name}_proj.weight"] for name in ("gate", "up")]
-        named |= {
-            f"blocks.{index}.query_key_value.weight": torch.cat(qkv),
-            f"blocks.{index}.gate_up.weight": torch.cat(both),
-            f"blocks.{index}.attention_out.weight": grads[place + "self_attn.o_proj.weight"],
-            f"blocks.{index}.down.weight": grads[place + "mlp.down_proj.weight"],
-            f"blocks.{index}.attention_norm.weight": grads[place + "input_layernorm.weight"],
-            f"blocks.{index}.feed_forward_norm.weight": grads[
-                place + "post_attention_layernorm.weight"
-            ],
-        }
-    return named
-
-
 @pytest.mark.peers
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
@@ -383,7 +370,7 @@ def test_losses_and_gradients_are_those_of_trl(loss, scale, tmp_path):
     theirs = trainer._compute_loss(trainer.model, inputs)
     theirs.backward()
     assert own.item() == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
-    named = own_weights_of(llama, model)
-    for name, weight in model.named_parameters():
-        apart = (weight.grad - named[name]).norm() / named[name].norm()
+    for name, parts in names_in_llama(len(model.blocks)).items():
+        expected = torch.cat([llama.get_parameter(part).grad for part in parts])
+        apart = (model.get_parameter(name).grad - expected).norm() / expected.norm()
         assert apart < 1e-4, (name, apart)
