@@ -26,7 +26,7 @@ from sweep.plan.tuning import (
     winning_rate,
 )
 from sweep.trial.files import sha256_of
-from sweep.trial.folder import Cause, State
+from sweep.trial.folder import Cause, State, TrialStatus
 
 if TYPE_CHECKING:
     from sweep.orchestration.studies import RateStudy
@@ -79,6 +79,8 @@ class Tuning:
                 self.open_reports.setdefault(row.batch_size, []).append(row)
         self._began: set[str] = set()  # by this command
         self._studies: dict[str, RateStudy] = {}
+        # By trial and whether it was searched for: what it showed, as its status then was.
+        self._seen: dict[tuple[str, bool], tuple[TrialStatus, Shown]] = {}
 
     def next_round(self, plan: Plan) -> Round | None:
         """Return what to do next; None when nothing is left, or nothing can be."""
@@ -301,14 +303,17 @@ class Tuning:
         return best if has_ended_well(self.folder.trial(str(best.id)), self.target) else None
 
     def _shown(self, study: Study) -> dict[str, Shown]:
-        found = {}
-        for row in study.rows:
-            trial, values = (
-                self.folder.trial(str(row.id)),
-                _values(study.template, row, study.extra),
-            )
-            found[str(row.id)] = show(trial, values, self._rungs(study), self.target)
-        return found
+        return {str(row.id): self._shown_of(study, row) for row in study.rows}
+
+    def _shown_of(self, study: Study, row: PlannedTrial) -> Shown:
+        trial = self.folder.trial(str(row.id))
+        key = trial.id, study.is_search
+        status, seen = trial.read_status(), self._seen.get(key)
+        if seen is None or seen[0] != status:
+            values = _values(study.template, row, study.extra)
+            seen = status, show(trial, values, self._rungs(study), self.target)
+            self._seen[key] = seen
+        return seen[1]
 
 
 def _is_tuning(row: PlannedTrial, batch: int) -> bool:

@@ -63,8 +63,11 @@ def read_store(tracking_uri: str, experiment: str, run_id: str | None = None) ->
         found = children_of(client, parent.info.experiment_id, parent.info.run_id)
         children = {run.data.tags["sweep.trial_id"]: run for run in found}
         rows = [row for row in plan["trials"] if row["id"]]
+        known = [row for row in rows if row["id"] in children]
         curves = _read_curves(
-            client, [children[row["id"]] for row in rows if row["id"] in children]
+            client,
+            [children[row["id"]] for row in known],
+            [row["batch_size"] * plan["tokens_per_sequence"] for row in known],
         )
     except SweepError:
         raise
@@ -116,22 +119,25 @@ def _result(trial_id: str, run: "Run | None") -> dict[str, Any]:
     return known | ({"microbatch_size": int(size)} if size else {})
 
 
-def _read_curves(client: "MlflowClient", runs: list["Run"]) -> dict[str, list[dict[str, Any]]]:
-    def read(run: "Run") -> tuple[str, list[dict[str, Any]]]:
+def _read_curves(
+    client: "MlflowClient", runs: list["Run"], step_tokens: list[int]
+) -> dict[str, list[dict[str, Any]]]:
+    def read(run: "Run", tokens: int) -> tuple[str, list[dict[str, Any]]]:
         keys = [key for key in run.data.metrics if not key.startswith("final/")]
         histories = (client.get_metric_history(run.info.run_id, key) for key in keys)
-        return run.data.tags["sweep.trial_id"], _lines(zip(keys, histories, strict=True))
+        return run.data.tags["sweep.trial_id"], _lines(zip(keys, histories, strict=True), tokens)
 
     is_server = client.tracking_uri.startswith("http")
     with ThreadPoolExecutor(REQUESTS if is_server else 1) as pool:
-        return dict(pool.map(read, runs))
+        return dict(pool.map(read, runs, step_tokens))
 
 
-def _lines(histories: Iterable[tuple[str, list[Any]]]) -> list[dict[str, Any]]:
-    """Put the points of one run together again, line by line."""
-    lines: dict[tuple[int, int], dict[str, Any]] = {}
+def _lines(histories: Iterable[tuple[str, list[Any]]], step_tokens: int) -> list[dict[str, Any]]:
+    """Put the points of one run together again: its lines are told apart by their tokens."""
+    lines: dict[int, dict[str, Any]] = {}
     for key, points in histories:
         for point in points:
-            line = lines.setdefault((point.step, point.timestamp), {"tokens": point.step})
-            line[key] = int(point.value) if key == "step" else point.value
-    return [lines[place] for place in sorted(lines)]
+            tokens = point.step
+            place = {"time": point.timestamp / 1000, "step": tokens // step_tokens}
+            lines.setdefault(tokens, {**place, "tokens": tokens})[key] = point.value
+    return [lines[tokens] for tokens in sorted(lines)]

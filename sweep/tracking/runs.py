@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 BATCH_METRICS = 1000  # of one log_batch, MLflow's limit; far below its 1 MB
+PLACE = ("time", "step", "tokens")  # of a line; the step follows from the tokens
 BATCH_TAGS = 50  # of up to 7500 characters
 PARAM_CHARACTERS = 500  # databases before MLflow 2.8 hold no more
 FINAL_STATUS = {
@@ -122,8 +123,7 @@ def log_lines(
 ) -> None:
     """Log the settled lines behind the offset, and move it after each accepted batch.
 
-    A line's own time is its timestamp; of two lines of one token count and one millisecond the
-    second is put a millisecond later, so that the reader can tell them apart.
+    A line's own time is its timestamp, and its tokens are its step: there is one line of each.
     """
     from mlflow.entities import Metric
 
@@ -132,14 +132,12 @@ def log_lines(
         entry.began = round(lines[0][0]["time"] * 1000)
         save(True)  # before the first point: were the trial reset now, it must be seen
     metrics: list[Metric] = []
-    tokens, time = entry.last_tokens, entry.last_milliseconds
     for number, (line, end) in enumerate(lines):
-        time = max(round(line["time"] * 1000), time + 1 if line["tokens"] == tokens else 0)
-        tokens = line["tokens"]
+        time, tokens = round(line["time"] * 1000), line["tokens"]
         metrics += [
             Metric(key, float(value), time, tokens)
-            for key, value in line.items()  # step and time too, exact, for the reader
-            if key != "tokens" and value is not None
+            for key, value in line.items()
+            if key not in PLACE and value is not None
         ]
         following = len(lines[number + 1][0]) if number + 1 < len(lines) else BATCH_METRICS
         if len(metrics) + following > BATCH_METRICS:

@@ -82,7 +82,8 @@ def train(
             sums.store(progress)  # waits for the device
             progress.see_peak_memory(steps.peak_memory_bytes())
             clock.charge("training")
-            line: dict[str, Any] = {"time": time.time(), "step": t, "tokens": t * step_tokens}
+            now = round(time.time(), 3)  # as exactly as MLflow keeps it
+            line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
             if t in train_points:
                 tokens = (t - progress.log_step) * step_tokens
                 line |= progress.interval_metrics() | {"train/lr": steps.rate(t)}

@@ -71,6 +71,20 @@ class FusedAdamW(torch.optim.AdamW):
                 self._gathered.append((group, [own, *lists]))
 
 
+class PlainSGD(torch.optim.SGD):
+    """torch's SGD without momentum, called directly: same bits, less Python."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for weight in (p for p in group["params"] if p.grad is not None):
+                gradient = weight.grad
+                if group["weight_decay"]:
+                    gradient = gradient.add(weight, alpha=group["weight_decay"])
+                weight.add_(gradient, alpha=-group["lr"])
+
+
 def build_optimizer(
     settings: OptimizerSettings, model: nn.Module, learning_rate: float
 ) -> torch.optim.Optimizer | None:
@@ -84,7 +98,7 @@ def build_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr=learning_rate)
+        return PlainSGD(groups, lr=learning_rate)
     device, betas = parameters[0].device, (settings.beta1, settings.beta2)
     if device.type == "cpu" and all(type(p) is nn.Parameter for p in parameters):
         return FusedAdamW(groups, lr=learning_rate, betas=betas, eps=settings.eps)

@@ -23,10 +23,13 @@ Vector = NDArray[np.float64]  # (dimensions)
 
 def standard_normals(words: NDArray[np.uint64]) -> Vector:
     """Return as many numbers as raw 64-bit words, an even count, by Box and Muller's transform."""
-    uniform = ((words >> np.uint64(11)) + 0.5) * 2.0**-53  # in (0, 1)
-    half = len(words) // 2
+    uniform = (words >> np.uint64(11)) + 0.5
+    uniform *= 2.0**-53  # in (0, 1)
+    half, normals = len(words) // 2, np.empty(len(words))
     radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * math.pi * uniform[half:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    np.multiply(radius, np.cos(angle), out=normals[:half])
+    np.multiply(radius, np.sin(angle), out=normals[half:])
+    return normals
 
 
 class Interval(NamedTuple):
@@ -107,15 +110,21 @@ NAME = "sweep::noise_sum"
 torch.library.define(NAME, "(Tensor indices, int seed, int dimensions) -> Tensor")
 
 
-@torch.library.impl(NAME, "CompositeExplicitAutograd")
-def _noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
-    ends = indices[:: max(1, len(indices) - 1)].tolist()
-    first, last = ends[0], ends[-1]
-    assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
+@functools.lru_cache(maxsize=8192)  # of trials in one process: a seed has the same at every rate
+def _noise_between(first: int, last: int, seed: int, dimensions: int) -> NDArray[np.float32]:
     walk = walk_of(seed, dimensions)
     start = walk.at(first)
-    total = walk.at(last + 1) - start
-    return torch.from_numpy(total.astype(np.float32)).to(indices.device)
+    return (walk.at(last) - start).astype(np.float32)
+
+
+def _noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
+    first, last = indices[0].item(), indices[-1].item()
+    assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
+    found = torch.from_numpy(_noise_between(int(first), int(last) + 1, seed, dimensions))
+    return found.to(indices.device, copy=True)
+
+
+torch.library.impl(NAME, "CompositeExplicitAutograd", _noise_sum)
 
 
 @torch.library.register_fake(NAME)  # type: ignore[untyped-decorator]
@@ -134,5 +143,7 @@ def noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
     Returns:
         (dimensions), float32, on the device of the indices.
     """
+    if type(indices) is Tensor and not torch.compiler.is_compiling():
+        return _noise_sum(indices, seed, dimensions)  # spares the dispatcher
     total: Tensor = torch.ops.sweep.noise_sum.default(indices, seed, dimensions)
     return total

@@ -82,12 +82,14 @@ class FakeSweep:
         now = EPOCH + 7.1 * self.written.get(trial.id, 0) + index
         self.written[trial.id] = self.written.get(trial.id, 0) + 1
         for number in range(first, first + count):
-            step = 10 * (number + 1)
-            place = {"time": now + number * 0.1234567, "step": step, "tokens": step * 256}
+            step, row = 10 * (number + 1), self.plan.known_trials[index]
+            tokens = step * row.batch_size * self.plan.tokens_per_sequence
+            place = {"time": round(now + number * 0.1234567, 3), "step": step, "tokens": tokens}
             loss = 6.0 / (1 + number) + index / 3
-            log.append({**place, "train/loss": loss, "train/lr": 1e-3 / 3, "perf/mfu": None})
-            if number % 5 == 0:  # in the same millisecond
-                log.append({**place, "valid/loss": loss + 0.1, "train/clipped": 0})
+            line = {**place, "train/loss": loss, "train/lr": 1e-3 / 3, "perf/mfu": None}
+            log.append(
+                line | ({"valid/loss": loss + 0.1, "train/clipped": 0} if number % 5 == 0 else {})
+            )
         log.close()
         for path in [kept.path for kept in trial.checkpoints()] if settled else []:
             path.unlink()

@@ -9,6 +9,7 @@ from torch import nn
 from sweep.config.experiment import OptimizerSettings
 from sweep.training.optimizer import (
     FusedAdamW,
+    PlainSGD,
     build_optimizer,
     clip_in_step,
     set_learning_rate,
@@ -86,3 +87,20 @@ def test_its_state_is_torchs(to_torchs):
 def test_the_total_norm_is_torchs(dtypes):
     gradients = [torch.randn(7, 3, dtype=dtype) for dtype in dtypes for _ in range(3)]
     assert torch.equal(total_norm(gradients), nn.utils.get_total_norm(gradients))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_sgd_takes_the_steps_of_torchs(decay):
+    own, other = two_models()
+    settings = OptimizerSettings(name="sgd", weight_decay=decay)
+    optimizer = build_optimizer(settings, own, 1e-2)
+    assert type(optimizer) is PlainSGD
+    groups = [
+        {"params": [p for p in other.parameters() if p.ndim >= 2], "weight_decay": decay},
+        {"params": [p for p in other.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    for t in range(1, 5):
+        take_step(own, optimizer, t, frozen=(2,) if t == 2 else ())
+        take_step(other, theirs := torch.optim.SGD(groups, lr=1e-2), t, (2,) if t == 2 else ())
+        assert_same(own, other)
+    assert not theirs.state
