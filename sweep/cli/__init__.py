@@ -48,7 +48,14 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--context", {"help": "Tokens per sequence."}),
     ("--vocabulary", {"help": "Rows of the embeddings, and the tokenizer's size."}),
     ("--tokenizer", {"type": click.Choice(["bpe", "bytes"]), "help": "How text becomes tokens."}),
-    ("--init", {"metavar": "DIR", "help": "GRPO: a complete trial whose weights are the start."}),
+    (
+        "--init",
+        {
+            "metavar": "DIR",
+            "help": "GRPO: a complete trial whose weights are the start, or "
+            "a pretrained model of transformers: its folder, or hf:repository.",
+        },
+    ),
     ("--group-size", {"metavar": "N", "help": "GRPO: completions of each prompt."}),
     ("--precision", {"type": click.Choice(PRECISIONS), "help": "auto: bf16 on CUDA, else fp32."}),
 )

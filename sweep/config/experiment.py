@@ -23,12 +23,14 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.paths import experiments_dir
+from sweep.config.pretrained import find_pretrained, model_of
 from sweep.errors import SweepError
 
 AVERAGE = 0.1  # with a target
 Fraction01 = Annotated[float, Field(ge=0, le=1, strict=True)]
 TUNING_FLAGS = {"tune", "tune_budget"}
 GRPO_FLAGS = {"init", "group_size"}
+FOLLOW_FROM_INIT = ("model", "vocabulary", "context", "tokenizer")  # where it is pretrained
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
 
@@ -108,7 +110,7 @@ class Experiment(QuietSettings):
     workload: str = "pretrain"  # pretrain, grpo, quadratic, or module:object
     model: ModelSettings
     data: str | None = "tinystories"  # tinystories, synthetic, a path, or none
-    tokenizer: Literal["bpe", "bytes"] = "bpe"
+    tokenizer: Literal["bpe", "bytes", "pretrained"] = "bpe"
     budget: int  # training tokens of every trial
     batches: tuple[int, ...]  # sequences per optimizer step, ascending
     # None: 1 at a fixed rate, else 3
@@ -164,6 +166,10 @@ class Experiment(QuietSettings):
         if is_quadratic and self.precision not in ("auto", "fp32"):
             raise ValueError("the workload quadratic needs the precision fp32")
         self._check_grpo()
+        if (self.tokenizer == "pretrained") != bool(getattr(self.model, "tokenizer_sha256", None)):
+            raise ValueError(
+                "the tokenizer pretrained belongs to a pretrained init, and to no other"
+            )
         if self.tokenizer == "bytes" and getattr(self.model, "vocabulary", 256) < 256:
             raise ValueError("vocabulary must be at least 256 for the tokenizer bytes")
         if (self.tuning.budget or 0) > self.budget:
@@ -229,9 +235,11 @@ def load_experiment(
     if tuning and isinstance(fields.setdefault("tuning", {}), dict):
         fields["tuning"] |= {{"tune": "dimensions"}.get(key, key): tuning[key] for key in tuning}
     grpo = {flag: flags.pop(flag) for flag in GRPO_FLAGS & {*flags}}
+    named = {name for name in FOLLOW_FROM_INIT if name in flags}
     fields = _merge(fields, flags)
     if fields.get("workload") == "grpo" and isinstance(fields.setdefault("grpo", {}), dict):
         fields["grpo"] = fields["grpo"] | grpo
+        fields |= _of_pretrained(fields["grpo"].get("init"), named)
     elif grpo:
         raise SweepError(f"{min(grpo)} means nothing but to the workload grpo. Leave it out.")
     fields.setdefault("name", path.stem)
@@ -239,6 +247,19 @@ def load_experiment(
         return Experiment.model_validate(fields)
     except ValidationError as error:
         raise SweepError(_one_sentence(error, name)) from error
+
+
+def _of_pretrained(init: Any, named: set[str]) -> dict[str, Any]:
+    """Return the fields that follow from weights of a pretrained model."""
+    folder = find_pretrained(init) if isinstance(init, str) else None
+    if folder is None:
+        return {}
+    if named:
+        raise SweepError(
+            f"{min(named)} must be left out with the pretrained model {init!r}, from which it "
+            "follows."
+        )
+    return {"model": model_of(folder), "tokenizer": "pretrained"}
 
 
 def _find_experiment(name: str) -> Path:

@@ -18,7 +18,7 @@ class GrpoSettings(Settings):
 
     task: Literal["words", "chess", "text"] = "words"  # where prompts come from, and their rewards
     reward: str | None = None  # module:function of yours, instead of the task's own
-    init: str | None = None  # folder of a complete trial whose weights are the start
+    init: str | None = None  # folder of a complete trial or pretrained model: weights to start from
     group_size: Annotated[int, Field(ge=2, le=1024, strict=True)] = 8  # completions of a prompt
     prompt_tokens: Positive = 32  # of every prompt: filled with separators from the left
     new_tokens: Positive = 64  # of a completion, at most

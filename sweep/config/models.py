@@ -109,14 +109,19 @@ class ElmanSettings(Settings):
         return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
 
 
-class HuggingFaceSettings(Settings):
+class HuggingFaceSettings(QuietSettings):
     """A causal language model of the library transformers, from its configuration alone."""
+
+    quiet = ("sizes", "end", "tokenizer_sha256")
 
     kind: Literal["hugging_face"] = "hugging_face"
     name: str
     architecture: str  # model_type of transformers, such as gpt2
     vocabulary: Positive
     context: Positive
+    sizes: dict[str, Any] = {}  # of its configuration, where they are not the architecture's own
+    end: int = 0  # the model's own id of the end of a text, which changes places with id 0
+    tokenizer_sha256: str | None = None  # of tokenizer.json, of a pretrained model
 
     parameters: None = None  # known once built
     embedding_parameters: None = None

@@ -12,11 +12,15 @@ from sweep.config.models import ModelSettings, QuietSettings, Settings
 FORMAT_VERSION = 1
 
 
-class TokenizerSettings(Settings):
+class TokenizerSettings(QuietSettings):
     """How text becomes token ids."""
 
-    kind: Literal["bpe", "bytes"]
+    quiet = ("end", "sha256")
+
+    kind: Literal["bpe", "bytes", "pretrained"]
     vocabulary: int
+    end: int = 0  # a pretrained tokenizer's own id of the end of a text
+    sha256: str | None = None  # of its tokenizer.json
 
 
 class Science(QuietSettings):

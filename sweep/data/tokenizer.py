@@ -1,6 +1,7 @@
 """Text to token ids and back: byte-level BPE (by the library `tokenizers`), or plain bytes.
 
-Id 0 separates documents in both: `<|endoftext|>`, or byte 0. The tokenizers are built with the
+Id 0 separates documents in both: `<|endoftext|>`, or byte 0. In a pretrained model's tokenizer the
+id that ends a text changes places with id 0. The tokenizers are built with the
 library's own parallelism, which the library switches off by itself in a forked process.
 """
 
@@ -47,22 +48,37 @@ class BytesTokenizer:
         return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
 
 
-class BpeTokenizer:
-    """Byte-level BPE; text that reads `<|endoftext|>` is encoded as ordinary text."""
+class LibraryTokenizer:
+    """Of the library; text that reads `<|endoftext|>` is encoded as ordinary text.
 
-    def __init__(self, library_tokenizer: Any) -> None:
-        self._tokenizer = library_tokenizer
+    Args:
+        library_tokenizer: such as byte-level BPE.
+        end: its id of the end of a text, which changes places with id 0.
+    """
+
+    def __init__(self, library_tokenizer: Any, end: int = 0) -> None:
+        self._tokenizer, self._end = library_tokenizer, end
         self._tokenizer.encode_special_tokens = True
-        self.vocabulary_used = int(library_tokenizer.get_vocab_size())
+        self.vocabulary_used = max(int(library_tokenizer.get_vocab_size()), end + 1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text; all cores work on one batch."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        return [
+            exchanged(np.array(encoding.ids, dtype=np.uint32), self._end) for encoding in encodings
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
-        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+        own = exchanged(np.array(ids, dtype=np.int64), self._end).tolist()
+        return str(self._tokenizer.decode(own, skip_special_tokens=False))
+
+
+def exchanged(ids: np.ndarray, end: int) -> np.ndarray:
+    """Return ids with 0 and `end` in each other's place."""
+    if end == 0:
+        return ids
+    return np.where(ids == 0, end, np.where(ids == end, 0, ids)).astype(ids.dtype)
 
 
 def check_tokenizer(settings: TokenizerSettings) -> None:
@@ -71,7 +87,7 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
     Raises:
         SweepError: naming the minimum.
     """
-    least = MINIMUM_VOCABULARY[settings.kind]
+    least = MINIMUM_VOCABULARY.get(settings.kind, 0)
     if settings.vocabulary < least:
         raise SweepError(
             f"vocabulary must be at least {least} for the tokenizer {settings.kind}, "
@@ -108,10 +124,10 @@ def _sample(pieces: Iterable[Piece], limit: int) -> Iterator[str]:
             return
 
 
-def load_tokenizer(path: Path | None) -> TextTokenizer:
-    """Return the saved BPE tokenizer, or that of bytes where there is no file."""
+def load_tokenizer(path: Path | None, end: int = 0) -> TextTokenizer:
+    """Return a saved tokenizer of the library, or that of bytes where there is no file."""
     if path is None:
         return BytesTokenizer()
     from tokenizers import Tokenizer
 
-    return BpeTokenizer(Tokenizer.from_file(str(path)))
+    return LibraryTokenizer(Tokenizer.from_file(str(path)), end)

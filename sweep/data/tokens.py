@@ -2,7 +2,7 @@
 
     tokens/<key>/  train.bin  valid.bin    little-endian uint16 (vocabulary ≤ 65,536) or uint32;
                                            a separator id after each document
-                   tokenizer.json          bpe only
+                   tokenizer.json          where there is one
                    data.json               counts; written last
 
 The key is the hash of identity, tokenizer and format. A folder appears by one rename, under a lock.
@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from sweep.data.tokenizer import (
     train_bpe,
 )
 from sweep.errors import SweepError
-from sweep.trial.files import read_json, sha256_of, write_json
+from sweep.trial.files import read_json, sha256_of, sha256_of_file, write_json
 
 TOKENS_FORMAT = 1
+TOKENIZER = "tokenizer.json"
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per character
 
 
@@ -53,6 +55,7 @@ class TokenizedText:
     train_bytes: int  # UTF-8 bytes of the documents, without separators
     valid_bytes: int
     tokenizer_path: Path | None
+    end: int = 0  # a pretrained tokenizer's own id of the end of a text
 
     def check_window(self, context: int) -> None:
         """Refuse a split that does not fill one window.
@@ -70,15 +73,16 @@ class TokenizedText:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without a separator."""
-        return [int(i) for i in self._tokenizer.encode_batch([text])[0]]
+        return [int(i) for i in self.tokenizer.encode_batch([text])[0]]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Return the text of ids; ids that stand for nothing are left out."""
-        return self._tokenizer.decode([int(i) for i in ids])
+        return self.tokenizer.decode([int(i) for i in ids])
 
-    @property
-    def _tokenizer(self) -> TextTokenizer:
-        return load_tokenizer(self.tokenizer_path)
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """What made the ids."""
+        return load_tokenizer(self.tokenizer_path, self.end)
 
 
 def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> TokenizedText | None:
@@ -91,6 +95,7 @@ def prepare_data(
     path: str | None,
     tokenizer: TokenizerSettings,
     on_progress: OnProgress | None = None,
+    pretrained: str | Path | None = None,
 ) -> TokenizedText:
     """Return the tokens of a data set, downloading and tokenizing what is not in the cache yet.
 
@@ -98,6 +103,7 @@ def prepare_data(
         identity: from `identify_data`.
         path: where the text is, for an identity of a path.
         on_progress: called with what is being done and the fraction done, 0 to 1.
+        pretrained: folder of the pretrained model whose tokenizer it is, if it is one's.
 
     Raises:
         SweepError: for text that is not what `identity` says or cannot be used, a vocabulary below
@@ -119,6 +125,8 @@ def prepare_data(
                     shutil.rmtree(leftover)
             part.mkdir()
             try:
+                if tokenizer.kind == "pretrained":
+                    shutil.copyfile(pretrained_path(pretrained, tokenizer), part / TOKENIZER)
                 _write(_open_corpus(identity, path, report, on_progress), tokenizer, part, report)
                 part.rename(folder)
             finally:
@@ -160,7 +168,7 @@ def describe_data(source: str, tokenizer: TokenizerSettings) -> dict[str, Any]:
 
 
 def _folder(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Path:
-    settings = tokenizer.model_dump() if tokenizer.kind == "bpe" else {"kind": "bytes"}
+    settings = tokenizer.model_dump() if tokenizer.kind != "bytes" else {"kind": "bytes"}
     key = {"identity": identity, "tokenizer": settings, "format": TOKENS_FORMAT}
     return cache_dir() / "tokens" / sha256_of(key)[:24]
 
@@ -173,7 +181,7 @@ def _load(folder: Path) -> TokenizedText | None:
             size = (folder / f"{split}.bin").stat().st_size
             if size != data[f"{split}_tokens"] * kind.itemsize:
                 return None
-        tokenizer_path = folder / "tokenizer.json" if data["kind"] == "bpe" else None
+        tokenizer_path = folder / TOKENIZER if data["kind"] != "bytes" else None
         if tokenizer_path and not tokenizer_path.is_file():
             return None
         train, valid = (
@@ -191,7 +199,23 @@ def _load(folder: Path) -> TokenizedText | None:
         train_bytes=data["train_bytes"],
         valid_bytes=data["valid_bytes"],
         tokenizer_path=tokenizer_path,
+        end=data.get("end", 0),
     )
+
+
+def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:
+    """Return the tokenizer.json of a pretrained model, which must be the one that was planned.
+
+    Raises:
+        SweepError: if it is another, or not there.
+    """
+    path = Path(folder or ".") / TOKENIZER
+    if not path.is_file() or sha256_of_file(path) != tokenizer.sha256:
+        raise SweepError(
+            f"{path} must be the tokenizer that was planned with, and is not. Restore it, or "
+            "start a new sweep in another folder."
+        )
+    return path
 
 
 def _open_corpus(
@@ -223,13 +247,14 @@ def _synthetic_pieces(identity: dict[str, Any], split: str) -> Iterator[Piece]:
 
 
 def _write(corpus: Corpus, settings: TokenizerSettings, folder: Path, report: OnProgress) -> None:
-    tokenizer_path = folder / "tokenizer.json" if settings.kind == "bpe" else None
-    if tokenizer_path:
+    tokenizer_path = folder / TOKENIZER if settings.kind != "bytes" else None
+    if settings.kind == "bpe":
         pieces = _reported(corpus.train(), "training the tokenizer", report)
-        train_bpe(pieces, settings.vocabulary, tokenizer_path)
-    tokenizer = load_tokenizer(tokenizer_path)
+        train_bpe(pieces, settings.vocabulary, folder / TOKENIZER)
+    tokenizer = load_tokenizer(tokenizer_path, settings.end)
     dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
     data = {"kind": settings.kind, "dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used}
+    data |= {"end": settings.end} if settings.end else {}
     for split, pieces in (("train", corpus.train()), ("valid", corpus.valid())):
         counts = write_tokens(
             _reported(pieces, f"tokenizing {split}", report),

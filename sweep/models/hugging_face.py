@@ -1,5 +1,6 @@
 """Causal language models of the library transformers, with random weights from a seed."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ class HuggingFace(nn.Module):
                 "with `pip install -e '.[hf]'` in the project's folder."
             ) from error
         try:
-            config = AutoConfig.for_model(settings.architecture, vocab_size=settings.vocabulary)
+            sizes = {**settings.sizes, "vocab_size": settings.vocabulary}
+            config = AutoConfig.for_model(settings.architecture, **sizes)
         except ValueError as error:
             raise SweepError(
                 f"model {settings.name!r} must be of an architecture that transformers knows, got "
@@ -56,8 +58,21 @@ class HuggingFace(nn.Module):
                 f"model {settings.name!r} must have plain logits, states times a matrix, and has a "
                 "bias or a scale on them. Use it as a module:object of your own."
             )
+        self._end = settings.end
         if activation_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def load(self, folder: Path) -> None:
+        """Load pretrained weights, the rows of id 0 and of the end of a text exchanged."""
+        from transformers import AutoModelForCausalLM, logging
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.load_state_dict(found.state_dict())
+        tables = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        with torch.no_grad():
+            for weight in {id(table.weight): table.weight for table in tables}.values():
+                weight[[0, self._end]] = weight[[self._end, 0]]
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return the states before the output projection, (B, T, D)."""

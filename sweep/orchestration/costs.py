@@ -11,7 +11,11 @@ from sweep.plan.plan import Plan, tokenizer_of
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder
 
-BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0}  # for estimates before anything is tokenized
+BYTES_PER_TOKEN = {
+    "bpe": 4.0,
+    "bytes": 1.0,
+    "pretrained": 4.0,
+}  # for estimates before anything is tokenized
 SMALL_TEXT = 1 << 22  # bytes
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Experiment
+from sweep.config.pretrained import find_pretrained
 from sweep.errors import SweepError
 from sweep.plan.plan import Start, tokenizer_of
 from sweep.trial.folder import SweepFolder
@@ -42,18 +43,19 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         path = _path_of(experiment.data, folder)
     if experiment.grpo is None or experiment.grpo.init is None:
         return Inputs(data, path)
+    init = str(find_pretrained(experiment.grpo.init) or experiment.grpo.init)
     from sweep.workloads.start import identify_start
 
-    found = identify_start(experiment.grpo.init)
+    found = identify_start(init)
     own = {"model": experiment.model.model_dump(mode="json"), "data": data}
     own["tokenizer"] = tokenizer_of(experiment).model_dump(mode="json") if data else None
     for name, wanted in own.items():
-        if found[name] != wanted:
+        if name in found and found[name] != wanted:
             raise SweepError(
                 f"init must be a trial of the experiment's {name}, got one of {found[name]!r} for "
                 f"{wanted!r}. Give the {name} of that trial."
             )
-    start = Start({"weights": found["weights"]}, _path_of(experiment.grpo.init, folder))
+    start = Start({"weights": found["weights"]}, _path_of(init, folder))
     return Inputs(data, path, start)
 
 

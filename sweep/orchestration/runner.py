@@ -118,7 +118,8 @@ def prepare(
         tokenizer = plan.science(plan.trials[0], 1.0).tokenizer
         assert tokenizer is not None
         path = folder.locate(plan.data_path)
-        text = prepare_data(plan.data, path, tokenizer, on_progress)
+        start = folder.locate(plan.init_path)
+        text = prepare_data(plan.data, path, tokenizer, on_progress, start)
         if plan.settings.grpo is None:
             text.check_window(plan.tokens_per_sequence)
 

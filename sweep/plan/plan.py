@@ -77,13 +77,14 @@ class Plan(Settings):
         """Return everything of one trial that can change a number."""
         settings = self.settings
         assert settings.precision != "auto"
+        is_pretrained = settings.tokenizer == "pretrained"  # prompts are of its tokens
         return Science(
             stage=row.stage,
             policy=row.policy,
             workload=settings.workload,
             model=settings.model,
             data=self.data,
-            tokenizer=tokenizer_of(settings) if self.data else None,
+            tokenizer=tokenizer_of(settings) if self.data or is_pretrained else None,
             optimizer=settings.optimizer.model_copy(
                 update={"beta2": row.beta2, "weight_decay": row.weight_decay}
             ),
@@ -154,7 +155,12 @@ def tokens_at_once(device: str) -> int:
 
 def tokenizer_of(settings: Experiment) -> TokenizerSettings:
     """Return how an experiment's text becomes tokens."""
-    return TokenizerSettings(kind=settings.tokenizer, vocabulary=settings.model.vocabulary)  # type: ignore[union-attr]
+    model = settings.model
+    assert model.kind != "quadratic"
+    if model.kind != "hugging_face" or settings.tokenizer != "pretrained":
+        return TokenizerSettings(kind=settings.tokenizer, vocabulary=model.vocabulary)
+    sha256, end = model.tokenizer_sha256, model.end
+    return TokenizerSettings(kind="pretrained", vocabulary=model.vocabulary, sha256=sha256, end=end)
 
 
 def load_plan(folder: SweepFolder) -> Plan | None:

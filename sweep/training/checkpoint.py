@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_model
 
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
@@ -93,8 +93,7 @@ class CheckpointStore:
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial."""
         with step.averaged(), replacing(self.folder.weights_path, self.check) as part:
-            state = step.model.state_dict()
-            save_file({name: tensor.contiguous() for name, tensor in state.items()}, part)
+            save_model(step.model, str(part))  # tied weights once
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""

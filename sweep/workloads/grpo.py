@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from sweep.config.grpo import FINAL_PROMPTS
 from sweep.config.trial import TrialConfig
-from sweep.data.tokenizer import SEPARATOR_ID
-from sweep.data.tokens import TokenizedText, prepare_data
+from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
+from sweep.data.tokens import TokenizedText
 from sweep.models import HasCache, HasHidden, build_model
 from sweep.models.generation import Sampling, completion_uniforms, extend_equal, generate
 from sweep.models.loss import linear_log_probs
 from sweep.models.precision import autocast
+from sweep.workloads import tasks
 from sweep.workloads.grpo_loss import (
     advantages,
     completion_mask,
@@ -35,7 +36,7 @@ from sweep.workloads.grpo_loss import (
 from sweep.workloads.meter import Meter
 from sweep.workloads.protocol import Batch, FinalEvaluation
 from sweep.workloads.start import load_start
-from sweep.workloads.tasks import Prompt, Task, build_task, encode_prompt, rewards_of
+from sweep.workloads.tasks import Prompt, Task
 
 HELD_OUT = 1 << 40  # numbers of completions that no training reaches
 ALL_ROWS = 1 << 30
@@ -65,21 +66,23 @@ class Grpo:
     @cached_property
     def text(self) -> TokenizedText | None:
         """The text that prompts are drawn from, or None."""
-        science = self.config.science
-        if science.data is None or science.tokenizer is None:
-            return None
-        return prepare_data(science.data, self.config.data_path, science.tokenizer)
+        return tasks.open_text(self.config)
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """What prompts and completions are made of: the text's, the start's, or bytes."""
+        return self.text.tokenizer if self.text else tasks.open_tokenizer(self.config)
 
     @cached_property
     def task(self) -> Task:
         """What is asked for."""
-        return build_task(self.settings, self.text, self.config.science.seed)
+        return tasks.build_task(self.settings, self.text, self.config.science.seed)
 
     def score(
         self, prompts: list[Prompt], completions: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """Return each completion's reward, and its components, from ids (B, N)."""
-        return rewards_of(self.task, prompts, completions, self.text)
+        return tasks.rewards_of(self.task, prompts, completions, self.tokenizer)
 
     # The protocol of workloads.
 
@@ -215,7 +218,7 @@ class Grpo:
             scores = torch.from_numpy(rewards).float().to(self.device)
             gain = advantages(scores, self.settings.group_size, self.settings.scale_rewards)
             mask = completion_mask(completions, SEPARATOR_ID)
-            self._watch_lengths(mask)
+            self.meter.add("completion/tokens", mask.sum(), len(mask))
         else:  # of the largest lengths
             ids, drawn, gain = batch
             with self._phase("generate"):
@@ -280,7 +283,7 @@ class Grpo:
 
     def _prompt_ids(self, prompts: list[Prompt]) -> Tensor:
         room = self.settings.prompt_tokens
-        found = [encode_prompt(prompt, self.text, room) for prompt in prompts]
+        found = [tasks.encode_prompt(prompt, self.tokenizer, room) for prompt in prompts]
         return torch.tensor(found, device=self.device)
 
     def _prompts(self, numbers: NDArray[np.int64]) -> list[Prompt]:
@@ -297,9 +300,6 @@ class Grpo:
         self.meter.add("reward/group_std", groups.std(axis=1).sum(), len(groups))
         for name, values in parts.items():
             self.meter.add(f"reward/{name}", values.sum(), values.size)
-
-    def _watch_lengths(self, mask: Tensor) -> None:
-        self.meter.add("completion/tokens", mask.sum(), len(mask))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

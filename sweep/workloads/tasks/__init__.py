@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from sweep.config.grpo import GrpoSettings
 from sweep.config.objects import load_object
-from sweep.data.tokenizer import SEPARATOR_ID, BytesTokenizer
-from sweep.data.tokens import TokenizedText
+from sweep.config.trial import TrialConfig
+from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer, load_tokenizer
+from sweep.data.tokens import TokenizedText, prepare_data, pretrained_path
 from sweep.errors import SweepError
 
 
@@ -30,23 +31,35 @@ class Completion:
     has_ended: bool  # by itself, before the tokens ran out
 
 
-def encode_prompt(prompt: Prompt, text: TokenizedText | None, room: int) -> list[int]:
+def open_text(config: TrialConfig) -> TokenizedText | None:
+    """Return the text that a trial's prompts are drawn from; None where it has none."""
+    science = config.science
+    if science.data is None or science.tokenizer is None:
+        return None
+    start = config.init_path
+    return prepare_data(science.data, config.data_path, science.tokenizer, pretrained=start)
+
+
+def open_tokenizer(config: TrialConfig) -> TextTokenizer:
+    """Return a trial's tokenizer without its text: that of the start, or bytes."""
+    settings = config.science.tokenizer
+    if settings is None:
+        return load_tokenizer(None)
+    return load_tokenizer(pretrained_path(config.init_path, settings), settings.end)
+
+
+def encode_prompt(prompt: Prompt, tokenizer: TextTokenizer, room: int) -> list[int]:
     """Return a prompt's `room` ids, filled with separators from the left.
 
     Args:
         prompt: the request.
-        text: whose tokenizer encodes it; None: bytes.
+        tokenizer: of the model.
         room: ids of every prompt.
 
     Raises:
         SweepError: if there is too little room.
     """
-    if prompt.ids is not None:
-        ids = list(prompt.ids)
-    elif text is not None:
-        ids = text.encode(prompt.text)
-    else:
-        ids = [int(i) for i in BytesTokenizer().encode_batch([prompt.text])[0]]
+    ids = list(prompt.ids or (int(i) for i in tokenizer.encode_batch([prompt.text])[0]))
     if len(ids) > room:
         raise SweepError(
             f"prompt_tokens must hold the longest prompt, got {room} for {prompt.text!r} of "
@@ -55,11 +68,11 @@ def encode_prompt(prompt: Prompt, text: TokenizedText | None, room: int) -> list
     return [SEPARATOR_ID] * (room - len(ids)) + ids
 
 
-def decode_completion(ids: NDArray[np.int64], text: TokenizedText | None) -> Completion:
+def decode_completion(ids: NDArray[np.int64], tokenizer: TextTokenizer) -> Completion:
     """Return what stands before the first separator of ids (N)."""
     ends = np.flatnonzero(ids == SEPARATOR_ID)
     own = ids[: ends[0]] if len(ends) else ids
-    return Completion((text or BytesTokenizer()).decode([int(i) for i in own]), len(ends) > 0)
+    return Completion(tokenizer.decode(own.tolist()), len(ends) > 0)
 
 
 class Task(Protocol):
@@ -75,11 +88,11 @@ class Task(Protocol):
 
 
 def rewards_of(
-    task: Task, prompts: list[Prompt], completions: NDArray[np.int64], text: TokenizedText | None
+    task: Task, prompts: list[Prompt], completions: NDArray[np.int64], tokenizer: TextTokenizer
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Return each completion's reward (B), and its components, from ids (B, N)."""
     found = [
-        task.reward(prompt, decode_completion(ids, text))
+        task.reward(prompt, decode_completion(ids, tokenizer))
         for prompt, ids in zip(prompts, completions, strict=True)
     ]
     names = list(dict.fromkeys(name for parts in found for name in parts))

@@ -1,0 +1,86 @@
+"""Pretrained models of the library transformers, as `save_pretrained` leaves them, as settings.
+
+A folder holds config.json, weights in safetensors, and tokenizer.json, whose id that ends a text
+takes the place of id 0 (`end`), which separates documents everywhere here.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from sweep.errors import SweepError
+
+HUB = "hf:"  # before the name of a repository, with @revision behind it
+FILES = ("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json")
+NOT_SIZES = (  # of config.json
+    *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
+    *("use_cache", "_name_or_path"),
+)
+
+
+def find_pretrained(source: str) -> Path | None:
+    """Return the folder of a pretrained model; None where a path is not one's.
+
+    Args:
+        source: a folder, or `hf:repository[@revision]`, which is downloaded.
+
+    Raises:
+        SweepError: if a repository cannot be downloaded.
+    """
+    if source.startswith(HUB):
+        return _download(source.removeprefix(HUB))
+    folder = Path(source).expanduser()
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return folder if isinstance(config, dict) and "model_type" in config else None
+
+
+def model_of(folder: Path) -> dict[str, Any]:
+    """Return what a folder holds as fields of `HuggingFaceSettings`.
+
+    Raises:
+        SweepError: if the folder lacks a tokenizer, or its config what is needed.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise SweepError(
+            f"init must hold the model's tokenizer, got {str(folder)!r} without tokenizer.json. "
+            "Save it there with AutoTokenizer.from_pretrained(…).save_pretrained(…)."
+        )
+    end = config.get("eos_token_id")
+    end = end[0] if isinstance(end, list) and end else end
+    context = config.get("max_position_embeddings", config.get("n_positions"))
+    known = {"vocab_size": config.get("vocab_size"), "eos_token_id": end, "context": context}
+    if lacking := [name for name, value in known.items() if not isinstance(value, int)]:
+        raise SweepError(
+            f"{folder / 'config.json'} must name {', '.join(lacking)}, and does not. Add it."
+        )
+    return {
+        "kind": "hugging_face",
+        "name": folder.resolve().name,
+        "architecture": str(config["model_type"]),
+        "vocabulary": config["vocab_size"],
+        "context": context,
+        "sizes": {key: value for key, value in config.items() if key not in NOT_SIZES},
+        "end": end,
+        "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
+    }
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = name.partition("@")
+    try:
+        found = snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES))
+    except Exception as error:  # of the library, of its HTTP client, of the network
+        reason = " ".join(str(error).split())[:200]
+        raise SweepError(
+            f"init must be a repository that can be downloaded, got {HUB}{name} ({reason}). "
+            "Check the name and the network, or name a folder."
+        ) from error
+    return Path(found)
