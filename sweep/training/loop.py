@@ -91,6 +91,9 @@ def train(
                 if (utilisation := flop_utilisation(config, device, speed)) is not None:
                     line["perf/mfu"] = utilisation
                 line |= memory_metrics(device, state_bytes(step.model, step.optimizer))
+                if step.rollouts:
+                    line["perf/completions_per_second"] = speed / config.tokens_per_sequence
+                    line |= steps.phase_peaks()
                 if progress.is_diverging(line["train/loss"]):
                     ending = "diverged"
                 progress.start_interval()

@@ -133,9 +133,15 @@ class TrainingStep:
         self, batch: Batch, learning_rate: float | Tensor, sums: GradientSums | None = None
     ) -> StepOutput:
         """Take one step at this rate; of a workload with rollouts, all updates on one of them."""
+        if self.rollouts is None:
+            return self._update(batch, learning_rate, sums)
         batch = self.rolled_out(batch)
-        for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
+        start = time.perf_counter()
+        for _ in range(self.rollouts.updates_per_step):
             output = self._update(batch, learning_rate, sums)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.rollouts.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
         return output
 
     def rolled_out(self, batch: Batch) -> Batch:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at
-from sweep.training.device import peak_memory_bytes
+from sweep.training.device import forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import GradientSums
 from sweep.training.progress import Progress
 from sweep.training.step import StepOutput, TrainingStep
@@ -68,6 +68,30 @@ class Sums:
             self._sums = [0.0, 0.0, 0.0]
 
 
+class PhasePeaks:
+    """Peak memory of each phase of steps that have several, the largest since the last log point.
+
+    Args:
+        device: the trial's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._peaks = device, dict[str, int]()
+        self.largest = 0  # of all of them, ever
+
+    def note(self, name: str) -> None:
+        """End a phase, and begin the next one's peak."""
+        peak = peak_memory_bytes(self._device)
+        self._peaks[name] = max(peak, self._peaks.get(name, 0))
+        self.largest = max(peak, self.largest)
+        forget_peak_memory(self._device)
+
+    def taken(self) -> dict[str, int]:
+        """Return them as metrics, and begin anew."""
+        peaks, self._peaks = self._peaks, {}
+        return {f"perf/{name}_peak_bytes": peak for name, peak in peaks.items()}
+
+
 class Steps:
     """Takes the steps of a trial one by one.
 
@@ -80,6 +104,9 @@ class Steps:
     def __init__(self, config: TrialConfig, step: TrainingStep, sums: Sums) -> None:
         self._config, self._step, self._sums = config, step, sums
         self._batch_size = config.science.batch_size
+        self._phases = PhasePeaks(step.device) if step.rollouts else None
+        if step.rollouts and self._phases:
+            step.rollouts.on_phase = self._phases.note
 
     def take(self, t: int, noise: GradientSums | None) -> StepOutput:
         """Take step t = 1 …, S; `noise` sees its microbatches where it is measured."""
@@ -87,7 +114,13 @@ class Steps:
         batch = self._step.workload.build_batch(first, self._batch_size)
         output = self._step(batch, self.rate(t), noise)
         self._sums.add(output)
+        if self._phases:
+            self._phases.note("update")
         return output
+
+    def phase_peaks(self) -> dict[str, int]:
+        """Return the metrics of the phases' peak memory since this was last asked."""
+        return self._phases.taken() if self._phases else {}
 
     def rate(self, t: int) -> float:
         """Return the learning rate of step t."""
@@ -98,7 +131,9 @@ class Steps:
 
     def peak_memory_bytes(self) -> int:
         """Return the peak since it was last forgotten."""
-        return peak_memory_bytes(self._step.device)
+        return max(
+            peak_memory_bytes(self._step.device), self._phases.largest if self._phases else 0
+        )
 
 
 class GraphedSteps(Steps):

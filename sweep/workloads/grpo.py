@@ -40,6 +40,7 @@ from sweep.workloads.tasks import Prompt, Task
 
 HELD_OUT = 1 << 40  # numbers of completions that no training reaches
 ALL_ROWS = 1 << 30
+SAMPLED = 4  # at once, for each whose gradient is: no activations are kept (docs/grpo.md)
 
 
 class Grpo:
@@ -124,32 +125,17 @@ class Grpo:
         """Return the summed, weighted surrogate of rolled out completions."""
         ids, mask, advantage, old, reference = batch
         log_probs, entropies = self.log_probs(model, ids)
-        found = surrogate(
-            log_probs,
-            old if self.needs_old else None,
-            reference if self.settings.kl else None,
-            advantage,
-            self.settings,
-        )
-        self._watch(mask, found.ratios, found.is_clipped, found.divergences, entropies)
+        earlier = old if self.needs_old else None
+        start = reference if self.settings.kl else None
+        found = surrogate(log_probs, earlier, start, advantage, self.settings)
+        watched = {
+            "grpo/ratio": found.ratios,
+            "grpo/clip_fraction": found.is_clipped,
+            "grpo/entropy": entropies,
+            "grpo/kl": found.divergences,
+        }
+        self.meter.add_means(watched, mask)
         return (found.losses * token_weights(mask, self.settings.loss)).sum()
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @torch.no_grad()
-    def _watch(
-        self,
-        mask: Tensor,
-        ratios: Tensor,
-        is_clipped: Tensor,
-        divergences: Tensor | None,
-        entropies: Tensor,
-    ) -> None:
-        tokens = mask.sum()
-        values = {"ratio": ratios, "clip_fraction": is_clipped, "entropy": entropies}
-        if divergences is not None:
-            values["kl"] = divergences
-        for name, value in values.items():
-            self.meter.add(f"grpo/{name}", (value.detach() * mask).sum(), tokens)
 
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the completions, (B, N) each, from (B, P + N).
@@ -205,13 +191,15 @@ class Grpo:
             ids (B, P + N), mask (B, N), advantages (B), log-probabilities (B, N) of the policy,
             zeros where nothing needs them, and of the reference.
         """
+        at_once = self._sampled_at_once(microbatch_size)
         if len(batch) == 1:
             numbers = batch[0].numpy()
             prompts = self._prompts(numbers)
             ids = self._prompt_ids(prompts)
             drawn = completion_uniforms(self.config.science.seed, numbers, self.settings.new_tokens)
             with self._phase("generate"):
-                completions = self.generate(model, ids, drawn.to(self.device), in_groups=True)
+                drawn = drawn.to(self.device)
+                completions = self.generate(model, ids, drawn, at_once, in_groups=True)
             with self._phase("score"):
                 rewards, parts = self.score(prompts, completions.cpu().numpy())
             self._watch_rewards(rewards, parts)
@@ -222,7 +210,9 @@ class Grpo:
         else:  # of the largest lengths
             ids, drawn, gain = batch
             with self._phase("generate"):
-                completions = self.generate(model, ids, drawn, in_groups=True, looks_for_end=False)
+                completions = self.generate(
+                    model, ids, drawn, at_once, in_groups=True, looks_for_end=False
+                )
             mask = torch.ones_like(drawn, dtype=torch.float32)
         with self._phase("log_probs"):
             ids = torch.cat((ids, completions), dim=1)
@@ -240,22 +230,24 @@ class Grpo:
         model: nn.Module,
         prompts: Tensor,
         drawn: Tensor,
+        at_once: int | None = None,
         *,
         in_groups: bool = False,
         looks_for_end: bool = True,
     ) -> Tensor:
-        """Sample completions (B, N), `generation_batch_size` at once.
+        """Sample completions (B, N).
 
         Args:
             model: the policy.
             prompts: ids, (B, P).
             drawn: random numbers, (B, N).
+            at_once: so many; None: as many as the execution says.
             in_groups: whether the prompts of a group are equal, and so may be seen once.
             looks_for_end: stop as soon as all have ended.
         """
         settings = self.settings
         sampling = Sampling(settings.temperature, settings.top_p, SEPARATOR_ID)
-        size = self.config.execution.generation_batch_size or len(prompts)
+        size = at_once or self.config.execution.generation_batch_size or len(prompts)
         was_training = model.training
         model.eval()
         with autocast(self.device, self.config.science.precision):
@@ -276,6 +268,13 @@ class Grpo:
             ]
         model.train(was_training)
         return torch.cat(found)
+
+    def _sampled_at_once(self, microbatch_size: int) -> int:
+        """Return how many are sampled at once: fewer where the microbatch had to shrink."""
+        asked, planned = self.config.execution.generation_batch_size, self.config.microbatch_size
+        if asked is None:
+            return SAMPLED * microbatch_size
+        return max(1, asked * microbatch_size // planned)
 
     @torch.no_grad()
     def _log_probs_of(self, model: nn.Module, ids: Tensor, size: int) -> Tensor:

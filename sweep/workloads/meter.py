@@ -1,5 +1,8 @@
 """Means of what a workload watches, since the last log point."""
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 
@@ -13,6 +16,15 @@ class Meter:
         """Add a sum over so many values."""
         known = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = (known[0] + total, known[1] + count)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def add_means(self, values: Mapping[str, Tensor | None], mask: Tensor) -> None:
+        """Add values (B, N) by name where the mask (B, N) is 1; None is left out."""
+        count = mask.sum()
+        for name, value in values.items():
+            if value is not None:
+                self.add(name, (value.detach() * mask).sum(), count)
 
     def state(self) -> dict[str, list[float]]:
         """Return plain numbers, for a checkpoint; waits for the device."""

@@ -86,6 +86,29 @@ def test_how_many_are_sampled_at_once_changes_no_token():
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize(("asked", "now", "rows"), [(None, 8, 32), (None, 4, 16), (16, 4, 8)])
+def test_where_the_microbatch_had_to_shrink_fewer_are_sampled_at_once(asked, now, rows):
+    """Memory that runs out in sampling runs out no more in the next attempt."""
+    config = trial_config(batch=32, microbatch=8, execution={"generation_batch_size": asked})
+    step, seen = TrainingStep(config, CPU, now), set()
+    step.workload.on_logits = lambda logits: seen.add(len(logits))
+    step.rolled_out(step.workload.build_batch(0, 32))
+    assert seen == {rows}
+
+
+def test_peak_memory_is_noted_by_phase():
+    config = trial_config()
+    step = TrainingStep(config, CPU, 8)
+    steps = Steps(config, step, Sums(Progress(), CPU, step.workload.meter))
+    steps.take(1, None)
+    peaks = steps.phase_peaks()
+    phases = ("generate", "score", "log_probs", "update")
+    assert list(peaks) == [f"perf/{phase}_peak_bytes" for phase in phases]
+    assert 0 < max(peaks.values()) <= steps.peak_memory_bytes()
+    assert steps.phase_peaks() == {}
+    assert all(watched(step.workload)[f"perf/{phase}_seconds"] > 0 for phase in phases)
+
+
 @pytest.mark.parametrize("microbatch", [8, 4, 2, 1])
 def test_a_prompt_seen_once_for_its_completions_changes_nothing(microbatch):
     """In float64: the same tokens, loss and gradient, with whole groups and parts of one."""
@@ -102,7 +125,8 @@ def test_a_prompt_seen_once_for_its_completions_changes_nothing(microbatch):
         batch = (*batch[:2], torch.linspace(-1, 1, 8).double(), *batch[3:])
         loss = step.backward(batch)
         found.append([*batch, loss, *(p.grad for p in step.parameters)])
-        assert seen[0].shape == ((2, 40) if execution else (8, 40))
+        at_once = min(8, 4 * microbatch)
+        assert seen[0].shape == (at_once // 4 if execution else at_once, 40)
     assert torch.equal(found[0][0], found[1][0])
     for first, second in zip(*found, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-8)  # rotary tables are float32
