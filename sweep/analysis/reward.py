@@ -22,8 +22,8 @@ class Gain:
 def find_gains(sweep: Sweep) -> tuple[Gain, ...]:
     """Compare the start of each complete trial with its end, cell by cell, in the plan's order.
 
-    Both are of the same prompts with the same random numbers: the interval (t, paired by seed)
-    is of seeds alone, not of other prompts.
+    Both are of the same prompts, which each seed has of its own, with the same random numbers. The
+    interval (t) is of the differences of the seeds.
     """
     last = {trial: float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
     trials = report_trials(sweep.trials)

@@ -53,7 +53,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "metavar": "DIR",
             "help": "GRPO: a complete trial whose weights are the start, or "
-            "a pretrained model of transformers: its folder, or hf:repository.",
+            "the folder of a pretrained model of transformers.",
         },
     ),
     ("--group-size", {"metavar": "N", "help": "GRPO: completions of each prompt."}),

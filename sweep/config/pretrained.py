@@ -11,8 +11,6 @@ from typing import Any
 
 from sweep.errors import SweepError
 
-HUB = "hf:"  # before the name of a repository, with @revision behind it
-FILES = ("config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json")
 NOT_SIZES = (  # of config.json
     *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
     *("use_cache", "_name_or_path"),
@@ -20,16 +18,7 @@ NOT_SIZES = (  # of config.json
 
 
 def find_pretrained(source: str) -> Path | None:
-    """Return the folder of a pretrained model; None where a path is not one's.
-
-    Args:
-        source: a folder, or `hf:repository[@revision]`, which is downloaded.
-
-    Raises:
-        SweepError: if a repository cannot be downloaded.
-    """
-    if source.startswith(HUB):
-        return _download(source.removeprefix(HUB))
+    """Return the folder of a pretrained model; None where a path is not one's."""
     folder = Path(source).expanduser()
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -54,14 +43,18 @@ def model_of(folder: Path) -> dict[str, Any]:
     end = config.get("eos_token_id")
     end = end[0] if isinstance(end, list) and end else end
     context = config.get("max_position_embeddings", config.get("n_positions"))
-    known = {"vocab_size": config.get("vocab_size"), "eos_token_id": end, "context": context}
+    known = {
+        "vocab_size": config.get("vocab_size"),
+        "eos_token_id": end,
+        "max_position_embeddings": context,
+    }
     if lacking := [name for name, value in known.items() if not isinstance(value, int)]:
         raise SweepError(
             f"{folder / 'config.json'} must name {', '.join(lacking)}, and does not. Add it."
         )
     return {
         "kind": "hugging_face",
-        "name": folder.resolve().name,
+        "name": str(config["model_type"]),  # not the folder's, which may be renamed
         "architecture": str(config["model_type"]),
         "vocabulary": config["vocab_size"],
         "context": context,
@@ -69,18 +62,3 @@ def model_of(folder: Path) -> dict[str, Any]:
         "end": end,
         "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
     }
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    repository, _, revision = name.partition("@")
-    try:
-        found = snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES))
-    except Exception as error:  # of the library, of its HTTP client, of the network
-        reason = " ".join(str(error).split())[:200]
-        raise SweepError(
-            f"init must be a repository that can be downloaded, got {HUB}{name} ({reason}). "
-            "Check the name and the network, or name a folder."
-        ) from error
-    return Path(found)

@@ -59,6 +59,8 @@ class LibraryTokenizer:
     def __init__(self, library_tokenizer: Any, end: int = 0) -> None:
         self._tokenizer, self._end = library_tokenizer, end
         self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()  # which a saved one may have been told
+        self._tokenizer.no_padding()
         self.vocabulary_used = max(int(library_tokenizer.get_vocab_size()), end + 1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:

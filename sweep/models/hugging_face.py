@@ -41,8 +41,8 @@ class HuggingFace(nn.Module):
             config = AutoConfig.for_model(settings.architecture, **sizes)
         except ValueError as error:
             raise SweepError(
-                f"model {settings.name!r} must be of an architecture that transformers knows, got "
-                f"{settings.architecture!r}."
+                f"model {settings.name!r} must be of an architecture and sizes that transformers "
+                f"knows, got {settings.architecture!r} ({' '.join(str(error).split())[:200]})."
             ) from error
         for name in DROPOUTS:
             if hasattr(config, name):
@@ -52,6 +52,7 @@ class HuggingFace(nn.Module):
             torch.manual_seed(seed)
             build: Any = AutoModelForCausalLM.from_config
             self.model = build(config, attn_implementation="sdpa")
+        self.model.get_input_embeddings().padding_idx = None  # nothing is padding here
         output = self.model.get_output_embeddings()
         if output.bias is not None or any(getattr(config, name, None) for name in SCALED_LOGITS):
             raise SweepError(

@@ -67,6 +67,8 @@ def _calibration_path(plan: Plan) -> Path:
         "workload": plan.settings.workload,
         "precision": plan.settings.precision,
     }
+    if plan.settings.grpo is not None:
+        key["grpo"] = plan.settings.grpo.model_dump(mode="json", exclude={"init"})
     return cache_dir() / "calibration" / f"{sha256_of(key)[:16]}.json"
 
 
@@ -97,7 +99,10 @@ def _measure(config: TrialConfig) -> dict[str, float]:
 
 
 def time_one_step(config: TrialConfig, should_stop: ShouldStop) -> dict[str, float]:
-    """Return seconds of a forward-backward per sequence, and of an optimizer update."""
+    """Return seconds of a forward-backward per sequence, and of an optimizer update.
+
+    Of GRPO with sampling: two groups at once, since sampling one completion takes nearly as long.
+    """
     import torch
 
     from sweep.training.step import TrainingStep
@@ -107,16 +112,19 @@ def time_one_step(config: TrialConfig, should_stop: ShouldStop) -> dict[str, flo
     eager = config.model_copy(
         update={"execution": config.execution.model_copy(update={"compile": False})}
     )
-    step = TrainingStep(eager, device, MOST_SEQUENCES)
+    most = max(MOST_SEQUENCES, 2 * config.group_size if config.group_size > 1 else 0)
+    step = TrainingStep(eager, device, most)
 
     def seconds(sequences: int) -> float:
         batch = step.workload.random_batch(sequences)
         start = time.perf_counter()
-        step.backward(batch).item()
+        batch = step.rolled_out(batch)
+        for _ in range(step.rollouts.updates_per_step if step.rollouts else 1):
+            step.backward(batch).item()
         return time.perf_counter() - start
 
     first, deadline = seconds(1), time.perf_counter() + MOST_SECONDS
-    count = MOST_SEQUENCES if first * MOST_SEQUENCES < MOST_SECONDS / 2 else 1
+    count = most if first * most < MOST_SECONDS / 2 or config.group_size > 1 else 1
     timings = [seconds(count)]
     while len(timings) < 3 and time.perf_counter() + timings[0] < deadline:
         timings.append(seconds(count))

@@ -11,11 +11,8 @@ from sweep.plan.plan import Plan, tokenizer_of
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder
 
-BYTES_PER_TOKEN = {
-    "bpe": 4.0,
-    "bytes": 1.0,
-    "pretrained": 4.0,
-}  # for estimates before anything is tokenized
+# For estimates before anything is tokenized.
+BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0, "pretrained": 4.0}
 SMALL_TEXT = 1 << 22  # bytes
 
 
@@ -26,7 +23,8 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     from sweep.orchestration.local import attempt_slots
 
     plan = planned.plan
-    seconds = estimate_seconds(plan)
+    here = plan.located(folder)
+    seconds = estimate_seconds(here)
     tokens, is_exact = None, False
     if plan.data is not None:
         text = find_prepared(plan.data, tokenizer_of(plan.settings))
@@ -35,7 +33,7 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
         else:
             tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
     at_once = len(attempt_slots(plan.execution.device))
-    plan = with_estimates(plan, seconds, _forecast_bytes(plan), tokens, is_exact, at_once)
+    plan = with_estimates(plan, seconds, _forecast_bytes(here), tokens, is_exact, at_once)
     return replace(planned, plan=plan)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Experiment
-from sweep.config.pretrained import find_pretrained
 from sweep.errors import SweepError
-from sweep.plan.plan import Start, tokenizer_of
+from sweep.plan.plan import Start, tokenizer_of, tokens_per_sequence
 from sweep.trial.folder import SweepFolder
+from sweep.trial.start import identify_start
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,13 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         from sweep.data.tokenizer import check_tokenizer
 
         check_tokenizer(tokenizer_of(experiment))
-        check_text_length(experiment.data, experiment.model.context)
+        check_text_length(experiment.data, tokens_per_sequence(experiment))
         data = identify_data(experiment.data)
-        path = _path_of(experiment.data, folder)
+        is_built_in = experiment.data in ("tinystories", "synthetic")
+        path = None if is_built_in else _seen_from(folder, experiment.data)
     if experiment.grpo is None or experiment.grpo.init is None:
         return Inputs(data, path)
-    init = str(find_pretrained(experiment.grpo.init) or experiment.grpo.init)
-    from sweep.workloads.start import identify_start
-
+    init = experiment.grpo.init
     found = identify_start(init)
     own = {"model": experiment.model.model_dump(mode="json"), "data": data}
     own["tokenizer"] = tokenizer_of(experiment).model_dump(mode="json") if data else None
@@ -55,13 +54,11 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
                 f"init must be a trial of the experiment's {name}, got one of {found[name]!r} for "
                 f"{wanted!r}. Give the {name} of that trial."
             )
-    start = Start({"weights": found["weights"]}, _path_of(init, folder))
+    start = Start({"weights": found["weights"]}, _seen_from(folder, init))
     return Inputs(data, path, start)
 
 
-def _path_of(source: str, folder: SweepFolder) -> str | None:
+def _seen_from(folder: SweepFolder, source: str) -> str:
     """Keep an absolute path; write any other as seen from the sweep folder, which may move too."""
-    if source in ("tinystories", "synthetic"):
-        return None
     path = Path(source).expanduser()
     return str(path) if path.is_absolute() else os.path.relpath(path, folder.path)

@@ -92,7 +92,7 @@ def _plan(settings: Experiment, logistics: Logistics) -> Plan:
     one = settings.model_copy(update={"seeds": 1, "lr": "1e-3"})
     whole = logistics.microbatch or max(settings.batches)
     asked = replace(logistics, microbatch=whole, asks_memory=True)
-    return make_plan(one, asked, NOWHERE).plan
+    return make_plan(one, asked, NOWHERE).plan.located(NOWHERE)
 
 
 def _configs(plan: Plan) -> dict[int, TrialConfig]:

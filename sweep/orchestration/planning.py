@@ -17,6 +17,7 @@ from sweep.plan.plan import (
     build_plan,
     load_plan,
     tokens_at_once,
+    tokens_per_sequence,
 )
 from sweep.training.process import FreshProcess
 from sweep.trial.files import write_json
@@ -270,7 +271,7 @@ def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution
             if logistics.loss_chunk_rows is None
             else logistics.loss_chunk_rows
         ),
-        evaluation_batch_size=max(1, tokens_at_once(device) // experiment.model.context),
+        evaluation_batch_size=max(1, tokens_at_once(device) // tokens_per_sequence(experiment)),
         generation_batch_size=logistics.generation_batch_size,
         shares_prompts=logistics.shares_prompts,
         keep=logistics.keep or "weights",  # type: ignore[arg-type]

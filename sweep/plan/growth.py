@@ -88,7 +88,9 @@ def _shared(plan: Plan, with_tuning: bool) -> dict[str, Any]:
     )
     if not with_tuning:
         settings.pop("tuning")
-    return {**settings, "data": plan.data}
+    if settings.get("grpo"):
+        settings["grpo"].pop("init")  # a path; what lies there is `start`
+    return {**settings, "data": plan.data, "start": plan.start}
 
 
 def _first_difference(a: Any, b: Any, place: str = "") -> tuple[str, Any, Any] | None:

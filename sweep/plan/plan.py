@@ -120,6 +120,11 @@ class Plan(Settings):
             init_path=self.init_path,
         )
 
+    def located(self, folder: SweepFolder) -> "Plan":
+        """Return the plan with its paths as they are from anywhere, not from the sweep folder."""
+        paths = {"data_path": self.data_path, "init_path": self.init_path}
+        return self.model_copy(update={name: folder.locate(path) for name, path in paths.items()})
+
     def with_rate(
         self, row: PlannedTrial, rate: float, beta2: float | None = None, decay: float | None = None
     ) -> PlannedTrial:

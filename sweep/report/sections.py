@@ -183,8 +183,8 @@ def rewards(sweep: Sweep) -> list[tuple[str, str]]:
     count = sweep.plan.settings.evaluation.sequences
     text = (
         f"Mean reward of one completion of each of {count} held-out prompts before the first step "
-        "and after the last, with the same random numbers. The interval (95 %, t, paired by seed) "
-        "is of seeds, not of other prompts."
+        "and after the last, with the same random numbers; each seed has prompts of its own. The "
+        "interval (95 %, t) is of the differences of the seeds."
     )
     return [("Rewards", f"{md.table(headers, rows)}\n\n{text}")]
 

@@ -72,7 +72,7 @@ class FusedAdamW(torch.optim.AdamW):
 
 
 class PlainSGD(torch.optim.SGD):
-    """torch's SGD without momentum, called directly: same bits, less Python."""
+    """torch's SGD without momentum on a CPU, called directly: same bits, less Python."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -98,7 +98,8 @@ def build_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
-        return PlainSGD(groups, lr=learning_rate)
+        kind = PlainSGD if parameters[0].device.type == "cpu" else torch.optim.SGD
+        return kind(groups, lr=learning_rate)
     device, betas = parameters[0].device, (settings.beta1, settings.beta2)
     if device.type == "cpu" and all(type(p) is nn.Parameter for p in parameters):
         return FusedAdamW(groups, lr=learning_rate, betas=betas, eps=settings.eps)

@@ -93,7 +93,7 @@ class Grpo:
         model = build_model(science.model, science.seed, execution.activation_checkpointing)
         is_real = all(weight.device.type != "meta" for weight in model.parameters())
         if self.config.init_path is not None and is_real:
-            load_start(model, self.config.init_path)
+            load_start(model, self.config.init_path, science.start)
         return model
 
     def start(self, model: nn.Module) -> None:

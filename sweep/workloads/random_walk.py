@@ -110,18 +110,13 @@ NAME = "sweep::noise_sum"
 torch.library.define(NAME, "(Tensor indices, int seed, int dimensions) -> Tensor")
 
 
-@functools.lru_cache(maxsize=8192)  # of trials in one process: a seed has the same at every rate
-def _noise_between(first: int, last: int, seed: int, dimensions: int) -> NDArray[np.float32]:
-    walk = walk_of(seed, dimensions)
-    start = walk.at(first)
-    return (walk.at(last) - start).astype(np.float32)
-
-
 def _noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
     first, last = indices[0].item(), indices[-1].item()
     assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
-    found = torch.from_numpy(_noise_between(int(first), int(last) + 1, seed, dimensions))
-    return found.to(indices.device, copy=True)
+    walk = walk_of(seed, dimensions)
+    start = walk.at(int(first))
+    total = walk.at(int(last) + 1) - start
+    return torch.from_numpy(total.astype(np.float32)).to(indices.device)
 
 
 torch.library.impl(NAME, "CompositeExplicitAutograd", _noise_sum)

@@ -160,7 +160,7 @@ WRONG_SETTINGS = {
     "question": ("a valid string", "{a = 1}", "['a']", "false", "nan"),
     "workload": ("a valid string", "{}", "['pretrain']", "true", "1.5"),
     "data": ("a valid string", "{}", "[]", "true", "nan"),
-    "tokenizer": ("'bpe' or 'bytes'", "{}", "['bpe']", "true", "0", "'words'"),
+    "tokenizer": ("'bpe', 'bytes' or 'pretrained'", "{}", "['bpe']", "true", "0", "'words'"),
     "precision": ("'auto', 'fp32'", "{}", "[]", "false", "32"),
     "model": ("must be", "['quick']", "true", "nan", "''", "'huge'"),
     "budget": ("budget must be", "{}", "['1M']", "true", "-1", "0", "nan", "inf", "1.5", "'x'"),

@@ -1,11 +1,13 @@
 """What is decided once, when plan.json is first written."""
 
+from pathlib import Path
+
 import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import costs, planning
-from sweep.orchestration.calibration import estimate_seconds, record_measurement
+from sweep.orchestration.calibration import estimate_seconds, record_measurement, time_one_step
 from sweep.orchestration.planning import Logistics, make_plan, save_plan
 from sweep.training import device as machine
 from sweep.trial.folder import SweepFolder
@@ -74,6 +76,15 @@ def test_estimates_are_measured_once_and_then_replaced_by_what_trials_took(tmp_p
         assert seconds[4] > seconds[64] > 10
         record_measurement(plan, {**result, "seconds_training": 0.03, "tokens": 256})  # too short
     assert len(calls) == 1
+
+
+def test_a_step_of_grpo_is_timed_with_its_sampling():
+    grpo = {"group_size": 4, "prompt_tokens": 40, "new_tokens": 4}
+    fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000, "grpo": grpo}
+    folder = SweepFolder(Path("nowhere"))
+    plan = make_plan(load_experiment("grpo-words", fields), Logistics(device="cpu"), folder).plan
+    found = time_one_step(plan.sample_config(plan.trials[0]), lambda: None)
+    assert found["seconds_per_sequence"] > 0 and found["seconds_per_update"] > 0
 
 
 def test_what_was_held_already_is_not_asked_of_the_disk_again(tmp_path, monkeypatch):

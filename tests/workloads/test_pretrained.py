@@ -1,33 +1,56 @@
 """GRPO from a pretrained model of transformers: a small GPT-2 with its own tokenizer, on disk."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, load_model, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sweep.config.experiment import load_experiment
 from sweep.data.tokenizer import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model
+from sweep.orchestration.costs import estimate
+from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.orchestration.runner import run_sweep
+from sweep.plan.growth import grow_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
-from sweep.workloads.start import load_start
+from sweep.workloads.grpo import Grpo
 from sweep.workloads.tasks import open_tokenizer
 
 transformers = pytest.importorskip("transformers")
-CPU = torch.device("cpu")
+CPU, LOGISTICS, NEW = torch.device("cpu"), Logistics(device="cpu"), SweepFolder(Path("nowhere"))
 STORIES = [f"Once there was a {colour} cat. It liked the {thing}." for colour in
            ("red", "blue", "green") for thing in ("sun", "rain", "wind", "snow")]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory):
-    """A folder as `save_pretrained` leaves it; the end of a text is its last id."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def gpt2(**ids):
+    """Return a model whose input and output embeddings are one, and the size of its file."""
+    config = transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **ids)
+    return transformers.GPT2LMHeadModel(config), "1GB"
 
-    folder = tmp_path_factory.mktemp("hub") / "tiny-gpt2"
+
+def llama(**ids):
+    """Return a model with two embeddings, which pads with the end of a text, for several files."""
+    config = transformers.LlamaConfig(
+        max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, tie_word_embeddings=False, pad_token_id=ids["eos_token_id"], **ids,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config), "50KB"
+
+
+MODELS = {"gpt2": gpt2, "llama": llama}
+
+
+@pytest.fixture(scope="module", params=["gpt2"])
+def pretrained(tmp_path_factory, request):
+    """A folder as `save_pretrained` leaves it; the end of a text is its last id."""
+    folder = tmp_path_factory.mktemp("hub") / "tiny"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,12 +61,11 @@ def pretrained(tmp_path_factory):
     tokenizer.train_from_iterator(STORIES, trainer)
     tokenizer.add_special_tokens(["<|endoftext|>"])
     end = tokenizer.token_to_id("<|endoftext|>")
-    config = transformers.GPT2Config(
-        vocab_size=end + 1, n_positions=64, n_embd=32, n_layer=2, n_head=2,
-        bos_token_id=end, eos_token_id=end,
-    )  # fmt: skip
+    tokenizer.enable_truncation(4)  # as a tokenizer is saved that was once told to
+    tokenizer.enable_padding(length=4)
     torch.manual_seed(0)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    model, most = MODELS[request.param](vocab_size=end + 1, bos_token_id=end, eos_token_id=end)
+    model.save_pretrained(folder, max_shard_size=most)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -74,24 +96,32 @@ def trial_of(pretrained, text, folder):
 def test_model_and_tokenizer_are_the_start_s(pretrained, text, tmp_path):
     config = trial_of(pretrained, text, tmp_path / "s")
     model = config.science.model
-    assert (model.architecture, model.context, model.name) == ("gpt2", 64, "tiny-gpt2")
+    kind = json.loads((pretrained / "config.json").read_text())["model_type"]
+    assert (model.architecture, model.context, model.name) == (kind, 64, kind)
     assert config.science.tokenizer.kind == "pretrained"
     workload = TrainingStep(config, CPU, 8).workload
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(pretrained / "tokenizer.json"))
-    own = workload.tokenizer.encode_batch(["a red cat!"])[0].tolist()
+    theirs = Tokenizer.from_file(str(pretrained / "tokenizer.json"))
+    assert theirs.truncation and theirs.padding
+    theirs.no_truncation()
+    theirs.no_padding()
+    own = workload.tokenizer.encode_batch(["a red cat liked the wind!"])[0].tolist()
     end = model.end
-    assert [{0: end, end: 0}.get(i, i) for i in own] == theirs.encode("a red cat!")
-    assert workload.tokenizer.decode(own) == "a red cat!"
+    swapped = [{0: end, end: 0}.get(i, i) for i in own]
+    assert swapped == theirs.encode("a red cat liked the wind!").ids and end in own
+    assert workload.tokenizer.decode(own) == "a red cat liked the wind!"
     documents = (workload.text.train == SEPARATOR_ID).sum()
     assert documents == workload.text.train_documents
 
 
+@pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
 def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, tmp_path):
     """Its ids with the end of a text and 0 exchanged; its weights, not a seed's."""
     config = trial_of(pretrained, text, tmp_path / "s")
     step, end = TrainingStep(config, CPU, 8), config.science.model.end
     llm = transformers.AutoModelForCausalLM.from_pretrained(pretrained).eval()
+    assert step.model.model.get_input_embeddings().padding_idx is None
     ids = step.rolled_out(step.workload.build_batch(0, 8))[0]
+    assert (ids == 0).any()
     own, _ = step.workload.log_probs(step.model, ids)
     theirs = torch.where(ids == 0, end, torch.where(ids == end, 0, ids))
     with torch.no_grad():
@@ -100,6 +130,8 @@ def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, t
     torch.testing.assert_close(own.detach(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
 def test_a_sweep_starts_from_it(pretrained, text, tmp_path):
     out = tmp_path / "sweep"
     summary = run_sweep("grpo-words", out=out, device="cpu", **fields(pretrained, text))
@@ -107,10 +139,42 @@ def test_a_sweep_starts_from_it(pretrained, text, tmp_path):
     result = trial.read_result()
     assert summary.exit_code == 0 and result["state"] == "COMPLETE" and result["steps"] == 2
     first, second = (build_model(trial.read_config().science.model, seed) for seed in (0, 1))
-    for model in (first, second):  # whose input and output embeddings are one
-        load_start(model, str(trial.path))
+    for model in (first, second):
+        load_model(model, trial.weights_path)
     assert all(map(torch.equal, first.parameters(), second.parameters()))
-    assert first.output_weight() is first.model.get_input_embeddings().weight
+    again = load_experiment("grpo-words", fields(trial.path, text))
+    with pytest.raises(SweepError, match="Name the pretrained model's folder"):
+        make_plan(again, Logistics(device="cpu"), SweepFolder(tmp_path / "other"))
+
+
+@pytest.mark.slow
+def test_a_relative_path_is_found_from_everywhere(pretrained, text, tmp_path, monkeypatch):
+    """Also by what times a step and what forecasts one, in processes of their own."""
+    monkeypatch.chdir(pretrained.parent)
+    experiment = load_experiment("grpo-words", fields(pretrained.name, text))
+    folder = SweepFolder(tmp_path / "deep" / "sweep")
+    planned = estimate(make_plan(experiment, Logistics(device="cpu"), folder), folder)
+    assert planned.plan.trials[0].forecast_seconds > 0
+    assert planned.plan.trials[0].forecast_bytes > 0
+    found = forecast_memory("grpo-words", **fields(pretrained.name, text))
+    assert found["points"][0]["peak_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_other_weights_than_planned_are_refused(pretrained, text, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(pretrained, moved)
+    config = trial_of(moved, text, tmp_path / "s")
+    Grpo(config, CPU).build_model()
+    plan = make_plan(load_experiment("grpo-words", fields(moved, text)), LOGISTICS, NEW).plan
+    file = sorted(moved.glob("*.safetensors"))[0]
+    weights = load_file(file)
+    save_file({name: weight + 1 for name, weight in weights.items()}, file, {"format": "pt"})
+    with pytest.raises(SweepError, match="must hold the weights that were planned with"):
+        Grpo(config, CPU).build_model()
+    other = make_plan(load_experiment("grpo-words", fields(moved, text)), LOGISTICS, NEW).plan
+    with pytest.raises(SweepError, match="start"):
+        grow_plan(plan, other)
 
 
 @pytest.mark.parametrize("flag", [{"model": "small"}, {"context": "32"}, {"tokenizer": "bytes"}])
@@ -141,9 +205,3 @@ def test_another_tokenizer_than_planned_is_refused(pretrained, text, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(SweepError, match="the tokenizer that was planned with"):
         open_tokenizer(config.model_copy(update={"init_path": str(tmp_path)}))
-
-
-def test_a_repository_that_cannot_be_reached_is_one_sentence(text, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(SweepError, match="must be a repository that can be downloaded"):
-        load_experiment("grpo-words", fields("hf:nobody/nothing-of-this-name", text))
