@@ -24,7 +24,8 @@ def ablation_markdown(document: Mapping[str, Any]) -> str:
         heading("GRPO memory, one thing changed at a time", document),
         f"{document['batch_size']} completions, measured in fresh processes ({document['basis']}); "
         f"beside each, after a slash, the forecast. All sizes in {sizes.unit}, peaks by phase of a "
-        "step; the last columns compare with the first row.",
+        "step; the last columns compare with the first row. Seconds are of one process after "
+        "another: on a machine that is shared, ratios of them within a factor of two say nothing.",
     ]
     for kind, title in TITLES.items():
         rows = [base, *(row for row in document["rows"] if row["kind"] == kind)]
