@@ -67,10 +67,10 @@ LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
                          "every tensor is counted, which makes steps eager."}),
     ("--loss-chunk-rows", {"metavar": "N", "help": "Tokens whose logits exist at a time; "
                            "0: all of them."}),
-    ("--generation-batch-size", {"metavar": "N", "help": "Completions sampled at once; all of a "
-                                 "batch by default."}),
+    ("--generation-batch-size", {"metavar": "N", "help": "GRPO: completions sampled at once; four "
+                                 "times the microbatch by default."}),
     ("--shares-prompts", {"is_flag": True, "help": "GRPO: compute a prompt once for all of its "
-                          "completions; less time and memory."}),
+                          "completions; less memory."}),
     ("--keep", {"type": click.Choice(["none", "weights", "checkpoints"]), 
                 "help": "What a finished trial keeps: weights by default; checkpoints: both."}),
     ("--out", {"type": FOLDER, "help": "The sweep's folder; "

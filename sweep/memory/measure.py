@@ -17,6 +17,7 @@ from sweep.training.device_memory import DeviceMemory, limited_memory
 from sweep.training.noise import GradientSums
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
+from sweep.training.steps import Phases
 
 STEPS = 3  # the first makes the optimizer's states; all later ones are timed
 LEARNING_RATE = 1e-6
@@ -65,7 +66,7 @@ def _take_steps(
         forget_peak_memory(device)
     updates = _count_updates(step)
     seconds, rests, loss = [], [], math.nan
-    phases = Phases(memory)
+    phases = Phases(memory.take_peak)
     if step.rollouts is not None:
         step.rollouts.on_phase = phases.note
     for _ in range(steps):
@@ -98,28 +99,6 @@ def _take_steps(
         "rests": tuple(rests),
         **({"phases": phases.peaks, "phase_seconds": phases.seconds} if step.rollouts else {}),
     }
-
-
-class Phases:
-    """Peak bytes and least seconds of each phase of a step."""
-
-    def __init__(self, memory: DeviceMemory) -> None:
-        self._memory = memory
-        self.peaks: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin the first phase of a step, or the next."""
-        self._memory.take_peak()
-        self._start = time.perf_counter()
-
-    def note(self, name: str) -> None:
-        """End a phase, and begin the next."""
-        taken = time.perf_counter() - self._start
-        self.peaks[name] = max(self.peaks.get(name, 0), self._memory.take_peak())
-        self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
-        self.begin()
 
 
 def _count_updates(step: TrainingStep) -> list[None]:

@@ -112,7 +112,8 @@ def time_one_step(config: TrialConfig, should_stop: ShouldStop) -> dict[str, flo
     eager = config.model_copy(
         update={"execution": config.execution.model_copy(update={"compile": False})}
     )
-    most = max(MOST_SEQUENCES, 2 * config.group_size if config.group_size > 1 else 0)
+    is_sampled = config.science.grpo is not None
+    most = 2 * config.group_size if is_sampled else MOST_SEQUENCES
     step = TrainingStep(eager, device, most)
 
     def seconds(sequences: int) -> float:
@@ -124,7 +125,7 @@ def time_one_step(config: TrialConfig, should_stop: ShouldStop) -> dict[str, flo
         return time.perf_counter() - start
 
     first, deadline = seconds(1), time.perf_counter() + MOST_SECONDS
-    count = most if first * most < MOST_SECONDS / 2 or config.group_size > 1 else 1
+    count = most if first * most < MOST_SECONDS / 2 or is_sampled else 1
     timings = [seconds(count)]
     while len(timings) < 3 and time.perf_counter() + timings[0] < deadline:
         timings.append(seconds(count))

@@ -167,7 +167,7 @@ def results(sweep: Sweep, cells: pd.DataFrame) -> str:
 
 def rewards(sweep: Sweep) -> list[tuple[str, str]]:
     """Hold GRPO's rewards against those before training; no section for other workloads."""
-    if not (gains := find_gains(sweep)) or sweep.plan.settings.grpo is None:
+    if sweep.plan.settings.grpo is None or not (gains := find_gains(sweep)):
         return []
     rows = []
     for gain in gains:

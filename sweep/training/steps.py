@@ -5,7 +5,9 @@ What differs from step to step, sequences and rate, is sent for many steps at on
 log points nothing waits for the host.
 """
 
+import math
 import os
+import time
 from collections.abc import Callable
 
 import torch
@@ -68,28 +70,30 @@ class Sums:
             self._sums = [0.0, 0.0, 0.0]
 
 
-class PhasePeaks:
-    """Peak memory of each phase of steps that have several, the largest since the last log point.
+class Phases:
+    """Peak bytes and least seconds of each phase of steps that have several.
 
     Args:
-        device: the trial's.
+        take_peak: returns the peak memory since it was last asked.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._peaks = device, dict[str, int]()
-        self.largest = 0  # of all of them, ever
+    def __init__(self, take_peak: Callable[[], int]) -> None:
+        self._take_peak = take_peak
+        self.peaks: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the first phase of a step, or the next."""
+        self._take_peak()
+        self._start = time.perf_counter()
 
     def note(self, name: str) -> None:
-        """End a phase, and begin the next one's peak."""
-        peak = peak_memory_bytes(self._device)
-        self._peaks[name] = max(peak, self._peaks.get(name, 0))
-        self.largest = max(peak, self.largest)
-        forget_peak_memory(self._device)
-
-    def taken(self) -> dict[str, int]:
-        """Return them as metrics, and begin anew."""
-        peaks, self._peaks = self._peaks, {}
-        return {f"perf/{name}_peak_bytes": peak for name, peak in peaks.items()}
+        """End a phase, and begin the next."""
+        taken = time.perf_counter() - self._start
+        self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
+        self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
+        self.begin()
 
 
 class Steps:
@@ -104,12 +108,15 @@ class Steps:
     def __init__(self, config: TrialConfig, step: TrainingStep, sums: Sums) -> None:
         self._config, self._step, self._sums = config, step, sums
         self._batch_size = config.science.batch_size
-        self._phases = PhasePeaks(step.device) if step.rollouts else None
-        if step.rollouts and self._phases:
+        self._phases: Phases | None = None
+        if step.rollouts is not None:
+            self._phases = Phases(self._take_peak)
             step.rollouts.on_phase = self._phases.note
 
     def take(self, t: int, noise: GradientSums | None) -> StepOutput:
         """Take step t = 1 …, S; `noise` sees its microbatches where it is measured."""
+        if self._phases:
+            self._phases.begin()
         first = (t - 1) * self._batch_size
         batch = self._step.workload.build_batch(first, self._batch_size)
         output = self._step(batch, self.rate(t), noise)
@@ -120,7 +127,10 @@ class Steps:
 
     def phase_peaks(self) -> dict[str, int]:
         """Return the metrics of the phases' peak memory since this was last asked."""
-        return self._phases.taken() if self._phases else {}
+        if self._phases is None:
+            return {}
+        peaks, self._phases.peaks = self._phases.peaks, {}
+        return {f"perf/{name}_peak_bytes": peak for name, peak in peaks.items()}
 
     def rate(self, t: int) -> float:
         """Return the learning rate of step t."""
@@ -131,9 +141,13 @@ class Steps:
 
     def peak_memory_bytes(self) -> int:
         """Return the peak since it was last forgotten."""
-        return max(
-            peak_memory_bytes(self._step.device), self._phases.largest if self._phases else 0
-        )
+        phases = self._phases.peaks if self._phases else {}
+        return max(peak_memory_bytes(self._step.device), 0, *phases.values())
+
+    def _take_peak(self) -> int:
+        peak = peak_memory_bytes(self._step.device)
+        forget_peak_memory(self._step.device)
+        return peak
 
 
 class GraphedSteps(Steps):
