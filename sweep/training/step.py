@@ -34,6 +34,9 @@ class StepOutput:
 
 def split(batch: Batch, size: int) -> Iterator[Batch]:
     """Yield parts of so many sequences."""
+    if batch[0].shape[0] <= size:
+        yield batch
+        return
     for start in range(0, batch[0].shape[0], size):
         yield tuple(part[start : start + size] for part in batch)
 
@@ -166,7 +169,8 @@ class TrainingStep:
             parameter.grad = None
         if self.average is not None:
             self.average.update()
-        return StepOutput(loss, norm, (norm > self.clip).float())
+        is_clipped = (norm > self.clip).float() if self.clip < math.inf else torch.zeros_like(norm)
+        return StepOutput(loss, norm, is_clipped)
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Let the weights be those that are evaluated meanwhile: their average, where one is kept.

@@ -21,14 +21,6 @@ SEQUENCES = 1 << 48  # of the whole walk
 Vector = NDArray[np.float64]  # (dimensions)
 
 
-def standard_normals(words: NDArray[np.uint64]) -> Vector:
-    """Return as many numbers as raw 64-bit words, an even count, by Box and Muller's transform."""
-    uniform = ((words >> np.uint64(11)) + 0.5) * 2.0**-53  # in (0, 1)
-    half = len(words) // 2
-    radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * math.pi * uniform[half:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-
-
 class Interval(NamedTuple):
     """A part of the walk whose middle was drawn."""
 
@@ -68,6 +60,7 @@ class RandomWalk:
     def __init__(self, seed: int, dimensions: int) -> None:
         self.dimensions = dimensions
         self._philox, self._lock = np.random.Philox(key=seed), threading.Lock()
+        self._generator = np.random.Generator(self._philox)
         self._state = self._philox.state  # set anew for each draw: faster than a new generator
         end = math.sqrt(SEQUENCES) * self._normals(SEQUENCES)
         self._path = [self._draw(0, SEQUENCES, np.zeros(dimensions), end)]  # each within the last
@@ -92,8 +85,7 @@ class RandomWalk:
         """Return the numbers of a node, named by where it lies; it has 2^64 counter values."""
         self._state["state"]["counter"][:] = (0, node, 0, 0)
         self._philox.state = self._state
-        words = self._philox.random_raw(self.dimensions + self.dimensions % 2)
-        return standard_normals(words)[: self.dimensions]
+        return self._generator.standard_normal(self.dimensions)
 
 
 @functools.lru_cache(maxsize=4)

@@ -124,17 +124,17 @@ def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone(
     assert science.model_copy(update={"target": 1.0}).model_dump()["target"] == 1.0
 
 
-def reach_the_known_target(reach, sizes):
+def reach_the_known_target(reach, sizes, seeds):
     """Tune and report steps to the target; each within 5 % of the closed recursion."""
     summary = reach(
         batches=",".join(map(str, sizes)),
         budget=8192 * 1024,
         target=TARGET,
         lr="tuned",
-        seeds=3,
+        seeds=seeds,
         model="quadratic",
-        evaluation={"points": 2048, "noise_points": 0, "window": 48},
-        tuning={"centre": 1.1},  # the grid holds rates near the best at every batch size
+        evaluation={"points": 1024, "noise_points": 0, "window": 16},
+        tuning={"centre": 1.0},  # one seed chooses the rate: the best is clearly best on this grid
     )
     assert summary.exit_code == 0
     sweep = load_sweep(summary.folder.path)
@@ -152,7 +152,7 @@ def reach_the_known_target(reach, sizes):
 
 def test_the_known_steps_are_found(reach):
     """SCIENCE.md §6 C at three batch sizes, above B_crit: which is therefore not claimed."""
-    _, found, truth = reach_the_known_target(reach, [1024, 2048, 4096])
+    _, found, truth = reach_the_known_target(reach, [1024, 2048, 4096], 3)
     assert found.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
     assert {gate.number for gate in found.gates if gate.verdict != PASS} == {3}, found.gates
     assert headline(found) == ""
@@ -162,7 +162,8 @@ def test_the_known_steps_are_found(reach):
 @pytest.mark.timeout(900)
 def test_the_known_critical_batch_size_is_found(reach):
     """SCIENCE.md §6 C: the whole pipeline, at all six batch sizes."""
-    summary, found, truth = reach_the_known_target(reach, [256, 512, 1024, 2048, 4096, 8192])
+    sizes = [256, 512, 1024, 2048, 4096, 8192]
+    summary, found, truth = reach_the_known_target(reach, sizes, 5)
     assert {gate.verdict for gate in found.gates} == {PASS}, found.gates
     assert found.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
     assert found.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
