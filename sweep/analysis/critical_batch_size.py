@@ -23,7 +23,8 @@ LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on line
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and something left to judge them by
 RESAMPLES = 1000  # of the seeds
-TOLERANCE = 1e-12  # relative, of the least squares
+START = (1.0, 1.0)  # log S_min and log E_min; with TOLERANCE as in the published fits
+TOLERANCE = 1e-8  # relative, of the least squares: what scipy's `curve_fit` takes by default
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 
 Floats = NDArray[np.float64]
@@ -145,7 +146,7 @@ def _fit(
 def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floats, float]:
     """Fit, taking turns with the spread: σ² is the mean of E r², over N − 2, as in EM."""
     weights, known = np.ones(len(logs)), ~censored
-    spread, point = LEAST_SPREAD, np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
+    spread, point = LEAST_SPREAD, np.array(START)
     for turn in range(SPREAD_ROUNDS):
         point = _fit(sizes, logs, censored, spread, point, weights)
         gap = _curve(point, sizes) - logs

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import curve_fit
 from scipy.stats import binom
 
 from sweep.analysis.critical_batch_size import fit_steps
@@ -33,17 +32,9 @@ def hyperbola(s_min: float, e_min: float, sizes: np.ndarray = SIZES) -> np.ndarr
 
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_the_published_fits_are_reproduced_from_all_nine_rows(model: str) -> None:
-    """The published digits are of a fit stopped early; the optimum is within 2e-7 of them."""
     steps, s_min, e_min, b_star = PUBLISHED[model]
-
-    def log_steps(sizes: np.ndarray, a: float, e: float) -> np.ndarray:
-        return np.log(np.exp(a) + np.exp(e) / sizes)
-
-    early, _ = curve_fit(log_steps, SIZES, np.log(steps))  # from its default start, (1, 1)
-    assert [round(float(np.exp(early[0])), 2), round(float(np.exp(early[1])))] == [s_min, e_min]
     fit = fit_steps(SIZES, steps)
-    assert round(fit.s_min.value, 2) == s_min
-    assert fit.e_min.value == pytest.approx(e_min, rel=2e-7)
+    assert [round(fit.s_min.value, 2), round(fit.e_min.value)] == [s_min, e_min]
     assert fit.b_opt == 256
     assert fit.b_star is not None
     assert round(fit.b_star.value, 2) == b_star
