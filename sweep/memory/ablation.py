@@ -1,10 +1,9 @@
 """What each thing that saves memory in a GRPO step saves: undone in turn, forecast and measured.
 
-Also what group size, lengths and dtype cost, and what becomes of claims that were published
-without a measurement (SEED_SYSTEMS.md, 1).
+Also what group size, lengths and dtype cost.
 """
 
-import math
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -23,8 +22,8 @@ CHECKPOINTING, ONE_GROUP = "activation checkpointing", "microbatches of one grou
 GROUP_ALONE = "one group alone"
 HALF_GROUPS, HALF_LENGTH = "half the group size", "prompt and completion half as long"
 WITHOUT = "sweep.workloads.grpo_without:"
-TOLERANCE = 0.1  # of what is claimed, within which a claim counts as true
-BYTES_OF_LOGITS = 4
+TURNS = 3  # in which a variant and the base are timed; the first variant's is its row's
+TIMED = ("undone", "option")  # kinds that do the same work as the base
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
@@ -48,6 +47,7 @@ class Row:
     forecast: Forecast | None
     measured: Measurement | None  # None: not tried on this device
     message: str = ""
+    time_ratios: tuple[float, ...] = ()  # seconds a step over the base's, of each turn
 
     @property
     def status(self) -> str:
@@ -62,9 +62,9 @@ class Row:
         return max(self.measured.phases.values(), default=self.measured.peak_bytes)
 
     @property
-    def seconds(self) -> float | None:
-        """Of a step."""
-        return self.measured.seconds_per_step if self.measured else None
+    def time_ratio(self) -> float | None:
+        """Seconds of a step over the base's; None where they did not take turns."""
+        return statistics.median(self.time_ratios) if self.time_ratios else None
 
     def as_document(self) -> dict[str, Any]:
         """Return it as `probe --ablate` prints it."""
@@ -73,6 +73,8 @@ class Row:
             "kind": self.kind,
             "status": self.status,
             "peak_bytes": self.peak_bytes,
+            "time_ratio": self.time_ratio,
+            "time_ratios": list(self.time_ratios),
             "message": self.message or (self.measured.message if self.measured else ""),
             "forecast": self.forecast and asdict(self.forecast),
             "measured": self.measured and self.measured.as_document(),
@@ -172,6 +174,8 @@ def _supervised(base: TrialConfig, count: int) -> TrialConfig:
 def ablate(base: TrialConfig, limit_bytes: int, on_row: Callable[[Row], None]) -> list[Row]:
     """Forecast and measure every variant, each measurement in a fresh process.
 
+    What does the same work as the base is timed in turns with it, since machines are shared.
+
     Args:
         base: of a GRPO trial, the sizes as they are to be measured.
         limit_bytes: of the device; enforced.
@@ -180,6 +184,8 @@ def ablate(base: TrialConfig, limit_bytes: int, on_row: Callable[[Row], None]) -
     rows = []
     for variant in variants_of(base):
         row = _look_at(variant, limit_bytes)
+        if variant.kind in TIMED and row.status == "OK":
+            row = replace(row, time_ratios=_take_turns(row, variant, base, limit_bytes))
         on_row(row)
         rows.append(row)
     return rows
@@ -195,155 +201,26 @@ def _look_at(variant: Variant, limit_bytes: int) -> Row:
             forecast = forecast_step(config)
         except SweepError as error:
             message = str(error)
-    probe = Probe(config, limit_bytes, environment=variant.environment)
-    sizes = config.science.batch_size, config.microbatch_size
-    return Row(variant.name, variant.kind, forecast, probe.measure(*sizes), message)
+    point = _measure(config, limit_bytes, variant.environment)
+    return Row(variant.name, variant.kind, forecast, point, message)
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What was published, and what the rows say of it."""
-
-    text: str
-    claimed: tuple[float, float]  # bounds
-    measure: Callable[["Rows"], float]
-    unit: str  # of what is claimed
+def _measure(
+    config: TrialConfig, limit_bytes: int, environment: Mapping[str, str] | None = None
+) -> Measurement:
+    probe = Probe(config, limit_bytes, environment=environment)
+    return probe.measure(config.science.batch_size, config.microbatch_size)
 
 
-class Rows:
-    """Rows by name, for claims; what is missing is not a number."""
-
-    def __init__(self, rows: list[Row], logits_bytes: int) -> None:
-        self._rows, self.logits_bytes = {row.name: row for row in rows}, logits_bytes
-
-    def peak(self, name: str) -> float:
-        """Return a row's peak in bytes."""
-        row = self._rows.get(name)
-        return math.nan if row is None or row.peak_bytes is None else float(row.peak_bytes)
-
-    def seconds(self, name: str) -> float:
-        """Return a row's seconds a step."""
-        row = self._rows.get(name)
-        return math.nan if row is None or row.seconds is None else row.seconds
-
-    def saved(self, name: str, base: str = BASE) -> float:
-        """Return the share of the base's peak that a row does without."""
-        return 1 - self.times(name, base)
-
-    def times(self, name: str, base: str) -> float:
-        """Return a row's peak over that of the base."""
-        return self.peak(name) / self.peak(base)
-
-    def in_logits(self, name: str, base: str = BASE) -> float:
-        """Return what a row's peak is above the base's, over the bytes of the logits."""
-        return (self.peak(name) - self.peak(base)) / self.logits_bytes
-
-    def accumulated(self) -> float:
-        """Return the peak of a step in several microbatches over that of one of them."""
-        return self.times(ONE_GROUP, GROUP_ALONE)
-
-
-CLAIMS = (
-    Claim(
-        "Three forward passes make a step take three times the memory of a supervised one.",
-        (3, 3),
-        lambda rows: rows.times(BASE, SUPERVISED),
-        "times",
-    ),
-    Claim(
-        "Twice the samples and three passes: six times the memory of a supervised step.",
-        (6, 6),
-        lambda rows: rows.times(BASE, HALF_SUPERVISED),
-        "times",
-    ),
-    Claim(
-        "Three passes hold three times the logits (B, N, V) in float32.",
-        (3, 3),
-        lambda rows: rows.in_logits(PLAIN),
-        "times the logits, with plain logits",
-    ),
-    Claim(
-        "Gradient accumulation multiplies them by the number of microbatches.",
-        (2, math.inf),
-        Rows.accumulated,
-        "times the peak of one microbatch",
-    ),
-    Claim(
-        "Gradient accumulation has no memory cost.",
-        (1, 1),
-        Rows.accumulated,
-        "times the peak of one microbatch",
-    ),
-    Claim(
-        "Not returning logits from sampling saves them.",
-        (1, 1),
-        lambda rows: rows.in_logits(SAMPLING),
-        "times the logits",
-    ),
-    Claim(
-        "`del` behind their last use frees the logits at once.",
-        (1, math.inf),
-        lambda rows: rows.in_logits(PLAIN, DELETED),
-        "times the logits",
-    ),
-    Claim(
-        "Activation checkpointing saves 30 to 50 % of the memory.",
-        (0.3, 0.5),
-        lambda rows: rows.saved(CHECKPOINTING),
-        "of the peak",
-    ),
-    Claim(
-        "Activation checkpointing costs 20 to 30 % of the time.",
-        (0.2, 0.3),
-        lambda rows: rows.seconds(CHECKPOINTING) / rows.seconds(BASE) - 1,
-        "of the time",
-    ),
-    Claim(
-        "bfloat16 halves the memory (mixed precision).",
-        (0.5, 0.5),
-        lambda rows: rows.saved("bf16", "fp32"),
-        "of the peak",
-    ),
-    Claim(
-        "Half the sequence saves half the memory.",
-        (0.5, 0.5),
-        lambda rows: rows.saved(HALF_LENGTH),
-        "of the peak",
-    ),
-    Claim(
-        "Half the group size saves half the memory.",
-        (0.5, 0.5),
-        lambda rows: rows.saved(HALF_GROUPS),
-        "of the peak",
-    ),
-)
-
-
-def judge_claims(base: TrialConfig, rows: list[Row]) -> list[dict[str, Any]]:
-    """Hold what was published against the rows.
-
-    Returns:
-        For each claim `claim`, `claimed` (bounds, an open one None), `measured`, `unit`, and
-        `verdict`: true, false, or `not measured`.
-    """
-    grpo, model = base.science.grpo, base.science.model
-    assert grpo is not None and model.kind != "quadratic"
-    elements = base.science.batch_size * grpo.new_tokens * model.vocabulary
-    as_dtype = replace(rows[0], name=base.science.precision)  # the base is of one of them
-    known = Rows([as_dtype, *rows], BYTES_OF_LOGITS * elements)
-    return [_judged(claim, claim.measure(known)) for claim in CLAIMS]
-
-
-def _judged(claim: Claim, measured: float) -> dict[str, Any]:
-    low, high = claim.claimed
-    verdict = "not measured"
-    if math.isfinite(measured):
-        is_true = low * (1 - TOLERANCE) <= measured <= high * (1 + TOLERANCE)
-        verdict = "true" if is_true else "false"
-    return {
-        "claim": claim.text,
-        "claimed": [low, high if math.isfinite(high) else None],
-        "measured": measured if math.isfinite(measured) else None,
-        "unit": claim.unit,
-        "verdict": verdict,
-    }
+def _take_turns(
+    row: Row, variant: Variant, base: TrialConfig, limit_bytes: int
+) -> tuple[float, ...]:
+    """Return a variant's seconds over the base's, measured right after it, in each turn."""
+    ratios, point = [], row.measured
+    for turn in range(TURNS):
+        if turn > 0:
+            point = _measure(variant.config, limit_bytes, variant.environment)
+        other = _measure(base, limit_bytes)
+        if point and point.seconds_per_step and other.seconds_per_step:
+            ratios.append(point.seconds_per_step / other.seconds_per_step)
+    return tuple(ratios)

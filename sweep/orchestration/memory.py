@@ -241,7 +241,8 @@ def ablate_memory(
     Raises:
         SweepError: for bad input, another workload, or a microbatch: the rows vary it.
     """
-    from sweep.memory.ablation import ablate, judge_claims
+    from sweep.memory.ablation import ablate
+    from sweep.memory.claims import judge_claims
 
     logistics = logistics or Logistics()
     if logistics.microbatch is not None:

@@ -24,8 +24,8 @@ def ablation_markdown(document: Mapping[str, Any]) -> str:
         heading("GRPO memory, one thing changed at a time", document),
         f"{document['batch_size']} completions, measured in fresh processes ({document['basis']}); "
         f"beside each, after a slash, the forecast. All sizes in {sizes.unit}, peaks by phase of a "
-        "step; the last columns compare with the first row. Seconds are of one process after "
-        "another: on a machine that is shared, ratios of them within a factor of two say nothing.",
+        "step; the last columns compare with the first row. What does the same work was timed in "
+        "turns with it: the ratio is the median of the turns, with the least and the most.",
     ]
     for kind, title in TITLES.items():
         rows = [base, *(row for row in document["rows"] if row["kind"] == kind)]
@@ -48,7 +48,7 @@ def _cells(row: Mapping[str, Any], base: Mapping[str, Any], sizes: Sizes) -> lis
         _pair(measured.get("phases", {}).get(name), forecast.get("phases", {}).get(name), sizes)
         for name in PHASES
     ]
-    seconds, before = measured.get("seconds_per_step"), base["measured"]["seconds_per_step"]
+    seconds, ratios = measured.get("seconds_per_step"), row["time_ratios"]
     peak, other = row["peak_bytes"], base["peak_bytes"]
     difference = md.MISSING
     if peak is not None and other is not None and row is not base:
@@ -61,7 +61,7 @@ def _cells(row: Mapping[str, Any], base: Mapping[str, Any], sizes: Sizes) -> lis
         sizes(measured.get("rest_bytes")),
         f"{seconds:.3g}" if seconds else md.MISSING,
         difference,
-        f"{seconds / before:.2f}" if seconds and before and row is not base else md.MISSING,
+        f"{row['time_ratio']:.2f} [{min(ratios):.2f}, {max(ratios):.2f}]" if ratios else md.MISSING,
     ]
 
 

@@ -12,7 +12,8 @@ from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.memory import ablation
-from sweep.memory.ablation import CLAIMS, Row, judge_claims, variants_of
+from sweep.memory.ablation import Row, variants_of
+from sweep.memory.claims import CLAIMS, Rows, judge_claims
 from sweep.memory.points import Forecast, Measurement
 from sweep.orchestration.memory import ablate_memory
 from sweep.orchestration.planning import Logistics
@@ -68,6 +69,11 @@ def test_what_is_forecast_is_measured_and_undoing_costs_what_is_kept(only):
     assert update[ablation.SAMPLING] == pytest.approx(base + LOGITS, abs=4096)
     assert update[ablation.PLAIN] > base + LOGITS
     assert update[graph] > base + LOGITS and update["prompts shared"] < base
+    assert {name for name, row in rows.items() if row["time_ratio"]} == {*rows} - {
+        ablation.BASE,
+        "bf16",
+    }
+    assert all(len(row["time_ratios"]) in (0, ablation.TURNS) for row in rows.values())
     text = markdown_of(document)
     assert "| logits of sampling kept | OK |" in text and "| NOT_TRIED |" in text
     assert "not measured" in text  # claims about what was left out
@@ -81,12 +87,14 @@ def test_every_variant_differs_in_one_thing_and_claims_name_rows():
         if name != ablation.BASE and not variant.environment:
             assert variant.config != base, name
     point = Measurement(8, 8, "OK", peak_bytes=2**30, seconds_per_step=1.0)
-    rows = [Row(name, variant.kind, None, point) for name, variant in variants.items()]
+    turns = (1.2, 9.0, 1.25)
+    rows = [Row(name, v.kind, None, point, time_ratios=turns) for name, v in variants.items()]
     found = judge_claims(base, rows)
     assert len(found) == len(CLAIMS) and all(one["measured"] is not None for one in found)
     verdicts = {one["claim"]: one["verdict"] for one in found}
     assert verdicts["Gradient accumulation has no memory cost."] == "true"
     assert verdicts["Half the sequence saves half the memory."] == "false"
+    assert verdicts["Activation checkpointing costs 20 to 30 % of the time."] == "true"
     halved = replace(point, peak_bytes=2**29)
     rows = [replace(r, measured=halved) if r.name == ablation.HALF_LENGTH else r for r in rows]
     verdicts = {one["claim"]: one["verdict"] for one in judge_claims(base, rows)}
@@ -97,9 +105,9 @@ def test_what_failed_is_no_number():
     base = base_config()
     lost = Measurement(8, 8, "OUT_OF_MEMORY", "no room")
     rows = [Row(variant.name, variant.kind, None, lost) for variant in variants_of(base)]
-    assert all(row.peak_bytes is None and row.seconds is None for row in rows)
+    assert all(row.peak_bytes is None and row.time_ratio is None for row in rows)
     assert {one["verdict"] for one in judge_claims(base, rows)} == {"not measured"}
-    assert math.isnan(ablation.Rows([], 1).peak("nothing"))
+    assert math.isnan(Rows([], 1).peak("nothing"))
 
 
 def test_only_what_was_measured_is_a_row_s_peak():

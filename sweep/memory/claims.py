@@ -1,0 +1,174 @@
+"""Claims about a GRPO step, published without a measurement (SEED_SYSTEMS.md, 1)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sweep.config.trial import TrialConfig
+from sweep.memory.ablation import (
+    BASE,
+    CHECKPOINTING,
+    DELETED,
+    GROUP_ALONE,
+    HALF_GROUPS,
+    HALF_LENGTH,
+    HALF_SUPERVISED,
+    ONE_GROUP,
+    PLAIN,
+    SAMPLING,
+    SUPERVISED,
+    Row,
+)
+
+TOLERANCE = 0.1  # of what is claimed, within which a claim counts as true
+BYTES_OF_LOGITS = 4
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was published, and what the rows say of it."""
+
+    text: str
+    claimed: tuple[float, float]  # bounds
+    measure: Callable[["Rows"], float]
+    unit: str  # of what is claimed
+
+
+class Rows:
+    """Rows by name, for claims; what is missing is not a number."""
+
+    def __init__(self, rows: list[Row], logits_bytes: int) -> None:
+        self._rows, self.logits_bytes = {row.name: row for row in rows}, logits_bytes
+
+    def peak(self, name: str) -> float:
+        """Return a row's peak in bytes."""
+        row = self._rows.get(name)
+        return math.nan if row is None or row.peak_bytes is None else float(row.peak_bytes)
+
+    def time_ratio(self, name: str) -> float:
+        """Return a row's seconds a step over the base's, measured in turns."""
+        row = self._rows.get(name)
+        return math.nan if row is None or row.time_ratio is None else row.time_ratio
+
+    def saved(self, name: str, base: str = BASE) -> float:
+        """Return the share of the base's peak that a row does without."""
+        return 1 - self.times(name, base)
+
+    def times(self, name: str, base: str) -> float:
+        """Return a row's peak over that of the base."""
+        return self.peak(name) / self.peak(base)
+
+    def in_logits(self, name: str, base: str = BASE) -> float:
+        """Return what a row's peak is above the base's, over the bytes of the logits."""
+        return (self.peak(name) - self.peak(base)) / self.logits_bytes
+
+    def accumulated(self) -> float:
+        """Return the peak of a step in several microbatches over that of one of them."""
+        return self.times(ONE_GROUP, GROUP_ALONE)
+
+
+CLAIMS = (
+    Claim(
+        "Three forward passes make a step take three times the memory of a supervised one.",
+        (3, 3),
+        lambda rows: rows.times(BASE, SUPERVISED),
+        "times",
+    ),
+    Claim(
+        "Twice the samples and three passes: six times the memory of a supervised step.",
+        (6, 6),
+        lambda rows: rows.times(BASE, HALF_SUPERVISED),
+        "times",
+    ),
+    Claim(
+        "Three passes hold three times the logits (B, N, V) in float32.",
+        (3, 3),
+        lambda rows: rows.in_logits(PLAIN),
+        "times the logits, with plain logits",
+    ),
+    Claim(
+        "Gradient accumulation multiplies them by the number of microbatches.",
+        (2, math.inf),
+        Rows.accumulated,
+        "times the peak of one microbatch",
+    ),
+    Claim(
+        "Gradient accumulation has no memory cost.",
+        (1, 1),
+        Rows.accumulated,
+        "times the peak of one microbatch",
+    ),
+    Claim(
+        "Not returning logits from sampling saves them.",
+        (1, 1),
+        lambda rows: rows.in_logits(SAMPLING),
+        "times the logits",
+    ),
+    Claim(
+        "`del` behind their last use frees the logits at once.",
+        (1, math.inf),
+        lambda rows: rows.in_logits(PLAIN, DELETED),
+        "times the logits",
+    ),
+    Claim(
+        "Activation checkpointing saves 30 to 50 % of the memory.",
+        (0.3, 0.5),
+        lambda rows: rows.saved(CHECKPOINTING),
+        "of the peak",
+    ),
+    Claim(
+        "Activation checkpointing costs 20 to 30 % of the time.",
+        (0.2, 0.3),
+        lambda rows: rows.time_ratio(CHECKPOINTING) - 1,
+        "of the time",
+    ),
+    Claim(
+        "bfloat16 halves the memory (mixed precision).",
+        (0.5, 0.5),
+        lambda rows: rows.saved("bf16", "fp32"),
+        "of the peak",
+    ),
+    Claim(
+        "Half the sequence saves half the memory.",
+        (0.5, 0.5),
+        lambda rows: rows.saved(HALF_LENGTH),
+        "of the peak",
+    ),
+    Claim(
+        "Half the group size saves half the memory.",
+        (0.5, 0.5),
+        lambda rows: rows.saved(HALF_GROUPS),
+        "of the peak",
+    ),
+)
+
+
+def judge_claims(base: TrialConfig, rows: list[Row]) -> list[dict[str, Any]]:
+    """Hold what was published against the rows.
+
+    Returns:
+        For each claim `claim`, `claimed` (bounds, an open one None), `measured`, `unit`, and
+        `verdict`: true, false, or `not measured`.
+    """
+    grpo, model = base.science.grpo, base.science.model
+    assert grpo is not None and model.kind != "quadratic"
+    elements = base.science.batch_size * grpo.new_tokens * model.vocabulary
+    as_dtype = replace(rows[0], name=base.science.precision)  # the base is of one of them
+    known = Rows([as_dtype, *rows], BYTES_OF_LOGITS * elements)
+    return [_judged(claim, claim.measure(known)) for claim in CLAIMS]
+
+
+def _judged(claim: Claim, measured: float) -> dict[str, Any]:
+    low, high = claim.claimed
+    verdict = "not measured"
+    if math.isfinite(measured):
+        is_true = low * (1 - TOLERANCE) <= measured <= high * (1 + TOLERANCE)
+        verdict = "true" if is_true else "false"
+    return {
+        "claim": claim.text,
+        "claimed": [low, high if math.isfinite(high) else None],
+        "measured": measured if math.isfinite(measured) else None,
+        "unit": claim.unit,
+        "verdict": verdict,
+    }
