@@ -53,7 +53,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
                 storages.forget_peak()
 
             if step.rollouts is not None:
-                step.rollouts.on_phase = note
+                step.rollouts.on_phase, step.rollouts.is_rehearsal = note, True
             for _ in range(STEPS):
                 storages.forget_peak()
                 is_split = shown > config.microbatch_size and step.rollouts is None

@@ -52,6 +52,7 @@ def generate(
     looks_for_end: bool = True,
     copies: int = 1,
     on_logits: Callable[[Tensor], object] | None = None,
+    is_rehearsal: bool = False,
 ) -> Tensor:
     """Sample one completion of each prompt, (B, N); behind its end a completion repeats the end.
 
@@ -64,39 +65,46 @@ def generate(
         looks_for_end: stop as soon as all have ended, which waits for the device.
         copies: so many prompts side by side are equal, and seen once, where there is a cache.
         on_logits: called with the logits (B, V) of each token.
+        is_rehearsal: only the first two tokens and the last, where the model can pad its cache.
     """
     count, tokens = uniforms.shape
     cache = model if is_cached and isinstance(model, HasCache) else None
     chosen = prompts.new_full((count, tokens), 0 if sampling.end is None else sampling.end)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
-    past, new, seen, turned = None, prompts, prompts, None
-    for place in range(tokens):
+    past: Any = None
+    new, seen, turned = prompts, prompts, None
+    pad = getattr(cache, "pad", None) if is_rehearsal else None
+    skipped = max(0, tokens - 3) if pad else 0
+    for place in (*range(min(tokens, 2)), *range(2 + skipped, tokens)):
+        if pad and skipped and place == tokens - 1:
+            past = pad(past, skipped)
         if isinstance(model, HasHidden):
-            if cache is not None and past is None:
-                hidden, past = extend_equal(cache, new, copies)
-            elif cache is not None:
-                hidden, past = cache.extend(new, past)
-            else:
+            if cache is None:
                 hidden = model.hidden(seen)
+            else:
+                hidden, past = _extend(cache, new, past, copies)
             if turned is None:
                 turned = model.output_weight().T.to(hidden.dtype)
             logits = hidden[:, -1] @ turned
         else:
             logits = model(seen)[:, -1]
-        if on_logits is not None:
+        if on_logits:
             on_logits(logits)
         ids = next_tokens(logits, uniforms[:, place], sampling)
         if sampling.end is not None:
             ids = torch.where(has_ended, sampling.end, ids)
             has_ended = has_ended | (ids == sampling.end)
-        chosen[:, place] = ids
-        new = ids[:, None]
+        chosen[:, place], new = ids, ids[:, None]
         if cache is None:
             seen = torch.cat((seen, new), dim=1)
         is_look = looks_for_end and place % LOOKED_AFTER == LOOKED_AFTER - 1
         if is_look and sampling.end is not None and bool(has_ended.all()):
             break
     return chosen
+
+
+def _extend(model: HasCache, new: Tensor, past: Any, copies: int) -> tuple[Tensor, Any]:
+    return extend_equal(model, new, copies) if past is None else model.extend(new, past)
 
 
 def extend_equal(model: HasCache, prompts: Tensor, copies: int) -> tuple[Tensor, Any]:

@@ -60,20 +60,21 @@ class Transformer(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return the normalised states before the output projection, (B, T, D)."""
-        return self._states(ids, None, None)
+        return self._states(ids, None)
 
     def extend(self, ids: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
         """Return the states of tokens that follow others, and the keys and values of all.
 
         Args:
             ids: (B, T).
-            past: of the S tokens before them; None: they are the first.
+            past: of the S tokens before them, brought up to date layer by layer, so that old and
+                new are never held side by side; None: they are the first.
 
         Returns:
             Normalised states (B, T, D), and keys and values of S + T tokens.
         """
-        seen: KeyValues = []
-        return self._states(ids, past, seen), seen
+        known: KeyValues = [] if past is None else past
+        return self._states(ids, known), known
 
     def repeat(self, past: KeyValues, copies: int) -> KeyValues:
         """Return keys and values in which each sequence stands so many times, side by side."""
@@ -82,19 +83,25 @@ class Transformer(nn.Module):
             for key, value in past
         ]
 
-    def _states(self, ids: Tensor, past: KeyValues | None, seen: KeyValues | None) -> Tensor:
-        start = past[0][0].shape[2] if past else 0
+    def pad(self, past: KeyValues, tokens: int) -> KeyValues:
+        """Return keys and values as long as those of so many more tokens, for forecasts."""
+        for index, (key, value) in enumerate(past):
+            past[index] = F.pad(key, (0, 0, 0, tokens)), F.pad(value, (0, 0, 0, tokens))
+        return past
+
+    def _states(self, ids: Tensor, known: KeyValues | None) -> Tensor:
+        start = known[0][0].shape[2] if known else 0
         places = slice(start, start + ids.shape[1])
         cos, sin = self.get_buffer("cos")[places], self.get_buffer("sin")[places]
         x = self.embedding(ids)  # (B, T, D)
         for index, block in enumerate(self.blocks):
-            arguments = (x, cos, sin, past[index] if past else None)
+            arguments = (x, cos, sin, known[index] if start and known else None)
             if self.activation_checkpointing and self.training:
                 x, *now = checkpoint(block, *arguments, use_reentrant=False)
             else:
                 x, *now = block(*arguments)
-            if seen is not None:
-                seen.append((now[0], now[1]))
+            if known is not None:
+                known[index : index + 1] = [(now[0], now[1])]  # appended where it is the first
             del now, arguments
         return self.norm(x)  # type: ignore[no-any-return]
 

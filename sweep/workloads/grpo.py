@@ -48,6 +48,7 @@ class Grpo:
 
     is_cached = True  # sampling, where the model has a cache
     on_logits: Callable[[Tensor], object] | None = None  # called with each token's logits
+    is_rehearsal = False
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.grpo and config.science.model.kind != "quadratic"
@@ -245,8 +246,7 @@ class Grpo:
             in_groups: whether the prompts of a group are equal, and so may be seen once.
             looks_for_end: stop as soon as all have ended.
         """
-        settings = self.settings
-        sampling = Sampling(settings.temperature, settings.top_p, SEPARATOR_ID)
+        sampling = Sampling(self.settings.temperature, self.settings.top_p, SEPARATOR_ID)
         size = at_once or self.config.execution.generation_batch_size or len(prompts)
         was_training = model.training
         model.eval()
@@ -261,6 +261,7 @@ class Grpo:
                     is_cached=self.is_cached,
                     copies=self._equal_prompts(len(ids)) if in_groups else 1,
                     on_logits=self.on_logits,
+                    is_rehearsal=self.is_rehearsal and self.on_logits is None,
                 )
                 for ids, uniforms in zip(
                     torch.split(prompts, size), torch.split(drawn, size), strict=True

@@ -87,6 +87,7 @@ class Rollouts(Protocol):
     updates_per_step: int  # optimizer steps on one batch
     meter: Meter  # what it watches between log points
     on_phase: Callable[[str], None]  # called behind each phase but the update
+    is_rehearsal: bool  # whether it may leave out what decides no peak: for forecasts
 
     def start(self, model: nn.Module) -> None:
         """See the weights before any training."""

@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sweep.config.models import TransformerSettings
+from sweep.models import build_model
 from sweep.models.generation import Sampling, completion_uniforms, generate, next_tokens
+from sweep.training.storages import LiveStorages
+
+CONFIG = TransformerSettings(
+    name="tiny", vocabulary=16, context=64, layers=8, d_model=16, heads=2, d_ff=32
+)
 
 LOGITS = torch.tensor([2.0, 0.5, -1.0, 1.0, -30.0])
 DRAWS = 20_000
@@ -74,3 +82,27 @@ def test_it_stops_when_all_have_ended():
         model, torch.tensor([[4]]), torch.full((1, 50), 0.5), Sampling(end=5), looks_for_end=False
     )
     assert len(calls) >= 50
+
+
+def test_old_and_new_keys_are_never_held_side_by_side():
+    model = build_model(CONFIG, 0)
+    with torch.no_grad(), LiveStorages() as storages:
+        _, past = model.extend(torch.zeros(8, CONFIG.context - 1, dtype=torch.long), None)
+        held = sum(tensor.nbytes for layer in past for tensor in layer)
+        storages.forget_peak()
+        before = storages.live_bytes
+        _, past = model.extend(torch.zeros(8, 1, dtype=torch.long), past)
+    assert before >= held and len(past) == CONFIG.layers
+    assert storages.peak_bytes - before < 1.5 * held / CONFIG.layers
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9])
+def test_a_rehearsal_holds_as_much_as_all_the_tokens(tokens):
+    model, prompts = build_model(CONFIG, 0), torch.zeros(4, 3, dtype=torch.long)
+    peaks = []
+    for is_rehearsal in (False, True):
+        with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages() as storages:
+            drawn = torch.zeros(4, tokens)
+            generate(model, prompts, drawn, Sampling(), copies=2, is_rehearsal=is_rehearsal)
+            peaks.append(storages.peak_bytes)
+    assert peaks[0] == peaks[1] > 0
