@@ -23,8 +23,10 @@ LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on line
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and something left to judge them by
 RESAMPLES = 1000  # of the seeds
-START = (1.0, 1.0)  # log S_min and log E_min; with TOLERANCE as in the published fits
-TOLERANCE = 1e-8  # relative, of the least squares: what scipy's `curve_fit` takes by default
+PUBLISHED_START = (1.0, 1.0)  # log S_min and log E_min, and
+PUBLISHED_TOLERANCE = 1e-8  # relative, as in the published fits, of scipy's `curve_fit`
+TOLERANCE = 1e-12  # of ours
+CLEARLY = 1e-9  # by so much of its squares another fit must be better to be another
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 
 Floats = NDArray[np.float64]
@@ -128,9 +130,19 @@ def _curve(point: Floats, sizes: Floats) -> Floats:
 
 
 def _fit(
-    sizes: Floats, logs: Floats, censored: Flags, spread: float, start: Floats, weights: Floats
-) -> Floats:
-    """Return log S_min and log E_min by least squares: the spread held, weights of the seeds."""
+    sizes: Floats,
+    logs: Floats,
+    censored: Flags,
+    spread: float,
+    start: Floats,
+    weights: Floats,
+    tolerance: float = TOLERANCE,
+) -> tuple[Floats, float]:
+    """Return log S_min and log E_min by least squares, and what is left: the spread held.
+
+    Args:
+        weights: of the seeds.
+    """
     root = np.sqrt(weights)[:, None]
 
     def terms(point: Floats) -> Floats:
@@ -139,16 +151,21 @@ def _fit(
             gap[censored] = spread * np.sqrt(-2 * log_ndtr(gap[censored] / spread))
         return (root * gap).ravel()
 
-    tol = TOLERANCE
-    return np.asarray(least_squares(terms, start, method="lm", xtol=tol, ftol=tol, gtol=tol).x)
+    tol = tolerance
+    found = least_squares(terms, start, method="lm", xtol=tol, ftol=tol, gtol=tol)
+    return np.asarray(found.x), float(found.cost)
 
 
 def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floats, float]:
     """Fit, taking turns with the spread: σ² is the mean of E r², over N − 2, as in EM."""
     weights, known = np.ones(len(logs)), ~censored
-    spread, point = LEAST_SPREAD, np.array(START)
+    spread, point = LEAST_SPREAD, np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
     for turn in range(SPREAD_ROUNDS):
-        point = _fit(sizes, logs, censored, spread, point, weights)
+        point, left = _fit(sizes, logs, censored, spread, point, weights)
+        if turn == 0:  # the published digits, unless they are not of the optimum
+            start, tolerance = np.array(PUBLISHED_START), PUBLISHED_TOLERANCE
+            early, more = _fit(sizes, logs, censored, spread, start, weights, tolerance)
+            point = early if more <= left * (1 + CLEARLY) else point
         gap = _curve(point, sizes) - logs
         squares = float((gap[known] ** 2).sum())
         if turn > 0:
@@ -169,7 +186,7 @@ def _resampled(
     rng = np.random.default_rng(rng_seed)
     draws = rng.multinomial(seeds, [1 / seeds] * seeds, RESAMPLES if seeds > 1 else 0)
     weights, times = np.unique(draws, axis=0, return_counts=True)
-    fits = [_fit(sizes, logs, censored, spread, point, row) for row in weights]
+    fits = [_fit(sizes, logs, censored, spread, point, row)[0] for row in weights]
     found = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
     return found.repeat(times, axis=0)
 

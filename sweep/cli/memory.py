@@ -44,7 +44,7 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
         logistics=read_logistics(flags),
         cap=None if cap is None else parse_count(cap, "largest"),
         multiple=1 if multiple is None else parse_count(multiple, "multiple"),
-        soak_steps=0 if soak is None else parse_count(soak, "soak"),
+        soak_steps=None if soak is None else parse_count(soak, "soak"),
         on_point=show,
         **read_overrides(flags),
     )

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from sweep.config.models import Positive, Settings
 
 FINAL_PROMPTS = 256  # held out, of the final evaluation
+SAMPLED_MICROBATCHES = 4  # at once: sampling keeps no activations (docs/grpo.md)
 Fraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 
 

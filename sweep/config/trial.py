@@ -6,10 +6,11 @@
 from typing import Any, Literal
 
 from sweep.config.experiment import EvaluationSettings, OptimizerSettings, ScheduleSettings
-from sweep.config.grpo import GrpoSettings
+from sweep.config.grpo import SAMPLED_MICROBATCHES, GrpoSettings
 from sweep.config.models import ModelSettings, QuietSettings, Settings
 
 FORMAT_VERSION = 1
+TELLING_MICROBATCHES = 2  # gradients of the first are held beside the second
 
 
 class TokenizerSettings(QuietSettings):
@@ -63,7 +64,7 @@ class Execution(QuietSettings):
     device_memory_bytes: int | None = None  # enforced, where it was asked for
     microbatch_bound: int | None = None  # sequences that fit by forecast; None: not forecast
     evaluation_batch_size: int = 32  # sequences
-    generation_batch_size: int | None = None  # completions sampled at once; None: the batch
+    generation_batch_size: int | None = None  # completions sampled at once; None: by microbatch
     shares_prompts: bool = False  # a prompt's states are computed once for its completions
     checkpoint_seconds: float = 60.0  # at most this far apart
     keep: Literal["none", "weights", "checkpoints"] = "weights"
@@ -88,6 +89,21 @@ class TrialConfig(Settings):
     def group_size(self) -> int:
         """Sequences that belong together: those of a prompt for GRPO, else 1."""
         return self.science.grpo.group_size if self.science.grpo else 1
+
+    def sampled_at_once(self, microbatch_size: int) -> int:
+        """Return how many completions are sampled at once: fewer where the microbatch shrank."""
+        asked = self.execution.generation_batch_size
+        if asked is None:
+            return SAMPLED_MICROBATCHES * microbatch_size
+        return max(1, asked * microbatch_size // self.microbatch_size)
+
+    def telling_parts(self, microbatch_size: int) -> int:
+        """Return how many microbatches of a step take what any larger number of them does."""
+        if self.science.grpo is None:
+            return TELLING_MICROBATCHES
+        asked = self.execution.generation_batch_size
+        at_once = asked or SAMPLED_MICROBATCHES * microbatch_size
+        return max(TELLING_MICROBATCHES, -(-at_once // microbatch_size))
 
     def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
         """Return the config of a step of these sizes on one device, to be forecast or measured.

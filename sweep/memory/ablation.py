@@ -3,6 +3,7 @@
 Also what group size, lengths and dtype cost.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,8 +23,8 @@ CHECKPOINTING, ONE_GROUP = "activation checkpointing", "microbatches of one grou
 GROUP_ALONE = "one group alone"
 HALF_GROUPS, HALF_LENGTH = "half the group size", "prompt and completion half as long"
 WITHOUT = "sweep.workloads.grpo_without:"
-TURNS = 3  # in which a variant and the base are timed; the first variant's is its row's
-TIMED = ("undone", "option")  # kinds that do the same work as the base
+TURNS = 3  # of a variant and the base, one after the other, that are timed
+TIMED = ("undone", "option")  # kinds of the base's own batch
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
@@ -116,7 +117,7 @@ def _options(base: TrialConfig) -> list[Variant]:
         CHECKPOINTING: _changed(base, "execution", activation_checkpointing=True),
         "prompts shared": _changed(base, "execution", shares_prompts=True),
         "a group sampled at once": _changed(base, "execution", generation_batch_size=group),
-        ONE_GROUP: base.sized(base.science.batch_size, group),
+        ONE_GROUP: base.model_copy(update={"microbatch_size": group}),
     }
     if base.science.grpo and base.science.grpo.kl:
         options["no reference (kl = 0)"] = _changed(base, "grpo", kl=0.0)
@@ -174,7 +175,7 @@ def _supervised(base: TrialConfig, count: int) -> TrialConfig:
 def ablate(base: TrialConfig, limit_bytes: int, on_row: Callable[[Row], None]) -> list[Row]:
     """Forecast and measure every variant, each measurement in a fresh process.
 
-    What does the same work as the base is timed in turns with it, since machines are shared.
+    What takes the base's own batch is timed in turns with it, since machines are shared.
 
     Args:
         base: of a GRPO trial, the sizes as they are to be measured.
@@ -215,12 +216,17 @@ def _measure(
 def _take_turns(
     row: Row, variant: Variant, base: TrialConfig, limit_bytes: int
 ) -> tuple[float, ...]:
-    """Return a variant's seconds over the base's, measured right after it, in each turn."""
-    ratios, point = [], row.measured
-    for turn in range(TURNS):
-        if turn > 0:
-            point = _measure(variant.config, limit_bytes, variant.environment)
-        other = _measure(base, limit_bytes)
-        if point and point.seconds_per_step and other.seconds_per_step:
-            ratios.append(point.seconds_per_step / other.seconds_per_step)
-    return tuple(ratios)
+    """Return a variant's seconds over the base's in each turn; who comes first alternates."""
+
+    def seconds(config: TrialConfig, environment: Mapping[str, str]) -> float:
+        return _measure(config, limit_bytes, environment).seconds_per_step or math.nan
+
+    first = row.measured.seconds_per_step if row.measured else None
+    ratios = [(first or math.nan) / seconds(base, {})]
+    while len(ratios) < TURNS:
+        if len(ratios) % 2:
+            other = seconds(base, {})
+            ratios.append(seconds(variant.config, variant.environment) / other)
+        else:
+            ratios.append(seconds(variant.config, variant.environment) / seconds(base, {}))
+    return tuple(ratio for ratio in ratios if math.isfinite(ratio))

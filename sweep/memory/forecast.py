@@ -23,10 +23,10 @@ from sweep.training.noise import GradientSums
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
+from sweep.workloads.grpo import Grpo
 from sweep.workloads.protocol import build_workload
 
 STEPS = 2  # in the second one gradients of the first were freed and optimizer states are there
-SHOWN_MICROBATCHES = 2  # hold what any larger number of them does
 
 
 def forecast_step(config: TrialConfig) -> Forecast:
@@ -53,7 +53,9 @@ def forecast_step(config: TrialConfig) -> Forecast:
                 storages.forget_peak()
 
             if step.rollouts is not None:
-                step.rollouts.on_phase, step.rollouts.is_rehearsal = note, True
+                step.rollouts.on_phase = note
+                if isinstance(step.rollouts, Grpo):
+                    step.rollouts.is_rehearsal = True
             for _ in range(STEPS):
                 storages.forget_peak()
                 is_split = shown > config.microbatch_size and step.rollouts is None
@@ -83,7 +85,7 @@ def _shown(config: TrialConfig, batch_size: int) -> int:
     """Return how many sequences of a batch tell its peak: some microbatches, unless it samples."""
     if config.science.grpo is not None:
         return batch_size
-    return min(batch_size, SHOWN_MICROBATCHES * config.microbatch_size)
+    return min(batch_size, config.telling_parts(config.microbatch_size) * config.microbatch_size)
 
 
 def _give_storage(model: nn.Module, dtype: torch.dtype) -> None:
@@ -133,12 +135,12 @@ def largest_microbatch(
 ) -> Found:
     """Find the largest microbatch, up to `cap`, whose forecast peaks are within the limit.
 
-    With `is_accumulated` a step has several of them, whose gradients are held meanwhile.
+    With `is_accumulated` a step has as many of them as tell what any larger number takes.
     """
 
     def look(size: int) -> Look:
-        batch = SHOWN_MICROBATCHES * size if is_accumulated else size
-        found = forecasts.of(config.sized(batch, size))
+        parts = config.telling_parts(size) if is_accumulated else 1
+        found = forecasts.of(config.sized(parts * size, size))
         return Look(found.needed_bytes <= limit_bytes, found.peak_bytes)
 
     return find_largest(look, limit_bytes, config.group_size, cap)

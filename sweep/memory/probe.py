@@ -23,7 +23,7 @@ from sweep.training.process import FreshProcess
 STEPS = 3  # of a point: the first makes the optimizer's states, the others are timed
 POINT_SECONDS = 600.0  # after which a point is given up
 COLLAPSE = 0.6  # of the best throughput of smaller points
-SHARES = {"balanced": 0.9, "conservative": 0.7}  # of the limit that a choice may take
+SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}  # of the limit, for a choice
 WARM_UP_STEPS = 2  # of a soak, left out of the slope
 
 OnPoint = Callable[[Measurement], None]
@@ -45,12 +45,21 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class Soak:
+    """Many steps of one size."""
+
+    point: Measurement
+    leak: Leak | None  # None where they did not end OK
+
+
+@dataclass(frozen=True)
 class Choice:
     """A size to recommend."""
 
     name: str  # maximum, balanced, conservative
     share: float  # of the limit that it may take, by the line
     point: Measurement
+    soak: Soak | None = None  # None: not asked for
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Probed:
     found: Found
     points: tuple[Measurement, ...]  # in the order in which they were measured
     choices: tuple[Choice, ...]  # the largest first
-    accumulated: Measurement | None  # two microbatches of the safe size
+    accumulated: Measurement | None  # several microbatches of the safe size
 
     @property
     def safe(self) -> int:
@@ -89,6 +98,7 @@ class Probe:
         self.config, self.limit_bytes, self._environment = config, limit_bytes, environment
         self._on_point = on_point or (lambda point: None)
         self.points: dict[tuple[int, int], Measurement] = {}
+        self._soaks: dict[int, Soak] = {}
 
     def look(self, size: int) -> Look:
         """Measure one microbatch size, as the search asks for it."""
@@ -110,10 +120,14 @@ class Probe:
             self._on_point(point)
         return self.points[key]
 
-    def soak(self, size: int, steps: int) -> tuple[Measurement, Leak | None]:
-        """Run many steps of one size; tell whether memory at rest grows."""
-        point = self._measure(size, size, max(steps, WARM_UP_STEPS + 3))
-        return point, find_leak(point.rests) if point.status == "OK" else None
+    def soak(self, size: int, steps: int) -> Soak:
+        """Run many steps of one size, once; judge them, and tell whether memory at rest grows."""
+        if size not in self._soaks:
+            point = self._measure(size, size, max(steps, WARM_UP_STEPS + 3))
+            point = _judged(point, self.points.get((size, size)))
+            leak = find_leak(point.rests) if point.status == "OK" else None
+            self._soaks[size] = Soak(point, leak)
+        return self._soaks[size]
 
     def _measure(self, batch_size: int, microbatch_size: int, steps: int) -> Measurement:
         config = self.config.sized(batch_size, microbatch_size)
@@ -147,14 +161,27 @@ class Probe:
         smaller = [other for other in fine if other.microbatch_size < point.microbatch_size]
         return max(smaller, key=lambda other: other.tokens_per_second or 0.0, default=None)
 
-    def step_back(self, size: int, unit: int, parts: int = 1) -> Measurement | None:
-        """Measure steps of so many microbatches of a size, else of smaller ones, until one fits."""
+    def step_back(self, size: int, unit: int, is_accumulated: bool = False) -> Measurement | None:
+        """Measure steps of a microbatch size, or several of it, else of smaller ones that fit."""
         step = unit
-        while (point := self.measure(parts * size, size)).status != "OK":
+        while True:
+            parts = self.config.telling_parts(size) if is_accumulated else 1
+            if (point := self.measure(parts * size, size)).status == "OK":
+                return point
             if size <= unit:
                 return None
             size, step = max(unit, size - step), 2 * step
-        return point
+
+    def soaked(self, name: str, share: float, size: int, unit: int, steps: int) -> Choice | None:
+        """Choose a size, or a smaller one, that fits, and that so many steps found no fault in."""
+        point = self.step_back(size, unit)
+        while point is not None and steps:
+            soak = self.soak(point.microbatch_size, steps)
+            if soak.point.status == "OK":
+                return Choice(name, share, point, soak)
+            smaller = point.microbatch_size - unit
+            point = self.step_back(smaller, unit) if smaller >= unit else None
+        return Choice(name, share, point) if point else None
 
 
 def _judged(point: Measurement, fastest: Measurement | None) -> Measurement:
@@ -182,7 +209,8 @@ def probe(
     unit: int = 1,
     cap: int | None = None,
     on_point: OnPoint | None = None,
-) -> tuple[Probe, Probed]:
+    soak_steps: int = 0,
+) -> Probed:
     """Find the largest microbatch that fits, two safer ones, and measure accumulation.
 
     Args:
@@ -191,22 +219,23 @@ def probe(
         unit: sizes are multiples of it.
         cap: the largest size of interest.
         on_point: called after each measured point.
+        soak_steps: that each choice must get through, or a smaller one is chosen; 0: none.
     """
     measured = Probe(config, limit_bytes, on_point)
     found = find_largest(measured.look, limit_bytes, unit, cap)
     largest, line, choices, accumulated = found.largest, found.line, [], None
     if largest:
-        choices.append(Choice("maximum", 1.0, measured.measure(largest, largest)))
         for name, share in SHARES.items():
-            bound = line.largest(share * limit_bytes) if line else largest
-            point = measured.step_back(min(largest, max(unit, bound // unit * unit)), unit)
-            if point is not None:
-                choices.append(Choice(name, share, point))
-            if point is not None and name == "balanced":
-                # beside the gradients of the microbatch before it
-                accumulated = measured.step_back(point.microbatch_size, unit, parts=2)
-    points = tuple(measured.points.values())
-    return measured, Probed(found, points, tuple(choices), accumulated)
+            bound = line.largest(share * limit_bytes) if line and share < 1 else largest
+            size = min(largest, max(unit, bound // unit * unit))
+            choice = measured.soaked(name, share, size, unit, soak_steps)
+            if choice is not None:
+                choices.append(choice)
+            if choice is not None and name == "balanced":
+                # beside the gradients of the microbatches before it
+                size = choice.point.microbatch_size
+                accumulated = measured.step_back(size, unit, is_accumulated=True)
+    return Probed(found, tuple(measured.points.values()), tuple(choices), accumulated)
 
 
 def find_leak(rests: tuple[int, ...]) -> Leak:

@@ -85,11 +85,15 @@ class HasCache(HasHidden, Protocol):
     def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
         """Return the states of tokens (B, T) behind those of `past`, and the past of the next.
 
-        `past` is None for the first tokens, else what the call before returned.
+        `past` is None for the first tokens, else what the call before returned, which is used up.
         """
 
     def repeat(self, past: Any, copies: int) -> Any:
-        """Return a past in which each sequence stands so many times, side by side."""
+        """Return a past in which each sequence stands so many times, side by side.
+
+        A model that also has `pad_past(past, tokens)`, which returns a past as long as that of so
+        many more tokens, is forecast faster.
+        """
 
 
 def count_parameters(settings: ModelSettings, activation_checkpointing: bool = False) -> int:

@@ -73,7 +73,7 @@ def generate(
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
     past: Any = None
     new, seen, turned = prompts, prompts, None
-    pad = getattr(cache, "pad", None) if is_rehearsal else None
+    pad = getattr(cache, "pad_past", None) if is_rehearsal else None
     skipped = max(0, tokens - 3) if pad else 0
     for place in (*range(min(tokens, 2)), *range(2 + skipped, tokens)):
         if pad and skipped and place == tokens - 1:
@@ -88,7 +88,7 @@ def generate(
             logits = hidden[:, -1] @ turned
         else:
             logits = model(seen)[:, -1]
-        if on_logits:
+        if on_logits is not None:
             on_logits(logits)
         ids = next_tokens(logits, uniforms[:, place], sampling)
         if sampling.end is not None:

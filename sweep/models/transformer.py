@@ -83,8 +83,8 @@ class Transformer(nn.Module):
             for key, value in past
         ]
 
-    def pad(self, past: KeyValues, tokens: int) -> KeyValues:
-        """Return keys and values as long as those of so many more tokens, for forecasts."""
+    def pad_past(self, past: KeyValues, tokens: int) -> KeyValues:
+        """Make keys and values as long as those of so many more tokens, for forecasts."""
         for index, (key, value) in enumerate(past):
             past[index] = F.pad(key, (0, 0, 0, tokens)), F.pad(value, (0, 0, 0, tokens))
         return past

@@ -14,7 +14,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.line import Line, fit_line
 from sweep.memory.points import Forecast, Measurement
-from sweep.memory.probe import Probe, Probed
+from sweep.memory.probe import Choice, Probed
 from sweep.orchestration.planning import Logistics, make_plan
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
@@ -23,6 +23,7 @@ from sweep.trial.folder import SweepFolder
 if TYPE_CHECKING:  # because it imports torch
     from sweep.memory.ablation import Row
 
+SOAK_STEPS = 20  # of GRPO, unless asked otherwise
 PROBED = {"cuda": "bytes that the allocator reserved, and the context"}
 ERROR_ON_CPU = 0.02  # of a peak: what tests/memory/test_forecast.py holds
 ERROR_OF_TRANSFORMERS = 0.03  # which make a causal mask where they see tensors without data
@@ -146,7 +147,7 @@ def probe_memory(
     logistics: Logistics | None = None,
     cap: int | None = None,
     multiple: int = 1,
-    soak_steps: int = 0,
+    soak_steps: int | None = None,
     on_point: Callable[[Measurement], None] | None = None,
     **overrides: Any,
 ) -> dict[str, Any]:
@@ -157,7 +158,8 @@ def probe_memory(
         logistics: device and `device_memory`; on a CPU by default half of what is available.
         cap: the largest size of interest.
         multiple: only multiples of it are legal; for GRPO of whole groups too.
-        soak_steps: steps of each recommended size that look for a leak; 0: none.
+        soak_steps: that each recommended size must get through, or a smaller one is; 0: none;
+            None: 20 for GRPO.
         on_point: called after each measured point.
         **overrides: fields of the experiment: batches, model, context, precision, …
 
@@ -174,7 +176,10 @@ def probe_memory(
     configs = _configs(plan)
     config, device, limit = _to_probe(configs[max(configs)], logistics.device_memory)
     multiple = math.lcm(multiple, config.group_size)
-    measured, found = probe(config, limit, multiple, cap, on_point)
+    _refuse_cap(cap, multiple)
+    if soak_steps is None:
+        soak_steps = SOAK_STEPS if plan.settings.grpo else 0
+    found = probe(config, limit, multiple, cap, on_point, soak_steps)
     points = [point.as_document() for point in found.points]
     line, verdict = found.found.line, _verdict(found)
     document = _document(plan, limit) | {
@@ -190,33 +195,31 @@ def probe_memory(
         "safe_microbatch_size": found.safe,
         "accumulated": found.accumulated and found.accumulated.as_document(),
     }
-    soaks = _soaks(measured, found, soak_steps) if soak_steps else {}
-    document["recommendations"] = _recommendations(found, soaks)
-    return document | ({"soak": soaks[found.safe]} if found.safe in soaks else {})
+    document["recommendations"] = [_recommendation(choice) for choice in found.choices]
+    safe = {one["name"]: one["soak"] for one in document["recommendations"]}.get("balanced")
+    return document | ({"soak": safe} if safe else {})
 
 
-def _recommendations(found: Probed, soaks: dict[int, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": one.name,
-            "share": one.share,
-            "microbatch_size": one.point.microbatch_size,
-            "headroom_bytes": one.point.headroom_bytes,
-            "status": one.point.status,
-            "soak": soaks.get(one.point.microbatch_size),
-        }
-        for one in found.choices
-    ]
+def _recommendation(choice: Choice) -> dict[str, Any]:
+    soak = choice.soak
+    leak = soak and soak.leak and {**asdict(soak.leak), "is_found": soak.leak.is_found}
+    return {
+        "name": choice.name,
+        "share": choice.share,
+        "microbatch_size": choice.point.microbatch_size,
+        "headroom_bytes": choice.point.headroom_bytes,
+        "status": choice.point.status,
+        "soak": soak and {"point": soak.point.as_document(), "leak": leak},
+    }
 
 
-def _soaks(measured: Probe, found: Probed, steps: int) -> dict[int, Any]:
-    """Run each recommended size so long; return what became of it, and its leak, by size."""
-    soaks: dict[int, Any] = {}
-    for size in dict.fromkeys(one.point.microbatch_size for one in found.choices):
-        point, leak = measured.soak(size, steps)
-        shown = leak and {**asdict(leak), "is_found": leak.is_found}
-        soaks[size] = {"point": point.as_document(), "leak": shown}
-    return soaks
+def _refuse_cap(cap: int | None, multiple: int) -> None:
+    if cap is not None and cap % multiple:
+        lower, upper = cap // multiple * multiple, -(-cap // multiple) * multiple
+        raise SweepError(
+            f"largest must be a multiple of {multiple}, got {cap}. Use "
+            f"{f'{lower} or ' if lower else ''}{upper}."
+        )
 
 
 def ablate_memory(
@@ -236,7 +239,8 @@ def ablate_memory(
 
     Returns:
         The document that `sweep probe --ablate --json` prints: `rows`, each with `name`, `kind`,
-        `status`, `peak_bytes`, `forecast` and `measured`, and `claims`.
+        `status`, `peak_bytes`, `time_ratio`, `time_ratios`, `forecast` and `measured`, and
+        `claims`.
 
     Raises:
         SweepError: for bad input, another workload, or a microbatch: the rows vary it.
@@ -261,6 +265,9 @@ def ablate_memory(
     )
     batch = config.science.batch_size
     base = config.sized(batch, batch)
+    at_once = min(batch, base.sampled_at_once(batch))  # in every row, whatever its microbatch
+    execution = base.execution.model_copy(update={"generation_batch_size": at_once})
+    base = base.model_copy(update={"execution": execution})
     rows = ablate(base, limit, on_row)
     return _document(plan, limit) | {
         "device": device,

@@ -38,7 +38,7 @@ class Logistics:
     loss_chunk_rows: int | None = None  # None: the default
     is_elsewhere: bool = False  # the device need not be on this machine, as in a forecast
     asks_memory: bool = False  # sizes are as given: what fits is the question
-    generation_batch_size: int | None = None  # completions sampled at once; None: all
+    generation_batch_size: int | None = None  # completions sampled at once; None: by microbatch
     shares_prompts: bool = False  # a prompt's states are computed once for its completions
     keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
 
@@ -245,6 +245,7 @@ def _refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder
         "activation_checkpointing": logistics.activation_checkpointing or None,
         "device_memory_bytes": logistics.device_memory,
         "loss_chunk_rows": logistics.loss_chunk_rows,
+        "generation_batch_size": logistics.generation_batch_size,
         "shares_prompts": logistics.shares_prompts or None,
         "keep": logistics.keep,
     }

@@ -24,7 +24,7 @@ def ablation_markdown(document: Mapping[str, Any]) -> str:
         heading("GRPO memory, one thing changed at a time", document),
         f"{document['batch_size']} completions, measured in fresh processes ({document['basis']}); "
         f"beside each, after a slash, the forecast. All sizes in {sizes.unit}, peaks by phase of a "
-        "step; the last columns compare with the first row. What does the same work was timed in "
+        "step; the last columns compare with the first row. What takes the same batch was timed in "
         "turns with it: the ratio is the median of the turns, with the least and the most.",
     ]
     for kind, title in TITLES.items():

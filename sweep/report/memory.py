@@ -160,7 +160,7 @@ def recommendations(document: Mapping[str, Any]) -> str:
     items = [
         f"{one['name'].capitalize()} (at most {100 * one['share']:.0f} % by the line): microbatch "
         f"size {one['microbatch_size']}, headroom {sizes(one['headroom_bytes'])} {sizes.unit}; "
-        f"measured {one['status']}." + (f" {_soak_sentence(one['soak'])}" if one["soak"] else "")
+        f"measured {one['status']}. {_soak_sentence(one['soak'])}"
         for one in document["recommendations"]
     ]
     if with_steps:
@@ -172,7 +172,9 @@ def recommendations(document: Mapping[str, Any]) -> str:
     return md.bullets(items)
 
 
-def _soak_sentence(soak: Mapping[str, Any]) -> str:
+def _soak_sentence(soak: Mapping[str, Any] | None) -> str:
+    if soak is None:
+        return "No longer run proved it: ask for `--soak 100`."
     leak = soak["leak"]
     if leak is None:
         return f"Soak: {soak['point']['status']} {soak['point']['message']}"

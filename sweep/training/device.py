@@ -184,7 +184,7 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def memory_metrics(device: torch.device, rest_bytes: int) -> dict[str, int]:
+def memory_metrics(device: torch.device, rest_bytes: int, peak_bytes: int) -> dict[str, int]:
     """Return the memory metrics of a log point.
 
     The CPU has no allocator statistics: `memory/allocated_bytes` is what weights, gradients and
@@ -195,7 +195,7 @@ def memory_metrics(device: torch.device, rest_bytes: int) -> dict[str, int]:
     return {
         "memory/allocated_bytes": torch.cuda.memory_allocated(device),
         "memory/reserved_bytes": torch.cuda.memory_reserved(device),
-        "memory/peak_bytes": torch.cuda.max_memory_allocated(device),
+        "memory/peak_bytes": peak_bytes,
     }
 
 

@@ -18,7 +18,6 @@ from sweep.training.device import (
     peak_memory_bytes,
 )
 from sweep.training.noise import NoiseProbe
-from sweep.training.optimizer import state_bytes
 from sweep.training.progress import Clock, Progress
 from sweep.training.step import TrainingStep
 from sweep.training.steps import Sums, build_steps
@@ -90,7 +89,7 @@ def train(
                 speed = line["perf/tokens_per_second"] = tokens / progress.interval_seconds()
                 if (utilisation := flop_utilisation(config, device, speed)) is not None:
                     line["perf/mfu"] = utilisation
-                line |= memory_metrics(device, state_bytes(step.model, step.optimizer))
+                line |= memory_metrics(device, step.rest_bytes(), steps.peak_memory_bytes())
                 if step.rollouts:
                     line["perf/completions_per_second"] = speed / config.tokens_per_sequence
                     line |= steps.phase_peaks()

@@ -18,6 +18,7 @@ from sweep.training.optimizer import (
     build_optimizer,
     clip_in_step,
     set_learning_rate,
+    state_bytes,
     total_norm,
 )
 from sweep.workloads.protocol import Batch, Rollouts, Workload, build_workload
@@ -91,6 +92,11 @@ class TrainingStep:
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
         if self.rollouts is not None:
             self.rollouts.start(self.model)
+
+    def rest_bytes(self) -> int:
+        """Return what is held between steps: weights, gradients, optimizer, frozen weights."""
+        frozen = self.rollouts.frozen_bytes() if self.rollouts else 0
+        return state_bytes(self.model, self.optimizer) + frozen
 
     def warm_up(self) -> float:
         """Compile by running once on random data; return the seconds. Changes no state."""
@@ -169,8 +175,7 @@ class TrainingStep:
             parameter.grad = None
         if self.average is not None:
             self.average.update()
-        is_clipped = (norm > self.clip).float() if self.clip < math.inf else torch.zeros_like(norm)
-        return StepOutput(loss, norm, is_clipped)
+        return StepOutput(loss, norm, (norm > self.clip).float())
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Let the weights be those that are evaluated meanwhile: their average, where one is kept.

@@ -93,7 +93,7 @@ class Phases:
         taken = time.perf_counter() - self._start
         self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
         self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
-        self.begin()
+        self._start = time.perf_counter()
 
 
 class Steps:

@@ -40,7 +40,6 @@ from sweep.workloads.tasks import Prompt, Task
 
 HELD_OUT = 1 << 40  # numbers of completions that no training reaches
 ALL_ROWS = 1 << 30
-SAMPLED = 4  # at once, for each whose gradient is: no activations are kept (docs/grpo.md)
 
 
 class Grpo:
@@ -106,6 +105,10 @@ class Grpo:
         for weight in model.parameters():
             known[id(weight)] = nn.Parameter(weight.detach().clone(), requires_grad=False)
         self.reference = copy.deepcopy(model, known).eval()
+
+    def frozen_bytes(self) -> int:
+        """Return the bytes of the reference."""
+        return sum(weight.nbytes for weight in self.reference.parameters()) if self.reference else 0
 
     def build_batch(self, first: int, count: int) -> Batch:
         """Return the numbers of completions, (count); the rest is rolled out."""
@@ -192,7 +195,7 @@ class Grpo:
             ids (B, P + N), mask (B, N), advantages (B), log-probabilities (B, N) of the policy,
             zeros where nothing needs them, and of the reference.
         """
-        at_once = self._sampled_at_once(microbatch_size)
+        at_once = self.config.sampled_at_once(microbatch_size)
         if len(batch) == 1:
             numbers = batch[0].numpy()
             prompts = self._prompts(numbers)
@@ -231,7 +234,7 @@ class Grpo:
         model: nn.Module,
         prompts: Tensor,
         drawn: Tensor,
-        at_once: int | None = None,
+        at_once: int,
         *,
         in_groups: bool = False,
         looks_for_end: bool = True,
@@ -242,12 +245,11 @@ class Grpo:
             model: the policy.
             prompts: ids, (B, P).
             drawn: random numbers, (B, N).
-            at_once: so many; None: as many as the execution says.
+            at_once: so many.
             in_groups: whether the prompts of a group are equal, and so may be seen once.
             looks_for_end: stop as soon as all have ended.
         """
         sampling = Sampling(self.settings.temperature, self.settings.top_p, SEPARATOR_ID)
-        size = at_once or self.config.execution.generation_batch_size or len(prompts)
         was_training = model.training
         model.eval()
         with autocast(self.device, self.config.science.precision):
@@ -264,18 +266,11 @@ class Grpo:
                     is_rehearsal=self.is_rehearsal and self.on_logits is None,
                 )
                 for ids, uniforms in zip(
-                    torch.split(prompts, size), torch.split(drawn, size), strict=True
+                    torch.split(prompts, at_once), torch.split(drawn, at_once), strict=True
                 )
             ]
         model.train(was_training)
         return torch.cat(found)
-
-    def _sampled_at_once(self, microbatch_size: int) -> int:
-        """Return how many are sampled at once: fewer where the microbatch had to shrink."""
-        asked, planned = self.config.execution.generation_batch_size, self.config.microbatch_size
-        if asked is None:
-            return SAMPLED * microbatch_size
-        return max(1, asked * microbatch_size // planned)
 
     @torch.no_grad()
     def _log_probs_of(self, model: nn.Module, ids: Tensor, size: int) -> Tensor:
@@ -340,11 +335,12 @@ class Grpo:
     ) -> NDArray[np.float64]:
         """Return the rewards of one completion each of prompts 0 … count − 1."""
         size, found = self.config.execution.evaluation_batch_size, []
+        at_once = min(size, self.config.sampled_at_once(self.config.microbatch_size))
         for first in range(0, count, size):
             numbers = np.arange(first, min(first + size, count))
             prompts = [prompt(int(number)) for number in numbers]
             ids = self._prompt_ids(prompts)
             drawn = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
-            completions = self.generate(model, ids, drawn.to(self.device))
+            completions = self.generate(model, ids, drawn.to(self.device), at_once)
             found.append(self.score(prompts, completions.cpu().numpy())[0])
         return np.concatenate(found)

@@ -87,10 +87,12 @@ class Rollouts(Protocol):
     updates_per_step: int  # optimizer steps on one batch
     meter: Meter  # what it watches between log points
     on_phase: Callable[[str], None]  # called behind each phase but the update
-    is_rehearsal: bool  # whether it may leave out what decides no peak: for forecasts
 
     def start(self, model: nn.Module) -> None:
         """See the weights before any training."""
+
+    def frozen_bytes(self) -> int:
+        """Return the bytes of weights held beside the model's, such as a reference's."""
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Return what `loss_sum` and `loss_tokens` need, of what `build_batch` returned."""

@@ -42,6 +42,16 @@ def test_the_published_fits_are_reproduced_from_all_nine_rows(model: str) -> Non
     assert fit.b_overhead.value == pytest.approx(0.2 * e_min / s_min, rel=1e-5)
 
 
+@pytest.mark.parametrize("e_min", [1e3, 1e9, 1e14])
+@pytest.mark.parametrize("s_min", [1.0, 1e5, 1e9])
+def test_the_fit_does_not_depend_on_how_large_the_numbers_are(s_min: float, e_min: float) -> None:
+    sizes = e_min / s_min / 64 * 4.0 ** np.arange(7)
+    fit = fit_steps(sizes, hyperbola(s_min, e_min, sizes))
+    assert fit.s_min.value == pytest.approx(s_min, rel=1e-6)
+    assert fit.e_min.value == pytest.approx(e_min, rel=1e-6)
+    assert abs(fit.residuals).max() < 1e-9
+
+
 def test_leaving_out_published_rows_gives_other_numbers() -> None:
     steps, s_min, _, _ = PUBLISHED["85M"]
     for rows in (slice(0, 8), slice(2, 9), slice(2, 8)):

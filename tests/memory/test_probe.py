@@ -2,15 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
+from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
-from sweep.memory.probe import Probe, find_leak
+from sweep.memory.probe import STEPS, Probe, find_leak
 from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.orchestration.planning import Logistics
+from sweep.plan.plan import build_plan
+from sweep.report.memory import markdown_of
 
 MIB = 1 << 20
 
@@ -164,8 +170,59 @@ def test_a_smaller_choice_is_found_in_a_few_points_however_far_away_it_is(monkey
         return Measurement(batch, size, status, peak_bytes=size, tokens_per_second=1.0)
 
     monkeypatch.setattr(Probe, "_measure", fake)
-    found = Probe(None, 100, None).step_back(6000, 1, parts=2)
+    config = SimpleNamespace(telling_parts=lambda size: 2)
+    found = Probe(config, 100, None).step_back(6000, 1, is_accumulated=True)
     assert found.batch_size <= 600 and len(measured) <= 15
+
+
+def test_a_size_that_a_soak_does_not_get_through_is_not_chosen(monkeypatch):
+    def fake(self, batch, size, steps):
+        is_soak = steps > STEPS
+        retries = 1 if is_soak and size > 12 else 0
+        status = "OUT_OF_MEMORY" if is_soak and size > 16 else "OK"
+        rests = (0,) * steps
+        return Measurement(batch, size, status, peak_bytes=size, allocator_retries=retries,
+                           tokens_per_second=1.0, rests=rests)  # fmt: skip
+
+    monkeypatch.setattr(Probe, "_measure", fake)
+    found = Probe(None, 100, None).soaked("maximum", 1.0, 20, 4, 30)
+    assert found.point.microbatch_size == 12 and found.soak.point.status == "OK"
+    assert Probe(None, 100, None).soaked("maximum", 1.0, 20, 4, 0).point.microbatch_size == 20
+
+
+@pytest.mark.parametrize(("asked", "parts"), [(None, 4), (20, 3), (1000, 125), (4, 2)])
+def test_accumulation_is_measured_with_all_the_sampling_that_it_does(asked, parts):
+    experiment = load_experiment(
+        "grpo-words", {"data": "synthetic", "batches": [64], "precision": "fp32"}
+    )
+    execution = Execution(device="cpu", threads=1, generation_batch_size=asked)
+    plan = build_plan(experiment, execution, data=synthetic_identity(), microbatch=None)
+    config = plan.trial_config(plan.trials[0], "probe")
+    assert config.telling_parts(8) == parts
+    trained = config.sized(64, 8)
+    assert trained.sampled_at_once(8) <= parts * 8
+
+
+def test_grpo_is_probed_in_whole_groups_and_what_is_recommended_was_soaked():
+    document = probe_memory(
+        "grpo-words", logistics=within(24 * MIB), model="quick", data="synthetic", batches=[4],
+        precision="fp32", cap=12, soak_steps=6,
+        grpo={"group_size": 4, "prompt_tokens": 20, "new_tokens": 4},
+    )  # fmt: skip
+    points = document["points"]
+    assert {point["batch_size"] % 4 for point in points} == {0} and document["group_size"] == 4
+    assert all(set(p["phases"]) == {"generate", "log_probs", "update"} for p in points if p["loss"])
+    assert document["recommendations"]
+    assert all(one["soak"]["point"]["status"] == "OK" for one in document["recommendations"])
+    parts = document["accumulated"]["batch_size"] // document["accumulated"]["microbatch_size"]
+    assert parts == 4
+    text = markdown_of(document)
+    assert "completions/s" in text and "Soak of 6 steps: no leak was found" in text
+
+
+def test_a_largest_size_that_is_not_legal_is_refused():
+    with pytest.raises(SweepError, match=r"multiple of 3, got 10\. Use 9 or 12"):
+        probe_memory("quick", logistics=within(24 * MIB), batches=[8], multiple=3, cap=10)
 
 
 def test_only_multiples_are_measured_where_only_they_are_legal():

@@ -99,10 +99,12 @@ def test_old_and_new_keys_are_never_held_side_by_side():
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9])
 def test_a_rehearsal_holds_as_much_as_all_the_tokens(tokens):
     model, prompts = build_model(CONFIG, 0), torch.zeros(4, 3, dtype=torch.long)
-    peaks = []
+    peaks, extend, calls = [], model.extend, []
+    model.extend = lambda *given: calls.append(1) or extend(*given)
     for is_rehearsal in (False, True):
         with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages() as storages:
             drawn = torch.zeros(4, tokens)
             generate(model, prompts, drawn, Sampling(), copies=2, is_rehearsal=is_rehearsal)
             peaks.append(storages.peak_bytes)
     assert peaks[0] == peaks[1] > 0
+    assert len(calls) == tokens + min(tokens, 3)

@@ -131,6 +131,13 @@ def test_the_example_of_the_style_guide_is_refused_with_its_neighbours():
         choose_microbatch(40, 16, 64)
 
 
+def test_out_of_memory_takes_whole_groups_or_equal_parts_of_one():
+    sizes = [48]
+    while (following := next_microbatch(48, sizes[-1], group_size=8)) is not None:
+        sizes.append(following)
+    assert sizes == [48, 24, 8, 4, 2, 1]
+
+
 @given(st.integers(1, 4096))
 def test_out_of_memory_goes_down_through_divisors_to_one(per_device):
     size, seen = per_device, []
