@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import Logistics, make_plan, save_plan
 from sweep.training.process import PRELOADED
+from sweep.training.step import TrainingStep
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.metrics import read_metrics
 
@@ -237,7 +238,28 @@ def test_grpo_trials_resume_exactly_too(tmp_path):
     assert attempt(trial, "between two steps", 13) == -signal.SIGKILL
     run_to_the_end(trial)
     assert_same(trial, whole)
-    assert "reward/mean" in science_lines(trial)[0]
+    (line, *_) = (json.loads(line) for line in trial.metrics_path.read_text().splitlines())
+    phases = ("generate", "score", "log_probs", "update")
+    promised = {f"perf/{phase}_{kind}" for phase in phases for kind in ("seconds", "peak_bytes")}
+    promised |= {"reward/mean", "reward/std", "reward/words", "grpo/kl", "grpo/ratio"}
+    promised |= {"grpo/clip_fraction", "grpo/entropy", "completion/tokens"}
+    promised |= {"perf/completions_per_second", "memory/allocated_bytes"}
+    assert promised <= line.keys()
+    parameters = trial.read_result()["parameters"]
+    assert line["memory/allocated_bytes"] >= 4 * 4 * parameters  # two moments and the reference
+
+
+def test_grpo_starts_from_the_weights_of_a_pretraining_trial(tmp_path):
+    fields = {"batches": "8", "budget": 8 * 64 * 4, "model": "quick", "data": "synthetic"}
+    first = planned_trial(tmp_path / "first", "quick", **fields, lr="1e-2")
+    run_to_the_end(first)
+    grpo = {"prompt_tokens": 40, "new_tokens": 12, "group_size": 4}
+    fields |= {"grpo": grpo, "init": str(first.path), "budget": 8 * 52 * 2}
+    config = planned_trial(tmp_path / "second", "grpo-words", **fields, lr="1e-9").read_config()
+    weights = load_file(first.weights_path)
+    started = TrainingStep(config, torch.device("cpu"), 8).model.state_dict()
+    assert all(torch.equal(started[name], weight) for name, weight in weights.items())
+    assert config.science.start and len(weights) > 3
 
 
 def test_result_and_metrics_agree_with_their_hashes(uninterrupted):

@@ -13,6 +13,7 @@ from sweep.config.experiment import load_experiment
 from sweep.data.tokenizer import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model
+from sweep.models.generation import Sampling, generate
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import Logistics, make_plan
@@ -128,6 +129,20 @@ def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, t
         every = torch.log_softmax(llm(theirs).logits[:, 27:-1], dim=-1)
     expected = every.gather(-1, theirs[:, 28:, None]).squeeze(-1)
     torch.testing.assert_close(own.detach(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
+def test_its_cache_changes_no_token(pretrained, text, tmp_path):
+    """In float64, with prompts seen once for their completions and without."""
+    model = TrainingStep(trial_of(pretrained, text, tmp_path / "s"), CPU, 8).model.double().eval()
+    prompts = torch.randint(model.output_weight().shape[0], (3, 9)).repeat_interleave(2, dim=0)
+    drawn = torch.rand(6, 12, dtype=torch.float64)
+    without, cached, shared = (
+        generate(model, prompts, drawn, Sampling(), is_cached=is_cached, copies=copies)
+        for is_cached, copies in ((False, 1), (True, 1), (True, 2))
+    )
+    assert torch.equal(cached, without) and torch.equal(shared, without)
+    assert len(without.unique(dim=0)) > 1
 
 
 @pytest.mark.slow
