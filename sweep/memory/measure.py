@@ -1,6 +1,7 @@
 """One measured point: whole optimizer steps and an evaluation, in a process of its own."""
 
 import math
+import os
 import statistics
 import time
 import traceback
@@ -35,6 +36,9 @@ def measure(
         should_stop: asked between steps.
     """
     device = torch.device(config.execution.device)
+    if device.type == "cuda" and (settings := os.environ.get("PYTORCH_ALLOC_CONF")):
+        # torch was imported, and read the variable, before this process was forked and got it
+        torch.cuda.memory._set_allocator_settings(settings)
     torch.set_num_threads(config.execution.threads)
     sizes = config.science.batch_size, config.microbatch_size
     try:

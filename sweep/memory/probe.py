@@ -57,7 +57,7 @@ class Choice:
     """A size to recommend."""
 
     name: str  # maximum, balanced, conservative
-    share: float  # of the limit that it may take, by the line
+    share: float  # of the limit that it holds at most
     point: Measurement
     soak: Soak | None = None  # None: not asked for
 
@@ -172,16 +172,25 @@ class Probe:
                 return None
             size, step = max(unit, size - step), 2 * step
 
-    def soaked(self, name: str, share: float, size: int, unit: int, steps: int) -> Choice | None:
-        """Choose a size, or a smaller one, that fits, and that so many steps found no fault in."""
+    def choose(self, name: str, share: float, size: int, unit: int, steps: int) -> Choice | None:
+        """Choose a size, or a smaller one, that holds at most a share of the limit.
+
+        Args:
+            name: of the choice.
+            share: of the limit.
+            size: to begin with.
+            unit: sizes are multiples of it.
+            steps: that it must get through without a fault; 0: only those of a point.
+        """
         point = self.step_back(size, unit)
-        while point is not None and steps:
-            soak = self.soak(point.microbatch_size, steps)
-            if soak.point.status == "OK":
-                return Choice(name, share, point, soak)
+        while point is not None:
+            if (point.held_bytes or 0) <= share * self.limit_bytes:
+                soak = self.soak(point.microbatch_size, steps) if steps else None
+                if soak is None or soak.point.status == "OK":
+                    return Choice(name, share, point, soak)
             smaller = point.microbatch_size - unit
             point = self.step_back(smaller, unit) if smaller >= unit else None
-        return Choice(name, share, point) if point else None
+        return None
 
 
 def _judged(point: Measurement, fastest: Measurement | None) -> Measurement:
@@ -228,7 +237,7 @@ def probe(
         for name, share in SHARES.items():
             bound = line.largest(share * limit_bytes) if line and share < 1 else largest
             size = min(largest, max(unit, bound // unit * unit))
-            choice = measured.soaked(name, share, size, unit, soak_steps)
+            choice = measured.choose(name, share, size, unit, soak_steps)
             if choice is not None:
                 choices.append(choice)
             if choice is not None and name == "balanced":

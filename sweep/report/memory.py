@@ -158,7 +158,7 @@ def recommendations(document: Mapping[str, Any]) -> str:
         return "Nothing can be recommended: not even one sequence fits."
     with_steps, sizes = document["accumulated"], Sizes(document)
     items = [
-        f"{one['name'].capitalize()} (at most {100 * one['share']:.0f} % by the line): microbatch "
+        f"{one['name'].capitalize()} (at most {100 * one['share']:.0f} % of the limit): microbatch "
         f"size {one['microbatch_size']}, headroom {sizes(one['headroom_bytes'])} {sizes.unit}; "
         f"measured {one['status']}. {_soak_sentence(one['soak'])}"
         for one in document["recommendations"]

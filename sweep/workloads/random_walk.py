@@ -101,7 +101,7 @@ torch.library.define(NAME, "(Tensor indices, int seed, int dimensions) -> Tensor
 
 @torch.library.impl(NAME, "CompositeExplicitAutograd")
 def _noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
-    ends = indices[:: max(1, len(indices) - 1)].tolist()
+    ends = indices[:: max(1, len(indices) - 1)].tolist()  # the first and the last, in one read
     first, last = ends[0], ends[-1]
     assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
     walk = walk_of(seed, dimensions)

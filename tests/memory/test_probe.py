@@ -185,9 +185,18 @@ def test_a_size_that_a_soak_does_not_get_through_is_not_chosen(monkeypatch):
                            tokens_per_second=1.0, rests=rests)  # fmt: skip
 
     monkeypatch.setattr(Probe, "_measure", fake)
-    found = Probe(None, 100, None).soaked("maximum", 1.0, 20, 4, 30)
+    found = Probe(None, 100, None).choose("maximum", 1.0, 20, 4, 30)
     assert found.point.microbatch_size == 12 and found.soak.point.status == "OK"
-    assert Probe(None, 100, None).soaked("maximum", 1.0, 20, 4, 0).point.microbatch_size == 20
+    assert Probe(None, 100, None).choose("maximum", 1.0, 20, 4, 0).point.microbatch_size == 20
+
+
+def test_a_choice_holds_no_more_than_its_share_and_is_left_out_where_nothing_does(monkeypatch):
+    def fake(self, batch, size, steps):
+        return Measurement(batch, size, "OK", peak_bytes=50 + size, tokens_per_second=1.0)
+
+    monkeypatch.setattr(Probe, "_measure", fake)
+    assert Probe(None, 100, None).choose("balanced", 0.9, 48, 8, 0).point.microbatch_size == 40
+    assert Probe(None, 100, None).choose("conservative", 0.5, 48, 8, 0) is None
 
 
 @pytest.mark.parametrize(("asked", "parts"), [(None, 4), (20, 3), (1000, 125), (4, 2)])
@@ -212,6 +221,8 @@ def test_grpo_is_probed_in_whole_groups_and_what_is_recommended_was_soaked():
     points = document["points"]
     assert {point["batch_size"] % 4 for point in points} == {0} and document["group_size"] == 4
     assert all(set(p["phases"]) == {"generate", "log_probs", "update"} for p in points if p["loss"])
+    for one in document["recommendations"]:
+        assert 24 * MIB - one["headroom_bytes"] <= one["share"] * 24 * MIB
     assert document["recommendations"]
     assert all(one["soak"]["point"]["status"] == "OK" for one in document["recommendations"])
     parts = document["accumulated"]["batch_size"] // document["accumulated"]["microbatch_size"]
