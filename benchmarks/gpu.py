@@ -21,7 +21,8 @@ import torch
 from sweep.config.experiment import load_experiment
 from sweep.config.numbers import parse_count
 from sweep.config.trial import TrialConfig
-from sweep.orchestration.planning import Logistics, make_plan, save_plan
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep

@@ -15,8 +15,8 @@ from typing import Any
 from memory import trial_config
 
 from sweep.memory.measure import measure
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.memory import forecast_memory, probe_memory
-from sweep.orchestration.planning import Logistics
 from sweep.training.device import USABLE_SHARE
 
 HERE = Path(__file__).parent

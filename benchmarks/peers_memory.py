@@ -17,8 +17,8 @@ from memory import trial_config
 
 from sweep.config.trial import TrialConfig
 from sweep.memory.measure import measure
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.memory import probe_memory
-from sweep.orchestration.planning import Logistics
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
 

@@ -15,7 +15,8 @@ import pandas as pd
 
 from sweep.analysis.frames import load_sweep
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.planning import Logistics, Planned, make_plan
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder

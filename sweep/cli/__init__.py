@@ -62,6 +62,8 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--device", {"default": "auto", "help": "auto, cpu, cuda, cuda:i or mps."}),
     ("--microbatch", {"help": "Sequences per forward-backward; changes rounding only."}),
+    ("--accumulation", {"metavar": "N", "help": "Gradient accumulation steps; the microbatch "
+                        "follows from them."}),
     ("--activation-checkpointing", {"is_flag": True, "help": "Less memory, more time."}),
     ("--device-memory", {"metavar": "SIZE", "help": "Hold a trial within it: 16GiB. On a CPU "
                          "every tensor is counted, which makes steps eager."}),

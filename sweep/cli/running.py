@@ -12,13 +12,8 @@ from sweep.config.experiment import load_experiment
 from sweep.config.numbers import format_seconds, parse_bytes, parse_count
 from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate, is_quickly_prepared
-from sweep.orchestration.planning import (
-    Logistics,
-    Planned,
-    check_writable,
-    default_out,
-    make_plan,
-)
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import Planned, check_writable, default_out, make_plan
 from sweep.plan.commands import typed_command
 from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
@@ -32,7 +27,7 @@ FIELDS = (
 )
 # Of these the command that is kept in plan.json consists.
 TYPED = (
-    *(*FIELDS, "device", "microbatch", "activation_checkpointing", "device_memory"),
+    *(*FIELDS, "device", "microbatch", "accumulation", "activation_checkpointing", "device_memory"),
     *("loss_chunk_rows", "generation_batch_size", "shares_prompts", "keep", "out"),
 )
 
@@ -69,12 +64,13 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
     microbatch, memory, rows = (
         flags[name] for name in ("microbatch", "device_memory", "loss_chunk_rows")
     )
-    at_once = flags["generation_batch_size"]
+    at_once, parts = flags["generation_batch_size"], flags["accumulation"]
     if rows is not None:
         rows = 0 if rows.strip() == "0" else parse_count(rows, "loss-chunk-rows")
     return Logistics(
         device=flags["device"],
         microbatch=None if microbatch is None else parse_count(microbatch, "microbatch"),
+        accumulation=parts and parse_count(parts, "accumulation"),
         activation_checkpointing=flags["activation_checkpointing"],
         device_memory=None if memory is None else parse_bytes(memory, "device-memory"),
         loss_chunk_rows=rows,

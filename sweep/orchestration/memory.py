@@ -15,7 +15,8 @@ from sweep.errors import SweepError
 from sweep.memory.line import Line, fit_line
 from sweep.memory.points import Forecast, Measurement
 from sweep.memory.probe import Choice, Probed
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import SweepFolder
@@ -67,7 +68,7 @@ def forecast_memory(
     points: list[Forecast] = []
     for batch, config in configs.items():
         size = config.microbatch_size
-        if largest is not None and batch > largest and logistics.microbatch is None:
+        if largest is not None and batch > largest and not logistics.is_split:
             size = largest_divisor(batch, max(1, part), config.group_size)
         points.append(forecasts.of(config.sized(batch, size)))
     line = _line_of(forecasts.made)
@@ -91,7 +92,7 @@ def forecast_memory(
 def _plan(settings: Experiment, logistics: Logistics) -> Plan:
     """Plan each batch size once, in one microbatch unless one is asked for."""
     one = settings.model_copy(update={"seeds": 1, "lr": "1e-3"})
-    whole = logistics.microbatch or max(settings.batches)
+    whole = logistics.microbatch if logistics.is_split else max(settings.batches)
     asked = replace(logistics, microbatch=whole, asks_memory=True)
     return make_plan(one, asked, NOWHERE).plan.located(NOWHERE)
 
@@ -249,10 +250,11 @@ def ablate_memory(
     from sweep.memory.claims import judge_claims
 
     logistics = logistics or Logistics()
-    if logistics.microbatch is not None:
+    if logistics.is_split:
+        given = logistics.microbatch or logistics.accumulation
         raise SweepError(
-            f"microbatch must be left out of an ablation, which varies it, got "
-            f"{logistics.microbatch}. Ask for smaller --batches instead."
+            "microbatch and accumulation must be left out of an ablation, which varies them, got "
+            f"{given}. Ask for smaller --batches instead."
         )
     plan = _plan(load_experiment(experiment, overrides), logistics)
     if plan.settings.grpo is None:

@@ -8,39 +8,26 @@ from typing import Any
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError, WorkerDied
+from sweep.orchestration.execution import (
+    Logistics,
+    decide_compile,
+    decide_execution,
+    refuse_other_execution,
+    refuse_sampling,
+)
 from sweep.orchestration.inputs import identify_inputs
 from sweep.plan.commands import typed_command
 from sweep.plan.growth import grow_plan, with_decided_rates
 from sweep.plan.plan import (
-    COMPILE_FLOPS,
     Plan,
     build_plan,
     load_plan,
-    tokens_at_once,
-    tokens_per_sequence,
 )
 from sweep.training.process import FreshProcess
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
 FORECAST_SECONDS = 120.0  # at most
-LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
-
-
-@dataclass(frozen=True)
-class Logistics:
-    """What the command line decides: where and how fast, never a number."""
-
-    device: str = "auto"
-    microbatch: int | None = None
-    activation_checkpointing: bool = False
-    device_memory: int | None = None  # bytes, enforced
-    loss_chunk_rows: int | None = None  # None: the default
-    is_elsewhere: bool = False  # the device need not be on this machine, as in a forecast
-    asks_memory: bool = False  # sizes are as given: what fits is the question
-    generation_batch_size: int | None = None  # completions sampled at once; None: by microbatch
-    shares_prompts: bool = False  # a prompt's states are computed once for its completions
-    keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
 
 
 @dataclass(frozen=True)
@@ -115,15 +102,15 @@ def make_plan(
     command: tuple[str, ...] = (),
 ) -> Planned:
     """Plan what the command names on top of what the folder holds. Imports torch only when new."""
-    _refuse_sampling(experiment, logistics)
+    refuse_sampling(experiment, logistics)
     inputs = identify_inputs(experiment, folder)
     old = load_plan(folder)
     if old is not None:
         experiment = _resolve_precision(experiment, old.settings.precision)
-        _refuse_other_execution(old, logistics, folder)
+        refuse_other_execution(old, logistics, folder)
         execution = old.execution
     else:
-        execution = _decide_execution(experiment, logistics)
+        execution = decide_execution(experiment, logistics)
         is_cuda = execution.device.startswith("cuda")
         experiment = _resolve_precision(experiment, "bf16" if is_cuda else "fp32")
     also = tuple({row.batch_size for row in old.trials}) if old else ()
@@ -136,6 +123,7 @@ def make_plan(
             data_path=inputs.data_path,
             start=inputs.start,
             microbatch=logistics.microbatch,
+            accumulation=logistics.accumulation,
             also_batches=also,
             command=command,
         )
@@ -147,7 +135,7 @@ def make_plan(
         grown = grow_plan(old, new)
         requested = _requested(new, old)
         if not known.issuperset(requested):
-            if logistics.microbatch is None and _largest_microbatch(new) > _largest_microbatch(old):
+            if not logistics.is_split and _largest_microbatch(new) > _largest_microbatch(old):
                 bounded = build(_within_memory(new))  # larger than what was forecast before
                 new = with_decided_rates(bounded, old)
                 grown = grow_plan(old, new)
@@ -159,7 +147,7 @@ def make_plan(
     _check_workload(new)
     if not logistics.asks_memory:
         new = build(_within_memory(new))
-    new = _decide_compile(_with_parameters(new), logistics.is_elsewhere)
+    new = decide_compile(_with_parameters(new), logistics.is_elsewhere)
     return Planned(new, _requested(new, None), False)
 
 
@@ -193,17 +181,6 @@ def _within_memory(plan: Plan) -> Execution:
     return execution.model_copy(update=found)
 
 
-def _refuse_sampling(experiment: Experiment, logistics: Logistics) -> None:
-    """Refuse what is said of sampling where nothing is sampled."""
-    given = {
-        "generation_batch_size": logistics.generation_batch_size,
-        "shares_prompts": logistics.shares_prompts,
-    }
-    for name, value in given.items():
-        if value and experiment.grpo is None:
-            raise SweepError(f"{name} means nothing but to the workload grpo. Leave it out.")
-
-
 def _check_workload(plan: Plan) -> None:
     """Build a user's workload once, so that its mistakes show before anything is written."""
     if ":" not in plan.settings.workload:
@@ -227,77 +204,6 @@ def _resolve_precision(experiment: Experiment, default: str) -> Experiment:
     if experiment.precision != "auto":
         return experiment
     return experiment.model_copy(update={"precision": default})
-
-
-def _refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder) -> None:
-    """What plan.json decided stays decided; a flag that differs is not ignored silently."""
-    if logistics.microbatch is not None:
-        for row in old.trials:
-            wanted = min(logistics.microbatch, row.batch_size // row.devices)
-            if row.microbatch_size != wanted:
-                raise SweepError(
-                    f"microbatch was decided as {row.microbatch_size} for batch size "
-                    f"{row.batch_size} when {folder.plan_path} was written, got "
-                    f"{logistics.microbatch}. Leave the flag out, or choose another --out."
-                )
-    asked = {
-        "device": None if logistics.device == "auto" else logistics.device,
-        "activation_checkpointing": logistics.activation_checkpointing or None,
-        "device_memory_bytes": logistics.device_memory,
-        "loss_chunk_rows": logistics.loss_chunk_rows,
-        "generation_batch_size": logistics.generation_batch_size,
-        "shares_prompts": logistics.shares_prompts or None,
-        "keep": logistics.keep,
-    }
-    for name, value in asked.items():
-        decided = getattr(old.execution, name)
-        if value is not None and value != decided:
-            raise SweepError(
-                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
-                f"got {value!r}. Leave the flag out, or choose another --out."
-            )
-
-
-def _decide_execution(experiment: Experiment, logistics: Logistics) -> Execution:
-    from sweep.training.device import available_cores, resolve_device
-
-    device = logistics.device if logistics.is_elsewhere else resolve_device(logistics.device)
-    return Execution(
-        device=device,
-        threads=available_cores(),
-        activation_checkpointing=logistics.activation_checkpointing,
-        device_memory_bytes=logistics.device_memory,
-        loss_chunk_rows=(
-            LOSS_CHUNK_ROWS[device.partition(":")[0]]
-            if logistics.loss_chunk_rows is None
-            else logistics.loss_chunk_rows
-        ),
-        evaluation_batch_size=max(1, tokens_at_once(device) // tokens_per_sequence(experiment)),
-        generation_batch_size=logistics.generation_batch_size,
-        shares_prompts=logistics.shares_prompts,
-        keep=logistics.keep or "weights",  # type: ignore[arg-type]
-    )
-
-
-def _decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
-    """On CUDA whenever a compiler exists; on CPU only if the plan is also large enough."""
-    from sweep.training.device import has_compiler
-
-    device, flops = plan.execution.device, plan.total_flops()
-    is_counted = device == "cpu" and plan.execution.device_memory_bytes is not None
-    wanted = device.startswith("cuda") or (device == "cpu" and flops >= COMPILE_FLOPS)
-    if plan.settings.model.kind == "quadratic":
-        compiles, reason = False, "eager: the quadratic's steps are too small to compile"
-    elif is_counted:
-        compiles, reason = False, "eager: a memory limit on a CPU counts every operation's tensors"
-    elif wanted and not is_elsewhere and not has_compiler(device):
-        compiles, reason = False, "eager: no compiler on this machine"
-    elif wanted:
-        compiles, reason = True, "torch.compile"
-    else:
-        compiles, reason = False, f"eager: {flops:.1e} training FLOPs are too few to compile for"
-    execution = plan.execution.model_copy(update={"compile": compiles, "compile_reason": reason})
-    return plan.model_copy(update={"execution": execution})
 
 
 def _with_parameters(plan: Plan) -> Plan:

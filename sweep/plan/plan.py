@@ -23,6 +23,9 @@ MODEL_FIELDS = ("name", "parameters", "embedding_parameters")  # of the model, a
 COMPILE_FLOPS = 10**13  # of the whole plan, from which compiling pays on CPU
 
 
+Split = tuple[int | None, int | None]  # microbatch size and accumulation steps as asked
+
+
 class PlannedTrial(Settings):
     """One row of the plan; null where tuning decides."""
 
@@ -217,6 +220,7 @@ def build_plan(
     data_path: str | None = None,
     start: Start | None = None,
     microbatch: int | None = None,
+    accumulation: int | None = None,
     also_batches: tuple[int, ...] = (),
     command: tuple[str, ...] = (),
 ) -> Plan:
@@ -228,15 +232,14 @@ def build_plan(
         data: identity of the data, from `sweep.data.identify_data`.
         data_path: where it lies, absolute or from the sweep folder.
         start: weights that trials start from; None: those of their seeds.
-        microbatch: the flag, or None.
+        microbatch, accumulation: the flags, or None.
         also_batches: batch sizes already in the sweep; they share the token count.
         command: the words that were typed.
 
     Raises:
-        SweepError: if the budget holds no step, or the microbatch does not divide.
+        SweepError: if the budget holds no step, or a microbatch or accumulation does not divide.
     """
-    policy = parse_policy(experiment.lr)
-    context = tokens_per_sequence(experiment)
+    policy, context = parse_policy(experiment.lr), tokens_per_sequence(experiment)
     universe = sorted({*experiment.batches, *also_batches})
     tokens, are_common = tokens_per_trial(experiment.budget, universe, context)
     evaluation = {"sequences": _evaluation_sequences(experiment, context)}
@@ -260,20 +263,18 @@ def build_plan(
         commands=(command,) if command else (),
         trials=(),
     )
-    rows = []
+    rows, split = [], (microbatch, accumulation)
     for batch in experiment.batches:
-        row = _row(plan, policy, batch, tokens[batch], microbatch)
+        row = _row(plan, policy, batch, tokens[batch], split)
         for seed in seeds_of(experiment, policy):
             seeded = row.model_copy(update={"seed": seed})
             is_open = policy.kind == "tuned"
             rows.append(seeded if is_open else plan.with_rate(seeded, policy.rate_at(batch)))
-    grids = _grids(plan, policy, universe, microbatch) if policy.kind == "tuned" else []
+    grids = _grids(plan, policy, universe, split) if policy.kind == "tuned" else []
     return plan.model_copy(update={"trials": (*grids, *rows)})
 
 
-def _grids(
-    plan: Plan, policy: Policy, universe: list[int], microbatch: int | None
-) -> list[PlannedTrial]:
+def _grids(plan: Plan, policy: Policy, universe: list[int], split: Split) -> list[PlannedTrial]:
     """Plan the rates that every batch size is tried at first: ascending, or from the centre."""
     is_bounded = plan.settings.target is not None  # by the trials before it
     factors = sorted(GRID, key=lambda factor: abs(math.log(factor)) if is_bounded else factor)
@@ -281,16 +282,14 @@ def _grids(
     tokens, _ = tokens_per_trial(budget, universe, plan.tokens_per_sequence)
     rows = []
     for batch in plan.settings.batches:
-        row = _row(plan, policy, batch, tokens[batch], microbatch)
+        row = _row(plan, policy, batch, tokens[batch], split)
         row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
         centre = plan.tuning_centre(batch)
         rows += [plan.with_rate(row, centre * factor) for factor in factors]
     return rows
 
 
-def _row(
-    plan: Plan, policy: Policy, batch: int, tokens: int, microbatch: int | None
-) -> PlannedTrial:
+def _row(plan: Plan, policy: Policy, batch: int, tokens: int, split: Split) -> PlannedTrial:
     """Plan one batch size under one policy; stage, seed, rate and id are still to be filled."""
     settings, execution = plan.settings, plan.execution
     optimizer = policy.optimizer_at(batch, plan.tokens_per_sequence, settings.optimizer)
@@ -304,7 +303,8 @@ def _row(
     per_device = batch // execution.devices
     at_most = min(bound, execution.microbatch_bound or bound)
     group_size = settings.grpo.group_size if settings.grpo else 1
-    size = choose_microbatch(per_device, microbatch, at_most, group_size)
+    microbatch, accumulation = split
+    size = choose_microbatch(per_device, microbatch, at_most, group_size, accumulation)
     return PlannedTrial(
         id=None,
         stage="report",

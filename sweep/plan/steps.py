@@ -120,18 +120,30 @@ def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
     return max(d for d in sizes if number % d == 0 and is_legal_microbatch(d, group_size))
 
 
-def choose_microbatch(per_device: int, asked: int | None, at_most: int, group_size: int = 1) -> int:
+def choose_microbatch(
+    per_device: int,
+    asked: int | None,
+    at_most: int,
+    group_size: int = 1,
+    accumulation: int | None = None,
+) -> int:
     """Choose how many sequences one forward-backward takes.
+
+    batch size = microbatch size × devices × gradient accumulation steps: any that is not given
+    follows from the others.
 
     Args:
         per_device: sequences of one step on one device.
         asked: the flag `--microbatch`, or None; larger than `per_device` means all of it.
         at_most: bound where nothing was asked for.
         group_size: sequences that belong together: whole groups, or equal parts of one.
+        accumulation: the flag `--accumulation`, or None.
 
     Raises:
-        SweepError: if the flag does not divide, with the nearest legal values.
+        SweepError: if a flag does not divide, with the nearest legal values.
     """
+    if accumulation is not None:
+        return _accumulated(per_device, asked, accumulation, group_size)
     if asked is None:
         return largest_divisor(per_device, at_most, group_size)
     if asked < 1:
@@ -146,6 +158,31 @@ def choose_microbatch(per_device: int, asked: int | None, at_most: int, group_si
             f"{asked}. Use {lower} or {upper}."
         )
     return min(asked, per_device)
+
+
+def _accumulated(per_device: int, asked: int | None, steps: int, group_size: int) -> int:
+    """Return the microbatch that so many accumulation steps make."""
+    legal = [
+        count
+        for count in range(1, per_device + 1)
+        if per_device % count == 0 and is_legal_microbatch(per_device // count, group_size)
+    ]
+    if steps not in legal:
+        lower = max((count for count in legal if count < steps), default=None)
+        upper = min((count for count in legal if count > steps), default=None)
+        near = " or ".join(str(count) for count in (lower, upper) if count is not None)
+        groups = f" into whole groups of {group_size} or equal parts of one" * (group_size > 1)
+        raise SweepError(
+            f"gradient_accumulation_steps must divide batch_size / devices ({per_device}){groups}, "
+            f"got {steps}. Use {near}."
+        )
+    if asked is not None and asked * steps != per_device:
+        raise SweepError(
+            "microbatch_size × gradient_accumulation_steps must be batch_size / devices "
+            f"({per_device}), got {asked} × {steps}. Give one of them, or {per_device // steps} × "
+            f"{steps}."
+        )
+    return per_device // steps
 
 
 def next_microbatch(per_device: int, failed: int, group_size: int = 1) -> int | None:

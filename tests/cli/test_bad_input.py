@@ -71,6 +71,8 @@ FLAGS = [
     ("--device", "cuda:99", "device must be"),
     ("--microbatch", "3", "microbatch_size must divide"),
     ("--microbatch", "0", "microbatch must be"),
+    ("--accumulation", "3", "gradient_accumulation_steps must divide"),
+    ("--accumulation", "0", "accumulation must be"),
     ("--data", "no/such/file.txt", "no/such/file.txt"),
     ("--data", "nosuchname", "nosuchname"),
     ("--keep", "everything", "keep"),

@@ -58,6 +58,19 @@ def test_the_reference_command_prints_the_plan_of_the_design(call, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_accumulation_gives_the_microbatch_by_flag_or_variable_and_stays(call, monkeypatch):
+    def sizes(*more):
+        out = call("plan", *QUADRATIC[1:], *more, "--json")[1]
+        names = ("microbatch_size", "gradient_accumulation_steps")
+        return [tuple(trial[name] for name in names) for trial in json.loads(out)["trials"]]
+
+    assert sizes("--accumulation", "2") == [(2, 2), (4, 2)]
+    monkeypatch.setenv("SWEEP_PLAN_ACCUMULATION", "4")
+    assert sizes() == [(1, 4), (2, 4)]
+    assert sizes("--out", "here") == [(1, 4), (2, 4)]
+    assert call("plan", *QUADRATIC[1:], "--out", "here", "--accumulation", "2")[0] == 2
+
+
 def test_the_plan_names_the_command_that_answers(call):
     code, out = call("plan", "--budget", "327M", "--batches", "1,8,32,64,128,256")
     assert code == 0

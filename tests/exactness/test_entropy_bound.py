@@ -8,8 +8,9 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_documents
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import prepare, run_plan
 from sweep.trial.folder import SweepFolder
 from sweep.trial.metrics import read_metrics

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.planning import Logistics, make_plan, save_plan
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.process import PRELOADED
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import State, SweepFolder, TrialFolder

@@ -15,8 +15,8 @@ from sweep.memory import ablation
 from sweep.memory.ablation import Row, variants_of
 from sweep.memory.claims import CLAIMS, Rows, judge_claims
 from sweep.memory.points import Forecast, Measurement
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.memory import ablate_memory
-from sweep.orchestration.planning import Logistics
 from sweep.plan.plan import build_plan
 from sweep.report.memory import markdown_of
 

@@ -13,8 +13,8 @@ from sweep.errors import SweepError
 from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.memory.probe import STEPS, Probe, find_leak
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.memory import forecast_memory, probe_memory
-from sweep.orchestration.planning import Logistics
 from sweep.plan.plan import build_plan
 from sweep.report.memory import markdown_of
 

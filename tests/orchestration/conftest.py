@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import Summary, run_plan
 from sweep.trial.folder import SweepFolder
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.planning import Logistics, make_plan, save_plan
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.reader import read_store
 from sweep.tracking.store import default_tracking_uri

@@ -8,7 +8,8 @@ from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import costs, planning
 from sweep.orchestration.calibration import estimate_seconds, record_measurement, time_one_step
-from sweep.orchestration.planning import Logistics, make_plan, save_plan
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training import device as machine
 from sweep.trial.folder import SweepFolder
 

@@ -4,8 +4,9 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.errors import FolderInUse
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor, attempt_slots
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import Cause, State, SweepFolder
 from sweep.trial.lease import FileLock

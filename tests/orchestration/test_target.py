@@ -15,8 +15,9 @@ from sweep.analysis.gates import PASS, judge
 from sweep.analysis.target import headline, judge_target, steps_to_target
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.plan import load_plan
 from sweep.report.report import write_report

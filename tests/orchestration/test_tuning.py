@@ -10,8 +10,9 @@ import optuna
 import pytest
 
 from sweep.config.experiment import load_experiment
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import finished_summary, run_plan
 from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import sweep_status

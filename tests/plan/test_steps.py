@@ -121,6 +121,25 @@ def test_microbatch_divides_and_nearest_legal_values_are_named(per_device, asked
         assert size == min(asked, per_device) and per_device % size == 0
 
 
+@given(st.integers(1, 300), st.integers(1, 400), st.sampled_from([1, 2, 8]))
+def test_accumulation_gives_the_microbatch_or_its_nearest_legal_values(per_device, parts, group):
+    try:
+        size = choose_microbatch(per_device, None, 1, group, accumulation=parts)
+    except SweepError as error:
+        for near in [int(n) for n in str(error).split("Use ")[1].strip(".").split(" or ")]:
+            assert near != parts
+            found = choose_microbatch(per_device, None, 1, group, accumulation=near)
+            assert found * near == per_device
+    else:
+        assert size * parts == per_device and (size % group == 0 or group % size == 0)
+
+
+def test_microbatch_and_accumulation_must_agree():
+    assert choose_microbatch(40, 10, 1, accumulation=4) == 10
+    with pytest.raises(SweepError, match=r"\(40\), got 5 × 4\. Give one of them, or 10 × 4\."):
+        choose_microbatch(40, 5, 1, accumulation=4)
+
+
 def _last_two(message):
     numbers = [int(word.strip("().,")) for word in message.split() if word.strip("().,").isdigit()]
     return numbers[-2:]

@@ -6,8 +6,9 @@ import torch
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.stream import SequenceStream
+from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.plan import build_plan
 from sweep.plan.steps import ProbeSizes, probe_sizes

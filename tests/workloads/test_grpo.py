@@ -12,7 +12,8 @@ from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.models.generation import Sampling, completion_uniforms, generate
-from sweep.orchestration.planning import Logistics, make_plan
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan
 from sweep.plan.plan import build_plan
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep

@@ -1,0 +1,123 @@
+"""Where and how fast: what the command line says, what is decided once, and what stays so."""
+
+from dataclasses import dataclass
+
+from sweep.config.experiment import Experiment
+from sweep.config.trial import Execution
+from sweep.errors import SweepError
+from sweep.plan.plan import COMPILE_FLOPS, Plan, tokens_at_once, tokens_per_sequence
+from sweep.trial.folder import SweepFolder
+
+LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
+
+
+@dataclass(frozen=True)
+class Logistics:
+    """What the command line decides: where and how fast, never a number."""
+
+    device: str = "auto"
+    microbatch: int | None = None
+    accumulation: int | None = None  # gradient accumulation steps
+    activation_checkpointing: bool = False
+    device_memory: int | None = None  # bytes, enforced
+    loss_chunk_rows: int | None = None  # None: the default
+    is_elsewhere: bool = False  # the device need not be on this machine, as in a forecast
+    asks_memory: bool = False  # sizes are as given: what fits is the question
+    generation_batch_size: int | None = None  # completions sampled at once; None: by microbatch
+    shares_prompts: bool = False  # a prompt's states are computed once for its completions
+    keep: str | None = None  # none, weights or checkpoints; None: as decided, else weights
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it says how batches are split."""
+        return self.microbatch is not None or self.accumulation is not None
+
+
+def refuse_sampling(experiment: Experiment, logistics: Logistics) -> None:
+    """Refuse what is said of sampling where nothing is sampled."""
+    given = {
+        "generation_batch_size": logistics.generation_batch_size,
+        "shares_prompts": logistics.shares_prompts,
+    }
+    for name, value in given.items():
+        if value and experiment.grpo is None:
+            raise SweepError(f"{name} means nothing but to the workload grpo. Leave it out.")
+
+
+def refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder) -> None:
+    """What plan.json decided stays decided; a flag that differs is not ignored silently."""
+    if logistics.microbatch is not None:
+        for row in old.trials:
+            wanted = min(logistics.microbatch, row.batch_size // row.devices)
+            if row.microbatch_size != wanted:
+                raise SweepError(
+                    f"microbatch was decided as {row.microbatch_size} for batch size "
+                    f"{row.batch_size} when {folder.plan_path} was written, got "
+                    f"{logistics.microbatch}. Leave the flag out, or choose another --out."
+                )
+    for row in old.trials if logistics.accumulation is not None else ():
+        if row.gradient_accumulation_steps != logistics.accumulation:
+            raise SweepError(
+                f"accumulation was decided as {row.gradient_accumulation_steps} for batch size "
+                f"{row.batch_size} when {folder.plan_path} was written, got "
+                f"{logistics.accumulation}. Leave the flag out, or choose another --out."
+            )
+    asked = {
+        "device": None if logistics.device == "auto" else logistics.device,
+        "activation_checkpointing": logistics.activation_checkpointing or None,
+        "device_memory_bytes": logistics.device_memory,
+        "loss_chunk_rows": logistics.loss_chunk_rows,
+        "generation_batch_size": logistics.generation_batch_size,
+        "shares_prompts": logistics.shares_prompts or None,
+        "keep": logistics.keep,
+    }
+    for name, value in asked.items():
+        decided = getattr(old.execution, name)
+        if value is not None and value != decided:
+            raise SweepError(
+                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
+                f"got {value!r}. Leave the flag out, or choose another --out."
+            )
+
+
+def decide_execution(experiment: Experiment, logistics: Logistics) -> Execution:
+    """Decide where and how fast, for as long as the sweep lives."""
+    from sweep.training.device import available_cores, resolve_device
+
+    device = logistics.device if logistics.is_elsewhere else resolve_device(logistics.device)
+    return Execution(
+        device=device,
+        threads=available_cores(),
+        activation_checkpointing=logistics.activation_checkpointing,
+        device_memory_bytes=logistics.device_memory,
+        loss_chunk_rows=(
+            LOSS_CHUNK_ROWS[device.partition(":")[0]]
+            if logistics.loss_chunk_rows is None
+            else logistics.loss_chunk_rows
+        ),
+        evaluation_batch_size=max(1, tokens_at_once(device) // tokens_per_sequence(experiment)),
+        generation_batch_size=logistics.generation_batch_size,
+        shares_prompts=logistics.shares_prompts,
+        keep=logistics.keep or "weights",  # type: ignore[arg-type]
+    )
+
+
+def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
+    """On CUDA whenever a compiler exists; on CPU only if the plan is also large enough."""
+    from sweep.training.device import has_compiler
+
+    device, flops = plan.execution.device, plan.total_flops()
+    is_counted = device == "cpu" and plan.execution.device_memory_bytes is not None
+    wanted = device.startswith("cuda") or (device == "cpu" and flops >= COMPILE_FLOPS)
+    if plan.settings.model.kind == "quadratic":
+        compiles, reason = False, "eager: the quadratic's steps are too small to compile"
+    elif is_counted:
+        compiles, reason = False, "eager: a memory limit on a CPU counts every operation's tensors"
+    elif wanted and not is_elsewhere and not has_compiler(device):
+        compiles, reason = False, "eager: no compiler on this machine"
+    elif wanted:
+        compiles, reason = True, "torch.compile"
+    else:
+        compiles, reason = False, f"eager: {flops:.1e} training FLOPs are too few to compile for"
+    execution = plan.execution.model_copy(update={"compile": compiles, "compile_reason": reason})
+    return plan.model_copy(update={"execution": execution})
