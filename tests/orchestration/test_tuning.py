@@ -31,6 +31,7 @@ SMALL = {
     "model": {"preset": "quadratic", "name": "small", "dimensions": 30},
     "optimizer": {"name": "adamw", "weight_decay": 0.1},
     "schedule": {"name": "cosine"},
+    "tuning": {"centre": 0.003},  # the best rates are some 0.03 to 0.06
 }
 
 
@@ -51,7 +52,8 @@ class Interrupted(InlineExecutor):
 def tune_in(path, stop_at=0, **settings):
     """Run a tuned sweep in a folder; interrupted at an attempt if that is named."""
     folder = SweepFolder(path)
-    experiment = load_experiment("quadratic", {**SMALL, **settings})
+    tuning = {**SMALL["tuning"], **settings.pop("tuning", {})}
+    experiment = load_experiment("quadratic", {**SMALL, "tuning": tuning, **settings})
     planned = make_plan(experiment, Logistics(device="cpu"), folder)
     found = finished_summary(planned, folder)
     return found or run_plan(planned, folder, executor=Interrupted(stop_at))
