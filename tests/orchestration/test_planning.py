@@ -43,7 +43,7 @@ def test_compiling_is_decided_by_device_size_and_compiler(
 def test_what_was_decided_is_read_again_and_not_decided_anew(tmp_path, monkeypatch):
     first = plan_here(tmp_path)
     save_plan(first, SweepFolder(tmp_path))
-    monkeypatch.setattr(planning, "_decide_execution", None)  # would fail if it were asked
+    monkeypatch.setattr(planning, "decide_execution", None)  # would fail if it were asked
     again = make_plan(
         load_experiment("quick", {"batches": "128"}), Logistics(), SweepFolder(tmp_path)
     )
