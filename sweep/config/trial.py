@@ -101,8 +101,7 @@ class TrialConfig(Settings):
         """Return how many microbatches of a step take what any larger number of them does."""
         if self.science.grpo is None:
             return TELLING_MICROBATCHES
-        asked = self.execution.generation_batch_size
-        at_once = asked or SAMPLED_MICROBATCHES * microbatch_size
+        at_once = self.sized(microbatch_size, microbatch_size).sampled_at_once(microbatch_size)
         return max(TELLING_MICROBATCHES, -(-at_once // microbatch_size))
 
     def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":

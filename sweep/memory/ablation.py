@@ -3,7 +3,6 @@
 Also what group size, lengths and dtype cost.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -217,16 +216,13 @@ def _take_turns(
     row: Row, variant: Variant, base: TrialConfig, limit_bytes: int
 ) -> tuple[float, ...]:
     """Return a variant's seconds over the base's in each turn; who comes first alternates."""
-
-    def seconds(config: TrialConfig, environment: Mapping[str, str]) -> float:
-        return _measure(config, limit_bytes, environment).seconds_per_step or math.nan
-
-    first = row.measured.seconds_per_step if row.measured else None
-    ratios = [(first or math.nan) / seconds(base, {})]
-    while len(ratios) < TURNS:
-        if len(ratios) % 2:
-            other = seconds(base, {})
-            ratios.append(seconds(variant.config, variant.environment) / other)
-        else:
-            ratios.append(seconds(variant.config, variant.environment) / seconds(base, {}))
-    return tuple(ratio for ratio in ratios if math.isfinite(ratio))
+    pairs = [(row.measured, _measure(base, limit_bytes))]
+    for turn in range(1, TURNS):
+        before = _measure(base, limit_bytes) if turn % 2 else None
+        point = _measure(variant.config, limit_bytes, variant.environment)
+        pairs.append((point, before or _measure(base, limit_bytes)))
+    return tuple(
+        point.seconds_per_step / other.seconds_per_step
+        for point, other in pairs
+        if point and point.seconds_per_step and other.seconds_per_step
+    )

@@ -172,11 +172,8 @@ def _judged(claim: Claim, found: float | tuple[float, ...]) -> dict[str, Any]:
     measured = statistics.median(turns) if turns else math.nan
     verdict = "not measured"
     if math.isfinite(measured):
-        are_true = {low * (1 - TOLERANCE) <= one <= high * (1 + TOLERANCE) for one in turns}
-        are_below = {one < low for one in turns}  # all on one side of what is claimed
-        verdict = "true" if are_true == {True} else "false"
-        if len(are_true) > 1 or (are_true == {False} and len(are_below) > 1):
-            verdict = "not resolved"
+        places = {_place(one, low * (1 - TOLERANCE), high * (1 + TOLERANCE)) for one in turns}
+        verdict = "not resolved" if len(places) > 1 else "true" if places == {0} else "false"
     return {
         "claim": claim.text,
         "claimed": [low, high if math.isfinite(high) else None],
@@ -184,3 +181,8 @@ def _judged(claim: Claim, found: float | tuple[float, ...]) -> dict[str, Any]:
         "unit": claim.unit,
         "verdict": verdict,
     }
+
+
+def _place(value: float, low: float, high: float) -> int:
+    """Return -1 below the bounds, 0 within them, 1 above."""
+    return int(value > high) - int(value < low)

@@ -23,7 +23,6 @@ from sweep.training.noise import GradientSums
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
-from sweep.workloads.grpo import Grpo
 from sweep.workloads.protocol import build_workload
 
 STEPS = 2  # in the second one gradients of the first were freed and optimizer states are there
@@ -53,9 +52,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
                 storages.forget_peak()
 
             if step.rollouts is not None:
-                step.rollouts.on_phase = note
-                if isinstance(step.rollouts, Grpo):
-                    step.rollouts.is_rehearsal = True
+                step.rollouts.on_phase, step.rollouts.is_rehearsal = note, True
             for _ in range(STEPS):
                 storages.forget_peak()
                 is_split = shown > config.microbatch_size and step.rollouts is None

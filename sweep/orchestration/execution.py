@@ -46,22 +46,6 @@ def refuse_sampling(experiment: Experiment, logistics: Logistics) -> None:
 
 def refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder) -> None:
     """What plan.json decided stays decided; a flag that differs is not ignored silently."""
-    if logistics.microbatch is not None:
-        for row in old.trials:
-            wanted = min(logistics.microbatch, row.batch_size // row.devices)
-            if row.microbatch_size != wanted:
-                raise SweepError(
-                    f"microbatch was decided as {row.microbatch_size} for batch size "
-                    f"{row.batch_size} when {folder.plan_path} was written, got "
-                    f"{logistics.microbatch}. Leave the flag out, or choose another --out."
-                )
-    for row in old.trials if logistics.accumulation is not None else ():
-        if row.gradient_accumulation_steps != logistics.accumulation:
-            raise SweepError(
-                f"accumulation was decided as {row.gradient_accumulation_steps} for batch size "
-                f"{row.batch_size} when {folder.plan_path} was written, got "
-                f"{logistics.accumulation}. Leave the flag out, or choose another --out."
-            )
     asked = {
         "device": None if logistics.device == "auto" else logistics.device,
         "activation_checkpointing": logistics.activation_checkpointing or None,
@@ -71,12 +55,20 @@ def refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder)
         "shares_prompts": logistics.shares_prompts or None,
         "keep": logistics.keep,
     }
-    for name, value in asked.items():
-        decided = getattr(old.execution, name)
+    found = [(name, "", getattr(old.execution, name), value) for name, value in asked.items()]
+    size, parts = logistics.microbatch, logistics.accumulation
+    for row in old.trials:
+        place = f" for batch size {row.batch_size}"
+        most = row.batch_size // row.devices
+        found += [
+            ("microbatch", place, row.microbatch_size, size and min(size, most)),
+            ("accumulation", place, row.gradient_accumulation_steps, parts),
+        ]
+    for name, place, decided, value in found:
         if value is not None and value != decided:
             raise SweepError(
-                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
-                f"got {value!r}. Leave the flag out, or choose another --out."
+                f"{name} was decided as {decided!r}{place} when {folder.plan_path} was first "
+                f"written, got {value!r}. Leave the flag out, or choose another --out."
             )
 
 

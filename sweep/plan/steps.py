@@ -111,13 +111,15 @@ def first_probed(probed: int, windows: int | None) -> int:
     return FAR if windows is None else max(0, windows - probed)
 
 
-def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
-    """Return the largest divisor of `number` that is not above `at_most` (at least 1).
+def legal_microbatches(number: int, group_size: int = 1) -> list[int]:
+    """Return the divisors of `number` that are whole groups, or an equal part of one; ascending."""
+    sizes = (size for size in range(1, number + 1) if number % size == 0)
+    return [size for size in sizes if is_legal_microbatch(size, group_size)]
 
-    With groups it is whole groups, or an equal part of one.
-    """
-    sizes = range(1, max(1, min(number, at_most)) + 1)
-    return max(d for d in sizes if number % d == 0 and is_legal_microbatch(d, group_size))
+
+def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
+    """Return the largest legal microbatch of `number` that is not above `at_most` (at least 1)."""
+    return max(d for d in legal_microbatches(number, group_size) if d <= max(1, at_most))
 
 
 def choose_microbatch(
@@ -142,47 +144,40 @@ def choose_microbatch(
     Raises:
         SweepError: if a flag does not divide, with the nearest legal values.
     """
+    legal = legal_microbatches(per_device, group_size)
     if accumulation is not None:
-        return _accumulated(per_device, asked, accumulation, group_size)
+        parts = [per_device // size for size in reversed(legal)]
+        _check_divides("gradient_accumulation_steps", accumulation, parts, per_device, group_size)
+        size = per_device // accumulation
+        if asked not in (None, size):
+            raise SweepError(
+                "microbatch_size × gradient_accumulation_steps must be batch_size / devices "
+                f"({per_device}), got {asked} × {accumulation}. Give one of them, or {size} × "
+                f"{accumulation}."
+            )
+        return size
     if asked is None:
         return largest_divisor(per_device, at_most, group_size)
     if asked < 1:
         raise SweepError(f"microbatch_size must be at least 1, got {asked}. Use 1 or more.")
-    if asked < per_device and (per_device % asked or not is_legal_microbatch(asked, group_size)):
-        lower = largest_divisor(per_device, asked, group_size)
-        sizes = range(asked, per_device + 1)
-        upper = next(d for d in sizes if per_device % d == 0 and is_legal_microbatch(d, group_size))
-        groups = f" in whole groups of {group_size} or equal parts of one" * (group_size > 1)
-        raise SweepError(
-            f"microbatch_size must divide batch_size / devices ({per_device}){groups}, got "
-            f"{asked}. Use {lower} or {upper}."
-        )
-    return min(asked, per_device)
+    asked = min(asked, per_device)
+    _check_divides("microbatch_size", asked, legal, per_device, group_size)
+    return asked
 
 
-def _accumulated(per_device: int, asked: int | None, steps: int, group_size: int) -> int:
-    """Return the microbatch that so many accumulation steps make."""
-    legal = [
-        count
-        for count in range(1, per_device + 1)
-        if per_device % count == 0 and is_legal_microbatch(per_device // count, group_size)
-    ]
-    if steps not in legal:
-        lower = max((count for count in legal if count < steps), default=None)
-        upper = min((count for count in legal if count > steps), default=None)
-        near = " or ".join(str(count) for count in (lower, upper) if count is not None)
-        groups = f" into whole groups of {group_size} or equal parts of one" * (group_size > 1)
-        raise SweepError(
-            f"gradient_accumulation_steps must divide batch_size / devices ({per_device}){groups}, "
-            f"got {steps}. Use {near}."
-        )
-    if asked is not None and asked * steps != per_device:
-        raise SweepError(
-            "microbatch_size × gradient_accumulation_steps must be batch_size / devices "
-            f"({per_device}), got {asked} × {steps}. Give one of them, or {per_device // steps} × "
-            f"{steps}."
-        )
-    return per_device // steps
+def _check_divides(
+    name: str, given: int, legal: list[int], per_device: int, group_size: int
+) -> None:
+    """Refuse a value that is not legal, and name its neighbours."""
+    if given in legal:
+        return
+    lower = [value for value in legal if value < given][-1:]
+    upper = [value for value in legal if value > given][:1]
+    groups = f" in whole groups of {group_size} or equal parts of one" * (group_size > 1)
+    near = " or ".join(str(value) for value in lower + upper)
+    raise SweepError(
+        f"{name} must divide batch_size / devices ({per_device}){groups}, got {given}. Use {near}."
+    )
 
 
 def next_microbatch(per_device: int, failed: int, group_size: int = 1) -> int | None:

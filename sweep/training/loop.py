@@ -79,7 +79,8 @@ def train(
 
         if t in train_points or t in valid_points or t in noise_points:
             sums.store(progress)  # waits for the device
-            progress.see_peak_memory(steps.peak_memory_bytes())
+            peak = steps.peak_memory_bytes()
+            progress.see_peak_memory(peak)
             clock.charge("training")
             now = round(time.time(), 3)  # as exactly as MLflow keeps it
             line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
@@ -89,7 +90,7 @@ def train(
                 speed = line["perf/tokens_per_second"] = tokens / progress.interval_seconds()
                 if (utilisation := flop_utilisation(config, device, speed)) is not None:
                     line["perf/mfu"] = utilisation
-                line |= memory_metrics(device, step.rest_bytes(), steps.peak_memory_bytes())
+                line |= memory_metrics(device, step.rest_bytes(), peak)
                 if step.rollouts:
                     line["perf/completions_per_second"] = speed / config.tokens_per_sequence
                     line |= steps.phase_peaks()

@@ -142,7 +142,8 @@ class Steps:
     def peak_memory_bytes(self) -> int:
         """Return the peak since it was last forgotten."""
         phases = self._phases.peaks if self._phases else {}
-        return max(peak_memory_bytes(self._step.device), 0, *phases.values())
+        peaks = [peak_memory_bytes(self._step.device), *phases.values()]
+        return max(peaks)
 
     def _take_peak(self) -> int:
         peak = peak_memory_bytes(self._step.device)

@@ -87,6 +87,7 @@ class Rollouts(Protocol):
     updates_per_step: int  # optimizer steps on one batch
     meter: Meter  # what it watches between log points
     on_phase: Callable[[str], None]  # called behind each phase but the update
+    is_rehearsal: bool  # a forecast's: what decides no peak may be left out
 
     def start(self, model: nn.Module) -> None:
         """See the weights before any training."""
