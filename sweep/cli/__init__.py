@@ -64,6 +64,12 @@ LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--microbatch", {"help": "Sequences per forward-backward; changes rounding only."}),
     ("--accumulation", {"metavar": "N", "help": "Gradient accumulation steps; the microbatch "
                         "follows from them."}),
+    ("--devices-per-trial", {"metavar": "N", "help": "Devices that each trial runs on, a process "
+                             "for each; 1 by default."}),
+    ("--zero", {"type": click.IntRange(0, 3), "help": "Split over a trial's devices: 1 optimizer "
+                "states, 2 and gradients, 3 and weights; 0: nothing."}),
+    ("--strategy", {"type": click.Choice(["torch", "deepspeed"]), "help": "Whose code splits them; "
+                    "torch by default."}),
     ("--activation-checkpointing", {"is_flag": True, "help": "Less memory, more time."}),
     ("--device-memory", {"metavar": "SIZE", "help": "Hold a trial within it: 16GiB. On a CPU "
                          "every tensor is counted, which makes steps eager."}),

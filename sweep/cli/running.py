@@ -28,6 +28,7 @@ FIELDS = (
 # Of these the command that is kept in plan.json consists.
 TYPED = (
     *(*FIELDS, "device", "microbatch", "accumulation", "activation_checkpointing", "device_memory"),
+    *("devices_per_trial", "zero", "strategy"),
     *("loss_chunk_rows", "generation_batch_size", "shares_prompts", "keep", "out"),
 )
 
@@ -65,12 +66,16 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
         flags[name] for name in ("microbatch", "device_memory", "loss_chunk_rows")
     )
     at_once, parts = flags["generation_batch_size"], flags["accumulation"]
+    devices = flags["devices_per_trial"]
     if rows is not None:
         rows = 0 if rows.strip() == "0" else parse_count(rows, "loss-chunk-rows")
     return Logistics(
         device=flags["device"],
         microbatch=None if microbatch is None else parse_count(microbatch, "microbatch"),
         accumulation=parts and parse_count(parts, "accumulation"),
+        devices=devices and parse_count(devices, "devices-per-trial"),
+        zero=flags["zero"],
+        strategy=flags["strategy"],
         activation_checkpointing=flags["activation_checkpointing"],
         device_memory=None if memory is None else parse_bytes(memory, "device-memory"),
         loss_chunk_rows=rows,

@@ -52,10 +52,12 @@ class Science(QuietSettings):
 class Execution(QuietSettings):
     """Where and how fast; decided when plan.json is first written, and kept."""
 
-    quiet = ("generation_batch_size", "shares_prompts")
+    quiet = ("generation_batch_size", "shares_prompts", "zero", "strategy")
 
     device: str  # cpu, mps, cuda or cuda:i
-    devices: int = 1  # per trial
+    devices: int = 1  # per trial, a process for each
+    zero: Literal[0, 1, 2, 3] = 0  # of these split over the devices: optimizer, gradients, weights
+    strategy: Literal["torch", "deepspeed"] = "torch"  # whose code splits and exchanges
     threads: int
     compile: bool = False
     compile_reason: str = ""
@@ -110,7 +112,7 @@ class TrialConfig(Settings):
         No more is evaluated at once than is trained at once.
         """
         at_once = min(microbatch_size, self.execution.evaluation_batch_size)
-        execution = {"evaluation_batch_size": at_once, "devices": 1}
+        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0}
         return self.model_copy(
             update={
                 "science": self.science.model_copy(update={"batch_size": batch_size}),

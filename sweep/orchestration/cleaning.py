@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from sweep.trial import files
 from sweep.trial.folder import State, SweepFolder
 from sweep.trial.lease import FileLock
 
@@ -27,7 +28,7 @@ def list_unneeded(folder: SweepFolder, weights: bool = False) -> list[Unneeded]:
                 found.append((trial.weights_path, "weights"))
         found += [(path, "half-written") for path in trial.path.glob(".*.part")]
     found += [(path, "half-written") for path in folder.path.glob(".*.part")]
-    return [Unneeded(path, path.stat().st_size, reason) for path, reason in found]
+    return [Unneeded(path, _bytes_of(path), reason) for path, reason in found]
 
 
 def remove(folder: SweepFolder, unneeded: list[Unneeded]) -> None:
@@ -38,4 +39,9 @@ def remove(folder: SweepFolder, unneeded: list[Unneeded]) -> None:
     """
     with FileLock(folder.lock_path):
         for item in unneeded:
-            item.path.unlink(missing_ok=True)
+            files.remove(item.path)
+
+
+def _bytes_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files of a folder."""
+    return sum(part.stat().st_size for part in (path, *path.rglob("*")) if part.is_file())

@@ -32,7 +32,7 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
             tokens, is_exact = len(text.train), True
         else:
             tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
-    at_once = len(attempt_slots(plan.execution.device))
+    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
     plan = with_estimates(plan, seconds, _forecast_bytes(here), tokens, is_exact, at_once)
     return replace(planned, plan=plan)
 

@@ -1,6 +1,7 @@
 """Where and how fast: what the command line says, what is decided once, and what stays so."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from sweep.config.experiment import Experiment
 from sweep.config.trial import Execution
@@ -18,6 +19,9 @@ class Logistics:
     device: str = "auto"
     microbatch: int | None = None
     accumulation: int | None = None  # gradient accumulation steps
+    devices: int | None = None  # of each trial; None: what microbatch and accumulation leave, or 1
+    zero: int | None = None  # stage, what is split over them; None: 0
+    strategy: str | None = None  # torch or deepspeed; None: torch
     activation_checkpointing: bool = False
     device_memory: int | None = None  # bytes, enforced
     loss_chunk_rows: int | None = None  # None: the default
@@ -48,6 +52,9 @@ def refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder)
     """What plan.json decided stays decided; a flag that differs is not ignored silently."""
     asked = {
         "device": None if logistics.device == "auto" else logistics.device,
+        "devices": logistics.devices,
+        "zero": logistics.zero,
+        "strategy": logistics.strategy,
         "activation_checkpointing": logistics.activation_checkpointing or None,
         "device_memory_bytes": logistics.device_memory,
         "loss_chunk_rows": logistics.loss_chunk_rows,
@@ -77,9 +84,13 @@ def decide_execution(experiment: Experiment, logistics: Logistics) -> Execution:
     from sweep.training.device import available_cores, resolve_device
 
     device = logistics.device if logistics.is_elsewhere else resolve_device(logistics.device)
+    devices = decide_devices(experiment, logistics, device)
     return Execution(
         device=device,
-        threads=available_cores(),
+        devices=devices,
+        zero=logistics.zero or 0,  # type: ignore[arg-type]
+        strategy=logistics.strategy or "torch",  # type: ignore[arg-type]
+        threads=max(1, available_cores() // (1 if device.startswith("cuda") else devices)),
         activation_checkpointing=logistics.activation_checkpointing,
         device_memory_bytes=logistics.device_memory,
         loss_chunk_rows=(
@@ -92,6 +103,44 @@ def decide_execution(experiment: Experiment, logistics: Logistics) -> Execution:
         shares_prompts=logistics.shares_prompts,
         keep=logistics.keep or "weights",  # type: ignore[arg-type]
     )
+
+
+def decide_devices(experiment: Experiment, logistics: Logistics, device: str) -> int:
+    """Return how many devices each trial runs on: as asked, or as microbatch and accumulation say.
+
+    Raises:
+        SweepError: if that is no one number, or this machine or the workload does not have it.
+    """
+    devices, size, parts = logistics.devices, logistics.microbatch, logistics.accumulation
+    if devices is None and size and parts:
+        found = {Fraction(batch, size * parts) for batch in experiment.batches}
+        if len(found) > 1 or min(found).denominator > 1:
+            raise SweepError(
+                f"microbatch × accumulation ({size} × {parts}) must leave the same whole number of "
+                f"devices at every batch size, got {', '.join(map(str, experiment.batches))}. "
+                "Leave one of them out, or run one batch size."
+            )
+        devices = int(min(found))
+    devices = devices or 1
+    if devices == 1:
+        if logistics.zero or logistics.strategy == "deepspeed":
+            raise SweepError(
+                "zero and strategy say how a trial is split over several devices, and it is on "
+                "one. Add --devices-per-trial, or leave them out."
+            )
+        return 1
+    if experiment.grpo is not None:
+        raise SweepError("workload grpo runs each trial on one device. Leave the devices out.")
+    if device not in ("cpu", "cuda"):
+        raise SweepError(f"device must be cpu or cuda for a trial on {devices}, got {device!r}.")
+    if device == "cuda" and not logistics.is_elsewhere:
+        import torch
+
+        if (count := torch.cuda.device_count()) < devices:
+            raise SweepError(
+                f"devices-per-trial must be at most what this machine has ({count}), got {devices}."
+            )
+    return devices
 
 
 def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:

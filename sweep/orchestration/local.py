@@ -38,10 +38,11 @@ class LocalExecutor:
 
     Args:
         device: of the trials; each visible CUDA device without a number makes a slot.
+        devices: that a trial takes; so many make a slot then.
     """
 
-    def __init__(self, device: str) -> None:
-        self.slots = attempt_slots(device)
+    def __init__(self, device: str, devices: int = 1) -> None:
+        self.slots = attempt_slots(device, devices)
         self._attempts: set[FreshProcess] = set()
         self._watchers: list[threading.Thread] = []
         self._is_stopping = False
@@ -113,12 +114,13 @@ class InlineExecutor:
         """Nothing is left."""
 
 
-def attempt_slots(device: str) -> list[dict[str, str]]:
-    """Return the environment of each attempt that may run at a time: one per device."""
+def attempt_slots(device: str, devices: int = 1) -> list[dict[str, str]]:
+    """Return the environment of each attempt that may run at a time: one per so many devices."""
     if device != "cuda":
         return [{}]
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    return [{"CUDA_VISIBLE_DEVICES": name} for name in names]
+    groups = [names[i : i + devices] for i in range(0, len(names) - devices + 1, devices)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]

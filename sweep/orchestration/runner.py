@@ -157,7 +157,7 @@ def run_plan(
     with holding(folder):
         prepare(planned, folder, on_prepare)
         plan = save_grown(planned.plan, folder)
-        executor = executor or LocalExecutor(plan.execution.device)
+        executor = executor or LocalExecutor(plan.execution.device, plan.execution.devices)
         schedule = Schedule(plan, folder, executor)
         tuning = Tuning(planned.plan, schedule, storage) if planned.is_tuned else None
         mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)

@@ -12,7 +12,7 @@ from sweep.config.models import Settings
 from sweep.config.trial import Execution, Science, TokenizerSettings, TrialConfig
 from sweep.errors import CorruptFile
 from sweep.plan.policy import Policy, parse_policy
-from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
+from sweep.plan.steps import choose_microbatch, per_device_of, tokens_per_trial, warmup_steps
 from sweep.plan.tuning import GRID
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
@@ -300,9 +300,9 @@ def _row(plan: Plan, policy: Policy, batch: int, tokens: int, split: Split) -> P
     steps = tokens // (batch * plan.tokens_per_sequence)
     assert steps * batch * plan.tokens_per_sequence == tokens
     bound = tokens_at_once(execution.device) // plan.tokens_per_sequence
-    per_device = batch // execution.devices
-    at_most = min(bound, execution.microbatch_bound or bound)
     group_size = settings.grpo.group_size if settings.grpo else 1
+    per_device = per_device_of(batch, execution.devices, group_size)
+    at_most = min(bound, execution.microbatch_bound or bound)
     microbatch, accumulation = split
     size = choose_microbatch(per_device, microbatch, at_most, group_size, accumulation)
     return PlannedTrial(

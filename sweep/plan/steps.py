@@ -77,10 +77,12 @@ class ProbeSizes:
 
     points: int  # probes, evenly over training; the same at every batch size of a sweep
     sequences: int  # of each probe; the same too
-    part: int  # sequences of each gradient
+    part: int  # sequences of each gradient, on each device
 
 
-def probe_sizes(sequences: int, points: int, share: float, microbatch_size: int) -> ProbeSizes:
+def probe_sizes(
+    sequences: int, points: int, share: float, microbatch_size: int, devices: int = 1
+) -> ProbeSizes:
     """Return how the gradient noise is probed; all 0 where a share is too little for one probe.
 
     Args:
@@ -88,14 +90,15 @@ def probe_sizes(sequences: int, points: int, share: float, microbatch_size: int)
         points: probes, at most; fewer where each would have too few sequences.
         share: of the sequences, for all probes together.
         microbatch_size: no part is larger.
+        devices: of a trial; each takes as many sequences.
     """
     points = min(points, int(share * sequences / LEAST_PROBED))
     if not points:
         return ProbeSizes(0, 0, 0)
     count = min(MOST_PROBED, int(share * sequences / points))
     parts = min(MOST_PARTS, count // LEAST_PART)
-    part = count // parts
-    return ProbeSizes(points, parts * part, largest_divisor(part, microbatch_size))
+    part = max(1, count // parts // devices)
+    return ProbeSizes(points, parts * part * devices, largest_divisor(part, microbatch_size))
 
 
 def first_probed(probed: int, windows: int | None) -> int:
@@ -120,6 +123,24 @@ def legal_microbatches(number: int, group_size: int = 1) -> list[int]:
 def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
     """Return the largest legal microbatch of `number` that is not above `at_most` (at least 1)."""
     return max(d for d in legal_microbatches(number, group_size) if d <= max(1, at_most))
+
+
+def per_device_of(batch_size: int, devices: int, group_size: int = 1) -> int:
+    """Return the sequences of a step on each of a trial's devices.
+
+    Raises:
+        SweepError: if they are no whole number, or no whole groups, with the nearest legal ones.
+    """
+    step = devices * group_size
+    if devices == 1 or batch_size % step == 0:
+        return batch_size // devices
+    lower, upper = batch_size // step * step, -(-batch_size // step) * step
+    near = f"{lower} or {upper}" if lower else str(upper)
+    groups = f" × group_size ({group_size})" * (group_size > 1)
+    raise SweepError(
+        f"batch size must be a multiple of devices ({devices}){groups}, got {batch_size}. "
+        f"Use {near}."
+    )
 
 
 def choose_microbatch(

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from sweep.training.optimizer import is_part
+
 
 class WeightAverage:
     """A float32 copy of the parameters that follows them.
@@ -36,15 +38,21 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the parameters be their averages meanwhile; costs no copy in float32."""
-        held = [parameter.data for parameter in self.parameters]
+        """Let the parameters be their averages meanwhile; copies float32 weights of parts only."""
+        are_parts = is_part(self.parameters[0])  # whose storage torch knows
+        held = [p.data.clone() if are_parts else p.data for p in self.parameters]
         try:
-            for parameter, value in zip(self.parameters, self.values, strict=True):
-                parameter.data = value.to(parameter.dtype)
+            self._put(self.values, are_parts)
             yield
         finally:
-            for parameter, data in zip(self.parameters, held, strict=True):
-                parameter.data = data
+            self._put(held, are_parts)
+
+    def _put(self, values: Sequence[Tensor], is_copied: bool) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            if is_copied:
+                parameter.detach().copy_(value)
+            else:
+                parameter.data = value.to(parameter.dtype)
 
     def state(self) -> dict[str, list[Tensor] | int]:
         """Return what a checkpoint keeps."""

@@ -3,16 +3,19 @@
 import random
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import save_file, save_model
 
 from sweep.training.progress import Progress
+from sweep.training.sharded import load_parts, read_notes, save_parts
 from sweep.training.step import TrainingStep
-from sweep.trial.files import replacing
+from sweep.trial.files import replacing, sync_folder
 from sweep.trial.folder import TrialFolder
-from sweep.trial.metrics import MetricsLog, is_start_intact
+from sweep.trial.metrics import MetricsLog, SilentLog, is_start_intact
+from sweep.workloads import ranks
 
 KEPT = 2  # the newest may be lost with the machine
 
@@ -41,7 +44,7 @@ class CheckpointStore:
         """
         for name in self.folder.checkpoints():
             try:
-                state = torch.load(name.path, map_location="cpu", weights_only=True)
+                state = self._read(name.path)
                 length, sha256 = state["metrics_length"], state["metrics_sha256"]
             except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
                 print(f"checkpoint {name.path.name} is damaged ({error}); trying an older one")
@@ -49,9 +52,28 @@ class CheckpointStore:
             if not is_start_intact(self.folder.metrics_path, length, sha256):
                 print(f"metrics.jsonl does not match {name.path.name}; trying an older one")
                 continue
-            _restore(state, step, progress)
+            if name.path.is_dir():
+                load_parts(step, state, name.path)
+            else:
+                _restore(state, step)
+            for key, value in state["progress"].items():
+                setattr(progress, key, value)
             return int(length)
         return 0
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        if path.is_dir():
+            return read_notes(path)
+        if ranks.are_many():
+            raise ValueError("of one device, and this trial is on several")
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return state
+
+    def open_log(self, length: int) -> MetricsLog:
+        """Open metrics.jsonl, its first bytes kept; of several processes only the first writes."""
+        if ranks.rank():
+            return SilentLog()
+        return MetricsLog(self.folder.metrics_path, length, self.check)
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
         """Write a checkpoint, durably and whole, and remove all but the newest two.
@@ -60,23 +82,29 @@ class CheckpointStore:
         """
         self.wait()
         log.flush()
+        notes = {
+            "progress": asdict(progress),
+            "metrics_length": log.length,
+            "metrics_sha256": log.sha256,
+        }
+        name = f"checkpoint-{progress.step:010d}-{log.length:010d}"
+        if ranks.are_many():
+            self._save_parts(str(ranks.agreed(name)), step, notes)
+            return
         assert step.optimizer is not None
         state = {
+            **notes,
             "model": step.model.state_dict(),
             "optimizer": step.optimizer.state_dict(),
             "average": step.average.state() if step.average else None,
             "rng_python": random.getstate(),
             "rng_cpu": torch.get_rng_state(),
             "rng_device": _device_rng(step.device),
-            "progress": asdict(progress),
-            "metrics_length": log.length,
-            "metrics_sha256": log.sha256,
         }
-        name = f"checkpoint-{progress.step:010d}-{log.length:010d}.pt"
         if self._writer is None:
-            self._write(name, state)
+            self._write(f"{name}.pt", state)
         else:
-            self._writing = self._writer.submit(self._write, name, _copied_to_host(state))
+            self._writing = self._writer.submit(self._write, f"{name}.pt", _copied_to_host(state))
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written; raise what went wrong with it."""
@@ -87,13 +115,28 @@ class CheckpointStore:
     def _write(self, name: str, state: dict[str, Any]) -> None:
         with replacing(self.folder.path / name, self.check) as part:
             torch.save(state, part)
-        for old in self.folder.checkpoints()[KEPT:]:
-            old.path.unlink(missing_ok=True)
+        self.folder.remove_checkpoints(KEPT)
+
+    def _save_parts(self, name: str, step: TrainingStep, notes: dict[str, Any]) -> None:
+        part = self.folder.path / f".{name}.part"
+        save_parts(step, notes, part)
+        if ranks.rank() == 0:
+            self.check()
+            part.replace(self.folder.path / name)
+            sync_folder(self.folder.path)
+            self.folder.remove_checkpoints(KEPT)
 
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial."""
-        with step.averaged(), replacing(self.folder.weights_path, self.check) as part:
-            save_model(step.model, str(part))  # tied weights once
+        with step.averaged():
+            if ranks.are_many():
+                weights = step.whole_weights()
+                if ranks.rank() == 0:
+                    with replacing(self.folder.weights_path, self.check) as part:
+                        save_file(weights, str(part))
+            else:
+                with replacing(self.folder.weights_path, self.check) as part:
+                    save_model(step.model, str(part))  # tied weights once
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""
@@ -108,7 +151,7 @@ def _copied_to_host(value: Any) -> Any:
     return [_copied_to_host(part) for part in value] if isinstance(value, list) else value
 
 
-def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> None:
+def _restore(state: dict[str, Any], step: TrainingStep) -> None:
     step.model.load_state_dict(state["model"])
     assert step.optimizer is not None
     step.optimizer.load_state_dict(state["optimizer"])
@@ -123,8 +166,6 @@ def _restore(state: dict[str, Any], step: TrainingStep, progress: Progress) -> N
         torch.cuda.set_rng_state(state["rng_device"], step.device)
     elif step.device.type == "mps":
         torch.mps.set_rng_state(state["rng_device"])
-    for name, value in state["progress"].items():
-        setattr(progress, name, value)
 
 
 def _device_rng(device: torch.device) -> torch.Tensor | None:

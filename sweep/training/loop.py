@@ -10,7 +10,6 @@ from sweep.config.trial import TrialConfig
 from sweep.plan.steps import milestone_steps
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import (
-    evaluating,
     flop_utilisation,
     forget_peak_memory,
     give_back_memory,
@@ -21,7 +20,9 @@ from sweep.training.noise import NoiseProbe
 from sweep.training.progress import Clock, Progress
 from sweep.training.step import TrainingStep
 from sweep.training.steps import Sums, build_steps
-from sweep.trial.metrics import MetricsLog
+from sweep.workloads import ranks
+
+DUE = "due"  # a checkpoint is
 
 
 def train(
@@ -48,7 +49,7 @@ def train(
         `trained`, `diverged`, `paused` or the answer of `should_stop`; and how far and how long.
     """
     science, progress = config.science, Progress()
-    log = MetricsLog(store.folder.metrics_path, store.load(step, progress), store.check)
+    log = store.open_log(store.load(step, progress))
     sums = Sums(progress, device, step.rollouts.meter if step.rollouts else None)
     clock = Clock(progress, started)
     clock.charge("other")
@@ -61,8 +62,7 @@ def train(
     noise_points = set(noise.steps)
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
-        with evaluating():
-            progress.start_loss = step.workload.evaluate(step.model)
+        progress.start_loss = step.evaluated(step.workload.evaluate)
         give_back_memory()
         clock.charge("evaluation")
     forget_peak_memory(device)
@@ -79,7 +79,7 @@ def train(
 
         if t in train_points or t in valid_points or t in noise_points:
             sums.store(progress)  # waits for the device
-            peak = steps.peak_memory_bytes()
+            peak = ranks.largest(steps.peak_memory_bytes())
             progress.see_peak_memory(peak)
             clock.charge("training")
             now = round(time.time(), 3)  # as exactly as MLflow keeps it
@@ -99,8 +99,7 @@ def train(
                 progress.start_interval()
                 sums.clear()
             if t in valid_points and ending is None:
-                with evaluating(), step.averaged():
-                    loss = line["valid/loss"] = step.workload.evaluate(step.model)
+                loss = line["valid/loss"] = step.evaluated(step.workload.evaluate)
                 if progress.see_valid_loss(loss):
                     ending = "diverged"
                 elif progress.has_reached(science.target, loss, science.evaluation.window):
@@ -116,9 +115,11 @@ def train(
             log.append(line)
 
         if ending is None:
+            is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds
             is_pause = pause_step is not None and t >= pause_step
-            ending = "paused" if is_pause else should_stop()
-            if ending or time.monotonic() - saved_at > config.execution.checkpoint_seconds:
+            word = ranks.agreed("paused" if is_pause else should_stop() or (is_due and DUE) or None)
+            ending = word if word != DUE else None
+            if word:
                 sums.store(progress)
                 clock.charge("training")
                 store.save(step, progress, log)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import first_probed, milestone_steps, probe_sizes
 from sweep.training.device import is_out_of_memory
+from sweep.training.optimizer import whole
 
 if TYPE_CHECKING:
     from sweep.training.step import TrainingStep
@@ -79,7 +80,7 @@ def _square(gradients: Sequence[Tensor | None]) -> Tensor:
     """Return the squared norm of them all, summed in float32 or wider."""
     found = [gradient for gradient in gradients if gradient is not None]
     norms = torch._foreach_norm(found, 2, dtype=_wide(found[0].dtype))
-    return torch.stack(norms).double().square().sum()
+    return whole(torch.stack(norms).double().square().sum())
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -95,17 +96,18 @@ class NoiseProbe:
 
     def __init__(self, config: TrialConfig, step: "TrainingStep") -> None:
         science = config.science
-        self._step, self._batch_size = step, science.batch_size // config.execution.devices
+        self._step, self._devices = step, step.parallel.devices
+        own = science.batch_size // self._devices
         self._trained = science.tokens // config.tokens_per_sequence
         budget = (config.token_budget or science.tokens) // config.tokens_per_sequence
         points, share = science.evaluation.noise_points, science.evaluation.noise_share
         if step.rollouts is not None:  # a gradient there is that of a group
             points = 0
-        sizes = probe_sizes(budget, points, share, step.microbatch_size)
+        sizes = probe_sizes(budget, points, share, step.microbatch_size, self._devices)
         self._count, self._part = sizes.sequences, sizes.part
         self._probed = sizes.points * sizes.sequences
         self._probes = milestone_steps(config.steps, sizes.points) if sizes.points else ()
-        is_split = points > 0 and self._batch_size > step.microbatch_size
+        is_split = points > 0 and own > step.microbatch_size
         self._split = frozenset(milestone_steps(config.steps, points) if is_split else ())
         self.steps = tuple(sorted(self._split.union(self._probes)))
 
@@ -122,16 +124,19 @@ class NoiseProbe:
         """Return `noise/trace` and `noise/square` of the probe, and those of the step's own."""
         found: dict[str, float] = {}
         if sums is not None:
-            trace, square = sums.estimates(self._step.microbatch_size)
+            trace, square = sums.estimates(self._step.microbatch_size * self._devices)
             found |= {"noise/train_trace": trace, "noise/train_square": square}
         if not self._count or step not in self._probes:
             return found
-        first = self._first + self._probes.index(step) * self._count
+        own = self._count // self._devices
+        first = (
+            self._first + self._probes.index(step) * self._count + self._step.parallel.rank * own
+        )
         try:
-            batch = self._step.workload.build_batch(first, self._count)
+            batch = self._step.workload.build_batch(first, own)
             trace, square = self._step.measure_noise(batch, self._part)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or self._devices > 1:  # others would wait for this one
                 raise
             self._count = 0  # it goes on without
             print(f"gradient noise is not probed any more: {error}", flush=True)

@@ -1,5 +1,6 @@
 """Optimizers, built from settings; weight decay on matrices only."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -86,9 +87,16 @@ class PlainSGD(torch.optim.SGD):
 
 
 def build_optimizer(
-    settings: OptimizerSettings, model: nn.Module, learning_rate: float
+    settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_split: bool = False
 ) -> torch.optim.Optimizer | None:
-    """Build AdamW (fused) or SGD over the model's parameters; None for `none`."""
+    """Build AdamW (fused) or SGD over the model's parameters; None for `none`.
+
+    Args:
+        settings: of the optimizer.
+        model: whose parameters it updates; they may be parts, one on each device.
+        learning_rate: of the first step.
+        is_split: each process of the trial keeps the states of some parameters only.
+    """
     if settings.name == "none":
         return None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -97,33 +105,55 @@ def build_optimizer(
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    device = parameters[0].device
+    are_plain = all(type(p) is nn.Parameter for p in parameters) and not is_split
+    adam: dict[str, Any] = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    if is_split:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        kind = torch.optim.SGD if settings.name == "sgd" else torch.optim.AdamW
+        more = {} if settings.name == "sgd" else {**adam, "fused": True}
+        return ZeroRedundancyOptimizer(groups, kind, lr=learning_rate, **more)
     if settings.name == "sgd":
-        kind = PlainSGD if parameters[0].device.type == "cpu" else torch.optim.SGD
+        kind = PlainSGD if device.type == "cpu" and are_plain else torch.optim.SGD
         return kind(groups, lr=learning_rate)
-    device, betas = parameters[0].device, (settings.beta1, settings.beta2)
-    if device.type == "cpu" and all(type(p) is nn.Parameter for p in parameters):
-        return FusedAdamW(groups, lr=learning_rate, betas=betas, eps=settings.eps)
-    is_cuda = device.type == "cuda"  # where a graph may hold the step, and so its rate
+    if device.type == "cpu" and are_plain:
+        return FusedAdamW(groups, lr=learning_rate, **adam)
+    is_cuda = device.type == "cuda" and are_plain  # a graph may hold the step, and so its rate
     return torch.optim.AdamW(
         groups,
         lr=torch.tensor(learning_rate, device=device) if is_cuda else learning_rate,
-        betas=betas,
-        eps=settings.eps,
         fused=device.type != "meta",
         capturable=is_cuda,
+        **adam,
     )
 
 
+def whole(value: Tensor) -> Tensor:
+    """Return a tensor of which each process may hold a part."""
+    return value.full_tensor() if is_part(value) else value  # type: ignore[attr-defined]
+
+
+def own_part(value: Tensor) -> Tensor:
+    """Return what this process holds of a tensor."""
+    return value.to_local() if is_part(value) else value  # type: ignore[attr-defined]
+
+
+def is_part(value: Tensor) -> bool:
+    """Tell whether it is a DTensor; importing that type takes half a second."""
+    return hasattr(value, "full_tensor")
+
+
 def total_norm(gradients: list[Tensor]) -> Tensor:
-    """Return the norm of all gradients of one device together, as torch's `get_total_norm`.
+    """Return the norm of all gradients together, as torch's `get_total_norm`.
 
     Without its sorting by device, which takes as long as the norms of a small model.
     """
     if len({gradient.dtype for gradient in gradients}) != 1:
-        return nn.utils.get_total_norm(gradients)
+        return whole(nn.utils.get_total_norm(gradients))
     norms = torch._foreach_norm(gradients)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return norm
+    return whole(norm)
 
 
 def clip_in_step(
@@ -140,7 +170,7 @@ def clip_in_step(
         norm: of all gradients together, a scalar.
         most: bound of the norm.
     """
-    if optimizer.defaults.get("fused"):
+    if optimizer.defaults.get("fused") and not is_part(parameters[0]):
         optimizer.grad_scale = ((norm.float() + CLIP_EPS) / most).clamp(min=1.0)  # type: ignore[attr-defined]
     else:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
@@ -158,6 +188,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float | T
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
     """Return the bytes that weights, gradients and optimizer hold."""
     tensors = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for state in optimizer.state.values() if optimizer else ():
+    for state in states_of(optimizer).values() if optimizer else ():
         tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(own_part(tensor).nbytes for tensor in tensors)
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> Mapping[Tensor, dict[str, Any]]:
+    """Return the states that this process keeps, by parameter."""
+    states: Mapping[Tensor, dict[str, Any]] = getattr(optimizer, "optim", optimizer).state
+    return states

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +14,14 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
 from sweep.training.average import WeightAverage
+from sweep.training.device import evaluating
 from sweep.training.noise import GradientSums
-from sweep.training.optimizer import (
-    build_optimizer,
-    clip_in_step,
-    set_learning_rate,
-    state_bytes,
-    total_norm,
-)
+from sweep.training.optimizer import state_bytes, whole
+from sweep.training.parallel import build_parallel
+from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload, build_workload
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TrainingStep:
 
     Args:
         config: of the trial.
-        device: the trial's.
+        device: the trial's; of a trial on several, this process's.
         microbatch_size: sequences per forward-backward.
         model: on the device and in the precision's dtype; None: the workload's own.
     """
@@ -64,7 +64,7 @@ class TrainingStep:
         microbatch_size: int,
         model: nn.Module | None = None,
     ) -> None:
-        self.device = device
+        self.device, self.parallel = device, build_parallel(config.execution)
         self.workload: Workload = build_workload(config, device)
         if self.workload.tokens_per_sequence != config.tokens_per_sequence:
             raise SweepError(
@@ -73,12 +73,13 @@ class TrainingStep:
                 f"{self.workload.tokens_per_sequence}. Set context to it."
             )
         if model is None:
-            model = self.workload.build_model().to(device)
+            model = self.workload.build_model()
             for parameter in model.parameters():  # not the buffers: rotary tables stay float32
                 parameter.data = parameter.data.to(weight_dtype(config.science.precision))
+            model = self.parallel.place(model, device)
         self.model = model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(
+        self.optimizer = self.parallel.build_optimizer(
             config.science.optimizer, self.model, config.science.learning_rate
         )
         width = config.science.schedule.average
@@ -87,7 +88,7 @@ class TrainingStep:
         self.microbatch_size = microbatch_size
         self._loss_sum: Callable[[nn.Module, Batch], Tensor] = self.workload.loss_sum
         if config.execution.compile:
-            self._loss_sum = torch.compile(self.workload.loss_sum, dynamic=False)
+            self._loss_sum = self.parallel.compiled(self.workload.loss_sum, self.model)
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
         if self.rollouts is not None:
@@ -115,28 +116,34 @@ class TrainingStep:
             batch: of sequences.
             sums: sees each microbatch's gradient, where its noise is measured.
         """
-        tokens = self.workload.loss_tokens(batch)
+        tokens, left = self.parallel.tokens(self.workload.loss_tokens(batch)), batch[0].shape[0]
         total: Tensor | None = None
         for micro in split(batch, self.microbatch_size):
-            loss = self._loss_sum(self.model, micro) / tokens
-            loss.backward()  # type: ignore[no-untyped-call]
+            left -= micro[0].shape[0]
+            with self.parallel.exchanging(is_last=sums is not None or not left):
+                loss = self.parallel.call(self._loss_sum, self.model, micro) / tokens
+                self.parallel.backward(loss)
             if sums is not None:
                 sums.take(self.parameters)
             total = loss.detach() if total is None else total + loss.detach()
         if sums is not None:
             sums.give_back(self.parameters)
         assert total is not None
-        return total
+        return ranks.summed(total)
 
     def measure_noise(self, batch: Batch, size: int) -> tuple[float, float]:
-        """Return trΣ̂ and Ĝ² of the gradient over a batch in parts of `size` sequences; eager."""
-        sums, tokens = GradientSums(), self.workload.loss_tokens(batch)
+        """Return trΣ̂ and Ĝ² of the gradient over a batch in parts of `size` sequences; eager.
+
+        On several devices the batch and the parts are this one's share.
+        """
+        sums, tokens = GradientSums(), self.parallel.tokens(self.workload.loss_tokens(batch))
         for micro in split(batch, size):
-            (self.workload.loss_sum(self.model, micro) / tokens).backward()  # type: ignore[no-untyped-call]
+            loss = self.parallel.call(self.workload.loss_sum, self.model, micro) / tokens
+            self.parallel.backward(loss)
             sums.take(self.parameters)
         sums.give_back(self.parameters)
         self.model.zero_grad(set_to_none=True)
-        return sums.estimates(size)
+        return sums.estimates(size * self.parallel.devices)
 
     def __call__(
         self, batch: Batch, learning_rate: float | Tensor, sums: GradientSums | None = None
@@ -165,14 +172,7 @@ class TrainingStep:
         loss = self.backward(batch, sums)
         if self.optimizer is None:
             return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
-        set_learning_rate(self.optimizer, learning_rate)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = total_norm(gradients)
-        if self.clip < math.inf:
-            clip_in_step(self.optimizer, self.parameters, norm, self.clip)
-        self.optimizer.step()
-        for parameter in self.parameters:
-            parameter.grad = None
+        norm = self.parallel.update(self.optimizer, self.parameters, learning_rate, self.clip)
         if self.average is not None:
             self.average.update()
         return StepOutput(loss, norm, (norm > self.clip).float())
@@ -183,6 +183,18 @@ class TrainingStep:
         Everything but training steps happens here: evaluation, and the weights that are kept.
         """
         return self.average.in_place() if self.average else contextlib.nullcontext()
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """Return the weights by name, tied ones once, on the CPU; all processes must ask."""
+        tied = dict(self.model.named_parameters(remove_duplicate=False)).keys()
+        found = dict(self.model.named_parameters())
+        found |= {k: v for k, v in self.model.state_dict().items() if k not in tied}
+        return {name: whole(value.detach()).cpu().contiguous() for name, value in found.items()}
+
+    def evaluated(self, evaluate: Callable[[nn.Module], Found]) -> Found:
+        """Return what an evaluation of the workload says of the weights that are evaluated."""
+        with evaluating(), self.averaged(), torch.no_grad():
+            return self.parallel.call(evaluate, self.model)
 
     def evaluate(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch without gradients, as evaluations compute it."""

@@ -107,7 +107,7 @@ class Steps:
 
     def __init__(self, config: TrialConfig, step: TrainingStep, sums: Sums) -> None:
         self._config, self._step, self._sums = config, step, sums
-        self._batch_size = config.science.batch_size
+        self._batch_size = config.science.batch_size // step.parallel.devices  # of this device
         self._phases: Phases | None = None
         if step.rollouts is not None:
             self._phases = Phases(self._take_peak)
@@ -117,7 +117,8 @@ class Steps:
         """Take step t = 1 …, S; `noise` sees its microbatches where it is measured."""
         if self._phases:
             self._phases.begin()
-        first = (t - 1) * self._batch_size
+        parallel = self._step.parallel
+        first = ((t - 1) * parallel.devices + parallel.rank) * self._batch_size
         batch = self._step.workload.build_batch(first, self._batch_size)
         output = self._step(batch, self.rate(t), noise)
         self._sums.add(output)

@@ -18,7 +18,6 @@ from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
 from sweep.training.device import (
     EvaluationOutOfMemory,
-    evaluating,
     is_out_of_memory,
     keep_freed_memory,
 )
@@ -28,8 +27,10 @@ from sweep.training.result import diverged_message, write_result
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import State, TrialFolder, TrialStatus
 from sweep.trial.lease import Lease
+from sweep.workloads import ranks
 
 LOG_KEPT_BYTES = 1 << 20
+RANK_SEEDS = 1 << 32  # between the seeds of the processes of a trial
 
 
 def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
@@ -52,20 +53,35 @@ def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
         lease = Lease(folder.lease_path, status.fencing)
         folder.remove_half_written()
-        device, limit = config.execution.device, config.execution.device_memory_bytes
-        with limited_memory(torch.device(device), limit):
-            return _run(config, status, folder, should_stop)
-    except Superseded as error:
-        return Outcome("superseded", str(error))
+        if config.execution.devices > 1:
+            from sweep.training.launch import launch
+
+            return launch(path, config.execution.devices, should_stop)
+        return _limited(config, status, folder, should_stop)
     except Exception as error:
-        traceback.print_exc()
-        if is_out_of_memory(error):
-            in_evaluation = isinstance(error, EvaluationOutOfMemory)
-            return Outcome("out_of_memory", _last_line(error), in_evaluation)
-        return Outcome("error", _last_line(error))
+        if not isinstance(error, Superseded):
+            traceback.print_exc()
+        return outcome_of(error)
     finally:
         if lease:
             lease.release()
+
+
+def run_rank(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
+    """Run one process of an attempt whose lease another one holds; raises what happens in it."""
+    folder = TrialFolder(path)
+    status = folder.read_status()
+    return _limited(as_attempted(folder.read_config(), status), status, folder, should_stop)
+
+
+def outcome_of(error: Exception) -> Outcome:
+    """Return how an attempt ended that raised."""
+    if isinstance(error, Superseded):
+        return Outcome("superseded", str(error))
+    if is_out_of_memory(error):
+        in_evaluation = isinstance(error, EvaluationOutOfMemory)
+        return Outcome("out_of_memory", _last_line(error), in_evaluation)
+    return Outcome("error", _last_line(error))
 
 
 def as_attempted(config: TrialConfig, status: TrialStatus) -> TrialConfig:
@@ -76,23 +92,40 @@ def as_attempted(config: TrialConfig, status: TrialStatus) -> TrialConfig:
     return config.model_copy(update={"execution": execution, "microbatch_size": microbatch})
 
 
-def _run(
+def _limited(
     config: TrialConfig,
     status: TrialStatus,
     folder: TrialFolder,
     should_stop: Callable[[], str | None],
 ) -> Outcome:
+    """Run it within the memory that a device may give, on this process's device."""
+    device = torch.device(config.execution.device)
+    if ranks.are_many() and device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    with limited_memory(device, config.execution.device_memory_bytes):
+        return _run(config, status, folder, should_stop, device)
+
+
+def _run(
+    config: TrialConfig,
+    status: TrialStatus,
+    folder: TrialFolder,
+    should_stop: Callable[[], str | None],
+    device: torch.device,
+) -> Outcome:
     execution, science = config.execution, config.science
-    device, microbatch = torch.device(execution.device), config.microbatch_size
+    microbatch = config.microbatch_size
     torch.set_num_threads(execution.threads)
     keep_freed_memory()
-    seed_everything(science.seed)
-    print(
-        f"attempt {status.attempts}: batch size {science.batch_size} = {microbatch} × "
-        f"{science.batch_size // execution.devices // microbatch}, seed {science.seed}, "
-        f"rate {science.learning_rate:g}, {config.steps} steps on {device}",
-        flush=True,
-    )
+    seed_everything(science.seed + ranks.rank() * RANK_SEEDS)
+    if not ranks.rank():
+        print(
+            f"attempt {status.attempts}: batch size {science.batch_size} = {microbatch} × "
+            f"{execution.devices} devices × "
+            f"{science.batch_size // execution.devices // microbatch}, seed {science.seed}, "
+            f"rate {science.learning_rate:g}, {config.steps} steps on {execution.device}",
+            flush=True,
+        )
     started = time.perf_counter()
     store = CheckpointStore(folder, status.fencing, in_background=device.type != "cpu")
     store.check()
@@ -104,8 +137,7 @@ def _run(
         return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
     final = None
     if ending == "trained":
-        with evaluating(), step.averaged():
-            final = step.workload.evaluate_finally(step.model)
+        final = step.evaluated(step.workload.evaluate_finally)
     if final and not math.isfinite(final.valid_loss):
         final = None
     clock.charge("evaluation")
@@ -113,10 +145,11 @@ def _run(
     if keep != "none":
         store.save_weights(step)
         clock.charge("checkpoint")
-    epochs = step.workload.epochs()
-    write_result(config, status, store, device, progress, final, epochs)
-    if keep != "checkpoints":
-        store.remove_all()
+    if not ranks.rank():
+        epochs = step.workload.epochs()
+        write_result(config, status, store, device, progress, final, epochs)
+        if keep != "checkpoints":
+            store.remove_all()
     if final is None:
         return Outcome("diverged", diverged_message(progress))
     return Outcome("complete")

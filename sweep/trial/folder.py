@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
-from sweep.trial.files import read_json, write_json
+from sweep.trial.files import read_json, remove, write_json
 
 MESSAGE_CHARACTERS = 1000  # of a message that reports and tracking stores keep
 
@@ -79,7 +79,7 @@ class CheckpointName(NamedTuple):
     metrics_length: int  # bytes of metrics.jsonl that it knows of
 
 
-CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)\.pt")
+CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)(\.pt)?")  # without: a folder, of several devices
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class TrialFolder:
     def checkpoints(self) -> list[CheckpointName]:
         """List checkpoints, newest first."""
         found = []
-        for path in self.path.glob("checkpoint-*.pt"):
+        for path in self.path.glob("checkpoint-*"):
             if match := CHECKPOINT.fullmatch(path.name):
                 found.append(CheckpointName(path, int(match[1]), int(match[2])))
         return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
@@ -208,12 +208,12 @@ class TrialFolder:
         """Remove what dead attempts left unfinished; state.json is the runner's own."""
         for part in self.path.glob(".*.part"):
             if not part.name.startswith(f".{self.state_path.name}"):
-                part.unlink(missing_ok=True)
+                remove(part)
 
-    def remove_checkpoints(self) -> None:
-        """Remove what only a resume would need."""
-        for checkpoint in self.checkpoints():
-            checkpoint.path.unlink(missing_ok=True)
+    def remove_checkpoints(self, kept: int = 0) -> None:
+        """Remove what only a resume would need; all but the newest so many."""
+        for checkpoint in self.checkpoints()[kept:]:
+            remove(checkpoint.path)
 
     def clear(self) -> None:
         """Remove what attempts wrote, so that the trial starts anew; config and log stay."""

@@ -59,6 +59,23 @@ class MetricsLog:
         os.fsync(self._fd)
 
 
+class SilentLog(MetricsLog):
+    """That of a process which is not the one of its trial that writes."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    @property
+    def sha256(self) -> str:
+        """Of nothing."""
+        return ""
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write nothing."""
+
+    close = flush = lambda self: None
+
+
 def copy_start(source: Path, target: Path, length: int) -> None:
     """Copy the first `length` bytes of a file; of a missing one, nothing."""
     with target.open("wb") as out:

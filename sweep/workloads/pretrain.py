@@ -15,6 +15,7 @@ from sweep.data.tokens import TokenizedText, prepare_data
 from sweep.models import HasHidden, build_model
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.models.precision import autocast
+from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch, FinalEvaluation
 
 TOKENS_SHARE = 0.02  # of a GPU's memory, for the training tokens
@@ -173,10 +174,15 @@ class Pretrain:
     def _losses(
         self, model: nn.Module, tokens: NDArray[np.integer], indices: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the losses of some windows, (windows, T), in batches sized for the device."""
+        """Return the losses of some windows, (windows, T), in batches sized for the device.
+
+        Of a trial on several devices each computes some of them.
+        """
         model.eval()
         size = self.config.execution.evaluation_batch_size
         parts = [indices[i * size : (i + 1) * size] for i in range(math.ceil(len(indices) / size))]
-        losses = [self.token_losses(model, self._windows(tokens, part)) for part in parts]
+        losses = ranks.share_out(
+            parts, lambda part: self.token_losses(model, self._windows(tokens, part))
+        )
         model.train()
         return torch.cat(losses).double().cpu().numpy()

@@ -13,6 +13,7 @@ from sweep.orchestration.runner import run_plan
 from sweep.plan.plan import build_plan
 from sweep.plan.steps import ProbeSizes, probe_sizes
 from sweep.training.noise import GradientSums, NoiseProbe, noise_estimates
+from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
 from sweep.trial.metrics import read_metrics
@@ -87,7 +88,7 @@ CONTEXT = 64  # of the experiment quick
 class ProbedWindows:
     """A step and workload that only notes which windows are probed."""
 
-    microbatch_size, rollouts = 1, None
+    microbatch_size, rollouts, parallel = 1, None, Parallel()
 
     def __init__(self, config, windows):
         self.config, self.workload, self.probed = config, self, []

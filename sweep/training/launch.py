@@ -1,0 +1,150 @@
+"""An attempt of a trial on several devices: a process for each, by torch's elastic launcher.
+
+What the launcher's process is told, a word to stop, and what the others say of their end go through
+files of a temporary folder: they outlive whoever wrote them. Whatever ends one process ends all.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from sweep.config.objects import load_object
+from sweep.plan.retry import Outcome, judge_death
+from sweep.training.memory_limit import oom_kills
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 3  # between asking the others of a dead process to end, and ending them
+STOP = "stop"
+BODY = "sweep.training.worker:run_rank"  # called with the trial's folder and should_stop
+
+
+def launch(path: Path, devices: int, should_stop: Callable[[], str | None]) -> Outcome:
+    """Run an attempt in `devices` processes on this machine.
+
+    Args:
+        path: of the trial's folder.
+        devices: of the trial.
+        should_stop: asked now and then; its answer ends the attempt behind a checkpoint.
+
+    Returns:
+        How it ended. A process that dies without a word is seen within a second.
+    """
+    killed_before = oom_kills()
+    with tempfile.TemporaryDirectory(prefix="sweep-") as name:
+        words = Path(name)
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=devices,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=POLL_SECONDS,
+            signals_to_handle="SIGHUP",  # the others say `preempted` and `stopped` here
+            shutdown_timeout=GRACE_SECONDS,
+        )
+        with _passing_on(should_stop, words):
+            try:
+                found: dict[int, Outcome] = elastic_launch(config, _rank)(str(path), name)
+            except ChildFailedError as error:
+                return _judged(error, words, oom_kills() > killed_before)
+        return found[0]
+
+
+@contextlib.contextmanager
+def _passing_on(should_stop: Callable[[], str | None], words: Path) -> Iterator[None]:
+    """Write down what `should_stop` answers, once it does."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(POLL_SECONDS):
+            if word := should_stop():
+                _write(words / STOP, word)
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _rank(path: str, name: str) -> Outcome:
+    """One process of the attempt."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's process decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent, words = os.getppid(), Path(name)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    number = int(os.environ["LOCAL_RANK"])
+
+    def should_stop() -> str | None:
+        place = words / STOP
+        return place.read_text() if place.exists() else None
+
+    try:
+        backend = "gloo"
+        if torch.cuda.is_available():
+            torch.cuda.set_device(number)
+            backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend)
+        outcome: Outcome = load_object(BODY)(Path(path), should_stop)
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:
+        traceback.print_exc()
+        from sweep.training.worker import outcome_of
+
+        said = {"time": time.time(), **asdict(outcome_of(error))}
+        _write(words / f"end-{number}", json.dumps(said))
+        os._exit(1)  # at once: the others may be waiting for this one
+    return outcome
+
+
+def _judged(error: ChildFailedError, words: Path, memory_ran_out: bool) -> Outcome:
+    """Return why the attempt ended: memory before all, then a death without a word.
+
+    What the others say of the process they lost is none of it.
+    """
+    said = [json.loads(place.read_text()) for place in words.glob("end-*")]
+    said = sorted(said, key=lambda one: (one["kind"] != "out_of_memory", one["time"]))
+    silent = [
+        (number, failure.exitcode)
+        for number, failure in error.failures.items()
+        if not (words / f"end-{number}").exists() and failure.exitcode not in (0, -signal.SIGTERM)
+    ]
+    if said and (said[0]["kind"] == "out_of_memory" or not silent):
+        return Outcome(said[0]["kind"], said[0]["message"], said[0]["in_evaluation"])
+    number, code = silent[0] if silent else (0, 1)
+    outcome = judge_death(code, memory_ran_out, None)
+    return Outcome(outcome.kind, f"process {number} of the trial: {outcome.message}")
+
+
+def _end_with(parent: int) -> None:
+    """End this process once the launcher's is gone: no other will tell it to."""
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    os._exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)

@@ -1,0 +1,196 @@
+"""One trial on several devices: a process for each, whose gradients are summed (ZeRO 0 to 3).
+
+| stage | split over the devices | by torch's |
+| --: | :-- | :-- |
+| 0 | nothing | DistributedDataParallel |
+| 1 | optimizer states | ZeroRedundancyOptimizer beside it |
+| 2 | and gradients | fully_shard, weights gathered from the forward to the backward |
+| 3 | and weights | fully_shard, weights gathered layer by layer |
+
+Rajbhandari et al. 2019 (arXiv:1910.02054). Each device takes a contiguous part of every
+batch.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sweep.config.experiment import OptimizerSettings
+from sweep.config.trial import Execution
+from sweep.errors import SweepError
+from sweep.training.optimizer import (
+    build_optimizer,
+    clip_in_step,
+    set_learning_rate,
+    total_norm,
+)
+from sweep.workloads import ranks
+from sweep.workloads.protocol import Batch
+
+Found = TypeVar("Found")
+LossSum = Callable[[nn.Module, Batch], Tensor]
+
+
+class Parallel:
+    """A trial on one device: nothing is split and nothing is sent."""
+
+    rank, devices = 0, 1
+
+    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """Bring the weights, or this process's part of them, to the device."""
+        return model.to(device)
+
+    def build_optimizer(
+        self, settings: OptimizerSettings, model: nn.Module, learning_rate: float
+    ) -> torch.optim.Optimizer | None:
+        """Build the optimizer of the weights."""
+        return build_optimizer(settings, model, learning_rate)
+
+    def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
+        """Compile what a training step computes, as far as it can be."""
+        compiled: LossSum = torch.compile(loss_sum, dynamic=False)
+        return compiled
+
+    def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
+        """Return `function(model, *arguments)`; whatever it computes with the weights, it can."""
+        return function(model, *arguments)
+
+    def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Enclose a microbatch: behind the last of a batch gradients are those of all devices."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this device's share of a loss."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def tokens(self, own: int | Tensor) -> int | Tensor:
+        """Return the tokens of all devices."""
+        return own
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        learning_rate: float | Tensor,
+        most: float,
+    ) -> Tensor:
+        """Clip the gradients to a norm of at most so much, and update the weights.
+
+        Returns:
+            The norm of all gradients before, a scalar on the device.
+        """
+        set_learning_rate(optimizer, learning_rate)
+        norm = total_norm([p.grad for p in parameters if p.grad is not None])
+        if most < math.inf:
+            clip_in_step(optimizer, parameters, norm, most)
+        optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+        return norm
+
+
+class Through(nn.Module):
+    """Calls functions of a model as torch's wrappers want it: by a module's forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Found], *arguments: Any) -> Found:
+        """Return `function(model, *arguments)`."""
+        return function(self.model, *arguments)
+
+
+class DataParallel(Parallel):
+    """Whole weights on each device; the optimizer's states too (stage 0) or a part (stage 1)."""
+
+    def __init__(self, zero: int) -> None:
+        self.rank, self.devices, self._zero = ranks.rank(), ranks.count(), zero
+        self._module: DistributedDataParallel | None = None
+
+    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        self._module = DistributedDataParallel(Through(model.to(device)), broadcast_buffers=False)
+        return model
+
+    def build_optimizer(
+        self, settings: OptimizerSettings, model: nn.Module, learning_rate: float
+    ) -> torch.optim.Optimizer | None:
+        return build_optimizer(settings, model, learning_rate, is_split=self._zero == 1)
+
+    def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
+        if not torch.is_grad_enabled():
+            return function(model, *arguments)
+        assert self._module is not None
+        found: Found = self._module(function, *arguments)
+        return found
+
+    def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
+        assert self._module is not None
+        return contextlib.nullcontext() if is_last else self._module.no_sync()
+
+    def backward(self, loss: Tensor) -> None:
+        (loss * self.devices).backward()  # type: ignore[no-untyped-call]  # torch takes the mean
+
+    def tokens(self, own: int | Tensor) -> int | Tensor:
+        return ranks.summed(torch.as_tensor(own))
+
+
+class FullyShard(DataParallel):
+    """A part of weights, gradients and optimizer states on each device.
+
+    Each element of a list of layers is gathered as a whole, and so is what lies outside of them.
+    Gradients are summed behind every microbatch: to keep them until the last takes them whole.
+    """
+
+    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        mesh = init_device_mesh(device.type, (self.devices,))
+        for layer in layers_of(model):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=self._zero == 3)
+        self._root = Through(model)
+        fully_shard(self._root, mesh=mesh, reshard_after_forward=self._zero == 3)
+        self._sharded = [m for m in self._root.modules() if isinstance(m, FSDPModule)]
+        return model.to(device)  # buffers
+
+    def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
+        found: Found = self._root(function, *arguments)
+        if not torch.is_grad_enabled():  # no backward follows, which would let weights go
+            for module in self._sharded:
+                module.reshard()
+        return found
+
+    def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
+        for layer in layers_of(model):  # weights are gathered between them
+            layer.compile(dynamic=False)
+        return loss_sum
+
+    def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the elements of a model's lists of layers; not of lists within them."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else layers_of(child)
+    return found
+
+
+def build_parallel(execution: Execution) -> Parallel:
+    """Return what this process does as one of a trial's."""
+    if not ranks.are_many():
+        return Parallel()
+    if ranks.count() != execution.devices:
+        raise SweepError(
+            f"a trial on {execution.devices} devices must have as many processes, got "
+            f"{ranks.count()}. Start it by its worker."
+        )
+    return (FullyShard if execution.zero >= 2 else DataParallel)(execution.zero)

@@ -1,0 +1,108 @@
+"""Checkpoints of a trial on several devices: a folder to which each process writes its part.
+
+The tensors lie in safetensors files, written and read by torch.distributed.checkpoint, so that any
+number of processes can go on, whatever each of them holds; what is no tensor lies in progress.json.
+"""
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+
+from sweep.training.optimizer import states_of
+from sweep.training.step import TrainingStep
+from sweep.workloads import ranks
+
+NOTES = "progress.json"
+
+
+def save_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
+    """Write this process's part of a checkpoint; the first one writes the notes behind all others.
+
+    Args:
+        step: whose state it is.
+        notes: what else a resume needs, for JSON.
+        folder: to be made.
+    """
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    state_dict_saver.save(_tensors(step), storage_writer=writer)
+    if ranks.rank() == 0:
+        for path in folder.iterdir():
+            _sync(path)
+        version, internal, gauss = random.getstate()
+        notes |= {
+            "average_steps": step.average.steps if step.average else 0,
+            "rng_python": [version, list(internal), gauss],
+            "bytes": {path.name: path.stat().st_size for path in folder.iterdir()},
+        }
+        (folder / NOTES).write_text(json.dumps(notes))
+        _sync(folder / NOTES)
+
+
+def read_notes(folder: Path) -> dict[str, Any]:
+    """Return the notes of a checkpoint.
+
+    Raises:
+        ValueError: if a file of it is missing or torn.
+    """
+    notes: dict[str, Any] = json.loads((folder / NOTES).read_text())
+    for name, size in notes["bytes"].items():
+        if not (folder / name).exists() or (folder / name).stat().st_size != size:
+            raise ValueError(f"{name} is missing or torn")
+    return notes
+
+
+def load_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
+    """Restore what this process holds; of a process that had no part, all but its random state."""
+    _make_states(step)
+    tensors, reader = _tensors(step), HuggingFaceStorageReader(str(folder))
+    known = reader.read_metadata().state_dict_metadata
+    state_dict_loader.load({k: v for k, v in tensors.items() if k in known}, storage_reader=reader)
+    if (name := f"rng.cpu.{ranks.rank()}") in known:
+        torch.set_rng_state(tensors[name])
+    if (name := f"rng.device.{ranks.rank()}") in known and step.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors[name], step.device)
+    version, internal, gauss = notes["rng_python"]
+    random.setstate((version, tuple(internal), gauss))
+    if step.average is not None:
+        step.average.steps = notes["average_steps"]
+
+
+def _tensors(step: TrainingStep) -> dict[str, Tensor]:
+    """Return all state by name, as this process holds it: to be written, or to be filled."""
+    found = {f"model.{name}": tensor for name, tensor in step.model.state_dict().items()}
+    names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
+    assert step.optimizer is not None
+    for parameter, state in states_of(step.optimizer).items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                found[f"optimizer.{names[parameter]}.{key}"] = value
+    if step.average is not None:
+        for parameter, value in zip(step.parameters, step.average.values, strict=True):
+            found[f"average.{names[parameter]}"] = value
+    found[f"rng.cpu.{ranks.rank()}"] = torch.get_rng_state()
+    if step.device.type == "cuda":
+        found[f"rng.device.{ranks.rank()}"] = torch.cuda.get_rng_state(step.device)
+    return found
+
+
+def _make_states(step: TrainingStep) -> None:
+    """Let the optimizer make its states, by a step that changes no weight."""
+    for parameter in step.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    assert step.optimizer is not None
+    step.parallel.update(step.optimizer, step.parameters, 0.0, step.clip)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
