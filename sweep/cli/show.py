@@ -138,7 +138,8 @@ def _show_answer(plan: Plan, out: Console) -> None:
     why = "one rate for all batch sizes" if policies == {"fixed"} else "a rate that is not tuned"
     if seeds < ANSWERING_SEEDS:
         why += f" and {seeds} seed{'s' if seeds > 1 else ''}"
-    by_batch = {row.batch_size: row.forecast_seconds for row in plan.trials}
+    reports = (row for row in plan.trials if row.stage == "report")
+    by_batch = {row.batch_size: row.forecast_seconds for row in reports}
     trainings, seconds = answering_cost(plan, by_batch)
     time = f", estimated {format_seconds(seconds)}" if seconds else ""
     out.print(

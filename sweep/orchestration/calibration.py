@@ -20,8 +20,8 @@ MOST_SECONDS = 5.0
 LEAST_SECONDS = 2.0  # of training, from which a trial tells more than the short measurement
 
 
-def estimate_seconds(plan: Plan) -> dict[int, float]:
-    """Return estimated seconds of one trial by batch size; {} where nothing could be measured."""
+def estimate_seconds(plan: Plan) -> dict[tuple[int, int], float]:
+    """Return estimated seconds of one trial by batch size and tokens; {} if none was measured."""
     path = _calibration_path(plan)
     calibration = _read(path)
     if "seconds_per_sequence" not in calibration:
@@ -42,7 +42,7 @@ def estimate_seconds(plan: Plan) -> dict[int, float]:
         else:
             steps = row.tokens * per_token
         # A forward is a third of a step.
-        estimates[row.batch_size] = steps + evaluated / 3 * per_sequence
+        estimates[row.batch_size, row.tokens] = steps + evaluated / 3 * per_sequence
     return estimates
 
 

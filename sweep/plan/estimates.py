@@ -7,7 +7,7 @@ from sweep.plan.plan import Plan, PlannedTrial
 
 def with_estimates(
     plan: Plan,
-    seconds: dict[int, float],
+    seconds: dict[tuple[int, int], float],
     peaks: dict[tuple[int, int], int],
     data_tokens: int | None,
     is_exact: bool,
@@ -17,7 +17,7 @@ def with_estimates(
 
     Args:
         plan: to fill in.
-        seconds: estimated training seconds by batch size; {} where unknown.
+        seconds: estimated training seconds by batch size and tokens; {} where unknown.
         peaks: forecast bytes of a training step by batch and microbatch size; {} where unknown.
         data_tokens: training tokens of the data, or None.
         is_exact: whether they were counted, not estimated from bytes.
@@ -31,7 +31,7 @@ def with_estimates(
     rows = tuple(
         row.model_copy(
             update={
-                "forecast_seconds": seconds.get(row.batch_size),
+                "forecast_seconds": seconds.get((row.batch_size, row.tokens)),
                 "forecast_bytes": peaks.get((row.batch_size, row.microbatch_size)),
             }
         )

@@ -6,10 +6,10 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration import costs, planning
+from sweep.orchestration import calibration, costs, planning
 from sweep.orchestration.calibration import estimate_seconds, record_measurement, time_one_step
 from sweep.orchestration.execution import Logistics
-from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.planning import Planned, make_plan, save_plan
 from sweep.training import device as machine
 from sweep.trial.folder import SweepFolder
 
@@ -57,8 +57,6 @@ def test_another_device_than_the_decided_one_is_refused(tmp_path):
 
 
 def test_estimates_are_measured_once_and_then_replaced_by_what_trials_took(tmp_path, monkeypatch):
-    from sweep.orchestration import calibration
-
     calls = []
 
     def measure(_):
@@ -73,10 +71,21 @@ def test_estimates_are_measured_once_and_then_replaced_by_what_trials_took(tmp_p
     evaluated = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4)
     for _ in range(2):
         seconds = estimate_seconds(plan)
-        assert seconds[8] == pytest.approx(10.0 + evaluated / 3 * 0.01)
-        assert seconds[4] > seconds[64] > 10
+        of = {batch: one for (batch, _), one in seconds.items()}
+        assert of[8] == pytest.approx(10.0 + evaluated / 3 * 0.01)
+        assert of[4] > of[64] > 10
         record_measurement(plan, {**result, "seconds_training": 0.03, "tokens": 256})  # too short
     assert len(calls) == 1
+
+
+def test_trials_of_fewer_tokens_are_estimated_to_take_less(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
+    plan = plan_here(tmp_path / "s", lr="tuned", tuning={"budget": 49_152}, batches="8")
+    record_measurement(plan, {"batch_size": 8, "seconds_training": 10.0, "tokens": 196_608})
+    monkeypatch.setattr(calibration, "_measure", lambda _: {"seconds_per_sequence": 0.0})
+    estimated = costs.estimate(Planned(plan, (), False), SweepFolder(tmp_path / "s")).plan
+    seconds = {row.stage: row.forecast_seconds for row in estimated.trials}
+    assert seconds == {"tune": pytest.approx(2.5), "report": pytest.approx(10.0)}
 
 
 def test_a_step_of_grpo_is_timed_with_its_sampling():
