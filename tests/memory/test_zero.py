@@ -1,0 +1,78 @@
+"""ZeRO's formulas: the published example, and what holds of all of them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweep.config.experiment import OptimizerSettings
+from sweep.errors import SweepError
+from sweep.memory.line import Line
+from sweep.memory.zero import (
+    MIXED_ADAM,
+    OPTIMIZER_STATES,
+    STAGES,
+    states_per_device,
+    states_per_parameter,
+)
+from sweep.models.precision import weight_dtype
+from sweep.training.optimizer import build_optimizer
+
+PARAMETERS, DEVICES = st.integers(1, 10**12), st.integers(1, 4096)
+PRECISIONS = ("fp32", "bf16", "bf16-pure")
+KINDS = [MIXED_ADAM, *(states_per_parameter(p, o) for p in PRECISIONS for o in OPTIMIZER_STATES)]
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_the_published_example_of_7_5_billion_parameters_on_64_devices(stage, gigabytes):
+    found = states_per_device(7_500_000_000, 64, stage, MIXED_ADAM).total / 1e9
+    assert found == pytest.approx(gigabytes, abs=0.05)
+
+
+@given(st.integers(1, 10**6), DEVICES)
+def test_the_formulas_of_mixed_precision_adam(shard, devices):
+    parameters = shard * devices
+    totals = [states_per_device(parameters, devices, stage, MIXED_ADAM).total for stage in STAGES]
+    assert totals == [
+        16 * parameters,
+        4 * parameters + 12 * shard,
+        2 * parameters + 14 * shard,
+        16 * shard,
+    ]
+
+
+@given(PARAMETERS, st.sampled_from(KINDS))
+def test_on_one_device_all_stages_are_the_same(parameters, kind):
+    assert len({states_per_device(parameters, 1, stage, kind) for stage in STAGES}) == 1
+
+
+@given(PARAMETERS, DEVICES, st.sampled_from(KINDS))
+def test_a_larger_stage_never_takes_more_and_so_never_asks_for_a_smaller_microbatch(
+    parameters, devices, kind
+):
+    totals = [states_per_device(parameters, devices, stage, kind).total for stage in STAGES]
+    assert totals == sorted(totals, reverse=True)
+    limit, per_sequence = 2 * totals[0], totals[0] / 16
+    fits = [Line(total, per_sequence, 1.0, 0.0).largest(limit) for total in totals]
+    assert fits == sorted(fits) and fits[0] == 16
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_bytes_per_parameter_are_those_that_training_holds(precision, optimizer):
+    model = torch.nn.Linear(64, 32, bias=False, dtype=weight_dtype(precision))
+    made = build_optimizer(OptimizerSettings(name=optimizer), model, 1e-3)
+    model(torch.ones(1, 64, dtype=weight_dtype(precision))).sum().backward()
+    made.step()
+    held = [value for state in made.state.values() for value in state.values() if value.dim()]
+    found = (model.weight, model.weight.grad, *held)
+    sizes = [tensor.numel() * tensor.itemsize for tensor in found]
+    kind = states_per_parameter(precision, optimizer)
+    count = model.weight.numel()
+    assert sizes[:2] == [kind.weights * count, kind.gradients * count]
+    assert sum(sizes[2:]) == kind.optimizer * count
+
+
+def test_a_stage_that_there_is_not_is_refused():
+    with pytest.raises(SweepError, match="got 4"):
+        states_per_device(1000, 2, 4, MIXED_ADAM)
