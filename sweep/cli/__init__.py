@@ -150,6 +150,10 @@ def run(experiment: str, **flags: Any) -> int:
 
 @sweep.command()
 @experiment_options
+@click.option(
+    "--cluster", metavar="nodes=N,gpus=G", help="Also place the trials on it: time, cost."
+)
+@click.option("--price", type=float, metavar="PRICE", help="With --cluster: of a device-hour.")
 def plan(experiment: str, **flags: Any) -> int:
     """Print the plan with time and disk; trains nothing. With --out, writes it there."""
     from sweep.cli.running import plan_command

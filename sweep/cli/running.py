@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from sweep.cli.cluster import read_cluster, schedule_left, show_schedule
 from sweep.cli.show import Progress, show_plan, show_status
 from sweep.config.experiment import load_experiment
 from sweep.config.numbers import format_seconds, parse_bytes, parse_count
@@ -14,6 +15,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate, is_quickly_prepared
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import Planned, check_writable, default_out, make_plan
+from sweep.plan.cluster import ClusterSchedule
 from sweep.plan.commands import typed_command
 from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
@@ -87,9 +89,12 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
 
 def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the plan; with --out, write it there for `python -m sweep.training`."""
+    cluster = read_cluster(flags)
     planned, folder = _read(experiment, flags)
     planned = estimate(planned, folder)
-    _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
+    shown = planned.command_rows()
+    schedule = schedule_left(shown, folder, *cluster) if cluster else None
+    _print_plan(shown, flags["json"], to_stderr=False, schedule=schedule)
     if flags["out"]:
         from sweep.orchestration.runner import holding, save_grown
 
@@ -186,11 +191,18 @@ def _confirm(plan: Plan, folder: SweepFolder, is_agreed: bool, also: frozenset[C
         raise click.Abort
 
 
-def _print_plan(plan: Plan, as_json: bool, to_stderr: bool) -> None:
+def _print_plan(
+    plan: Plan, as_json: bool, to_stderr: bool, schedule: ClusterSchedule | None = None
+) -> None:
     if as_json:
-        click.echo(json.dumps(plan.model_dump(mode="json"), indent=1), err=to_stderr)
+        document = plan.model_dump(mode="json")
+        if schedule:
+            document["cluster"] = schedule.as_document()
+        click.echo(json.dumps(document, indent=1), err=to_stderr)
     else:
         show_plan(plan, to_stderr)
+        if schedule:
+            show_schedule(schedule)
 
 
 def _print_end(folder: SweepFolder, as_json: bool, untracked: str) -> None:

@@ -27,7 +27,8 @@ def console(to_stderr: bool = False) -> Console:
     return Console(stderr=to_stderr, width=width, highlight=False, soft_wrap=False)
 
 
-def _table(*columns: str) -> Table:
+def build_table(*columns: str) -> Table:
+    """Return an empty table without lines; words to the left, numbers to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if column in ("id", "state") else "right")
@@ -44,7 +45,7 @@ def show_plan(plan: Plan, to_stderr: bool = False) -> None:
         f"{settings.data or settings.workload}, {plan.tokens_per_sequence} tokens a sequence, "
         f"{settings.precision} on {execution.device}, {execution.threads} threads"
     )
-    table = _table(
+    table = build_table(
         "batch size", "rate", "seeds", "tokens", "steps", "warmup", "microbatch", "memory (eager)",
         "time (estimate)",
     )  # fmt: skip
@@ -153,7 +154,7 @@ def _show_answer(plan: Plan, out: Console) -> None:
 
 def status_table(document: dict[str, Any], only: set[str] | None = None) -> Table:
     """Return the states as a table; running and failed trials first where there are many."""
-    table = _table(
+    table = build_table(
         "id", "batch size", "seed", "rate", "state", "tokens", "loss", "tokens/s", "left"
     )
     rows = [row for row in document["trials"] if only is None or row["id"] in only]

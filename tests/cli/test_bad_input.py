@@ -111,6 +111,28 @@ def test_tuning_refuses_nonsense(call, tmp_path, flag, value, says):
     assert_refused(result, says, tmp_path / "work")
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--cluster", ""), "cluster must be nodes=N,gpus=G"),
+        (("--cluster", "16x8"), "cluster must be nodes=N,gpus=G"),
+        (("--cluster", "nodes=16"), "cluster must be nodes=N,gpus=G"),
+        (("--cluster", "gpus=8,gpus=4"), "cluster must be nodes=N,gpus=G"),
+        (("--cluster", "gpus=8,cpus=4"), "cluster must be nodes=N,gpus=G"),
+        (("--cluster", "nodes=0,gpus=8"), "nodes must be a positive whole number"),
+        (("--cluster", "nodes=2,gpus=1.5"), "gpus must be a positive whole number"),
+        (("--cluster", "gpus=8", "--price", "-1"), "price must be a number of at least 0"),
+        (("--cluster", "gpus=8", "--price", "nan"), "price must be a number of at least 0"),
+        (("--cluster", "gpus=8", "--price", "inf"), "price must be a number of at least 0"),
+        (("--cluster", "gpus=8", "--price", "much"), "--price"),
+        (("--price", "2.5"), "of --cluster"),
+    ],
+)
+def test_a_cluster_that_cannot_be(call, tmp_path, flags, says):
+    result = call("plan", "quick", "--out", "s", *flags)
+    assert_refused(result, says, tmp_path / "work")
+
+
 def test_plan_refuses_as_run_does(call, tmp_path):
     assert_refused(call("plan", "quick", "--budget", "x"), "budget must be", tmp_path / "work")
 
