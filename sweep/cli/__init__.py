@@ -70,6 +70,8 @@ LOGISTICS: tuple[tuple[str, dict[str, Any]], ...] = (
                 "states, 2 and gradients, 3 and weights; 0: nothing."}),
     ("--strategy", {"type": click.Choice(["torch", "deepspeed"]), "help": "Whose code splits them; "
                     "torch by default."}),
+    ("--preset", {"type": click.Choice(["speed", "balanced", "memory"]), "help": "Choose by "
+                  "forecast, and say why: microbatch, checkpointing, ZeRO stage, precision."}),
     ("--activation-checkpointing", {"is_flag": True, "help": "Less memory, more time."}),
     ("--device-memory", {"metavar": "SIZE", "help": "Hold a trial within it: 16GiB. On a CPU "
                          "every tensor is counted, which makes steps eager."}),

@@ -30,7 +30,7 @@ FIELDS = (
 # Of these the command that is kept in plan.json consists.
 TYPED = (
     *(*FIELDS, "device", "microbatch", "accumulation", "activation_checkpointing", "device_memory"),
-    *("devices_per_trial", "zero", "strategy"),
+    *("devices_per_trial", "zero", "strategy", "preset"),
     *("loss_chunk_rows", "generation_batch_size", "shares_prompts", "keep", "out"),
 )
 
@@ -78,6 +78,7 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
         devices=devices and parse_count(devices, "devices-per-trial"),
         zero=flags["zero"],
         strategy=flags["strategy"],
+        preset=flags["preset"],
         activation_checkpointing=flags["activation_checkpointing"],
         device_memory=None if memory is None else parse_bytes(memory, "device-memory"),
         loss_chunk_rows=rows,

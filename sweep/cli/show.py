@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.config.trial import Execution
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.commands import ANSWERING_SEEDS, answering_command, answering_cost
 from sweep.plan.plan import Plan
@@ -43,10 +44,12 @@ def show_plan(plan: Plan, to_stderr: bool = False) -> None:
     out.print(
         f"[bold]{plan.experiment}[/]: {plan.model['name']}, {parameters:,} parameters, "
         f"{settings.data or settings.workload}, {plan.tokens_per_sequence} tokens a sequence, "
-        f"{settings.precision} on {execution.device}, {execution.threads} threads"
+        f"{settings.precision} on {_device_of(execution)}, {execution.threads} threads"
     )
+    several = f" × {execution.devices}" if execution.devices > 1 else ""
+    split = "microbatch × devices × steps" if several else "microbatch"
     table = build_table(
-        "batch size", "rate", "seeds", "tokens", "steps", "warmup", "microbatch", "memory (eager)",
+        "batch size", "rate", "seeds", "tokens", "steps", "warmup", split, "memory (eager)",
         "time (estimate)",
     )  # fmt: skip
     groups: dict[tuple[str, str, int], list[Any]] = {}
@@ -71,13 +74,21 @@ def show_plan(plan: Plan, to_stderr: bool = False) -> None:
             f"{first.tokens:,}",
             f"{first.steps:,}",
             f"{first.warmup_steps:,} ({first.warmup_steps / first.steps:.2%})",
-            f"{first.microbatch_size} × {first.gradient_accumulation_steps}",
+            f"{first.microbatch_size}{several} × {first.gradient_accumulation_steps}",
             "not known" if first.forecast_bytes is None else format_bytes(first.forecast_bytes),
             "not known" if None in seconds else format_seconds(sum(seconds)),
         )
     out.print(table)
     _show_rest(plan, out)
     _show_answer(plan, out)
+
+
+def _device_of(execution: Execution) -> str:
+    """Write where each trial runs, and how it is split."""
+    if execution.devices == 1:
+        return execution.device
+    by = "" if execution.strategy == "torch" else f" by {execution.strategy}"
+    return f"{execution.devices} × {execution.device} each, ZeRO {execution.zero}{by}"
 
 
 def _show_rest(plan: Plan, out: Console) -> None:
@@ -107,6 +118,8 @@ def _show_rest(plan: Plan, out: Console) -> None:
         f"Evaluation: {settings.evaluation.points} × {sequences}. "
         f"Steps: {plan.execution.compile_reason}."
     )
+    if plan.execution.reason:
+        out.print(f"Preset {plan.execution.reason}.")
     if plan.epochs is not None:
         about = "about " if plan.epochs_are_estimated else ""
         out.print(f"Epochs of the data: {about}{plan.epochs:.3g}.")

@@ -52,12 +52,14 @@ class Science(QuietSettings):
 class Execution(QuietSettings):
     """Where and how fast; decided when plan.json is first written, and kept."""
 
-    quiet = ("generation_batch_size", "shares_prompts", "zero", "strategy")
+    quiet = ("generation_batch_size", "shares_prompts", "zero", "strategy", "preset", "reason")
 
     device: str  # cpu, mps, cuda or cuda:i
     devices: int = 1  # per trial, a process for each
     zero: Literal[0, 1, 2, 3] = 0  # of these split over the devices: optimizer, gradients, weights
     strategy: Literal["torch", "deepspeed"] = "torch"  # whose code splits and exchanges
+    preset: Literal["speed", "balanced", "memory"] | None = None  # that chose some of these
+    reason: str = ""  # of its choice
     threads: int
     compile: bool = False
     compile_reason: str = ""

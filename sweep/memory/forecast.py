@@ -12,14 +12,16 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.points import Forecast
 from sweep.memory.search import Found, Look, find_largest
+from sweep.memory.zero import STAGES, Gathered, on_devices
 from sweep.models import build_without_weights
 from sweep.models.precision import weight_dtype
 from sweep.training.device import usable_memory
 from sweep.training.noise import GradientSums
+from sweep.training.parallel import layers_of
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
@@ -105,8 +107,10 @@ def _give_storage(model: nn.Module, dtype: torch.dtype) -> None:
 class Forecasts:
     """Forecasts of one experiment's configurations, each made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, execution: Execution | None = None) -> None:
+        """Args: execution: over whose devices a trial is split, if it is."""
         self._known: dict[tuple[int, int, int], Forecast] = {}
+        self._split = execution if execution and execution.zero else None
 
     @property
     def made(self) -> list[Forecast]:
@@ -119,8 +123,30 @@ class Forecasts:
         shown = _shown(config, batch)
         key = (shown, size, config.execution.evaluation_batch_size)
         if key not in self._known:
-            self._known[key] = forecast_step(config)
+            found = forecast_step(config)
+            if self._split:
+                gathered = gathered_bytes(config)
+                found = on_devices(found, self._split.devices, self._split.zero, gathered)
+            self._known[key] = found
         return replace(self._known[key], batch_size=batch // config.execution.devices)
+
+
+def forecast_stages(config: TrialConfig, devices: int) -> list[Forecast]:
+    """Forecast one device's step with each ZeRO stage over so many devices, 0 to 3."""
+    whole, gathered = forecast_step(config), gathered_bytes(config)
+    return [on_devices(whole, devices, stage, gathered) for stage in STAGES]
+
+
+def gathered_bytes(config: TrialConfig) -> Gathered:
+    """Return the bytes of a model's largest layer, and of what lies outside of its layers."""
+    model = build_without_weights(build_workload(config, torch.device("cpu")).build_model)
+    width = weight_dtype(config.science.precision).itemsize
+
+    def size(module: nn.Module) -> int:
+        return width * sum(weight.numel() for weight in module.parameters())
+
+    layers = [size(layer) for layer in layers_of(model)]
+    return Gathered(max(layers, default=0), size(model) - sum(layers))
 
 
 def largest_microbatch(
@@ -150,7 +176,7 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int
     """
     limit = usable_memory(config.execution)
     cap, at_once = config.microbatch_size, config.execution.evaluation_batch_size
-    forecasts = Forecasts()
+    forecasts = Forecasts(config.execution)
     if forecasts.of(config).needed_bytes <= limit:
         return cap, at_once
     found = largest_microbatch(config, limit, forecasts, cap, is_accumulated=True)
@@ -162,5 +188,6 @@ def forecast_rows(
     configs: Iterable[TrialConfig], should_stop: ShouldStop | None = None
 ) -> list[Forecast]:
     """Forecast trials as planned, each different configuration once."""
-    forecasts = Forecasts()
+    configs = list(configs)
+    forecasts = Forecasts(configs[0].execution if configs else None)
     return [forecasts.of(config) for config in configs]

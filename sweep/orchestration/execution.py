@@ -22,6 +22,7 @@ class Logistics:
     devices: int | None = None  # of each trial; None: what microbatch and accumulation leave, or 1
     zero: int | None = None  # stage, what is split over them; None: 0
     strategy: str | None = None  # torch or deepspeed; None: torch
+    preset: str | None = None  # speed, balanced or memory: chooses what is not given, by forecast
     activation_checkpointing: bool = False
     device_memory: int | None = None  # bytes, enforced
     loss_chunk_rows: int | None = None  # None: the default
@@ -55,6 +56,7 @@ def refuse_other_execution(old: Plan, logistics: Logistics, folder: SweepFolder)
         "devices": logistics.devices,
         "zero": logistics.zero,
         "strategy": logistics.strategy,
+        "preset": logistics.preset,
         "activation_checkpointing": logistics.activation_checkpointing or None,
         "device_memory_bytes": logistics.device_memory,
         "loss_chunk_rows": logistics.loss_chunk_rows,
@@ -90,6 +92,7 @@ def decide_execution(experiment: Experiment, logistics: Logistics) -> Execution:
         devices=devices,
         zero=logistics.zero or 0,  # type: ignore[arg-type]
         strategy=logistics.strategy or "torch",  # type: ignore[arg-type]
+        preset=logistics.preset,  # type: ignore[arg-type]
         threads=max(1, available_cores() // (1 if device.startswith("cuda") else devices)),
         activation_checkpointing=logistics.activation_checkpointing,
         device_memory_bytes=logistics.device_memory,

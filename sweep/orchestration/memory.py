@@ -49,39 +49,57 @@ def forecast_memory(
     Raises:
         SweepError: for bad input, or a model that fake tensors cannot run.
     """
-    from sweep.memory.forecast import Forecasts, largest_microbatch
+    from sweep.memory.forecast import Forecasts, forecast_stages, largest_microbatch
     from sweep.training.device import USABLE_SHARE
 
     logistics = logistics or Logistics(device="cpu")
     logistics = replace(logistics, is_elsewhere=logistics.device.startswith("cuda"))
-    forecasts = Forecasts()
     plan = _plan(load_experiment(experiment, overrides), logistics)
-    configs = _configs(plan)
+    configs, devices, forecasts = _configs(plan), plan.execution.devices, Forecasts(plan.execution)
     limit, largest, config = logistics.device_memory, None, configs[max(configs)]
     if limit is not None and plan.execution.device.startswith("cuda"):
         limit = int(limit * USABLE_SHARE)
     if limit is not None:
         largest = largest_microbatch(config, limit, forecasts).largest
     part = 0  # that fits beside the gradients of the microbatches before it
-    if limit is not None and max(configs) > (largest or 0):
+    if limit is not None and max(configs) // devices > (largest or 0):
         part = largest_microbatch(config, limit, forecasts, largest, is_accumulated=True).largest
-    points: list[Forecast] = []
+    points: dict[int, Forecast] = {}
     for batch, config in configs.items():
-        size = config.microbatch_size
-        if largest is not None and batch > largest and not logistics.is_split:
-            size = largest_divisor(batch, max(1, part), config.group_size)
-        points.append(forecasts.of(config.sized(batch, size)))
+        own, size = batch // devices, config.microbatch_size
+        if largest is not None and own > largest and not logistics.is_split:
+            size = largest_divisor(own, max(1, part), config.group_size)
+        points[batch] = forecasts.of(config.sized(own, size))
     line = _line_of(forecasts.made)
     if line is None:  # one size, or steps in several microbatches
         unit = config.group_size
-        sizes = sorted({unit, 2 * unit, *(point.microbatch_size for point in points)})
+        sizes = sorted({unit, 2 * unit, *(point.microbatch_size for point in points.values())})
         line = _line_of([forecasts.of(configs[max(configs)].sized(n, n)) for n in sizes])
+    most = max(points)
+    at_most = configs[most].sized(points[most].batch_size, points[most].microbatch_size)
+    stages = forecast_stages(at_most, devices) if devices > 1 else []
     return _document(plan, logistics.device_memory) | {
         "device": plan.execution.device,
         "usable_bytes": limit,  # by tensors; on a GPU less than its memory
+        "devices": devices,
+        "zero": plan.execution.zero,
         "points": [
-            {**point.as_document(), "fits": None if limit is None else point.needed_bytes <= limit}
-            for point in points
+            {
+                **point.as_document(),
+                "batch_size": batch,
+                "gradient_accumulation_steps": point.batch_size // point.microbatch_size,
+                "fits": None if limit is None else point.needed_bytes <= limit,
+            }
+            for batch, point in points.items()
+        ],
+        "stages": [
+            {
+                **stage.as_document(),
+                "batch_size": most,
+                "zero": number,
+                "fits": None if limit is None else stage.needed_bytes <= limit,
+            }
+            for number, stage in enumerate(stages)
         ],
         "line": line and line.as_document(),
         "largest_microbatch_size": largest,
@@ -90,7 +108,7 @@ def forecast_memory(
 
 
 def _plan(settings: Experiment, logistics: Logistics) -> Plan:
-    """Plan each batch size once, in one microbatch unless one is asked for."""
+    """Plan each batch size once, on each device in one microbatch unless one is asked for."""
     one = settings.model_copy(update={"seeds": 1, "lr": "1e-3"})
     whole = logistics.microbatch if logistics.is_split else max(settings.batches)
     asked = replace(logistics, microbatch=whole, asks_memory=True)
@@ -175,6 +193,11 @@ def probe_memory(
     logistics = logistics or Logistics()
     plan = _plan(load_experiment(experiment, overrides), logistics)
     configs = _configs(plan)
+    if plan.execution.devices > 1:
+        raise SweepError(
+            "probe measures what one device holds, got several for each trial. Leave the devices "
+            "out, and ask `sweep forecast` what ZeRO saves."
+        )
     config, device, limit = _to_probe(configs[max(configs)], logistics.device_memory)
     multiple = math.lcm(multiple, config.group_size)
     _refuse_cap(cap, multiple)

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import Execution
@@ -26,6 +26,9 @@ from sweep.plan.plan import (
 from sweep.training.process import FreshProcess
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
+
+if TYPE_CHECKING:  # because it imports torch
+    from sweep.memory.presets import Chosen
 
 FORECAST_SECONDS = 120.0  # at most
 
@@ -103,7 +106,7 @@ def make_plan(
 ) -> Planned:
     """Plan what the command names on top of what the folder holds. Imports torch only when new."""
     refuse_sampling(experiment, logistics)
-    inputs = identify_inputs(experiment, folder)
+    inputs, precision = identify_inputs(experiment, folder), experiment.precision
     old = load_plan(folder)
     if old is not None:
         experiment = _resolve_precision(experiment, old.settings.precision)
@@ -145,7 +148,11 @@ def make_plan(
         plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
         return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
     _check_workload(new)
-    if not logistics.asks_memory:
+    if logistics.preset:
+        execution, chosen = _choose_by_preset(new, precision, logistics)
+        experiment = _resolve_precision(experiment, chosen, is_forced=True)
+        new = build(execution)
+    elif not logistics.asks_memory:
         new = build(_within_memory(new))
     new = decide_compile(_with_parameters(new), logistics.is_elsewhere)
     return Planned(new, _requested(new, None), False)
@@ -181,6 +188,40 @@ def _within_memory(plan: Plan) -> Execution:
     return execution.model_copy(update=found)
 
 
+def _choose_by_preset(plan: Plan, precision: str, logistics: Logistics) -> tuple[Execution, str]:
+    """Return the execution and the precision that a preset chooses, with its reason.
+
+    Args:
+        plan: as it would be without.
+        precision: as given; of `auto` another may be chosen.
+        logistics: as given.
+
+    Raises:
+        SweepError: if the model cannot be forecast.
+    """
+    from sweep.memory.presets import Asked
+
+    row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
+    asked = Asked(logistics.zero, logistics.activation_checkpointing, precision != "auto")
+    arguments = (plan.sample_config(row), logistics.preset, asked)
+    try:
+        process = FreshProcess("sweep.memory.presets:choose", *arguments)
+        chosen: Chosen = process.result(timeout=FORECAST_SECONDS)
+    except WorkerDied as error:
+        raise SweepError(
+            f"preset must be of a model whose memory can be forecast, but that failed ({error}). "
+            "Leave it out, and give --microbatch."
+        ) from error
+    settled = {
+        "zero": chosen.zero,
+        "activation_checkpointing": chosen.activation_checkpointing,
+        "microbatch_bound": None if logistics.is_split else chosen.microbatch_size,
+        "evaluation_batch_size": min(plan.execution.evaluation_batch_size, chosen.microbatch_size),
+        "reason": chosen.reason,
+    }
+    return plan.execution.model_copy(update=settled), chosen.precision
+
+
 def _check_workload(plan: Plan) -> None:
     """Build a user's workload once, so that its mistakes show before anything is written."""
     if ":" not in plan.settings.workload:
@@ -200,8 +241,8 @@ def _check_workload(plan: Plan) -> None:
         ) from error
 
 
-def _resolve_precision(experiment: Experiment, default: str) -> Experiment:
-    if experiment.precision != "auto":
+def _resolve_precision(experiment: Experiment, default: str, is_forced: bool = False) -> Experiment:
+    if experiment.precision != "auto" and not is_forced:
         return experiment
     return experiment.model_copy(update={"precision": default})
 

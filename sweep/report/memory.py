@@ -36,7 +36,7 @@ def forecast_markdown(document: Mapping[str, Any]) -> str:
     rows = [
         [
             str(point["batch_size"]),
-            f"{point['microbatch_size']} × {point['batch_size'] // point['microbatch_size']}",
+            split_of(point, document["devices"]),
             *(sizes(point["by_category"][name]) for name in names),
             sizes(point["peak_bytes"]),
             sizes(point["evaluation_bytes"]),
@@ -44,12 +44,40 @@ def forecast_markdown(document: Mapping[str, Any]) -> str:
         ]
         for point in document["points"]
     ]
-    headers = ["batch size", "microbatch", *names, "peak", "evaluation", "fits"]
+    split = "microbatch × devices × steps" if document["devices"] > 1 else "microbatch × steps"
+    headers = ["batch size", split, *names, "peak", "evaluation", "fits"]
     parts = [heading("Memory forecast", document), md.table(headers, rows)]
     parts.append(f"All sizes in {sizes.unit}. They are of {document['basis']}.")
     if note := _gpu_note(document):
         parts.append(note)
-    return "\n\n".join([*parts, *phases_of(document), *line_sentences(document)]) + "\n"
+    parts += [*_stages_of(document), *phases_of(document), *line_sentences(document)]
+    return "\n\n".join(parts) + "\n"
+
+
+def split_of(point: Mapping[str, Any], devices: int) -> str:
+    """Write how a batch is split: microbatch size × devices × gradient accumulation steps."""
+    several = f" × {devices}" if devices > 1 else ""
+    return f"{point['microbatch_size']}{several} × {point['gradient_accumulation_steps']}"
+
+
+def _stages_of(document: Mapping[str, Any]) -> list[str]:
+    """Give what each ZeRO stage would take; nothing for one device."""
+    if not (stages := document["stages"]):
+        return []
+    sizes, names = Sizes(document), list(stages[0]["by_category"])
+    headers = ["ZeRO stage", *names, "peak", "at rest", "fits"]
+    rows = [
+        [
+            f"{stage['zero']}{' (asked for)' if stage['zero'] == document['zero'] else ''}",
+            *(sizes(stage["by_category"][name]) for name in names),
+            sizes(stage["peak_bytes"]),
+            sizes(stage["rest_bytes"]),
+            {True: "yes", False: "no", None: md.MISSING}[stage["fits"]],
+        ]
+        for stage in stages
+    ]
+    title = f"One of {document['devices']} devices at batch size {stages[0]['batch_size']}:"
+    return [title, md.table(headers, rows)]
 
 
 def phases_of(document: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from sweep.config.trial import TrialConfig
 from sweep.plan.steps import first_probed, milestone_steps, probe_sizes
 from sweep.training.device import is_out_of_memory
 from sweep.training.optimizer import whole
+from sweep.workloads import ranks
 
 if TYPE_CHECKING:
     from sweep.training.step import TrainingStep
@@ -51,7 +52,8 @@ class GradientSums:
         gradients = [parameter.grad for parameter in parameters]
         self._squares = self._squares + _square(gradients)
         if not self.count:
-            self._total = gradients
+            are_views = ranks.are_many()  # of what the next backward fills again
+            self._total = [g.clone() if are_views and g is not None else g for g in gradients]
         else:
             for place, gradient in enumerate(gradients):
                 known = self._total[place]

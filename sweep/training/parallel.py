@@ -115,7 +115,9 @@ class DataParallel(Parallel):
         self._module: DistributedDataParallel | None = None
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        self._module = DistributedDataParallel(Through(model.to(device)), broadcast_buffers=False)
+        self._module = DistributedDataParallel(
+            Through(model.to(device)), broadcast_buffers=False, gradient_as_bucket_view=True
+        )
         return model
 
     def build_optimizer(

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from sweep.config.experiment import OptimizerSettings
 from sweep.errors import SweepError
 from sweep.memory.line import Line
+from sweep.memory.points import Forecast
 from sweep.memory.zero import (
     MIXED_ADAM,
     OPTIMIZER_STATES,
     STAGES,
+    Gathered,
+    on_devices,
     states_per_device,
     states_per_parameter,
 )
@@ -76,3 +79,44 @@ def test_bytes_per_parameter_are_those_that_training_holds(precision, optimizer)
 def test_a_stage_that_there_is_not_is_refused():
     with pytest.raises(SweepError, match="got 4"):
         states_per_device(1000, 2, 4, MIXED_ADAM)
+
+
+def whole_step(weights, gradients, states, rest):
+    held = {"weights": weights, "gradients": gradients, "optimizer": states, "activations": rest}
+    at_rest = weights + states
+    return Forecast(8, 8, sum(held.values()), held, at_rest, at_rest + rest // 3)
+
+
+@given(st.integers(10**3, 10**9), st.floats(0, 1), st.floats(0, 1), st.integers(0, 10**9), DEVICES)
+def test_what_a_step_gathers_is_never_more_than_all_of_it(weights, share, layer, rest, devices):
+    outside = int(share * weights)
+    gathered = Gathered(int(layer * (weights - outside)), outside)
+    whole = whole_step(weights, weights, 2 * weights, rest)
+    found = [on_devices(whole, devices, stage, gathered) for stage in STAGES]
+    assert found[0] == whole
+    for stage, one in enumerate(found):
+        assert sum(one.by_category.values()) == one.peak_bytes
+        assert one.by_category["activations"] == rest  # of these nothing is split
+        states = states_per_device(
+            weights // 4, devices, stage, states_per_parameter("fp32", "adamw")
+        )
+        assert one.by_category["optimizer"] == pytest.approx(states.optimizer, abs=16)
+        shard = -(-weights // devices) if stage >= 2 else 0
+        assert one.by_category["weights"] <= weights + shard
+        assert one.by_category["gradients"] <= weights + shard
+    if devices > 1:
+        assert found[1].peak_bytes < whole.peak_bytes
+        assert found[3].peak_bytes <= found[2].peak_bytes
+        assert found[3].rest_bytes == found[2].rest_bytes < found[1].rest_bytes
+
+
+def test_a_stage_of_many_layers_holds_two_of_them_at_a_time():
+    layers, size = 50, 10**6
+    whole = whole_step(layers * size, layers * size, 2 * layers * size, 0)
+    found = on_devices(whole, 10, 3, Gathered(size, 0))
+    assert found.by_category == {
+        "weights": 5 * size + 2 * size,
+        "gradients": 5 * size + size,
+        "optimizer": 10 * size,
+        "activations": 0,
+    }

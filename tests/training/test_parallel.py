@@ -10,6 +10,7 @@ from safetensors.torch import load_file, load_model
 
 from sweep.cli import sweep
 from sweep.config.experiment import load_experiment
+from sweep.memory.forecast import forecast_stages
 from sweep.models import build_model
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan, save_plan
@@ -118,6 +119,10 @@ def test_on_several_devices_a_trial_has_the_same_curve(tmp_path, alone, devices,
     assert attempt(trial).kind == "complete"
     assert_same_trial(trial, alone)
     assert trial.read_result()["devices"] == devices
+    lines = read_metrics(trial.metrics_path)
+    held = next(line["memory/allocated_bytes"] for line in lines if "train/loss" in line)
+    forecast = forecast_stages(trial.read_config().sized(8 // devices, 1), devices)[zero]
+    assert held == pytest.approx(forecast.rest_bytes, rel=0.02 if zero != 1 else 0.05)
     noise = [line for line in read_metrics(trial.metrics_path) if "noise/train_trace" in line]
     assert bool(noise) == (devices < 4)  # of four microbatches each device of four has one
     assert all(math.isfinite(line["noise/train_trace"]) for line in noise)
@@ -213,8 +218,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workload: str) -> tuple
         *("--workload", f"meddling_processes:{workload}", "--devices-per-trial", "2"),
         *("--zero", "2", "--out", str(out), "--yes", "--quiet"),
     ]
-    result = CliRunner().invoke(sweep, arguments)
-    return result.exit_code, SweepFolder(out).trials()[0]
+    result = CliRunner().invoke(sweep, arguments, standalone_mode=False)
+    return result.return_value, SweepFolder(out).trials()[0]
 
 
 @pytest.mark.slow

@@ -1,0 +1,94 @@
+"""Every flag of `sweep run` reads SWEEP_RUN_*, and does as the flag does."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sweep.cli import run, sweep
+
+VALUES = {
+    "budget": "16384",
+    "batches": "4",
+    "model": "small",
+    "data": "synthetic",
+    "lr": "2e-3",
+    "workload": "pretrain",
+    "tune": "lr",
+    "tune_budget": "8192",
+    "target": "3.5",
+    "seeds": "2",
+    "context": "32",
+    "vocabulary": "300",
+    "tokenizer": "bytes",
+    "init": "x",
+    "group_size": "4",
+    "precision": "fp32",
+    "device": "cpu",
+    "microbatch": "2",
+    "accumulation": "2",
+    "devices_per_trial": "2",
+    "zero": "1",
+    "strategy": "torch",
+    "preset": "memory",
+    "activation_checkpointing": "1",
+    "device_memory": "1GiB",
+    "loss_chunk_rows": "64",
+    "generation_batch_size": "4",
+    "shares_prompts": "1",
+    "keep": "none",
+    "out": "x",
+    "json": "1",
+    "yes": "1",
+    "quiet": "1",
+    "tracking_uri": "http://x",
+    "storage": "sqlite://",
+    "executor": "local",
+    "only": "x",
+    "dry_run": "1",
+    "retry": "diverged",
+}
+OPTIONS = [option for option in run.params if option.name != "experiment"]
+
+
+def seen(monkeypatch, *arguments):
+    """Return the flags that the command gets."""
+    found = []
+    taken = lambda _, flags: found.append(flags) or 0  # noqa: E731
+    monkeypatch.setattr("sweep.cli.running.run_command", taken)
+    result = CliRunner().invoke(sweep, ["run", "quick", *arguments], auto_envvar_prefix="SWEEP")
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_a_variable_does_what_the_flag_does(monkeypatch, option):
+    value, without = VALUES[option.name], seen(monkeypatch)
+    by_flag = seen(monkeypatch, option.opts[0], *([] if option.is_flag else [value]))
+    monkeypatch.setenv(f"SWEEP_RUN_{option.name.upper()}", value)
+    assert seen(monkeypatch) == by_flag != without or option.name in ("device", "executor")
+
+
+# What the variables of an earlier system were for: batch sizes per device, and rows of logits.
+EFFECTS = [
+    ({"MICROBATCH": "2"}, ("trials", 0, "microbatch_size"), 2),
+    ({"ACCUMULATION": "8"}, ("trials", 0, "microbatch_size"), 1),
+    ({"DEVICES_PER_TRIAL": "2"}, ("trials", 0, "devices"), 2),
+    ({"DEVICES_PER_TRIAL": "2", "ZERO": "3"}, ("execution", "zero"), 3),
+    ({"LOSS_CHUNK_ROWS": "64"}, ("execution", "loss_chunk_rows"), 64),
+    ({"ACTIVATION_CHECKPOINTING": "1"}, ("execution", "activation_checkpointing"), True),
+    ({"DEVICE_MEMORY": "64MiB", "PRESET": "memory"}, ("execution", "preset"), "memory"),
+]
+
+
+@pytest.mark.parametrize(("variables", "place", "value"), EFFECTS)
+def test_variables_change_the_plan(monkeypatch, tmp_path, variables, place, value):
+    monkeypatch.chdir(tmp_path)
+    for name, text in variables.items():
+        monkeypatch.setenv(f"SWEEP_RUN_{name}", text)
+    command = ["run", "quick", "--batches", "8", "--budget", "16384", "--device", "cpu"]
+    result = CliRunner().invoke(sweep, [*command, "--dry-run", "--json"])
+    found = json.loads(result.stdout)
+    for step in place:
+        found = found[step]
+    assert found == value
