@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "SweepError": "sweep.errors",
     "ablate_memory": "sweep.orchestration.memory",
-    "forecast_memory": "sweep.orchestration.memory",
+    "forecast_memory": "sweep.orchestration.forecast",
     "load_sweep": "sweep.analysis.frames",
     "probe_memory": "sweep.orchestration.memory",
     "plan_sweep": "sweep.orchestration.planning",

@@ -18,7 +18,7 @@ def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print what memory each batch size would take."""
     if flags["out"]:
         refuse_file(flags["out"])
-    from sweep.orchestration.memory import forecast_memory
+    from sweep.orchestration.forecast import forecast_memory
 
     document = forecast_memory(experiment, logistics=read_logistics(flags), **read_overrides(flags))
     return _print(document, flags)

@@ -1,6 +1,7 @@
-"""Does it fit, and what is the largest that fits: for an experiment, forecast or measured.
+"""Does it fit, and what is the largest that fits: for an experiment, measured.
 
-Reached through `sweep forecast` and `sweep probe`, `sweep.forecast_memory` and `probe_memory`.
+Reached through `sweep probe`, `sweep.probe_memory` and `ablate_memory`; its forecast is in
+`sweep.orchestration.forecast`.
 """
 
 import math
@@ -12,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.memory.line import Line, fit_line
-from sweep.memory.points import Forecast, Measurement
+from sweep.memory.points import Measurement
 from sweep.memory.probe import Choice, Probed
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan
 from sweep.plan.plan import Plan
-from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import SweepFolder
 
 if TYPE_CHECKING:  # because it imports torch
@@ -26,88 +25,10 @@ if TYPE_CHECKING:  # because it imports torch
 
 SOAK_STEPS = 20  # of GRPO, unless asked otherwise
 PROBED = {"cuda": "bytes that the allocator reserved, and the context"}
-ERROR_ON_CPU = 0.02  # of a peak: what tests/memory/test_forecast.py holds
-ERROR_OF_TRANSFORMERS = 0.03  # which make a causal mask where they see tensors without data
-ERROR_ON_CUDA = 0.003  # of a peak: the E1 model's published rows, bytes allocated
 NOWHERE = SweepFolder(Path("/dev/null/sweep"))  # a folder that holds no plan
 
 
-def forecast_memory(
-    experiment: str = "tinystories", *, logistics: Logistics | None = None, **overrides: Any
-) -> dict[str, Any]:
-    """Forecast peak memory at every batch size of an experiment, without its device.
-
-    Args:
-        experiment: a shipped name or the path of a TOML file.
-        logistics: `device_memory` asks for the microbatch that fits, `microbatch` sets it; with
-            neither a step is taken in one. A `device` of `cuda` need not be there.
-        **overrides: fields of the experiment: batches, model, context, precision, …
-
-    Returns:
-        The document that `sweep forecast --json` prints (DESIGN.md §5).
-
-    Raises:
-        SweepError: for bad input, or a model that fake tensors cannot run.
-    """
-    from sweep.memory.forecast import Forecasts, forecast_stages, largest_microbatch
-    from sweep.training.device import USABLE_SHARE
-
-    logistics = logistics or Logistics(device="cpu")
-    logistics = replace(logistics, is_elsewhere=logistics.device.startswith("cuda"))
-    plan = _plan(load_experiment(experiment, overrides), logistics)
-    configs, devices, forecasts = _configs(plan), plan.execution.devices, Forecasts(plan.execution)
-    limit, largest, config = logistics.device_memory, None, configs[max(configs)]
-    if limit is not None and plan.execution.device.startswith("cuda"):
-        limit = int(limit * USABLE_SHARE)
-    if limit is not None:
-        largest = largest_microbatch(config, limit, forecasts).largest
-    part = 0  # that fits beside the gradients of the microbatches before it
-    if limit is not None and max(configs) // devices > (largest or 0):
-        part = largest_microbatch(config, limit, forecasts, largest, is_accumulated=True).largest
-    points: dict[int, Forecast] = {}
-    for batch, config in configs.items():
-        own, size = batch // devices, config.microbatch_size
-        if largest is not None and own > largest and not logistics.is_split:
-            size = largest_divisor(own, max(1, part), config.group_size)
-        points[batch] = forecasts.of(config.sized(own, size))
-    line = _line_of(forecasts.made)
-    if line is None:  # one size, or steps in several microbatches
-        unit = config.group_size
-        sizes = sorted({unit, 2 * unit, *(point.microbatch_size for point in points.values())})
-        line = _line_of([forecasts.of(configs[max(configs)].sized(n, n)) for n in sizes])
-    most = max(points)
-    at_most = configs[most].sized(points[most].batch_size, points[most].microbatch_size)
-    stages = forecast_stages(at_most, devices) if devices > 1 else []
-    return _document(plan, logistics.device_memory) | {
-        "device": plan.execution.device,
-        "usable_bytes": limit,  # by tensors; on a GPU less than its memory
-        "devices": devices,
-        "zero": plan.execution.zero,
-        "points": [
-            {
-                **point.as_document(),
-                "batch_size": batch,
-                "gradient_accumulation_steps": point.batch_size // point.microbatch_size,
-                "fits": None if limit is None else point.needed_bytes <= limit,
-            }
-            for batch, point in points.items()
-        ],
-        "stages": [
-            {
-                **stage.as_document(),
-                "batch_size": most,
-                "zero": number,
-                "fits": None if limit is None else stage.needed_bytes <= limit,
-            }
-            for number, stage in enumerate(stages)
-        ],
-        "line": line and line.as_document(),
-        "largest_microbatch_size": largest,
-        **_accuracy(plan),
-    }
-
-
-def _plan(settings: Experiment, logistics: Logistics) -> Plan:
+def plan_steps(settings: Experiment, logistics: Logistics) -> Plan:
     """Plan each batch size once, on each device in one microbatch unless one is asked for."""
     one = settings.model_copy(update={"seeds": 1, "lr": "1e-3"})
     whole = logistics.microbatch if logistics.is_split else max(settings.batches)
@@ -115,17 +36,13 @@ def _plan(settings: Experiment, logistics: Logistics) -> Plan:
     return make_plan(one, asked, NOWHERE).plan.located(NOWHERE)
 
 
-def _configs(plan: Plan) -> dict[int, TrialConfig]:
+def configs_of(plan: Plan) -> dict[int, TrialConfig]:
+    """Return the trial of each batch size."""
     return {row.batch_size: plan.trial_config(row, "") for row in plan.trials}
 
 
-def _line_of(points: list[Forecast]) -> Line | None:
-    """Fit steps of one microbatch: accumulation keeps gradients beside the activations."""
-    whole = [point for point in points if point.batch_size == point.microbatch_size]
-    return fit_line({point.microbatch_size: point.peak_bytes for point in whole})
-
-
-def _document(plan: Plan, limit: int | None) -> dict[str, Any]:
+def head_of(plan: Plan, limit: int | None) -> dict[str, Any]:
+    """Return what a document says first: what was asked."""
     return {
         "experiment": plan.experiment,
         "model": plan.model,
@@ -134,30 +51,6 @@ def _document(plan: Plan, limit: int | None) -> dict[str, Any]:
         "tokens_per_sequence": plan.tokens_per_sequence,
         "device_memory_bytes": limit,
     }
-
-
-def _accuracy(plan: Plan) -> dict[str, Any]:
-    """Say what kind of step the numbers are of, and their error bar (docs/memory.md)."""
-    if plan.execution.compile:
-        return {
-            "basis": "eager steps' tensors: for this plan's compiled steps, which as a rule keep "
-            "less, an upper bound that was not calibrated",
-            "error_bar_share": None,
-        }
-    is_cuda = plan.execution.device.startswith("cuda")
-    kind = plan.settings.model.kind
-    if kind == "hugging_face" and plan.settings.grpo is not None:
-        basis = "eager steps' tensors, with causal masks that transformers makes in a forecast only"
-        return {"basis": f"{basis}: a few per cent too much", "error_bar_share": None}
-    if is_cuda and kind != "elman":
-        basis = "eager steps' tensors, not compared yet with what this model takes on a GPU"
-        return {"basis": basis, "error_bar_share": None}
-    place = "nine peaks published for a GPU" if is_cuda else "the peaks measured on a CPU"
-    share = ERROR_ON_CUDA if is_cuda else ERROR_ON_CPU
-    if kind == "hugging_face":
-        share = ERROR_OF_TRANSFORMERS
-    basis = f"eager steps' tensors, within {100 * share:g} % of {place}"
-    return {"basis": basis, "error_bar_share": share}
 
 
 def probe_memory(
@@ -191,13 +84,8 @@ def probe_memory(
     from sweep.memory.probe import probe
 
     logistics = logistics or Logistics()
-    plan = _plan(load_experiment(experiment, overrides), logistics)
-    configs = _configs(plan)
-    if plan.execution.devices > 1:
-        raise SweepError(
-            "probe measures what one device holds, got several for each trial. Leave the devices "
-            "out, and ask `sweep forecast` what ZeRO saves."
-        )
+    plan = plan_steps(load_experiment(experiment, overrides), logistics)
+    configs = configs_of(plan)
     config, device, limit = _to_probe(configs[max(configs)], logistics.device_memory)
     multiple = math.lcm(multiple, config.group_size)
     _refuse_cap(cap, multiple)
@@ -206,7 +94,7 @@ def probe_memory(
     found = probe(config, limit, multiple, cap, on_point, soak_steps)
     points = [point.as_document() for point in found.points]
     line, verdict = found.found.line, _verdict(found)
-    document = _document(plan, limit) | {
+    document = head_of(plan, limit) | {
         "device": device,
         "multiple": multiple,
         "group_size": config.group_size,
@@ -279,7 +167,7 @@ def ablate_memory(
             "microbatch and accumulation must be left out of an ablation, which varies them, got "
             f"{given}. Ask for smaller --batches instead."
         )
-    plan = _plan(load_experiment(experiment, overrides), logistics)
+    plan = plan_steps(load_experiment(experiment, overrides), logistics)
     if plan.settings.grpo is None:
         raise SweepError(
             f"ablate must be asked of the workload grpo, got {plan.settings.workload!r}. Name "
@@ -294,7 +182,7 @@ def ablate_memory(
     execution = base.execution.model_copy(update={"generation_batch_size": at_once})
     base = base.model_copy(update={"execution": execution})
     rows = ablate(base, limit, on_row)
-    return _document(plan, limit) | {
+    return head_of(plan, limit) | {
         "device": device,
         "batch_size": batch,
         "basis": PROBED.get(device.split(":")[0], "live tensors in eager steps"),
@@ -309,6 +197,11 @@ def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, str,
 
     import torch  # isort: skip
 
+    if config.execution.devices > 1:
+        raise SweepError(
+            "probe measures what one device holds, got several for each trial. Leave the devices "
+            "out, and ask `sweep forecast` what ZeRO saves."
+        )
     device = torch.device(config.execution.device)
     limit = limit or device_memory(device)
     if device.type == "cuda":

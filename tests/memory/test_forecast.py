@@ -12,7 +12,7 @@ from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_step, largest_microbatch
 from sweep.memory.measure import measure
 from sweep.orchestration.execution import Logistics
-from sweep.orchestration.memory import ERROR_OF_TRANSFORMERS, ERROR_ON_CPU, forecast_memory
+from sweep.orchestration.forecast import ERROR_OF_TRANSFORMERS, ERROR_ON_CPU, forecast_memory
 from sweep.plan.plan import build_plan
 from sweep.report.memory import forecast_markdown
 

@@ -14,7 +14,8 @@ from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.memory.probe import STEPS, Probe, find_leak
 from sweep.orchestration.execution import Logistics
-from sweep.orchestration.memory import forecast_memory, probe_memory
+from sweep.orchestration.forecast import forecast_memory
+from sweep.orchestration.memory import probe_memory
 from sweep.plan.plan import build_plan
 from sweep.report.memory import markdown_of
 
