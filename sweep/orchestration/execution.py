@@ -1,5 +1,6 @@
 """Where and how fast: what the command line says, what is decided once, and what stays so."""
 
+import importlib.util
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -132,6 +133,8 @@ def decide_devices(experiment: Experiment, logistics: Logistics, device: str) ->
                 "one. Add --devices-per-trial, or leave them out."
             )
         return 1
+    if logistics.strategy == "deepspeed":
+        _check_deepspeed(experiment, logistics)
     if experiment.grpo is not None:
         raise SweepError("workload grpo runs each trial on one device. Leave the devices out.")
     if device not in ("cpu", "cuda"):
@@ -146,6 +149,23 @@ def decide_devices(experiment: Experiment, logistics: Logistics, device: str) ->
     return devices
 
 
+def _check_deepspeed(experiment: Experiment, logistics: Logistics) -> None:
+    if importlib.util.find_spec("deepspeed") is None and not logistics.is_elsewhere:
+        raise SweepError(
+            "strategy deepspeed needs the extra deepspeed, which is not installed. Install it with "
+            "`pip install -e '.[deepspeed]'` in the project's folder."
+        )
+    lacking = {
+        "zero must be 1, 2 or 3": not logistics.zero,
+        "the optimizer must be adamw": experiment.optimizer.name != "adamw",
+        "precision must be fp32 or bf16": experiment.precision == "bf16-pure",
+        "weights must not be averaged": experiment.schedule.average > 0,
+    }
+    for what, is_lacking in lacking.items():
+        if is_lacking:
+            raise SweepError(f"with strategy deepspeed {what}. Change that, or leave it out.")
+
+
 def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
     """On CUDA whenever a compiler exists; on CPU only if the plan is also large enough."""
     from sweep.training.device import has_compiler
@@ -157,6 +177,8 @@ def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
         compiles, reason = False, "eager: the quadratic's steps are too small to compile"
     elif is_counted:
         compiles, reason = False, "eager: a memory limit on a CPU counts every operation's tensors"
+    elif plan.execution.strategy == "deepspeed":
+        compiles, reason = False, "eager: DeepSpeed's engine is not compiled"
     elif wanted and not is_elsewhere and not has_compiler(device):
         compiles, reason = False, "eager: no compiler on this machine"
     elif wanted:

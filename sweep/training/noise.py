@@ -103,7 +103,7 @@ class NoiseProbe:
         self._trained = science.tokens // config.tokens_per_sequence
         budget = (config.token_budget or science.tokens) // config.tokens_per_sequence
         points, share = science.evaluation.noise_points, science.evaluation.noise_share
-        if step.rollouts is not None:  # a gradient there is that of a group
+        if step.rollouts is not None or not step.parallel.shows_gradients:  # or of a group
             points = 0
         sizes = probe_sizes(budget, points, share, step.microbatch_size, self._devices)
         self._count, self._part = sizes.sequences, sizes.part

@@ -87,7 +87,11 @@ class PlainSGD(torch.optim.SGD):
 
 
 def build_optimizer(
-    settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_split: bool = False
+    settings: OptimizerSettings,
+    model: nn.Module,
+    learning_rate: float,
+    is_split: bool = False,
+    is_plain: bool = False,
 ) -> torch.optim.Optimizer | None:
     """Build AdamW (fused) or SGD over the model's parameters; None for `none`.
 
@@ -96,6 +100,7 @@ def build_optimizer(
         model: whose parameters it updates; they may be parts, one on each device.
         learning_rate: of the first step.
         is_split: each process of the trial keeps the states of some parameters only.
+        is_plain: torch's own class, for an engine that puts parameters of its own in.
     """
     if settings.name == "none":
         return None
@@ -106,7 +111,7 @@ def build_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     device = parameters[0].device
-    are_plain = all(type(p) is nn.Parameter for p in parameters) and not is_split
+    are_plain = all(type(p) is nn.Parameter for p in parameters) and not is_plain
     adam: dict[str, Any] = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
     if is_split:
         from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -22,12 +22,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.config.trial import Execution
+from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.training.optimizer import (
     build_optimizer,
     clip_in_step,
     set_learning_rate,
+    state_bytes,
+    states_of,
     total_norm,
 )
 from sweep.workloads import ranks
@@ -41,6 +43,7 @@ class Parallel:
     """A trial on one device: nothing is split and nothing is sent."""
 
     rank, devices = 0, 1
+    shows_gradients = True  # behind a microbatch, to what measures their noise
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Bring the weights, or this process's part of them, to the device."""
@@ -72,6 +75,36 @@ class Parallel:
     def tokens(self, own: int | Tensor) -> int | Tensor:
         """Return the tokens of all devices."""
         return own
+
+    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
+        """Return what this process holds between steps: weights, gradients, optimizer."""
+        return state_bytes(model, optimizer)
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return weights and buffers by name, as this process holds them."""
+        found: dict[str, Tensor] = model.state_dict()
+        return found
+
+    def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Return the optimizer's states by name of parameter and state, likewise."""
+        names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        return {
+            f"{names[parameter]}.{key}": value
+            for parameter, state in states_of(optimizer).items()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def make_states(
+        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], most: float
+    ) -> None:
+        """Let the optimizer make its states, by a step that changes no weight."""
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.update(optimizer, parameters, 0.0, most)
+
+    def put(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
+        """Go on from weights and states as they were returned, and filled in place."""
 
     def update(
         self,
@@ -186,8 +219,9 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def build_parallel(execution: Execution) -> Parallel:
+def build_parallel(config: TrialConfig) -> Parallel:
     """Return what this process does as one of a trial's."""
+    execution = config.execution
     if not ranks.are_many():
         return Parallel()
     if ranks.count() != execution.devices:
@@ -195,4 +229,8 @@ def build_parallel(execution: Execution) -> Parallel:
             f"a trial on {execution.devices} devices must have as many processes, got "
             f"{ranks.count()}. Start it by its worker."
         )
+    if execution.strategy == "deepspeed":
+        from sweep.training.deepspeed import DeepSpeedZero
+
+        return DeepSpeedZero(config)
     return (FullyShard if execution.zero >= 2 else DataParallel)(execution.zero)

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageWriter,
 )
 
-from sweep.training.optimizer import states_of
 from sweep.training.step import TrainingStep
 from sweep.workloads import ranks
 
@@ -63,10 +62,13 @@ def read_notes(folder: Path) -> dict[str, Any]:
 
 def load_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
     """Restore what this process holds; of a process that had no part, all but its random state."""
-    _make_states(step)
+    assert step.optimizer is not None
+    step.parallel.make_states(step.optimizer, step.parameters, step.clip)
     tensors, reader = _tensors(step), HuggingFaceStorageReader(str(folder))
     known = reader.read_metadata().state_dict_metadata
-    state_dict_loader.load({k: v for k, v in tensors.items() if k in known}, storage_reader=reader)
+    wanted = {key: value for key, value in tensors.items() if key in known}
+    state_dict_loader.load(wanted, storage_reader=reader)
+    step.parallel.put(step.model, _part(tensors, "model."), _part(tensors, "optimizer."))
     if (name := f"rng.cpu.{ranks.rank()}") in known:
         torch.set_rng_state(tensors[name])
     if (name := f"rng.device.{ranks.rank()}") in known and step.device.type == "cuda":
@@ -79,13 +81,12 @@ def load_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
 
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     """Return all state by name, as this process holds it: to be written, or to be filled."""
-    found = {f"model.{name}": tensor for name, tensor in step.model.state_dict().items()}
-    names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
     assert step.optimizer is not None
-    for parameter, state in states_of(step.optimizer).items():
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                found[f"optimizer.{names[parameter]}.{key}"] = value
+    weights = step.parallel.weights(step.model)
+    states = step.parallel.states(step.model, step.optimizer)
+    found = {f"model.{name}": tensor for name, tensor in weights.items()}
+    found |= {f"optimizer.{name}": tensor for name, tensor in states.items()}
+    names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
     if step.average is not None:
         for parameter, value in zip(step.parameters, step.average.values, strict=True):
             found[f"average.{names[parameter]}"] = value
@@ -95,12 +96,8 @@ def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     return found
 
 
-def _make_states(step: TrainingStep) -> None:
-    """Let the optimizer make its states, by a step that changes no weight."""
-    for parameter in step.parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    assert step.optimizer is not None
-    step.parallel.update(step.optimizer, step.parameters, 0.0, step.clip)
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _sync(path: Path) -> None:

@@ -16,7 +16,7 @@ from sweep.models.precision import weight_dtype
 from sweep.training.average import WeightAverage
 from sweep.training.device import evaluating
 from sweep.training.noise import GradientSums
-from sweep.training.optimizer import state_bytes, whole
+from sweep.training.optimizer import whole
 from sweep.training.parallel import build_parallel
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload, build_workload
@@ -64,7 +64,7 @@ class TrainingStep:
         microbatch_size: int,
         model: nn.Module | None = None,
     ) -> None:
-        self.device, self.parallel = device, build_parallel(config.execution)
+        self.device, self.parallel = device, build_parallel(config)
         self.workload: Workload = build_workload(config, device)
         if self.workload.tokens_per_sequence != config.tokens_per_sequence:
             raise SweepError(
@@ -97,7 +97,7 @@ class TrainingStep:
     def rest_bytes(self) -> int:
         """Return what is held between steps: weights, gradients, optimizer, frozen weights."""
         frozen = self.rollouts.frozen_bytes() if self.rollouts else 0
-        return state_bytes(self.model, self.optimizer) + frozen
+        return self.parallel.rest_bytes(self.model, self.optimizer) + frozen
 
     def warm_up(self) -> float:
         """Compile by running once on random data; return the seconds. Changes no state."""
@@ -186,10 +186,13 @@ class TrainingStep:
 
     def whole_weights(self) -> dict[str, Tensor]:
         """Return the weights by name, tied ones once, on the CPU; all processes must ask."""
-        tied = dict(self.model.named_parameters(remove_duplicate=False)).keys()
-        found = dict(self.model.named_parameters())
-        found |= {k: v for k, v in self.model.state_dict().items() if k not in tied}
-        return {name: whole(value.detach()).cpu().contiguous() for name, value in found.items()}
+        own = {name for name, _ in self.model.named_parameters()}
+        all_names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+        return {
+            name: whole(value.detach()).cpu().contiguous()
+            for name, value in self.parallel.weights(self.model).items()
+            if name in own or name not in all_names
+        }
 
     def evaluated(self, evaluate: Callable[[nn.Module], Found]) -> Found:
         """Return what an evaluation of the workload says of the weights that are evaluated."""

@@ -1,6 +1,8 @@
 """A trial on several devices is the trial that it is on one: real processes, exchanging by gloo."""
 
+import importlib.util
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,8 +59,16 @@ class Raising(Meddling):
 """
 
 
-def planned(path: Path, devices: int = 1, zero: int = 0, **settings: object) -> TrialFolder:
-    logistics = Logistics(device="cpu", microbatch=2, devices=devices, zero=zero or None)
+def planned(
+    path: Path,
+    devices: int = 1,
+    zero: int = 0,
+    strategy: str | None = None,
+    **settings: object,
+) -> TrialFolder:
+    logistics = Logistics(
+        device="cpu", microbatch=2, devices=devices, zero=zero or None, strategy=strategy
+    )
     folder = SweepFolder(path)
     plan = make_plan(load_experiment("quick", SETTINGS | settings), logistics, folder).plan
     execution = plan.execution.model_copy(update={"threads": 1})
@@ -73,10 +83,11 @@ def attempt(trial: TrialFolder, pause_step: int | None = None) -> Outcome:
     return found
 
 
-def on(trial: TrialFolder, devices: int) -> None:
+def on(trial: TrialFolder, devices: int, strategy: str = "torch") -> None:
     """Let a trial go on with another number of processes."""
     config = trial.read_config()
-    execution = config.execution.model_copy(update={"devices": devices})
+    update = {"devices": devices, "strategy": strategy}
+    execution = config.execution.model_copy(update=update)
     trial.write_config(config.model_copy(update={"execution": execution}))
 
 
@@ -243,3 +254,44 @@ def test_what_one_process_raises_is_what_the_trial_says(monkeypatch, tmp_path):
     status = trial.read_status()
     assert (code, status.state, status.attempts) == (1, State.FAILED, 1)
     assert status.message == "RuntimeError: one of two has had enough"
+
+
+needs_deepspeed = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (importlib.util.find_spec("deepspeed") and shutil.which("g++")),
+        reason="needs the extra deepspeed, and a compiler",
+    ),
+]
+
+
+class TestDeepSpeed:
+    """The same trial on DeepSpeed's engine."""
+
+    pytestmark = needs_deepspeed
+
+    @pytest.mark.parametrize(("devices", "zero"), [(2, 1), (2, 2), (2, 3), (4, 2)])
+    def test_it_has_the_same_curve(self, tmp_path, alone, devices, zero):
+        trial = planned(tmp_path, devices, zero, "deepspeed")
+        assert attempt(trial).kind == "complete"
+        assert_same_trial(trial, alone)
+        assert trial.read_result()["execution"]["strategy"] == "deepspeed"
+
+    @pytest.mark.parametrize("zero", [1, 2, 3])
+    @pytest.mark.parametrize("after", ["deepspeed", "torch"])
+    def test_it_goes_on_with_either_strategy_and_any_number_of_processes(
+        self, tmp_path, alone, zero, after
+    ):
+        trial = planned(tmp_path, 2, zero, "deepspeed")
+        assert attempt(trial, pause_step=MIDDLE).kind == "paused"
+        on(trial, 4 if after == "deepspeed" else 1, after)
+        assert attempt(trial).kind == "complete"
+        assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
+        assert_same_trial(trial, alone)
+
+    def test_it_goes_on_from_torchs_own_sharding(self, tmp_path, alone):
+        trial = planned(tmp_path, 2, 3)
+        assert attempt(trial, pause_step=MIDDLE).kind == "paused"
+        on(trial, 2, "deepspeed")
+        assert attempt(trial).kind == "complete"
+        assert_same_trial(trial, alone)
