@@ -116,9 +116,12 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         planned = _only(planned, flags["only"])
     also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())
     if flags["tracking_uri"]:
-        from sweep.tracking.store import check_tracking_uri
+        from sweep.tracking.record import is_recorded
+        from sweep.tracking.store import check_answers, check_tracking_uri
 
         check_tracking_uri(flags["tracking_uri"])
+        if not is_recorded(folder, flags["tracking_uri"]):
+            check_answers(flags["tracking_uri"])
     if flags["storage"] and planned.is_tuned:
         from sweep.orchestration.studies import open_storage
 

@@ -13,12 +13,12 @@ import sweep
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import runs
+from sweep.tracking.address import one_sentence
 from sweep.tracking.record import REPORT_FILES, Mirrored, Record, report_digest
 from sweep.tracking.store import (
     children_of,
     connect,
     document_tags,
-    one_sentence,
     require_experiment,
     search_all,
 )
@@ -39,6 +39,9 @@ class OutOfTime(Exception):
 class Delivery:
     """Brings one store up to date.
 
+    Args:
+        address: of the store, with its password; None: as recorded.
+
     Attributes:
         deadline: monotonic time after which nothing more is sent.
         has_report: whether the report on disk is whole.
@@ -50,8 +53,10 @@ class Delivery:
         plan: Plan,
         record: Record,
         announce: Callable[[str, str], None] | None,
+        address: str | None = None,
     ) -> None:
         self.folder, self.plan, self.record, self._announce = folder, plan, record, announce
+        self._address = address or record.tracking_uri
         self.deadline, self.has_report = float("inf"), False
         self._client: MlflowClient | None = None
         self._stamps: dict[Path, tuple[int, int]] = {}  # of files whose content the store has
@@ -107,7 +112,7 @@ class Delivery:
 
     def _connect(self) -> "MlflowClient":
         """Reach the store, and learn which runs of this sweep it has."""
-        client = connect(self.record.tracking_uri)
+        client = connect(self._address)
         experiment = require_experiment(client, self.plan.experiment, self.record.tracking_uri)
         parent = self._require_parent(client, experiment)
         children: dict[str, list[str]] = {}

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sweep.plan.plan import Plan
+from sweep.tracking.address import one_sentence
 from sweep.tracking.delivery import Delivery, OutOfTime
 from sweep.tracking.record import load_record
-from sweep.tracking.store import check_tracking_uri, one_sentence
+from sweep.tracking.store import check_tracking_uri
 from sweep.trial.folder import SweepFolder
 
 POLL_SECONDS = 5.0
@@ -62,15 +63,22 @@ class Mirror:
         on_run_created: Callable[[str, str], None] | None = None,
     ) -> None:
         self.folder = folder
-        record = load_record(folder, check_tracking_uri(tracking_uri) if tracking_uri else None)
-        self._delivery = Delivery(folder, plan, record, on_run_created)
+        address = check_tracking_uri(tracking_uri) if tracking_uri else None
+        record = load_record(folder, address)
+        self._delivery = Delivery(folder, plan, record, on_run_created, address)
         self._error: str | None = None
         self._had_error = False
         self._woken, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
+    @property
+    def sweep_uid(self) -> str:
+        """The random name under which shared stores know this sweep; kept by `start`."""
+        return self._delivery.record.sweep_uid
+
     def start(self) -> None:
         """Mirror in a daemon thread from now on."""
+        self._delivery.record.save(self.folder)
         self._thread = threading.Thread(target=self._loop, name="mirror", daemon=True)
         self._thread.start()
 

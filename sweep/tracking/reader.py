@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sweep.errors import SweepError
+from sweep.tracking.address import one_sentence, without_password
 from sweep.tracking.store import (
     check_tracking_uri,
     children_of,
     connect,
-    one_sentence,
     read_document,
     search_all,
     sqlite_path,
@@ -54,11 +54,12 @@ def read_store(tracking_uri: str, experiment: str, run_id: str | None = None) ->
         SweepError: if the store cannot be reached, or does not hold such a sweep.
     """
     uri = check_tracking_uri(tracking_uri)
+    shown = without_password(uri)
     if uri.startswith("sqlite") and not sqlite_path(uri).is_file():
         raise SweepError(f"{sqlite_path(uri)} must be an MLflow database, and is not there.")
     try:
         client = connect(uri)
-        parent = _find_parent(client, uri, experiment, run_id)
+        parent = _find_parent(client, shown, experiment, run_id)
         plan = read_document(parent.data.tags, "sweep.plan")
         found = children_of(client, parent.info.experiment_id, parent.info.run_id)
         children = {run.data.tags["sweep.trial_id"]: run for run in found}
@@ -73,7 +74,7 @@ def read_store(tracking_uri: str, experiment: str, run_id: str | None = None) ->
         raise
     except Exception as error:
         raise SweepError(
-            f"MLflow at {uri} cannot be read: {one_sentence(error)} Check the address."
+            f"MLflow at {shown} cannot be read: {one_sentence(error)} Check the address."
         ) from error
     results = [_result(row["id"], children.get(row["id"])) for row in rows]
     name = parent.data.tags["sweep.name"]

@@ -8,6 +8,7 @@ import uuid
 from pydantic import BaseModel, Field, ValidationError
 
 from sweep.errors import CorruptFile
+from sweep.tracking.address import without_password
 from sweep.tracking.store import check_tracking_uri, default_tracking_uri
 from sweep.trial.files import read_json, sha256_of, sha256_of_file, write_json
 from sweep.trial.folder import SweepFolder, TrialStatus
@@ -36,9 +37,11 @@ class Mirrored(BaseModel):
 class Record(BaseModel):
     """tracking.json."""
 
-    tracking_uri: str
+    tracking_uri: str  # without a password
     is_default: bool  # the store in the sweep folder
-    sweep_uid: str = Field(default_factory=lambda: uuid.uuid4().hex)  # finds the parent run
+    sweep_uid: str = Field(
+        default_factory=lambda: uuid.uuid4().hex
+    )  # finds the parent run; in the names of studies
     experiment_id: str = ""
     parent_run_id: str = ""
     parent_status: str = ""
@@ -61,6 +64,7 @@ def load_record(folder: SweepFolder, tracking_uri: str | None) -> Record:
     default, old = default_tracking_uri(folder), _read(folder)
     if tracking_uri is None:
         tracking_uri = default if old is None or old.is_default else old.tracking_uri
+    tracking_uri = without_password(tracking_uri)
     record = Record(tracking_uri=tracking_uri, is_default=tracking_uri == default)
     if old is None:
         return record
@@ -93,7 +97,8 @@ def is_recorded(folder: SweepFolder, tracking_uri: str | None) -> bool:
     """Tell whether this is the store that the sweep is mirrored to; None: whichever it is."""
     record = _read(folder)
     return tracking_uri is None or (
-        record is not None and record.tracking_uri == check_tracking_uri(tracking_uri)
+        record is not None
+        and record.tracking_uri == without_password(check_tracking_uri(tracking_uri))
     )
 
 

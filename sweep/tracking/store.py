@@ -13,6 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.errors import SweepError
+from sweep.tracking.address import (
+    ANSWER_SECONDS,
+    one_sentence,
+    with_driver,
+    without_password,
+)
 from sweep.trial.files import read_json, replacing
 from sweep.trial.folder import SweepFolder
 
@@ -29,6 +35,7 @@ ENVIRONMENT = {  # set only where the user did not
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of `sweep ui`
+    "PGCONNECT_TIMEOUT": ANSWER_SECONDS,
 }
 
 
@@ -41,18 +48,40 @@ def check_tracking_uri(uri: str) -> str:
     """Return the address if MLflow can keep runs there.
 
     Raises:
-        SweepError: for a path, `file:`, or an unknown scheme.
+        SweepError: for a path, `file:`, an unknown scheme, or a driver that is not installed.
     """
+    shown = without_password(uri)
     scheme = re.match(r"([a-z]+)(\+[a-z0-9_]+)?://", uri)
     if not scheme or scheme[1] not in SCHEMES or not uri[scheme.end() :].strip("/"):
         raise SweepError(
             "tracking URI must be a server or a database such as http://host:5000 or "
-            f"sqlite:////absolute/path/mlflow.db, got {uri!r}. MLflow keeps no runs in plain "
+            f"sqlite:////absolute/path/mlflow.db, got {shown!r}. MLflow keeps no runs in plain "
             "folders any more."
         )
     if scheme[1] == "sqlite":
         return f"sqlite:///{Path(uri.partition(':///')[2]).absolute()}"
+    with_driver(uri)
     return uri.rstrip("/") if scheme[1] in ("http", "https") else uri
+
+
+def check_answers(uri: str) -> None:
+    """Refuse a database that cannot be opened; a server may be down, and comes back.
+
+    Raises:
+        SweepError: if it does not answer, refuses the password, or does not exist.
+    """
+    if uri.startswith(("http", "sqlite")):
+        return
+    import sqlalchemy
+
+    prepare_environment()
+    try:
+        sqlalchemy.create_engine(with_driver(uri), poolclass=sqlalchemy.NullPool).connect().close()
+    except Exception as error:  # whatever a database, its driver or an address can raise
+        raise SweepError(
+            f"tracking URI must be a database that can be opened, got {without_password(uri)!r} "
+            f"({one_sentence(error)}). Correct --tracking-uri."
+        ) from error
 
 
 def sqlite_path(uri: str) -> Path:
@@ -69,6 +98,7 @@ def connect(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    uri = with_driver(uri)
     if uri.startswith("sqlite") and not sqlite_path(uri).exists():
         # MLflow makes its tables one by one: whoever is killed meanwhile must leave none of them.
         with replacing(sqlite_path(uri)) as part:
@@ -148,12 +178,6 @@ def read_document(tags: Mapping[str, str], name: str) -> Any:
     return json.JSONDecoder().raw_decode("".join(parts))[0]
 
 
-def one_sentence(error: BaseException) -> str:
-    """Return the first line of an error, not too long."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
-
-
 def ui_command(folder: SweepFolder, port: int) -> list[str]:
     """Return the command of MLflow's own server on this sweep's store, on loopback only.
 
@@ -179,6 +203,6 @@ def ui_command(folder: SweepFolder, port: int) -> list[str]:
         )
     prepare_environment()
     artifacts = (folder.path.absolute() / "mlartifacts").as_uri()
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", with_driver(uri)]
     command += ["--default-artifact-root", artifacts, "--no-serve-artifacts", "--workers", "1"]
     return [*command, "--host", "127.0.0.1", "--port", str(port)]

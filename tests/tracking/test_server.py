@@ -11,7 +11,7 @@ import pytest
 from sweep.tracking import mirror as mirror_module
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.reader import read_store
-from sweep.tracking.record import is_mirrored
+from sweep.tracking.record import is_mirrored, is_recorded
 from sweep.tracking.store import connect
 from sweep.trial.files import read_json
 from sweep.trial.folder import State
@@ -146,3 +146,22 @@ def test_each_single_lost_answer_of_a_pass_makes_nothing_twice(sweep, server, po
         sweep.sync(server.uri)
         assert_held_once(sweep, server.uri, points, [0])
     proxy.close()
+
+
+def test_a_password_in_the_address_is_used_and_neither_kept_nor_shown(
+    sweep, server, free_port, points
+):
+    def with_password(port):
+        return f"http://user:secret@127.0.0.1:{port}"
+
+    server.start()
+    sweep.train(0, 3)
+    nobody = Mirror(sweep.folder, sweep.plan, with_password(free_port)).close(1.0)
+    assert nobody.error and "secret" not in str(nobody)
+    sweep.sync(with_password(server.port))
+    assert read_json(sweep.folder.tracking_path)["tracking_uri"] == with_password(
+        server.port
+    ).replace(":secret", "")
+    assert is_recorded(sweep.folder, with_password(server.port))
+    assert b"secret" not in b"".join(p.read_bytes() for p in sweep.folder.path.rglob("*.json"))
+    assert_held_once(sweep, server.uri, points, [0])
