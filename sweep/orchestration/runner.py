@@ -1,8 +1,10 @@
 """Runs a plan to its end: prepares, holds the folder, runs the trials, mirrors, stops, resumes."""
 
 import contextlib
+import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,8 @@ from sweep.errors import SweepError
 from sweep.orchestration.costs import check_disk, estimate
 from sweep.orchestration.local import Executor, LocalExecutor
 from sweep.orchestration.planning import Planned, check_writable, plan_call, save_plan
-from sweep.orchestration.schedule import Schedule
-from sweep.orchestration.tuning import Tuning
+from sweep.orchestration.schedule import POLL_SECONDS, Schedule
+from sweep.orchestration.tuning import Round, Tuning
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.retry import is_to_run
@@ -21,6 +23,8 @@ from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import FileLock
 
 MIRROR_SECONDS = 30.0  # at most, for the tracking server at the end
+STORAGE_PAUSES = (1.0, 30.0)  # seconds until it is asked again: the first, the longest
+LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -159,8 +163,10 @@ def run_plan(
         plan = save_grown(planned.plan, folder)
         executor = executor or LocalExecutor(plan.execution.device, plan.execution.devices)
         schedule = Schedule(plan, folder, executor)
-        tuning = Tuning(planned.plan, schedule, storage) if planned.is_tuned else None
         mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)
+        tuning = None
+        if planned.is_tuned:
+            tuning = Tuning(planned.plan, schedule, storage, mirror.sweep_uid)
         mirror.start()
         try:
             with stopping_on_signals(schedule):
@@ -189,7 +195,7 @@ def _run_rounds(
     first = [one for one in planned.requested if one not in tried]
     schedule.go(dict.fromkeys(first), also, on_change, on_end)
     added: list[str] = []
-    while tuning and not schedule.is_stopping and (following := tuning.next_round(schedule.plan)):
+    while tuning and not schedule.is_stopping and (following := _next_round(tuning, schedule)):
         if following.rows:
             rows = (*schedule.plan.trials, *following.rows)
             plan = schedule.plan.model_copy(update={"trials": rows})
@@ -197,6 +203,26 @@ def _run_rounds(
             added += [str(row.id) for row in following.rows]
         schedule.go(following.pauses, also, on_change, on_end)
     return (*planned.requested, *added)
+
+
+def _next_round(tuning: Tuning, schedule: Schedule) -> Round | None:
+    """Ask what is next, again and again while the storage of the studies does not answer."""
+    pause = STORAGE_PAUSES[0]
+    while not schedule.is_stopping:
+        try:
+            return tuning.next_round(schedule.plan)
+        except Exception as error:
+            from sweep.orchestration.studies import is_without_answer
+
+            if not is_without_answer(error):
+                raise
+            if pause == STORAGE_PAUSES[0]:
+                LOG.warning("Optuna's storage does not answer. Tuning goes on when it does again.")
+        end = time.monotonic() + pause
+        while time.monotonic() < end and not schedule.is_stopping:
+            time.sleep(POLL_SECONDS)
+        pause = min(2 * pause, STORAGE_PAUSES[1])
+    return None
 
 
 def save_grown(plan: Plan, folder: SweepFolder) -> Plan:

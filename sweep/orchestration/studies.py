@@ -3,25 +3,31 @@
 The trial folders are the truth; a study that was lost, or lags behind, is brought up to date.
 """
 
+import contextlib
 import math
-import re
-from collections.abc import Callable, Mapping
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
+import sqlalchemy
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, TPESampler
+from optuna.storages import BaseStorage, RDBStorage, get_storage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.errors import SweepError
 from sweep.plan.tuning import EXTENSIONS, Search, Shown, Tried, next_rates
+from sweep.tracking.address import ANSWER_SECONDS, one_sentence, with_driver, without_password
 
 SAMPLER_SEED = 1000
 FACTOR = 8.0  # within which β2's half-life and weight decay are searched, around what policy holds
 BEYOND = 2.0 ** (EXTENSIONS + 3)  # of the centre: no rate that is ever tried lies outside
 TRIAL_ID = "sweep.trial_id"
+LOCK = 5_000_000  # any number that every sweep agrees on
 
 
 def space(search: Search) -> dict[str, BaseDistribution]:
@@ -79,24 +85,69 @@ def _tried(trial: FrozenTrial) -> Tried:
     return Tried(trial.params["learning_rate"], value if trial.state.is_finished() else None)
 
 
-def without_password(url: str) -> str:
-    """Return a database's address as it may be shown."""
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
-
-
-def open_storage(url: str) -> optuna.storages.BaseStorage:
+def open_storage(url: str) -> BaseStorage:
     """Open a database of studies.
 
     Raises:
         SweepError: if Optuna cannot use it.
     """
+    shown, url = without_password(url), with_driver(url)
+    os.environ.setdefault("PGCONNECT_TIMEOUT", ANSWER_SECONDS)
     try:
-        return optuna.storages.get_storage(url)
+        with _alone(url, shown):
+            return get_storage(RDBStorage(url, {"pool_pre_ping": True}))
+    except SweepError:
+        raise
     except Exception as error:  # whatever a database, its driver or an address can raise
         raise SweepError(
-            f"storage must be a database that Optuna can use, got {without_password(url)!r} "
-            f"({str(error).splitlines()[0][:200]}). Correct --storage."
+            f"storage must be a database that Optuna can use, got {shown!r} "
+            f"({one_sentence(error)}). Correct --storage."
         ) from error
+
+
+@contextlib.contextmanager
+def _alone(url: str, shown: str) -> Iterator[None]:
+    """Let others wait meanwhile: of several that make Optuna's tables at once most would fail."""
+    if not url.startswith("postgresql"):
+        yield
+        return
+    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(LOCK)))
+        tables = sqlalchemy.inspect(connection).get_table_names()
+        if "alembic_version" in tables and "studies" not in tables:
+            raise SweepError(
+                f"storage must be a database of its own, got {shown!r}, which holds the tables of "
+                "another program, such as MLflow. Make another, and name it with --storage."
+            )
+        yield
+
+
+def is_without_answer(error: BaseException | None) -> bool:
+    """Tell whether an error means that a server of studies does not answer, and may again."""
+    while error is not None:
+        if isinstance(error, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError):
+            return not isinstance(error.orig, sqlite3.Error)
+        error = error.__cause__
+    return False
+
+
+class Studies:
+    """The studies of one sweep, in one storage.
+
+    Raises:
+        SweepError: if the storage cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._storage = open_storage(url)
+        self._named: dict[str, RateStudy] = {}
+
+    def of(self, search: Search) -> "RateStudy":
+        """Return the study of a search."""
+        if search.name not in self._named:
+            self._named[search.name] = RateStudy(search, self._storage)
+        return self._named[search.name]
 
 
 class RateStudy:
@@ -104,17 +155,14 @@ class RateStudy:
 
     Args:
         search: what it looks for.
-        storage: a URL.
-
-    Raises:
-        SweepError: if the storage cannot be used.
+        storage: an open one.
     """
 
-    def __init__(self, search: Search, storage: str) -> None:
+    def __init__(self, search: Search, storage: BaseStorage) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.search = search
         self.study = optuna.create_study(
-            storage=open_storage(storage),
+            storage=storage,
             study_name=search.name,
             direction="minimize",
             load_if_exists=True,

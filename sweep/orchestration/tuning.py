@@ -29,7 +29,7 @@ from sweep.trial.files import sha256_of
 from sweep.trial.folder import Cause, State, TrialStatus
 
 if TYPE_CHECKING:
-    from sweep.orchestration.studies import RateStudy
+    from sweep.orchestration.studies import RateStudy, Studies
 
 
 @dataclass
@@ -67,18 +67,20 @@ class Tuning:
         plan: with rows without an id for every report that awaits its rate.
         schedule: runs the trials, and prunes.
         storage: URL of Optuna's; None: optuna.db in the sweep's folder.
+        uid: the sweep's in shared stores.
     """
 
-    def __init__(self, plan: Plan, schedule: Schedule, storage: str | None) -> None:
+    def __init__(self, plan: Plan, schedule: Schedule, storage: str | None, uid: str) -> None:
         self.settings, self.evaluation = plan.settings.tuning, plan.settings.evaluation
         self.target = plan.settings.target
-        self.schedule, self.folder, self.storage = schedule, schedule.folder, storage
+        self.schedule, self.folder = schedule, schedule.folder
+        self.storage, self.uid = storage, uid
         self.open_reports: dict[int, list[PlannedTrial]] = {}
         for row in plan.trials:
             if row.id is None:
                 self.open_reports.setdefault(row.batch_size, []).append(row)
         self._began: set[str] = set()  # by this command
-        self._studies: dict[str, RateStudy] = {}
+        self._studies: Studies | None = None
         # By trial and whether it was searched for: what it showed, as its status then was.
         self._seen: dict[tuple[str, bool], tuple[TrialStatus, Shown]] = {}
 
@@ -267,17 +269,17 @@ class Tuning:
                 found.pauses[one] = None
 
     def _optuna(self, search: Search) -> "RateStudy":
-        from sweep.orchestration.studies import RateStudy, default_storage
+        from sweep.orchestration.studies import Studies, default_storage
 
-        if search.name not in self._studies:
-            storage = self.storage or default_storage(self.folder.path)
-            self._studies[search.name] = RateStudy(search, storage)
-        return self._studies[search.name]
+        self._studies = self._studies or Studies(self.storage or default_storage(self.folder.path))
+        return self._studies.of(search)
 
     def _as_search(self, study: Study) -> Search:
         template = study.template
         science = self.schedule.plan.science(template, 1.0).model_dump(mode="json")
-        own = sha256_of({"folder": str(self.folder.path.resolve()), "science": science})[:8]
+        # Equal paths on two machines differ in their uid, a folder and its copy in their path.
+        sweep = {"uid": self.uid, "folder": str(self.folder.path.resolve())}
+        own = sha256_of({**sweep, "science": science})[:8]
         stage = "search" if study.is_search else "confirmation"
         name = (
             f"{self.folder.name}: batch size {study.batch_size}, {template.tokens} tokens, {stage} "

@@ -216,6 +216,22 @@ def test_sweeps_that_share_a_storage_and_a_name_keep_apart(whole, tmp_path):
     ]
 
 
+def test_a_sweep_in_the_place_of_one_that_was_removed_gets_studies_of_its_own(tmp_path):
+    storage, tuned = f"sqlite:///{tmp_path / 'shared.db'}", []
+    settings = {**SMALL, "batches": "16", "budget": "800", "seeds": 1}
+    experiment = load_experiment("quadratic", settings)
+    for _ in range(2):  # as on two machines whose folders have the same path
+        folder = SweepFolder(tmp_path / "sweep")
+        planned = make_plan(experiment, Logistics(device="cpu"), folder)
+        found = run_plan(planned, folder, executor=InlineExecutor(), storage=storage)
+        tuned.append(sorted(row.id for row in rows_of(found, "tune")))
+        shutil.rmtree(folder.path)
+    assert tuned[0] == tuned[1]
+    names = optuna.get_all_study_names(storage)
+    studies = [optuna.load_study(study_name=name, storage=storage) for name in names]
+    assert [sorted(named_trials(study)) for study in studies] == tuned
+
+
 def test_optuna_holds_a_study_per_batch_size_with_what_became_of_each_trial(whole):
     summary = whole
     storage = f"sqlite:///{summary.folder.path / 'optuna.db'}"
