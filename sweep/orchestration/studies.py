@@ -86,7 +86,7 @@ def _tried(trial: FrozenTrial) -> Tried:
 
 
 def open_storage(url: str) -> BaseStorage:
-    """Open a database of studies.
+    """Open a database of studies; while trials run it holds no connection.
 
     Raises:
         SweepError: if Optuna cannot use it.
@@ -95,7 +95,7 @@ def open_storage(url: str) -> BaseStorage:
     os.environ.setdefault("PGCONNECT_TIMEOUT", ANSWER_SECONDS)
     try:
         with _alone(url, shown):
-            return get_storage(RDBStorage(url, {"pool_pre_ping": True}))
+            return get_storage(RDBStorage(url, {"poolclass": sqlalchemy.NullPool}))
     except SweepError:
         raise
     except Exception as error:  # whatever a database, its driver or an address can raise

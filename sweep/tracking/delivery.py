@@ -113,7 +113,8 @@ class Delivery:
     def _connect(self) -> "MlflowClient":
         """Reach the store, and learn which runs of this sweep it has."""
         client = connect(self._address)
-        experiment = require_experiment(client, self.plan.experiment, self.record.tracking_uri)
+        name, uri = self.plan.experiment, self.record.tracking_uri
+        experiment = require_experiment(client, name, uri, self.folder.path)
         parent = self._require_parent(client, experiment)
         children: dict[str, list[str]] = {}
         for run in children_of(client, experiment, parent):

@@ -114,16 +114,18 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def require_experiment(client: "MlflowClient", name: str, uri: str) -> str:
+def require_experiment(client: "MlflowClient", name: str, uri: str, folder: Path) -> str:
     """Return the id of an MLflow experiment, created if need be.
 
-    Artifacts of a SQLite store lie beside it, in `mlartifacts`; a server has its own place.
+    Artifacts of a SQLite store lie beside it, in `mlartifacts`, and those of another database in
+    the folder of the experiment's first sweep; a server has its own place.
     """
     found = client.get_experiment_by_name(name)
     if found is None:
         location = None
-        if uri.startswith("sqlite"):
-            location = (sqlite_path(uri).parent / "mlartifacts").as_uri()
+        if not uri.startswith("http"):
+            place = sqlite_path(uri).parent if uri.startswith("sqlite") else folder.absolute()
+            location = (place / "mlartifacts").as_uri()
         return str(client.create_experiment(name, artifact_location=location))
     if found.lifecycle_stage != "active":
         raise SweepError(
