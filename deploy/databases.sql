@@ -1,0 +1,2 @@
+-- Beside MLflow's own: Optuna cannot share one with it.
+CREATE DATABASE optuna;
