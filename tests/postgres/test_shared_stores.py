@@ -1,0 +1,231 @@
+"""Tuned sweeps on one PostgreSQL and one MLflow server: nothing lost, nothing twice, no mixing."""
+
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import optuna
+import pytest
+
+from sweep.cli import main
+from sweep.orchestration.studies import named_trials, open_storage
+from sweep.tracking.reader import read_store
+from sweep.tracking.store import children_of, connect
+from sweep.trial.files import read_json
+from sweep.trial.folder import State, SweepFolder
+from sweep.trial.metrics import read_metrics
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(900)]
+
+
+def studies_of(storage, name):
+    """The studies of the sweeps of one name."""
+    opened = open_storage(storage)
+    names = [one for one in optuna.get_all_study_names(opened) if one.startswith(f"{name}: ")]
+    return [optuna.load_study(study_name=one, storage=opened) for one in names]
+
+
+def tuned_losses(folder):
+    """Final losses of the tuning trials by id, as the folder holds them."""
+    rows = [row for row in folder.read_plan()["trials"] if row["stage"] == "tune"]
+    results = {row["id"]: folder.trial(row["id"]).read_result() for row in rows}
+    return {trial_id: result["final_valid_loss"] for trial_id, result in results.items()}
+
+
+def told_losses(study):
+    assert {trial.state.name for trial in named_trials(study).values()} == {"COMPLETE"}
+    return {trial_id: trial.value for trial_id, trial in named_trials(study).items()}
+
+
+def assert_tracked_once(folder, uri):
+    """Hold the sweep's runs against its folder; return the ids of its runs."""
+    record = read_json(folder.tracking_path)
+    stored = read_store(uri, folder.path.name, record["parent_run_id"])
+    assert stored.plan == folder.read_plan()
+    client = connect(uri)
+    children = children_of(client, record["experiment_id"], record["parent_run_id"])
+    trial_ids = [row["id"] for row in stored.plan["trials"]]
+    assert sorted(run.data.tags["sweep.trial_id"] for run in children) == sorted(trial_ids)
+    for trial_id, result in zip(trial_ids, stored.results, strict=True):
+        trial = folder.trial(trial_id)
+        assert trial.read_status().state is State.COMPLETE
+        whole = read_metrics(trial.metrics_path)
+        lines = [{key: v for key, v in line.items() if v is not None} for line in whole]
+        assert stored.curves[trial_id] == lines
+        assert result == trial.read_result()
+    for run in children:
+        points = [
+            (point.key, point.step, point.timestamp, point.value)
+            for key in run.data.metrics
+            for point in client.get_metric_history(run.info.run_id, key)
+        ]
+        assert max(Counter(points).values()) == 1
+    return [record["parent_run_id"], *(run.info.run_id for run in children)]
+
+
+def count_finished(path):
+    return len(list(path.glob("trials/*/result.json")))
+
+
+def is_training(path):
+    """Tell whether some trial that has not ended has logged a line."""
+    logs = path.glob("trials/*/metrics.jsonl")
+    return any(log.stat().st_size and not log.with_name("result.json").exists() for log in logs)
+
+
+def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, mlflow):
+    secret = postgres.password
+    run = command(
+        "killed",
+        {},
+        *("--storage", postgres.address("optuna")),
+        *("--tracking-uri", mlflow.uri.replace("://", f"://sweep:{secret}@")),
+    )
+    for finished in (1, 6):
+        run.start()
+        run.until(lambda n=finished: count_finished(run.folder) >= n and is_training(run.folder))
+        run.kill()
+    assert run.start().wait() == 0
+    folder = SweepFolder(run.folder)
+    assert_tracked_once(folder, mlflow.uri)
+    (study,) = studies_of(postgres.address("optuna"), "killed")
+    assert told_losses(study) == tuned_losses(folder)
+    unnamed = [
+        t for t in study.trials if t.user_attrs.get("sweep.trial_id") not in told_losses(study)
+    ]
+    assert {trial.state.name for trial in unnamed} <= {"FAIL"}  # asked for, but not yet planned
+    assert secret not in run.output
+    files = [path for path in run.folder.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+def test_eight_sweeps_tune_at_once_and_keep_apart(command, postgres, mlflow):
+    names = [f"{place}/{name}" for name in ("red", "green", "blue", "grey") for place in ("a", "b")]
+    runs = [command(name, mlflow.environment("sweep")).start() for name in names]
+    assert [run.wait() for run in runs] == [0] * 8
+    folders = [SweepFolder(run.folder) for run in runs]
+    run_ids = [one for folder in folders for one in assert_tracked_once(folder, mlflow.uri)]
+    assert len(set(run_ids)) == len(run_ids)
+    attempts = [trial.read_status().attempts for one in folders for trial in one.trials()]
+    assert set(attempts) == {1}
+    client = connect(mlflow.uri)
+    for a, b in zip(folders[::2], folders[1::2], strict=True):
+        experiment = client.get_experiment_by_name(a.path.name)
+        held = client.search_runs([experiment.experiment_id])
+        assert len(held) == sum(1 + len(folder.read_plan()["trials"]) for folder in (a, b))
+        studies = studies_of(postgres.address("optuna"), a.path.name)
+        assert [told_losses(study) for study in studies] == [tuned_losses(a), tuned_losses(b)]
+        assert {len(study.trials) for study in studies} == {len(tuned_losses(a))}
+
+
+def test_both_servers_die_in_a_sweep_and_come_back(command, postgres, mlflow):
+    run = command("outlived", mlflow.environment("sweep")).start()
+    run.until(lambda: count_finished(run.folder) >= 1 and is_training(run.folder))
+    mlflow.die()
+    postgres.die()
+    finished = count_finished(run.folder)
+    run.until(lambda: "Optuna's storage does not answer" in run.output)
+    assert count_finished(run.folder) > finished, "training went on"
+    postgres.start()
+    mlflow.start()
+    assert run.wait() == 0
+    assert "Traceback" not in run.output
+    folder = SweepFolder(run.folder)
+    assert_tracked_once(folder, mlflow.uri)
+    (study,) = studies_of(postgres.address("optuna"), "outlived")
+    assert told_losses(study) == tuned_losses(folder)
+
+
+def test_eight_at_once_find_or_make_the_tables_of_an_empty_database(postgres):
+    postgres.execute("postgres", "CREATE DATABASE empty")
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(open_storage, [postgres.address("empty")] * 8))
+    assert [one.get_all_studies() for one in opened] == [[]] * 8
+
+
+def test_a_database_may_be_mlflow_s_store_without_a_server(command, postgres, tmp_path):
+    postgres.execute("postgres", "CREATE DATABASE direct")
+    uri = postgres.address("direct")
+    flags = ("--lr", "0.05", "--tracking-uri")
+    assert command("direct", {}, *flags, uri).start().wait() == 0
+    folder = SweepFolder(tmp_path / "direct")
+    assert read_json(folder.tracking_path)["tracking_uri"] == uri.replace(
+        f":{postgres.password}", ""
+    )
+    assert_tracked_once(folder, uri)
+    assert list(folder.path.glob("mlartifacts/*/artifacts/report.md"))
+    # Once it is known, PostgreSQL's own ways tell the password.
+    grown = ("--lr", "0.05", "--seeds", "2")
+    assert command("direct", {"PGPASSWORD": postgres.password}, *grown).start().wait() == 0
+    assert_tracked_once(folder, uri)
+
+
+def test_mlflow_answers_to_the_names_of_the_compose_file_only(mlflow):
+    def ask(host):
+        search = f"{mlflow.uri}/api/2.0/mlflow/experiments/search?max_results=1"
+        return urllib.request.urlopen(urllib.request.Request(search, headers={"Host": host}))
+
+    with ask("mlflow:5000") as answer:
+        assert answer.status == 200
+    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+        ask("elsewhere:5000")
+    refused.value.close()
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capfd):
+    """Call `sweep run`; return its sentence after looking that nothing was written."""
+
+    def call(*flags):
+        work = tmp_path / "work"
+        work.mkdir()
+        monkeypatch.chdir(work)
+        given = ["sweep", "run", "quick", "--lr", "tuned", "--yes", *flags]
+        monkeypatch.setattr(sys, "argv", given)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        assert (ended.value.code, out, list(work.iterdir())) == (2, "", [])
+        assert err.startswith("Error: ") and err.count("\n") == 1, err
+        return err
+
+    return call
+
+
+@pytest.mark.parametrize("flag", ["--storage", "--tracking-uri"])
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("password", "password authentication failed"),
+        ("database", 'database "nowhere" does not exist'),
+        ("port", "Connection refused"),
+        ("silence", "timeout expired"),
+        ("sign", "percent-encoded"),
+    ],
+)
+def test_a_database_that_cannot_be_opened_is_refused_in_one_sentence(
+    refused, postgres, flag, wrong, says
+):
+    with closing(socket.create_server(("127.0.0.1", 0))) as mute:
+        port = mute.getsockname()[1]
+        address = {
+            "password": postgres.address("optuna", "hunter2"),
+            "database": postgres.address("nowhere", None),
+            "port": "postgresql://sweep:hunter2@127.0.0.1:1/optuna",
+            "silence": f"postgresql://sweep:hunter2@127.0.0.1:{port}/x?connect_timeout=2",
+            "sign": postgres.address("optuna", "hunter2@home"),
+        }[wrong]
+        sentence = refused(flag, address)
+    assert says in sentence
+    assert "hunter2" not in sentence and postgres.password not in sentence
+
+
+def test_optuna_leaves_mlflow_s_database_alone(refused, postgres, mlflow):
+    sentence = refused("--storage", postgres.address("mlflow"))
+    assert "a database of its own" in sentence and postgres.password not in sentence
+    with urllib.request.urlopen(f"{mlflow.uri}/health") as answer:
+        assert answer.status == 200
