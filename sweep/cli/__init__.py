@@ -42,7 +42,7 @@ def sweep() -> None:
 @sweep.command()
 @experiment_options
 @click.option("--tracking-uri", help="MLflow store: http://…, sqlite:///…; in DIR by default.")
-@click.option("--storage", metavar="URL", help="Optuna's store; optuna.db in DIR by default.")
+@click.option("--storage", metavar="URL", help="Optuna's store, postgresql://…; optuna.db in DIR.")
 @click.option("--executor", type=click.Choice(["local"]), default="local", help="Where to run.")
 @click.option("--only", multiple=True, metavar="ID", help="Run this trial only; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
