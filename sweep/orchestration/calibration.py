@@ -17,6 +17,8 @@ from sweep.trial.files import read_json, sha256_of, write_json
 
 MOST_SEQUENCES = 4
 MOST_SECONDS = 5.0
+# What of an execution a time is of.
+TIMED = ("device", "devices", "zero", "strategy", "threads", "compile", "activation_checkpointing")
 LEAST_SECONDS = 2.0  # of training, from which a trial tells more than the short measurement
 
 
@@ -37,12 +39,12 @@ def estimate_seconds(plan: Plan) -> dict[tuple[int, int], float]:
         per_sequence = calibration["seconds_per_sequence"]
         per_token = calibration.get(f"batch {row.batch_size}")
         if per_token is None:
-            steps = row.tokens / context * per_sequence
+            steps = row.tokens / context * per_sequence / row.devices
             steps += row.steps * calibration["seconds_per_update"]
         else:
             steps = row.tokens * per_token
-        # A forward is a third of a step.
-        estimates[row.batch_size, row.tokens] = steps + evaluated / 3 * per_sequence
+        # A forward is a third of a step. What several devices send each other is not counted.
+        estimates[row.batch_size, row.tokens] = steps + evaluated / 3 * per_sequence / row.devices
     return estimates
 
 
@@ -60,9 +62,7 @@ def _calibration_path(plan: Plan) -> Path:
 
     key = {
         "machine": [platform.node(), platform.processor(), platform.machine()],
-        "execution": plan.execution.model_dump(
-            mode="json", include={"device", "threads", "compile", "activation_checkpointing"}
-        ),
+        "execution": plan.execution.model_dump(mode="json", include=set(TIMED)),
         "model": plan.settings.model.model_dump(mode="json"),
         "workload": plan.settings.workload,
         "precision": plan.settings.precision,

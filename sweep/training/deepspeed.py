@@ -69,9 +69,16 @@ class DeepSpeedZero(DataParallel):
         return loss_sum
 
     def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
-        run = self._engine if torch.is_grad_enabled() else self._engine.module
-        found: Found = run(function, *arguments)
-        return found
+        found: list[Found] = []  # stage 3 looks into what a module returns: tensors or a dict
+
+        def kept(model: nn.Module, *arguments: Any) -> dict[str, Any]:
+            found.append(function(model, *arguments))
+            return {}
+
+        if torch.is_grad_enabled():
+            return self._engine(function, *arguments)  # type: ignore[no-any-return]
+        self._engine.module(kept, *arguments)
+        return found[0]
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         self._is_last = is_last
@@ -97,8 +104,7 @@ class DeepSpeedZero(DataParallel):
 
     def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
         inner = self._optimizer.optimizer
-        held = [getattr(p, "ds_tensor", p) for p in model.parameters()]
-        held += [p for group in inner.param_groups for p in group["params"]]
+        held = [getattr(p, "ds_tensor", p) for p in model.parameters()] + self._parts()
         held += [v for s in inner.state.values() for v in s.values() if isinstance(v, Tensor)]
         return sum(tensor.nbytes for tensor in held)
 
@@ -110,6 +116,7 @@ class DeepSpeedZero(DataParallel):
     def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
+        self._link_states()
         steps = next(iter(self._optimizer.optimizer.state.values()))["step"]
         found = {}
         for name, parameter in model.named_parameters():
@@ -121,12 +128,35 @@ class DeepSpeedZero(DataParallel):
     def make_states(
         self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], most: float
     ) -> None:
-        """They are there from the start."""
+        """Let it make its states, by a step of all parts that changes no weight."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        for place, part in enumerate(self._parts()):
+            part.grad = torch.zeros_like(part)
+            self._optimizer._optimizer_step(place)
+            part.grad = None
+
+    def _parts(self) -> list[Tensor]:
+        """Return this process's flat parts of the weights, in float32."""
+        name = (
+            "fp32_partitioned_groups_flat" if self._zero == 3 else "single_partition_of_fp32_groups"
+        )
+        parts: list[Tensor] = getattr(self._optimizer, name)
+        return parts
+
+    def _link_states(self) -> None:
+        """Let parameters find their states: DeepSpeed 0.19 does it before all groups have any."""
+        from deepspeed.utils.mixed_precision_linkage import lazy_init_hp_params_optimizer_state
+
+        for place, part in enumerate(self._parts() if self._zero < 3 else ()):
+            group, states = self._optimizer.bit16_groups[place], self._optimizer.optimizer.state
+            lazy_init_hp_params_optimizer_state(group, part, states)
 
     def put(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
+        from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-        from deepspeed.zero import GatheredParameters
 
+        self._link_states()
         for name, parameter in model.named_parameters():
             safe_set_full_fp32_param(parameter, weights[name])
             for moment in MOMENTS:

@@ -118,3 +118,51 @@ def test_a_larger_microbatch_than_was_forecast_is_forecast_when_the_plan_grows(t
     grown = make_plan(both, Logistics(), folder).plan
     assert [(row.batch_size, row.microbatch_size) for row in grown.trials] == [(8, 8), (64, 8)]
     assert grown.execution == first.execution
+
+
+def several(**logistics):
+    fields = {"batches": [8, 16], "budget": 64 * 16 * 10}
+    asked = Logistics(device="cpu", **logistics)
+    return make_plan(load_experiment("quick", fields), asked, SweepFolder(Path("nowhere"))).plan
+
+
+def test_any_two_of_microbatch_devices_and_accumulation_give_the_third():
+    def sizes(**given):
+        names = ("microbatch_size", "devices", "gradient_accumulation_steps")
+        return [tuple(getattr(row, name) for name in names) for row in several(**given).trials]
+
+    assert sizes(devices=2) == [(4, 2, 1), (8, 2, 1)]
+    assert sizes(devices=2, microbatch=2) == [(2, 2, 2), (2, 2, 4)]
+    assert sizes(devices=4, accumulation=2) == [(1, 4, 2), (2, 4, 2)]
+    one = load_experiment("quick", {"batches": [16], "budget": 64 * 16 * 10})
+    asked = Logistics(device="cpu", microbatch=2, accumulation=4)
+    row = make_plan(one, asked, SweepFolder(Path("nowhere"))).plan.trials[0]
+    assert (row.microbatch_size, row.devices, row.gradient_accumulation_steps) == (2, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"devices": 3}, r"multiple of devices \(3\), got 8. Use 6 or 9"),
+        ({"devices": 2, "microbatch": 3}, r"divide .*\(4\), got 3. Use 2 or 4"),
+        ({"microbatch": 2, "accumulation": 4}, "the same whole number of devices"),
+        ({"zero": 1}, "Add --devices-per-trial"),
+        ({"strategy": "deepspeed"}, "Add --devices-per-trial"),
+        ({"devices": 2, "strategy": "deepspeed"}, "zero must be 1, 2 or 3|extra deepspeed"),
+    ],
+)
+def test_what_does_not_divide_or_split_is_refused(given, message):
+    with pytest.raises(SweepError, match=message):
+        several(**given)
+
+
+def test_grpo_runs_on_one_device():
+    with pytest.raises(SweepError, match="each trial on one device"):
+        experiment = load_experiment("grpo-words", {"batches": [16], "data": "synthetic"})
+        make_plan(experiment, Logistics(device="cpu", devices=2), SweepFolder(Path("nowhere")))
+
+
+def test_cores_are_shared_by_the_processes_of_a_trial():
+    threads = several().execution.threads
+    assert several(devices=2).execution.threads == max(1, threads // 2)
+    assert several(devices=8).execution.threads == max(1, threads // 8)

@@ -176,6 +176,11 @@ def test_each_visible_gpu_is_a_slot(monkeypatch):
     visible = [slot["CUDA_VISIBLE_DEVICES"] for slot in attempt_slots("cuda")]
     assert visible == ["2", "5"]
     assert attempt_slots("cuda:1") == attempt_slots("cpu") == [{}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,7")
+    assert attempt_slots("cuda", 2) == [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "2,3"},
+    ]
 
 
 def test_a_living_worker_that_was_superseded_writes_nothing_more(run, faulty):
