@@ -1,7 +1,8 @@
 """An attempt of a trial on several devices: a process for each, by torch's elastic launcher.
 
 What the launcher's process is told, a word to stop, and what the others say of their end go through
-files of a temporary folder: they outlive whoever wrote them. Whatever ends one process ends all.
+files of a temporary folder: they outlive whoever wrote them. Each process holds a lock there while
+it lives. Whatever ends one process ends all.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from sweep.config.objects import load_object
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training.memory_limit import oom_kills
+from sweep.trial.lease import FileLock, is_locked
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 3  # between asking the others of a dead process to end, and ending them
@@ -59,32 +61,41 @@ def launch(path: Path, devices: int, should_stop: Callable[[], str | None]) -> O
             signals_to_handle="SIGHUP",  # the others say `preempted` and `stopped` here
             shutdown_timeout=GRACE_SECONDS,
         )
-        with _passing_on(should_stop, words):
-            try:
+        try:
+            with _watching(should_stop, words, devices) as deaths:
                 found: dict[int, Outcome] = elastic_launch(config, _rank)(str(path), name)
-            except ChildFailedError as error:
-                return _judged(error, words, oom_kills() > killed_before)
+        except ChildFailedError as error:
+            return judged(error, deaths, words, oom_kills() > killed_before)
         return found[0]
 
 
 @contextlib.contextmanager
-def _passing_on(should_stop: Callable[[], str | None], words: Path) -> Iterator[None]:
-    """Write down what `should_stop` answers, once it does."""
-    is_over = threading.Event()
+def _watching(
+    should_stop: Callable[[], str | None], words: Path, devices: int
+) -> Iterator[dict[int, float]]:
+    """Write down what `should_stop` answers, once it does; note when each process is gone."""
+    is_over, deaths = threading.Event(), dict[int, float]()
+
+    def look() -> None:
+        for number in range(devices):
+            alive = words / f"alive-{number}"
+            if number not in deaths and alive.exists() and not is_locked(alive):
+                deaths[number] = time.time()
 
     def watch() -> None:
         while not is_over.wait(POLL_SECONDS):
-            if word := should_stop():
+            if not (words / STOP).exists() and (word := should_stop()):
                 _write(words / STOP, word)
-                return
+            look()
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield
+        yield deaths
     finally:
         is_over.set()
         thread.join()
+        look()
 
 
 def _rank(path: str, name: str) -> Outcome:
@@ -94,6 +105,7 @@ def _rank(path: str, name: str) -> Outcome:
     parent, words = os.getppid(), Path(name)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     number = int(os.environ["LOCAL_RANK"])
+    alive = FileLock(words / f"alive-{number}")
 
     def should_stop() -> str | None:
         place = words / STOP
@@ -115,25 +127,30 @@ def _rank(path: str, name: str) -> Outcome:
         said = {"time": time.time(), **asdict(outcome_of(error))}
         _write(words / f"end-{number}", json.dumps(said))
         os._exit(1)  # at once: the others may be waiting for this one
+    alive.release()
     return outcome
 
 
-def _judged(error: ChildFailedError, words: Path, memory_ran_out: bool) -> Outcome:
+def judged(
+    error: ChildFailedError, deaths: dict[int, float], words: Path, memory_ran_out: bool
+) -> Outcome:
     """Return why the attempt ended: memory before all, then a death without a word.
 
-    What the others say of the process they lost is none of it.
+    What the others say of the process they lost is none of it, nor that they were ended for it.
     """
     said = [json.loads(place.read_text()) for place in words.glob("end-*")]
     said = sorted(said, key=lambda one: (one["kind"] != "out_of_memory", one["time"]))
+    first = min([*deaths.values(), *(one["time"] for one in said)], default=0.0)
     silent = [
-        (number, failure.exitcode)
-        for number, failure in error.failures.items()
-        if not (words / f"end-{number}").exists() and failure.exitcode not in (0, -signal.SIGTERM)
+        number
+        for number, when in deaths.items()
+        if when < first + GRACE_SECONDS / 2 and not (words / f"end-{number}").exists()
     ]
     if said and (said[0]["kind"] == "out_of_memory" or not silent):
         return Outcome(said[0]["kind"], said[0]["message"], said[0]["in_evaluation"])
-    number, code = silent[0] if silent else (0, 1)
-    outcome = judge_death(code, memory_ran_out, None)
+    known = {number: failure.exitcode for number, failure in error.failures.items()}
+    number = silent[0] if silent else min(known, default=0)
+    outcome = judge_death(known.get(number, -signal.SIGKILL), memory_ran_out, None)
     return Outcome(outcome.kind, f"process {number} of the trial: {outcome.message}")
 
 

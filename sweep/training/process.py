@@ -53,6 +53,11 @@ class FreshProcess:
             self._process.start()
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return int(self._process.pid)
+
     def stop(self) -> None:
         """Let `should_stop` answer `stopped`."""
         with contextlib.suppress(OSError):

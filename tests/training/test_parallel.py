@@ -3,8 +3,11 @@
 import importlib.util
 import math
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from click.testing import CliRunner
@@ -12,6 +15,7 @@ from safetensors.torch import load_file, load_model
 
 from sweep.cli import sweep
 from sweep.config.experiment import load_experiment
+from sweep.errors import WorkerDied
 from sweep.memory.forecast import forecast_stages
 from sweep.models import build_model
 from sweep.orchestration.execution import Logistics
@@ -295,3 +299,42 @@ class TestDeepSpeed:
         on(trial, 2, "deepspeed")
         assert attempt(trial).kind == "complete"
         assert_same_trial(trial, alone)
+
+
+class Running:
+    """A trial in two processes that goes on for long, until it is stopped or killed."""
+
+    def __init__(self, path: Path) -> None:
+        long = {"budget": 8 * 64 * 100_000, "evaluation": {"sequences": 8, "noise_points": 0}}
+        self.trial = planned(path, 2, 2, **long)
+        self.trial.write_status(begin_attempt(self.trial.read_status()))
+        self.process = FreshProcess(ATTEMPT, self.trial.path, ends_itself=True)
+        wait_for(lambda: read_metrics(self.trial.metrics_path))
+        launcher = psutil.Process(self.process.pid)
+        self.ranks = [c for c in launcher.children() if "spawn_main" in " ".join(c.cmdline())]
+        assert len(self.ranks) == 2
+
+
+def wait_for(is_so: Callable[[], object]) -> None:
+    while not is_so():  # the timeout is the test's
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_stop_lets_all_processes_checkpoint_and_end(tmp_path):
+    running = Running(tmp_path)
+    for rank in running.ranks:  # as a batch system may send it to a whole process group
+        rank.terminate()
+    running.process.stop()
+    assert running.process.result().kind == "stopped"
+    assert running.trial.checkpoints()
+    wait_for(lambda: not any(rank.is_running() for rank in running.ranks))
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_launched_them(tmp_path):
+    running = Running(tmp_path)
+    running.process.kill()
+    with pytest.raises(WorkerDied):
+        running.process.result()
+    wait_for(lambda: not any(rank.is_running() for rank in running.ranks))
