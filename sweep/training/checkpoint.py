@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file, save_model
 
 from sweep.training.progress import Progress
-from sweep.training.sharded import load_parts, read_notes, save_parts
 from sweep.training.step import TrainingStep
 from sweep.trial.files import replacing, sync_folder
 from sweep.trial.folder import TrialFolder
@@ -53,6 +52,8 @@ class CheckpointStore:
                 print(f"metrics.jsonl does not match {name.path.name}; trying an older one")
                 continue
             if name.path.is_dir():
+                from sweep.training.sharded import load_parts  # takes a second to import
+
                 load_parts(step, state, name.path)
             else:
                 _restore(state, step)
@@ -63,6 +64,8 @@ class CheckpointStore:
 
     def _read(self, path: Path) -> dict[str, Any]:
         if path.is_dir():
+            from sweep.training.sharded import read_notes
+
             return read_notes(path)
         if ranks.are_many():
             raise ValueError("of one device, and this trial is on several")
@@ -118,6 +121,8 @@ class CheckpointStore:
         self.folder.remove_checkpoints(KEPT)
 
     def _save_parts(self, name: str, step: TrainingStep, notes: dict[str, Any]) -> None:
+        from sweep.training.sharded import save_parts
+
         part = self.folder.path / f".{name}.part"
         save_parts(step, notes, part)
         if ranks.rank() == 0:
