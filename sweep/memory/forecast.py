@@ -110,7 +110,7 @@ class Forecasts:
     def __init__(self, execution: Execution | None = None) -> None:
         """Args: execution: over whose devices a trial is split, if it is."""
         self._known: dict[tuple[int, int, int], Forecast] = {}
-        self._split = execution if execution and execution.zero else None
+        self._split = execution if execution and execution.devices > 1 else None
 
     @property
     def made(self) -> list[Forecast]:
@@ -119,7 +119,8 @@ class Forecasts:
 
     def of(self, config: TrialConfig) -> Forecast:
         """Forecast a configuration, as `forecast_step` does."""
-        batch, size = config.science.batch_size, config.microbatch_size
+        size = config.microbatch_size
+        batch = config.science.batch_size // config.execution.devices
         shown = _shown(config, batch)
         key = (shown, size, config.execution.evaluation_batch_size)
         if key not in self._known:
@@ -128,7 +129,7 @@ class Forecasts:
                 gathered = gathered_bytes(config)
                 found = on_devices(found, self._split.devices, self._split.zero, gathered)
             self._known[key] = found
-        return replace(self._known[key], batch_size=batch // config.execution.devices)
+        return replace(self._known[key], batch_size=batch)
 
 
 def forecast_stages(config: TrialConfig, devices: int) -> list[Forecast]:

@@ -27,6 +27,7 @@ class Asked:
     zero: int | None = None
     activation_checkpointing: bool = False
     precision: bool = False
+    microbatch: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def choose(config: TrialConfig, preset: str, asked: Asked, should_stop: ShouldSt
             stage: largest_divisor(per_device, found, config.group_size) if found else 0
             for stage, found in fits.items()
         }
+        if asked.microbatch:  # it is taken whatever fits
+            sizes = {stage: size if size >= wanted else 0 for stage, size in sizes.items()}
         if largest := max(sizes.values()):
             stage = min(stage for stage in stages if sizes[stage] == largest)
             reason = f"{largest} sequences at once {within}"

@@ -76,28 +76,28 @@ class Gathered:
 def on_devices(whole: Forecast, devices: int, stage: int, gathered: Gathered) -> Forecast:
     """Return the forecast of one device of several, from that of one which holds everything.
 
-    Within a step stage 2 has all weights beside its part of them, stage 3 those of a layer and the
-    next, and of what lies outside of layers. The gradients of a layer, and of what lies outside,
-    are whole until they are summed.
+    Stages 0 and 1 hold buckets of all gradients, between steps too. Within a step stage 2 has all
+    weights beside its part of them, stage 3 those of a layer and the next, and of what lies outside
+    of layers. The gradients of a layer, and of what lies outside, are whole until they are summed.
     """
-    if devices == 1 or stage == 0:
+    if devices == 1:
         return whole
     held = whole.by_category
     weights, gradients, states = (
         held.get(name, 0) for name in ("weights", "gradients", "optimizer")
     )
     layer, outside = gathered.largest_layer, gathered.outside
-    own_states = -(-states // devices)
+    own_states = -(-states // devices) if stage >= 1 else states
     own_weights = -(-weights // devices) if stage >= 2 else weights
-    own_gradients = -(-gradients // devices) if stage >= 2 else gradients
-    more_weights = {1: 0, 2: weights, 3: min(weights, 2 * layer + outside)}[stage]
+    own_gradients = -(-gradients // devices) if stage >= 2 else max(gradients, weights)
+    more_weights = {0: 0, 1: 0, 2: weights, 3: min(weights, 2 * layer + outside)}[stage]
     more_gradients = min(gradients, layer + outside) if stage >= 2 else 0
     split = {
         "weights": own_weights + more_weights,
         "gradients": own_gradients + more_gradients,
         "optimizer": own_states,
     }
-    at_rest = own_weights - weights + own_states - states
+    at_rest = own_weights - weights + own_states - states + (weights if stage < 2 else 0)
     return replace(
         whole,
         peak_bytes=whole.peak_bytes + sum(split.values()) - weights - gradients - states,

@@ -94,7 +94,7 @@ def decide_execution(experiment: Experiment, logistics: Logistics) -> Execution:
         zero=logistics.zero or 0,  # type: ignore[arg-type]
         strategy=logistics.strategy or "torch",  # type: ignore[arg-type]
         preset=logistics.preset,  # type: ignore[arg-type]
-        threads=max(1, available_cores() // (1 if device.startswith("cuda") else devices)),
+        threads=max(1, available_cores() // devices),
         activation_checkpointing=logistics.activation_checkpointing,
         device_memory_bytes=logistics.device_memory,
         loss_chunk_rows=(

@@ -113,7 +113,7 @@ def _accuracy(plan: Plan) -> dict[str, Any]:
             "less, an upper bound that was not calibrated",
             "error_bar_share": None,
         }
-    if plan.execution.zero:
+    if plan.execution.devices > 1:
         basis = "eager steps' tensors on one device, less what ZeRO splits and with what it gathers"
         return {"basis": f"{basis}: by formula, peaks not measured", "error_bar_share": None}
     is_cuda = plan.execution.device.startswith("cuda")

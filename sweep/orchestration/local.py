@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
-from sweep.errors import WorkerDied
+from sweep.errors import SweepError, WorkerDied
 from sweep.plan.retry import Outcome
 from sweep.training.process import ATTEMPT, FreshProcess
 from sweep.trial.folder import TrialFolder
@@ -43,6 +43,11 @@ class LocalExecutor:
 
     def __init__(self, device: str, devices: int = 1) -> None:
         self.slots = attempt_slots(device, devices)
+        if not self.slots:
+            raise SweepError(
+                f"each trial of this sweep takes {devices} devices, and fewer are visible here. "
+                "Run it on a machine that has them, or choose another --out."
+            )
         self._attempts: set[FreshProcess] = set()
         self._watchers: list[threading.Thread] = []
         self._is_stopping = False

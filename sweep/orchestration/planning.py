@@ -202,7 +202,12 @@ def _choose_by_preset(plan: Plan, precision: str, logistics: Logistics) -> tuple
     from sweep.memory.presets import Asked
 
     row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
-    asked = Asked(logistics.zero, logistics.activation_checkpointing, precision != "auto")
+    asked = Asked(
+        zero=logistics.zero,
+        activation_checkpointing=logistics.activation_checkpointing,
+        precision=precision != "auto" or plan.execution.strategy == "deepspeed",
+        microbatch=logistics.is_split,
+    )
     arguments = (plan.sample_config(row), logistics.preset, asked)
     try:
         process = FreshProcess("sweep.memory.presets:choose", *arguments)

@@ -31,7 +31,7 @@ class CheckpointStore:
 
     def __init__(self, folder: TrialFolder, fencing: int, in_background: bool = False) -> None:
         self.folder = folder
-        self.check = folder.fence(fencing)
+        self.check, self._fencing = folder.fence(fencing), fencing
         self._writer = ThreadPoolExecutor(1) if in_background else None
         self._writing: Future[None] | None = None
 
@@ -41,6 +41,7 @@ class CheckpointStore:
         Returns:
             The bytes of metrics.jsonl that the checkpoint knows of; 0 when starting anew.
         """
+        half_read = ""
         for name in self.folder.checkpoints():
             try:
                 state = self._read(name.path)
@@ -51,16 +52,28 @@ class CheckpointStore:
             if not is_start_intact(self.folder.metrics_path, length, sha256):
                 print(f"metrics.jsonl does not match {name.path.name}; trying an older one")
                 continue
-            if name.path.is_dir():
-                from sweep.training.sharded import load_parts  # takes a second to import
-
-                load_parts(step, state, name.path)
-            else:
+            if not name.path.is_dir():
                 _restore(state, step)
+            elif why := self._load_parts(step, state, name.path):
+                print(f"checkpoint {name.path.name} is damaged ({why}); trying an older one")
+                half_read = why
+                continue
             for key, value in state["progress"].items():
                 setattr(progress, key, value)
             return int(length)
+        if half_read:
+            raise OSError(f"no checkpoint could be read: {half_read}")
         return 0
+
+    def _load_parts(self, step: TrainingStep, notes: dict[str, Any], folder: Path) -> str:
+        """Restore a checkpoint of several devices; return why not, the same in all processes."""
+        from sweep.training.sharded import load_parts  # takes a second to import
+
+        try:
+            load_parts(step, notes, folder)
+        except OSError as error:
+            return str(error) or type(error).__name__
+        return ""
 
     def _read(self, path: Path) -> dict[str, Any]:
         if path.is_dir():
@@ -123,7 +136,7 @@ class CheckpointStore:
     def _save_parts(self, name: str, step: TrainingStep, notes: dict[str, Any]) -> None:
         from sweep.training.sharded import save_parts
 
-        part = self.folder.path / f".{name}.part"
+        part = self.folder.path / f".{name}.{self._fencing}.part"
         save_parts(step, notes, part)
         if ranks.rank() == 0:
             self.check()

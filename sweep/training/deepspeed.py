@@ -5,6 +5,7 @@ Checkpoints are too: whole tensors, gathered, by the same names, so that either 
 other's.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class DeepSpeedZero(DataParallel):
     shows_gradients = False
 
     def __init__(self, config: TrialConfig) -> None:
-        super().__init__(config.execution.zero)
+        super().__init__(config)
         own = config.science.batch_size // self.devices
         self._settings = {
             "train_batch_size": config.science.batch_size,
@@ -100,7 +101,11 @@ class DeepSpeedZero(DataParallel):
         for group in self._optimizer.param_groups:
             group["lr"] = float(learning_rate)
         self._engine.step()
-        return torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32)
+        norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(norm):  # the engine leaves such a step out; it is one that diverged
+            for parameter in parameters:
+                getattr(parameter, "ds_tensor", parameter.data).fill_(math.nan)
+        return torch.tensor(norm, device=parameters[0].device)
 
     def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
         inner = self._optimizer.optimizer
@@ -111,7 +116,8 @@ class DeepSpeedZero(DataParallel):
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        return {name: safe_get_full_fp32_param(p) for name, p in model.named_parameters()}
+        found: dict[str, Tensor] = dict(model.state_dict())  # for its buffers
+        return found | {n: safe_get_full_fp32_param(p) for n, p in model.named_parameters()}
 
     def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_optimizer_state

@@ -83,6 +83,19 @@ def has_compiler(device: str) -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
+def sum_in_one_order() -> None:
+    """Let compiled steps on a CPU add an embedding's gradients in one order, whatever the threads.
+
+    Inductor would let threads add them atomically: other bits each time, and twelve times the time
+    of a step where few ids are most of the text.
+    """
+    from torch._inductor.decomposition import decompositions
+
+    gradient = torch.ops.aten.embedding_dense_backward
+    for one in (gradient.default, gradient.out):
+        decompositions.pop(one, None)
+
+
 def available_memory() -> int:
     """Return bytes that may still be taken of the machine's memory, and of its cgroups'."""
     try:
@@ -138,10 +151,11 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 def flop_utilisation(
     config: TrialConfig, device: torch.device, tokens_per_second: float
 ) -> float | None:
-    """Return model FLOPs per second over the device's peak; None where either is not known."""
+    """Return model FLOPs per second over the devices' peak; None where either is not known."""
     flops = config.science.model.flops_per_token
     peak = peak_flops(device, config.science.precision)
-    return tokens_per_second * flops / peak if flops and peak else None
+    devices = config.execution.devices
+    return tokens_per_second * flops / (peak * devices) if flops and peak else None
 
 
 def peak_memory_bytes(device: torch.device) -> int:

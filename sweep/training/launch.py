@@ -6,6 +6,7 @@ it lives. Whatever ends one process ends all.
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -34,12 +36,13 @@ STOP = "stop"
 BODY = "sweep.training.worker:run_rank"  # called with the trial's folder and should_stop
 
 
-def launch(path: Path, devices: int, should_stop: Callable[[], str | None]) -> Outcome:
+def launch(path: Path, device: str, devices: int, should_stop: Callable[[], str | None]) -> Outcome:
     """Run an attempt in `devices` processes on this machine.
 
     Args:
         path: of the trial's folder.
-        devices: of the trial.
+        device: of the trial, `cpu` or `cuda`.
+        devices: that it takes, a process for each.
         should_stop: asked now and then; its answer ends the attempt behind a checkpoint.
 
     Returns:
@@ -57,13 +60,14 @@ def launch(path: Path, devices: int, should_stop: Callable[[], str | None]) -> O
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
             max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=name),
             monitor_interval=POLL_SECONDS,
             signals_to_handle="SIGHUP",  # the others say `preempted` and `stopped` here
             shutdown_timeout=GRACE_SECONDS,
         )
         try:
             with _watching(should_stop, words, devices) as deaths:
-                found: dict[int, Outcome] = elastic_launch(config, _rank)(str(path), name)
+                found: dict[int, Outcome] = elastic_launch(config, _rank)(str(path), name, device)
         except ChildFailedError as error:
             return judged(error, deaths, words, oom_kills() > killed_before)
         return found[0]
@@ -98,10 +102,11 @@ def _watching(
         look()
 
 
-def _rank(path: str, name: str) -> Outcome:
+def _rank(path: str, name: str, device: str) -> Outcome:
     """One process of the attempt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's process decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
     parent, words = os.getppid(), Path(name)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     number = int(os.environ["LOCAL_RANK"])
@@ -113,7 +118,7 @@ def _rank(path: str, name: str) -> Outcome:
 
     try:
         backend = "gloo"
-        if torch.cuda.is_available():
+        if device == "cuda":
             torch.cuda.set_device(number)
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend)
@@ -138,7 +143,7 @@ def judged(
 
     What the others say of the process they lost is none of it, nor that they were ended for it.
     """
-    said = [json.loads(place.read_text()) for place in words.glob("end-*")]
+    said = [json.loads(place.read_text()) for place in words.glob("end-*[0-9]")]
     said = sorted(said, key=lambda one: (one["kind"] != "out_of_memory", one["time"]))
     first = min([*deaths.values(), *(one["time"] for one in said)], default=0.0)
     silent = [

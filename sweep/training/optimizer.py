@@ -176,7 +176,8 @@ def clip_in_step(
         most: bound of the norm.
     """
     if optimizer.defaults.get("fused") and not is_part(parameters[0]):
-        optimizer.grad_scale = ((norm.float() + CLIP_EPS) / most).clamp(min=1.0)  # type: ignore[attr-defined]
+        inner: Any = getattr(optimizer, "optim", optimizer)  # of one with a part of the states
+        inner.grad_scale = ((norm.float() + CLIP_EPS) / most).clamp(min=1.0)
     else:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
 

@@ -35,6 +35,7 @@ from sweep.training.optimizer import (
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
+OWN_MODELS = ("transformer", "elman", "quadratic")  # that use all of their parameters
 Found = TypeVar("Found")
 LossSum = Callable[[nn.Module, Batch], Tensor]
 
@@ -143,13 +144,17 @@ class Through(nn.Module):
 class DataParallel(Parallel):
     """Whole weights on each device; the optimizer's states too (stage 0) or a part (stage 1)."""
 
-    def __init__(self, zero: int) -> None:
-        self.rank, self.devices, self._zero = ranks.rank(), ranks.count(), zero
+    def __init__(self, config: TrialConfig) -> None:
+        self.rank, self.devices = ranks.rank(), ranks.count()
+        self._zero, self._is_own = config.execution.zero, config.science.model.kind in OWN_MODELS
         self._module: DistributedDataParallel | None = None
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         self._module = DistributedDataParallel(
-            Through(model.to(device)), broadcast_buffers=False, gradient_as_bucket_view=True
+            Through(model.to(device)),
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=not self._is_own,
         )
         return model
 
@@ -173,7 +178,11 @@ class DataParallel(Parallel):
         (loss * self.devices).backward()  # type: ignore[no-untyped-call]  # torch takes the mean
 
     def tokens(self, own: int | Tensor) -> int | Tensor:
-        return ranks.summed(torch.as_tensor(own))
+        return ranks.summed(torch.as_tensor(own).clone())
+
+    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
+        buckets = [p for p in model.parameters() if p.requires_grad and p.grad is None]
+        return super().rest_bytes(model, optimizer) + sum(p.nbytes for p in buckets)
 
 
 class FullyShard(DataParallel):
@@ -201,6 +210,9 @@ class FullyShard(DataParallel):
             for module in self._sharded:
                 module.reshard()
         return found
+
+    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
+        return state_bytes(model, optimizer)
 
     def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
         for layer in layers_of(model):  # weights are gathered between them
@@ -233,4 +245,4 @@ def build_parallel(config: TrialConfig) -> Parallel:
         from sweep.training.deepspeed import DeepSpeedZero
 
         return DeepSpeedZero(config)
-    return (FullyShard if execution.zero >= 2 else DataParallel)(execution.zero)
+    return (FullyShard if execution.zero >= 2 else DataParallel)(config)

@@ -4,15 +4,18 @@ The tensors lie in safetensors files, written and read by torch.distributed.chec
 number of processes can go on, whatever each of them holds; what is no tensor lies in progress.json.
 """
 
+import contextlib
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -33,7 +36,8 @@ def save_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
         folder: to be made.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    state_dict_saver.save(_tensors(step), storage_writer=writer)
+    with _as_os_error():
+        state_dict_saver.save(_tensors(step), storage_writer=writer)
     if ranks.rank() == 0:
         for path in folder.iterdir():
             _sync(path)
@@ -67,7 +71,10 @@ def load_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
     tensors, reader = _tensors(step), HuggingFaceStorageReader(str(folder))
     known = reader.read_metadata().state_dict_metadata
     wanted = {key: value for key, value in tensors.items() if key in known}
-    state_dict_loader.load(wanted, storage_reader=reader)
+    if lacking := [key for key in tensors.keys() - wanted.keys() if not key.startswith("rng.")]:
+        raise OSError(f"{folder.name} lacks {', '.join(sorted(lacking)[:3])}")
+    with _as_os_error():
+        state_dict_loader.load(wanted, storage_reader=reader)
     step.parallel.put(step.model, _part(tensors, "model."), _part(tensors, "optimizer."))
     if (name := f"rng.cpu.{ranks.rank()}") in known:
         torch.set_rng_state(tensors[name])
@@ -98,6 +105,16 @@ def _tensors(step: TrainingStep) -> dict[str, Tensor]:
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Raise what torch raises outside of Exception, and in all processes, as any other error."""
+    try:
+        yield
+    except CheckpointException as error:
+        causes = {str(failure[0]) for failure in error.failures.values()}
+        raise OSError("; ".join(sorted(causes))) from None
 
 
 def _sync(path: Path) -> None:

@@ -14,7 +14,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
 from sweep.training.average import WeightAverage
-from sweep.training.device import evaluating
+from sweep.training.device import evaluating, sum_in_one_order
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import whole
 from sweep.training.parallel import build_parallel
@@ -88,9 +88,16 @@ class TrainingStep:
         self.microbatch_size = microbatch_size
         self._loss_sum: Callable[[nn.Module, Batch], Tensor] = self.workload.loss_sum
         if config.execution.compile:
+            if device.type == "cpu":
+                sum_in_one_order()
             self._loss_sum = self.parallel.compiled(self.workload.loss_sum, self.model)
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
+        if self.rollouts is not None and self.parallel.devices > 1:
+            raise SweepError(
+                f"workload {config.science.workload!r} samples, and such a trial runs on one "
+                "device. Leave the devices out."
+            )
         if self.rollouts is not None:
             self.rollouts.start(self.model)
 

@@ -56,7 +56,8 @@ def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
         if config.execution.devices > 1:
             from sweep.training.launch import launch
 
-            return launch(path, config.execution.devices, should_stop)
+            execution = config.execution
+            return launch(path, execution.device, execution.devices, should_stop)
         return _limited(config, status, folder, should_stop)
     except Exception as error:
         if not isinstance(error, Superseded):
@@ -117,7 +118,7 @@ def _run(
     microbatch = config.microbatch_size
     torch.set_num_threads(execution.threads)
     keep_freed_memory()
-    seed_everything(science.seed + ranks.rank() * RANK_SEEDS)
+    seed_everything(science.seed)
     if not ranks.rank():
         print(
             f"attempt {status.attempts}: batch size {science.batch_size} = {microbatch} × "
@@ -130,6 +131,8 @@ def _run(
     store = CheckpointStore(folder, status.fencing, in_background=device.type != "cpu")
     store.check()
     step = TrainingStep(config, device, microbatch)
+    if ranks.rank():  # the weights are the same in all processes; what they draw from now on is not
+        seed_everything(science.seed + ranks.rank() * RANK_SEEDS)
     ending, progress, clock = train(
         config, step, store, device, should_stop, started, status.pause_step
     )

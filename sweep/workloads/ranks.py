@@ -44,6 +44,15 @@ def largest(value: int) -> int:
     return int(found)
 
 
+def first(value: float) -> float:
+    """Return what the first process has, to all."""
+    if not are_many():
+        return value
+    found = torch.tensor(value, dtype=torch.float64)
+    dist.broadcast(found, 0)
+    return float(found)
+
+
 def agreed(word: str | None) -> str | None:
     """Return what the first process says: at most LONGEST_WORD bytes."""
     if not are_many():

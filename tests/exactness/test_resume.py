@@ -189,9 +189,10 @@ def test_on_two_threads_a_killed_trial_ends_with_the_same_bits_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_compiled_trial_resumes_exactly_too(tmp_path):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_compiled_trial_resumes_exactly_too(tmp_path, threads):
     def compiled_trial(path: Path) -> TrialFolder:
-        trial = pretrain_trial(path)
+        trial = pretrain_trial(path, threads)
         config = trial.read_config()
         execution = config.execution.model_copy(update={"compile": True})
         trial.write_config(config.model_copy(update={"execution": execution}))
