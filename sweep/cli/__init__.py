@@ -43,7 +43,14 @@ def sweep() -> None:
 @experiment_options
 @click.option("--tracking-uri", help="MLflow store: http://…, sqlite:///…; in DIR by default.")
 @click.option("--storage", metavar="URL", help="Optuna's store, postgresql://…; optuna.db in DIR.")
-@click.option("--executor", type=click.Choice(["local"]), default="local", help="Where to run.")
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "ray", "slurm"]),
+    default="local",
+    help="Where trials run: on this machine by default; docs/ray.md, docs/slurm.md.",
+)
+@click.option("--ray-address", metavar="HOST:PORT", help="A running Ray cluster; else a local one.")
+@click.option("--slurm", metavar="KEY=VALUE,…", help="What to ask SLURM for: partition=gpu,time=4h")
 @click.option("--only", multiple=True, metavar="ID", help="Run this trial only; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--retry", type=click.Choice(["diverged"]), help="Also run diverged trials again.")

@@ -14,6 +14,7 @@ from sweep.config.numbers import format_seconds, parse_bytes, parse_count
 from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate, is_quickly_prepared
 from sweep.orchestration.execution import Logistics
+from sweep.orchestration.executors import Place
 from sweep.orchestration.planning import Planned, check_writable, default_out, make_plan
 from sweep.plan.cluster import ClusterSchedule
 from sweep.plan.commands import typed_command
@@ -85,6 +86,7 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
         generation_batch_size=at_once and parse_count(at_once, "generation-batch-size"),
         shares_prompts=flags["shares_prompts"],
         keep=flags.get("keep"),
+        is_elsewhere=flags.get("executor", "local") != "local" and flags["device"] == "cuda",
     )
 
 
@@ -110,6 +112,8 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
 
+    place = Place(flags["executor"], flags["ray_address"], flags["slurm"])
+    place.check()
     planned, folder = _read(experiment, flags)
     check_trains(planned.plan)
     if flags["only"]:
@@ -143,6 +147,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
             summary = run_plan(
                 planned,
                 folder,
+                place=place,
                 tracking_uri=flags["tracking_uri"],
                 storage=flags["storage"],
                 also=also,

@@ -18,7 +18,13 @@ from sweep.trial.folder import TrialFolder
 class Executor(Protocol):
     """Where attempts run."""
 
-    slots: list[dict[str, str]]  # environment of each attempt that may run at the same time
+    @property
+    def slots(self) -> list[dict[str, str]]:
+        """The environment of each attempt that may be submitted at the same time."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether what was submitted may wait for a device."""
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Start the newest attempt of a trial; the future fails with WorkerDied if it does."""
@@ -40,6 +46,8 @@ class LocalExecutor:
         device: of the trials; each visible CUDA device without a number makes a slot.
         devices: that a trial takes; so many make a slot then.
     """
+
+    queues = False
 
     def __init__(self, device: str, devices: int = 1) -> None:
         self.slots = attempt_slots(device, devices)
@@ -94,6 +102,8 @@ class LocalExecutor:
 
 class InlineExecutor:
     """Runs attempts in this process, one after another: for tests and for debugging."""
+
+    queues = False
 
     def __init__(self) -> None:
         self.slots: list[dict[str, str]] = [{}]

@@ -12,7 +12,8 @@ from typing import Any
 
 from sweep.errors import SweepError
 from sweep.orchestration.costs import check_disk, estimate
-from sweep.orchestration.local import Executor, LocalExecutor
+from sweep.orchestration.executors import HERE, Place, build_executor
+from sweep.orchestration.local import Executor
 from sweep.orchestration.planning import Planned, check_writable, plan_call, save_plan
 from sweep.orchestration.schedule import POLL_SECONDS, Schedule
 from sweep.orchestration.tuning import Round, Tuning
@@ -20,7 +21,7 @@ from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
-from sweep.trial.lease import FileLock
+from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
 MIRROR_SECONDS = 30.0  # at most, for the tracking server at the end
 STORAGE_PAUSES = (1.0, 30.0)  # seconds until it is asked again: the first, the longest
@@ -55,6 +56,7 @@ def run_sweep(
     device: str = "auto",
     microbatch: int | None = None,
     tracking_uri: str | None = None,
+    place: Place = HERE,
     **overrides: Any,
 ) -> Summary:
     """Run every trial of a sweep, or what is left of it; then `sweep.write_report(folder)`.
@@ -65,6 +67,7 @@ def run_sweep(
         device: auto, cpu, cuda, cuda:i or mps.
         microbatch: sequences per forward-backward; chosen by default.
         tracking_uri: of an MLflow store; one in the folder by default.
+        place: where attempts run; processes of this machine by default.
         **overrides: fields of the experiment: budget, batches, model, data, lr, seeds, …
 
     Raises:
@@ -74,7 +77,7 @@ def run_sweep(
     check_writable(folder)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
-    return run_plan(estimate(planned, folder), folder, tracking_uri=tracking_uri)
+    return run_plan(estimate(planned, folder), folder, place=place, tracking_uri=tracking_uri)
 
 
 def finished_summary(
@@ -133,6 +136,7 @@ def run_plan(
     folder: SweepFolder,
     *,
     executor: Executor | None = None,
+    place: Place = HERE,
     tracking_uri: str | None = None,
     storage: str | None = None,
     also: frozenset[Cause] = frozenset(),
@@ -145,7 +149,8 @@ def run_plan(
     Args:
         planned: the plan and the ids to run.
         folder: of the sweep.
-        executor: where attempts run; fresh local processes by default.
+        executor: where attempts run; by default what `place` names.
+        place: where attempts run; fresh processes of this machine by default.
         tracking_uri: of an MLflow store; one in the folder by default.
         storage: URL of Optuna's; optuna.db in the folder by default.
         also: causes of failure that the user asked to retry.
@@ -160,8 +165,8 @@ def run_plan(
 
     with holding(folder):
         prepare(planned, folder, on_prepare)
+        executor = executor or build_executor(place, planned.plan.execution, folder)
         plan = save_grown(planned.plan, folder)
-        executor = executor or LocalExecutor(plan.execution.device, plan.execution.devices)
         schedule = Schedule(plan, folder, executor)
         mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)
         tuning = None
@@ -243,7 +248,8 @@ def holding(folder: SweepFolder) -> Iterator[None]:
     made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
     folder.path.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder.lock_path):
+        refuse_live_owner_elsewhere(folder.lock_path)
+        with Lease(folder.lock_path):
             try:
                 yield
             finally:

@@ -25,7 +25,7 @@ from sweep.plan.target import PATIENCE, last_step
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
-from sweep.trial.lease import LeaseWatch, is_locked
+from sweep.trial.lease import LeaseWatch, is_locked, read_owner
 
 POLL_SECONDS = 0.25
 TOO_LATE = f"within {PATIENCE} times the least tokens that this batch size took"
@@ -44,6 +44,7 @@ class Schedule:
     _running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = field(
         default_factory=dict
     )
+    _queued: list[TrialFolder] = field(default_factory=list)  # submitted, but not begun yet
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
     _pauses: Mapping[str, int | None] = field(default_factory=dict)
@@ -67,14 +68,15 @@ class Schedule:
         self._pauses = requested
         self._waiting = [self.folder.trial(trial_id) for trial_id in requested]
         self._waiting = [trial for trial in self._waiting if self._settle(trial, also)]
-        free = list(self.executor.slots)
         while self._running or (self._waiting and not self.is_stopping):
-            while free and not self.is_stopping and (trial := self._next()):
-                self._start(trial, free.pop(0))
+            for slot in self._free_slots():
+                if self.is_stopping or not (trial := self._next()):
+                    break
+                self._start(trial, slot)
             done, _ = wait(self._running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+            self._note_begun()
             for future in done:
-                trial, slot, killed_before = self._running.pop(future)
-                free.append(slot)
+                trial, _, killed_before = self._running.pop(future)
                 self._end(trial, future, killed_before)
                 on_end()
             if not (done or self._running) and self._waiting:  # a bare worker holds them
@@ -119,29 +121,58 @@ class Schedule:
     def _settle(self, trial: TrialFolder, also: frozenset[Cause]) -> bool:
         """Bring state.json up to date with what an earlier runner did not note; is it to run?"""
         status = trial.read_status()
-        result = trial.read_result() if status.state is not State.COMPLETE else None
-        if result is not None and not (status.state is State.FAILED and status.cause in also):
-            cause = Cause(result["cause"]) if result["cause"] else None
-            state = State(result["state"])
-            self._update(trial, lambda s: s.changed(state=state, cause=cause, message=""))
+        is_asked_for = status.state is State.FAILED and status.cause in also
+        if not is_asked_for and status.state is not State.COMPLETE and self._has_ended(trial):
             return False
         if not is_to_run(status, also):
             return False
         if is_locked(trial.runner_lock_path):
             return True  # a bare worker's, which writes its state until it ends
+        if status.state is State.RUNNING and self._watch(trial).is_alive():
+            return True  # of an earlier runner, and goes on without it
         if status.cause is Cause.DIVERGED:  # asked for: anew, as another MLflow run
             trial.clear()
             self._update(trial, lambda s: s.changed(mlflow_run_id=None))
         self._update(trial, lambda s: s.changed(state=State.WAITING))
         return True
 
+    def _watch(self, trial: TrialFolder) -> LeaseWatch:
+        return self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
+
+    def _has_ended(self, trial: TrialFolder) -> bool:
+        """Note the result of a trial that has one."""
+        trial.listed()
+        result = trial.read_result()
+        if result is None:
+            return False
+        cause = Cause(result["cause"]) if result["cause"] else None
+        state = State(result["state"])
+        self._update(trial, lambda s: s.changed(state=state, cause=cause, message=""))
+        return True
+
+    def _note_begun(self) -> None:
+        """Note which of the submitted attempts have begun, by their leases."""
+        for trial in list(self._queued):
+            status = trial.read_status()
+            if read_owner(trial.lease_path).get("fencing") == status.fencing:
+                self._update(trial, lambda s: s.changed(state=State.RUNNING))
+                self._queued.remove(trial)
+
+    def _free_slots(self) -> list[dict[str, str]]:
+        """Return the slots that nothing runs in; those of a cluster come and go."""
+        free = list(self.executor.slots)
+        for _, slot, _ in self._running.values():
+            if slot in free:
+                free.remove(slot)
+        return free
+
     def _next(self) -> TrialFolder | None:
         """Take the first waiting trial that no worker of an earlier runner still holds."""
-        for trial in self._waiting:
-            watch = self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
-            if not watch.is_alive() and not is_locked(trial.runner_lock_path):
+        for trial in list(self._waiting):
+            if not self._watch(trial).is_alive() and not is_locked(trial.runner_lock_path):
                 self._waiting.remove(trial)
-                return trial
+                if not self._has_ended(trial):  # without its runner, while this one waited
+                    return trial
         return None
 
     def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
@@ -151,9 +182,13 @@ class Schedule:
         pause = min((step for step in pauses if step is not None), default=None)
 
         def begin(status: TrialStatus) -> TrialStatus:
-            return within_bounds(begin_attempt(status), config, bounds).changed(pause_step=pause)
+            begun = within_bounds(begin_attempt(status), config, bounds)
+            state = State.WAITING if self.executor.queues else State.RUNNING
+            return begun.changed(pause_step=pause, state=state)
 
         self._update(trial, begin)
+        if self.executor.queues:
+            self._queued.append(trial)
         self._running[self.executor.submit(trial, slot)] = (trial, slot, oom_kills())
 
     def _last_step(self, config: TrialConfig) -> int | None:
@@ -173,6 +208,7 @@ class Schedule:
 
     def _end(self, trial: TrialFolder, future: Future[Outcome], killed_before: int) -> None:
         """Judge an ended attempt by the retry table."""
+        trial.listed()
         try:
             outcome = future.result()
         except WorkerDied as error:
@@ -181,6 +217,8 @@ class Schedule:
                 outcome = Outcome("stopped", "killed while stopping")
         if outcome.kind == "superseded":
             outcome = Outcome("lost", outcome.message)
+        if trial in self._queued:
+            self._queued.remove(trial)
         config, before = trial.read_config(), trial.read_status()
         retries = self._retries.setdefault(trial.id, Counter())
         again = False

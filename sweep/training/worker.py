@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.errors import Superseded, SweepError
+from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
 from sweep.training.device import (
@@ -33,12 +33,15 @@ LOG_KEPT_BYTES = 1 << 20
 RANK_SEEDS = 1 << 32  # between the seeds of the processes of a trial
 
 
-def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
+def run_attempt(
+    path: Path, should_stop: Callable[[], str | None], number: int | None = None
+) -> Outcome:
     """Run the newest attempt of a trial, as its state.json numbers it.
 
     Args:
         path: of the trial's folder.
         should_stop: asked after every step; its answer becomes the outcome's kind.
+        number: of the attempt that was asked for, where a newer one may have been meanwhile.
 
     Returns:
         How it ended; never raises for what happens in the trial. Files are durable by then.
@@ -47,6 +50,8 @@ def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
     lease = None
     try:
         status = folder.read_status()
+        if number is not None:
+            folder.fence(number)()
         config = as_attempted(folder.read_config(), status)
         result = folder.read_result()
         if result is not None:  # written, but the runner died before it took note
@@ -60,7 +65,7 @@ def run_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
             return launch(path, execution.device, execution.devices, should_stop)
         return _limited(config, status, folder, should_stop)
     except Exception as error:
-        if not isinstance(error, Superseded):
+        if not isinstance(error, Superseded | FolderInUse):
             traceback.print_exc()
         return outcome_of(error)
     finally:
@@ -77,7 +82,7 @@ def run_rank(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
 
 def outcome_of(error: Exception) -> Outcome:
     """Return how an attempt ended that raised."""
-    if isinstance(error, Superseded):
+    if isinstance(error, Superseded | FolderInUse):
         return Outcome("superseded", str(error))
     if is_out_of_memory(error):
         in_evaluation = isinstance(error, EvaluationOutOfMemory)
@@ -163,11 +168,13 @@ def _last_line(error: BaseException) -> str:
     return text if isinstance(error, SweepError) else f"{type(error).__name__}: {text[:500]}"
 
 
-def run_logged_attempt(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
+def run_logged_attempt(
+    path: Path, should_stop: Callable[[], str | None], number: int | None = None
+) -> Outcome:
     """Run the newest attempt with its output in log.txt: the body of a worker process."""
     redirect_output(TrialFolder(path))
     faulthandler.enable()
-    return run_attempt(path, should_stop)
+    return run_attempt(path, should_stop, number)
 
 
 def redirect_output(folder: TrialFolder) -> None:

@@ -111,6 +111,11 @@ class TrialFolder:
         return self.path / "runner.lock"
 
     @property
+    def stop_path(self) -> Path:
+        """Tells an attempt on another machine to checkpoint and end; see `ask_to_stop`."""
+        return self.path / "stop.json"
+
+    @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -203,6 +208,23 @@ class TrialFolder:
                 raise Superseded(f"trial {self.id}: attempt {number} was superseded by {newest}")
 
         return check
+
+    def ask_to_stop(self, number: int) -> None:
+        """Ask an attempt, wherever it runs, to checkpoint and end; later ones are not meant."""
+        write_json(self.stop_path, {"fencing": number})
+
+    def is_asked_to_stop(self, number: int) -> bool:
+        """Tell whether the attempt of this fencing number is to end."""
+        if self.stop_path.name not in self.listed():
+            return False
+        return bool(read_json(self.stop_path)["fencing"] >= number)
+
+    def listed(self) -> list[str]:
+        """Return the names of the files here; over a network file system this looks anew.
+
+        Without it, what was not there a moment ago may stay unseen for a minute.
+        """
+        return os.listdir(self.path)
 
     def remove_half_written(self) -> None:
         """Remove what dead attempts left unfinished; state.json is the runner's own."""

@@ -34,7 +34,7 @@ class FileLock:
                 break
             time.sleep(0.02)
         else:
-            raise self._in_use()
+            raise _in_use(path)
         self.write(owner or {})
 
     def _try(self) -> bool:
@@ -46,19 +46,11 @@ class FileLock:
         os.close(self._fd)
         return False
 
-    def _in_use(self) -> FolderInUse:
-        held = read_owner(self.path)
-        is_sweep = self.path.name == "sweep.lock"
-        remedy = f", or end it with `sweep stop {self.path.parent}`" if is_sweep else ""
-        return FolderInUse(
-            f"{self.path.parent} is in use by process {held.get('pid', '?')} on "
-            f"{held.get('host', 'another machine')}. Wait for it{remedy}."
-        )
-
     def write(self, owner: dict[str, Any]) -> None:
         """Say who holds the lock: pid and host are added."""
         line = canonical_json(seal({"pid": os.getpid(), "host": socket.gethostname(), **owner}))
         os.pwrite(self._fd, line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
+        os.fsync(self._fd)  # over a network file system others see it only then
 
     def release(self) -> None:
         """Give the lock up; the file stays."""
@@ -69,6 +61,15 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _in_use(path: Path) -> FolderInUse:
+    held = read_owner(path)
+    remedy = f", or end it with `sweep stop {path.parent}`" if path.name == "sweep.lock" else ""
+    return FolderInUse(
+        f"{path.parent} is in use by process {held.get('pid', '?')} on "
+        f"{held.get('host', 'another machine')}. Wait for it{remedy}."
+    )
 
 
 def is_locked(path: Path) -> bool:
@@ -95,9 +96,17 @@ def read_owner(path: Path) -> dict[str, Any]:
 
 
 class Lease:
-    """A worker's hold on its trial: the lock on lease.json and a thread that raises its counter."""
+    """A hold on a trial or a sweep: the lock on its file and a thread that raises its counter.
 
-    def __init__(self, path: Path, fencing: int) -> None:
+    Args:
+        path: of lease.json, or of sweep.lock.
+        fencing: number of the attempt; 0 for a runner.
+
+    Raises:
+        FolderInUse: if another live process holds the lock.
+    """
+
+    def __init__(self, path: Path, fencing: int = 0) -> None:
         self._lock = FileLock(path, {"fencing": fencing, "counter": 0})
         self._fencing = fencing
         self._ended = threading.Event()
@@ -111,10 +120,17 @@ class Lease:
             self._lock.write({"fencing": self._fencing, "counter": counter})
 
     def release(self) -> None:
-        """End the thread and give the lock up."""
+        """End the thread and give the lock up, and say so to those who see only the file."""
         self._ended.set()
         self._thread.join()
+        self._lock.write({"fencing": self._fencing, "ended": True})
         self._lock.release()
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class LeaseWatch:
@@ -128,10 +144,25 @@ class LeaseWatch:
     def is_alive(self) -> bool:
         """Tell whether the owner lives: on this machine by its lock, elsewhere by its counter."""
         owner = read_owner(self._path)
-        if not owner:
+        if not owner or owner.get("host") == socket.gethostname():
             return is_locked(self._path)
-        if owner.get("host") == socket.gethostname():
-            return is_locked(self._path)
+        if owner.get("ended"):
+            return False
         if owner != self._seen:
             self._seen, self._changed = owner, time.monotonic()
         return time.monotonic() - self._changed < DEAD_SECONDS
+
+
+def refuse_live_owner_elsewhere(path: Path) -> None:
+    """Refuse a folder whose owner on another machine lives; it may share no lock with this one.
+
+    Waits until the owner's counter is raised, or has stood still for too long: at most 20 s.
+
+    Raises:
+        FolderInUse: if it was raised.
+    """
+    watch, before = LeaseWatch(path), read_owner(path)
+    while watch.is_alive() and before.get("host") != socket.gethostname():
+        if read_owner(path).get("counter", 0) > before.get("counter", 0):
+            raise _in_use(path)
+        time.sleep(BEAT_SECONDS / 10)
