@@ -91,6 +91,15 @@ class Slow(NoisyQuadratic):
         return super().build_batch(first, count)
 
 
+class WaitsForGo(NoisyQuadratic):
+    """Stands still behind step 50 until a file says go, so that a test can disturb it."""
+
+    def build_batch(self, first, count):
+        while first == 50 * count and not (Path(os.environ["FAULTY_FOLDER"]) / "go").exists():
+            time.sleep(0.05)
+        return super().build_batch(first, count)
+
+
 class EndsInNan(NoisyQuadratic):
     """Is measured as not a number at the very end only."""
 

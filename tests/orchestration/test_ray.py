@@ -1,0 +1,269 @@
+"""Trials on a real Ray cluster of several nodes, which lose nodes, drivers and patience."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sweep.config.experiment import load_experiment
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.ray_executor import LOOK_SECONDS
+from sweep.orchestration.runner import run_plan
+from sweep.training.device import available_cores
+from sweep.training.remote import POLL_SECONDS
+from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
+from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.metrics import read_metrics
+
+pytest.importorskip("ray", reason="needs the extra ray")
+pytestmark = pytest.mark.ray
+
+HERE, ROOT = str(Path(__file__).parent), str(Path(__file__).parents[2])
+STEPS, SECONDS = 100, 90.0
+
+
+class RayCluster:
+    """A head node without CPUs, and nodes that hold one trial each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = self._cluster.address
+        self.nodes = []
+
+    def add(self):
+        node = self._cluster.add_node(num_cpus=available_cores())
+        self.nodes.append(node)
+        return node
+
+    def kill(self, node) -> None:
+        self.nodes.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def shut_down(self) -> None:
+        self._cluster.shutdown()
+
+
+class Driver:
+    """`sweep run --executor ray` in a process of its own, on a plan that lies there already."""
+
+    def __init__(self, folder: SweepFolder, address: str | None) -> None:
+        self.folder = folder
+        self.arguments = [
+            *(sys.executable, "-m", "sweep", "run", str(folder.path.parent / "question.toml")),
+            *("--executor", "ray", "--out", str(folder.path), "--quiet", "--yes"),
+            *(("--ray-address", address) if address else ()),
+        ]
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self.arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def wait(self) -> int:
+        output, _ = self.process.communicate(timeout=SECONDS)
+        print(output)
+        return self.process.returncode
+
+    def until(self, reached) -> TrialFolder:
+        """Wait until this holds of some trial; return it."""
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            for trial in self.folder.trials():
+                if reached(trial):
+                    return trial
+            assert self.process.poll() is None, self.process.communicate()[0]
+            time.sleep(0.05)
+        raise AssertionError("the sweep did not get there")
+
+
+@pytest.fixture(scope="module")
+def importable() -> Iterator[None]:
+    """Let nodes and commands import this project, and the workloads of faulty.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join((HERE, ROOT)))
+        patch.syspath_prepend(HERE)
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        yield
+
+
+@pytest.fixture(scope="module")
+def running_cluster(importable, tmp_path_factory) -> Iterator[RayCluster]:
+    os.environ["FAULTY_FOLDER"] = str(tmp_path_factory.mktemp("faulty"))
+    cluster = RayCluster()
+    yield cluster
+    cluster.shut_down()
+
+
+@pytest.fixture
+def cluster(running_cluster) -> Iterator[RayCluster]:
+    """The cluster, without nodes that could hold a trial."""
+    yield running_cluster
+    for node in list(running_cluster.nodes):
+        running_cluster.kill(node)
+
+
+@pytest.fixture
+def plan_trials(tmp_path):
+    """Plan trials that checkpoint all the time, as question.toml asks for them."""
+
+    def plan(name: str = "sweep", workload: str = "faulty:WaitsForGo", **fields) -> SweepFolder:
+        folder = SweepFolder(tmp_path / name / "sweep")
+        fields = {"batches": [4], "budget": 4 * STEPS, "workload": workload, **fields}
+        folder.path.parent.mkdir()
+        lines = ['question = "Does it end well?"', 'model = "quadratic"', 'lr = "0.05"']
+        lines += [f"{key} = {value!r}" for key, value in fields.items()]
+        question = folder.path.parent / "question.toml"
+        question.write_text("\n".join(lines).replace("'", '"'))
+        planned = make_plan(load_experiment(str(question)), Logistics(device="cpu"), folder)
+        execution = planned.plan.execution.model_copy(update={"checkpoint_seconds": 0.01})
+        save_plan(planned.plan.model_copy(update={"execution": execution}), folder)
+        return folder
+
+    return plan
+
+
+@pytest.fixture
+def drive(cluster) -> Iterator:
+    """Make drivers, of which none outlives the test."""
+    drivers = []
+
+    def make(folder: SweepFolder, address: str | None = cluster.address) -> Driver:
+        drivers.append(Driver(folder, address))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        if driver.process and driver.process.poll() is None:
+            driver.kill()
+
+
+@pytest.fixture
+def go(running_cluster) -> Iterator[Path]:
+    """The file that lets trials go on behind step 50."""
+    path = Path(os.environ["FAULTY_FOLDER"]) / "go"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def uninterrupted(plan_trials, go) -> SweepFolder:
+    """The same trials, run on this machine without a disturbance."""
+    folder = plan_trials("local")
+    question = load_experiment(str(folder.path.parent / "question.toml"))
+    planned = make_plan(question, Logistics(device="cpu"), folder)
+    go.touch()
+    assert run_plan(planned, folder).exit_code == 0
+    go.unlink()
+    return folder
+
+
+def assert_same(folder: SweepFolder, other: SweepFolder) -> None:
+    for trial in folder.trials():
+        assert trial.read_status().state is State.COMPLETE
+        weights = load_file(trial.weights_path)
+        others = load_file(other.trial(trial.id).weights_path)
+        assert weights.keys() == others.keys()
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+        assert trial.losses_path.read_bytes() == other.trial(trial.id).losses_path.read_bytes()
+
+
+def has_logged(step: int):
+    def reached(trial: TrialFolder) -> bool:
+        lines = read_metrics(trial.metrics_path)
+        is_there = bool(lines) and lines[-1]["step"] >= step and not trial.result_path.exists()
+        return is_there and trial.read_status().state is State.RUNNING
+
+    return reached
+
+
+def test_a_killed_node_loses_nothing_but_time(cluster, drive, plan_trials, uninterrupted, go):
+    folder = plan_trials()
+    first = cluster.add()
+    driver = drive(folder)
+    driver.start()
+    trial = driver.until(has_logged(40))
+    cluster.kill(first)
+    go.touch()
+    cluster.add()
+    assert driver.wait() == 0
+    assert trial.read_status().attempts == 2
+    steps = [line["step"] for line in read_metrics(trial.metrics_path)]
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS
+    assert_same(folder, uninterrupted)
+
+
+def test_a_killed_driver_is_started_again_and_starts_nothing_twice(
+    cluster, drive, plan_trials, uninterrupted, go
+):
+    folder = plan_trials()
+    cluster.add()
+    first, refused, second = (drive(folder) for _ in range(3))
+    first.start()
+    trial = first.until(has_logged(40))
+    worker = read_owner(trial.lease_path)["pid"]
+    refused.start()
+    assert refused.wait() == 2
+    first.kill()
+    second.start()
+    second.until(lambda _: read_owner(folder.lock_path)["pid"] == second.process.pid)
+    time.sleep(LOOK_SECONDS)  # the second has every chance to start what still runs
+    assert is_locked(trial.lease_path) and read_owner(trial.lease_path)["pid"] == worker
+    go.touch()
+    assert second.wait() == 0
+    assert (trial.read_status().attempts, trial.read_result()["attempts"]) == (1, 1)
+    assert read_owner(trial.lease_path)["pid"] == worker
+    assert_same(folder, uninterrupted)
+
+
+def test_what_outlives_its_driver_is_found_finished(cluster, drive, plan_trials, uninterrupted, go):
+    folder = plan_trials()
+    cluster.add()
+    first, second = drive(folder), drive(folder)
+    first.start()
+    trial = first.until(has_logged(40))
+    first.kill()
+    go.touch()
+    deadline = time.monotonic() + SECONDS
+    while trial.read_result() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert trial.read_status().state is State.RUNNING  # nobody was there to note its end
+    second.start()
+    assert second.wait() == 0
+    assert (trial.read_status().state, trial.read_status().attempts) == (State.COMPLETE, 1)
+    assert_same(folder, uninterrupted)
+
+
+def test_stop_checkpoints_what_runs_and_drops_what_waits(
+    cluster, drive, plan_trials, uninterrupted, go
+):
+    folder = plan_trials(batches=[4, 8])
+    cluster.add()
+    driver = drive(folder)
+    driver.start()
+    trial = driver.until(has_logged(40))
+    os.kill(driver.process.pid, signal.SIGINT)
+    driver.until(lambda _: trial.stop_path.exists())
+    time.sleep(2 * POLL_SECONDS)
+    go.touch()
+    assert driver.wait() == 130
+    assert {one.read_status().state for one in folder.trials()} == {State.WAITING}
+    assert trial.checkpoints()[0].step < STEPS
+    driver.start()
+    assert driver.wait() == 0
+    assert {one.read_status().state for one in folder.trials()} == {State.COMPLETE}
