@@ -114,8 +114,8 @@ def make_plan(
         execution = old.execution
     else:
         execution = decide_execution(experiment, logistics)
-        is_cuda = execution.device.startswith("cuda")
-        experiment = _resolve_precision(experiment, "bf16" if is_cuda else "fp32")
+        is_half = execution.device.startswith("cuda") and experiment.model.kind != "quadratic"
+        experiment = _resolve_precision(experiment, "bf16" if is_half else "fp32")
     also = tuple({row.batch_size for row in old.trials}) if old else ()
 
     def build(execution: Execution) -> Plan:

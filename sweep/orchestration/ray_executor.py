@@ -31,7 +31,7 @@ HEAD = {"node:__internal_head__": 0.001}
 NAMES = {"num_gpus": "GPU", "num_cpus": "CPU"}  # of what nodes hold
 LOOK_SECONDS = 5.0  # between two looks at the cluster's nodes, and at the command's lock
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
-NODE_SECONDS = 5.0  # at most, until Ray says why a node is gone
+NODE_SECONDS = 60.0  # at most, until Ray is sure that a node is gone, and why
 TAKEN_AWAY = (1, 3, 4)  # reasons of a node's death: ended on purpose, preempted, scaled down
 SETTINGS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # workers get the nodes' own environment

@@ -132,6 +132,17 @@ class IsSuperseded(NoisyQuadratic):
         return super().build_batch(first, count)
 
 
+class TakesTheMachinesMemory(NoisyQuadratic):
+    """Takes 6 GiB for more than two sequences at once, and does not give them back."""
+
+    def build_batch(self, first, count):
+        if first == 20 * count and self.config.microbatch_size > 2:
+            taken = [bytearray(os.urandom(1) * 2**28) for _ in range(24)]
+            time.sleep(60)
+            del taken
+        return super().build_batch(first, count)
+
+
 class EvaluatesTwoAtATime(NoisyQuadratic):
     """Memory runs out where more than two sequences are evaluated at once."""
 

@@ -1,6 +1,8 @@
 """Trials on a real Ray cluster of several nodes, which lose nodes, drivers and patience."""
 
+import importlib.util
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,7 +18,7 @@ from safetensors.torch import load_file
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan, save_plan
-from sweep.orchestration.ray_executor import LOOK_SECONDS
+from sweep.orchestration.ray_executor import LOOK_SECONDS, SETTINGS
 from sweep.orchestration.runner import run_plan
 from sweep.training.device import available_cores
 from sweep.training.remote import POLL_SECONDS
@@ -23,8 +26,8 @@ from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked, read_owner
 from sweep.trial.metrics import read_metrics
 
-pytest.importorskip("ray", reason="needs the extra ray")
-pytestmark = pytest.mark.ray
+has_ray = importlib.util.find_spec("ray") is not None  # imported once its settings are made
+pytestmark = [pytest.mark.ray, pytest.mark.skipif(not has_ray, reason="needs the extra ray")]
 
 HERE, ROOT = str(Path(__file__).parent), str(Path(__file__).parents[2])
 STEPS, SECONDS = 100, 90.0
@@ -36,7 +39,8 @@ class RayCluster:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 0, "include_dashboard": False}
+        quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 2}
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self._cluster.address
         self.nodes = []
@@ -49,6 +53,16 @@ class RayCluster:
     def kill(self, node) -> None:
         self.nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def preempt(self, node) -> None:
+        """Take a node away as a cloud takes back a spot machine: with notice."""
+        reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test")
+        drain = ("drain-node", "--address", self.address, "--node-id", node.node_id, *reason)
+        command = [sys.executable, "-m", "ray.scripts.scripts", *drain]
+        done = subprocess.run([*command, "--deadline-remaining-seconds", "1"], capture_output=True)
+        assert done.returncode == 0, done.stderr
+        time.sleep(1)
+        self.kill(node)
 
     def shut_down(self) -> None:
         self._cluster.shutdown()
@@ -98,7 +112,10 @@ def importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join((HERE, ROOT)))
         patch.syspath_prepend(HERE)
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex())  # else one is left in the home folder
         yield
 
 
@@ -139,11 +156,11 @@ def plan_trials(tmp_path):
 
 
 @pytest.fixture
-def drive(cluster) -> Iterator:
+def drive(importable) -> Iterator:
     """Make drivers, of which none outlives the test."""
     drivers = []
 
-    def make(folder: SweepFolder, address: str | None = cluster.address) -> Driver:
+    def make(folder: SweepFolder, address: str | None) -> Driver:
         drivers.append(Driver(folder, address))
         return drivers[-1]
 
@@ -183,6 +200,12 @@ def assert_same(folder: SweepFolder, other: SweepFolder) -> None:
         assert trial.losses_path.read_bytes() == other.trial(trial.id).losses_path.read_bytes()
 
 
+def has_keeper() -> bool:
+    """Tell whether an actor lives that owns attempts."""
+    lines = (process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"]))
+    return any("ray::Keeper" in " ".join(line) for line in lines)
+
+
 def has_logged(step: int):
     def reached(trial: TrialFolder) -> bool:
         lines = read_metrics(trial.metrics_path)
@@ -195,7 +218,7 @@ def has_logged(step: int):
 def test_a_killed_node_loses_nothing_but_time(cluster, drive, plan_trials, uninterrupted, go):
     folder = plan_trials()
     first = cluster.add()
-    driver = drive(folder)
+    driver = drive(folder, cluster.address)
     driver.start()
     trial = driver.until(has_logged(40))
     cluster.kill(first)
@@ -213,7 +236,7 @@ def test_a_killed_driver_is_started_again_and_starts_nothing_twice(
 ):
     folder = plan_trials()
     cluster.add()
-    first, refused, second = (drive(folder) for _ in range(3))
+    first, refused, second = (drive(folder, cluster.address) for _ in range(3))
     first.start()
     trial = first.until(has_logged(40))
     worker = read_owner(trial.lease_path)["pid"]
@@ -234,15 +257,19 @@ def test_a_killed_driver_is_started_again_and_starts_nothing_twice(
 def test_what_outlives_its_driver_is_found_finished(cluster, drive, plan_trials, uninterrupted, go):
     folder = plan_trials()
     cluster.add()
-    first, second = drive(folder), drive(folder)
+    first, second = drive(folder, cluster.address), drive(folder, cluster.address)
     first.start()
     trial = first.until(has_logged(40))
+    assert has_keeper()
     first.kill()
     go.touch()
     deadline = time.monotonic() + SECONDS
     while trial.read_result() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     assert trial.read_status().state is State.RUNNING  # nobody was there to note its end
+    while has_keeper() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not has_keeper()  # nothing of a dead command stays on the cluster
     second.start()
     assert second.wait() == 0
     assert (trial.read_status().state, trial.read_status().attempts) == (State.COMPLETE, 1)
@@ -254,7 +281,7 @@ def test_stop_checkpoints_what_runs_and_drops_what_waits(
 ):
     folder = plan_trials(batches=[4, 8])
     cluster.add()
-    driver = drive(folder)
+    driver = drive(folder, cluster.address)
     driver.start()
     trial = driver.until(has_logged(40))
     os.kill(driver.process.pid, signal.SIGINT)
@@ -267,3 +294,68 @@ def test_stop_checkpoints_what_runs_and_drops_what_waits(
     driver.start()
     assert driver.wait() == 0
     assert {one.read_status().state for one in folder.trials()} == {State.COMPLETE}
+
+
+def test_a_preempted_node_is_not_counted_as_a_lost_worker(cluster, drive, plan_trials, go):
+    folder = plan_trials()
+    first = cluster.add()
+    driver = drive(folder, cluster.address)
+    driver.start()
+    trial = driver.until(has_logged(40))
+    cluster.preempt(first)
+    cluster.add()
+    driver.until(lambda one: is_locked(one.lease_path) and one.read_status().attempts == 2)
+    os.kill(read_owner(trial.lease_path)["pid"], signal.SIGKILL)  # lost: retried once
+    go.touch()
+    assert driver.wait() == 0
+    assert (trial.read_status().state, trial.read_status().attempts) == (State.COMPLETE, 3)
+
+
+def test_a_worker_that_dies_twice_is_lost_and_named(cluster, drive, plan_trials):
+    folder = plan_trials(workload="faulty:DiesAlways")
+    cluster.add()
+    driver = drive(folder, cluster.address)
+    driver.start()
+    assert driver.wait() == 1
+    (trial,) = folder.trials()
+    status = trial.read_status()
+    assert (status.state, status.cause, status.attempts) == (State.FAILED, Cause.LOST, 2)
+    assert str(trial.log_path) in status.message
+
+
+def test_a_node_whose_memory_runs_out_shrinks_the_microbatch(drive, plan_trials, monkeypatch):
+    memory = psutil.virtual_memory()
+    if memory.available < 12 * 2**30:
+        pytest.skip("needs 12 GiB of free memory")
+    share = (memory.total - memory.available + 4 * 2**30) / memory.total
+    monkeypatch.setenv("RAY_memory_usage_threshold", str(share))
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    folder = plan_trials(workload="faulty:TakesTheMachinesMemory", batches=[8])
+    driver = drive(folder, None)
+    driver.start()
+    assert driver.wait() == 0
+    (trial,) = folder.trials()
+    assert trial.read_result()["microbatch_size"] == 2 and trial.read_status().attempts == 3
+
+
+def test_a_cluster_of_its_own_ends_with_the_command(drive, plan_trials):
+    folder = plan_trials(workload="quadratic", batches=[4, 8])
+    driver = drive(folder, None)
+    driver.start()
+    assert driver.wait() == 0
+    assert {one.read_status().state for one in folder.trials()} == {State.COMPLETE}
+    assert [one.read_status().attempts for one in folder.trials()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--ray-address", "127.0.0.1:1"), ("--device", "cuda")]
+)
+def test_what_no_cluster_can_do_is_refused_and_writes_nothing(importable, tmp_path, flag, value):
+    command = [sys.executable, "-m", "sweep", "run", "quadratic", "--executor", "ray"]
+    out = tmp_path / "deep" / "sweep"
+    done = subprocess.run(
+        [*command, "--out", str(out), flag, value, "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{flag[2:] if flag != '--device' else 'the Ray cluster'} must" in done.stderr
+    assert not out.parent.exists() and done.stdout == ""
