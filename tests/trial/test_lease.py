@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from sweep.errors import FolderInUse
 from sweep.trial import lease
 from sweep.trial.files import canonical_json, seal
-from sweep.trial.lease import FileLock, Lease, LeaseWatch, is_locked, read_owner
+from sweep.trial.lease import (
+    FileLock,
+    Lease,
+    LeaseWatch,
+    is_locked,
+    read_owner,
+    refuse_live_owner_elsewhere,
+)
 
 HOLD = """
 import sys, time
@@ -75,19 +83,60 @@ def test_on_another_machine_a_counter_that_stands_still_is_dead(tmp_path, monkey
     path, now = tmp_path / "lease.json", [0.0]
     monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
 
-    def raise_counter(counter):
-        path.write_text(canonical_json(seal({"host": "elsewhere", "pid": 1, "counter": counter})))
-
-    raise_counter(1)
+    write_elsewhere(path, counter=1)
     watch = LeaseWatch(path)
     assert watch.is_alive()
     now[0] = 19.0
     assert watch.is_alive()
-    raise_counter(2)
+    write_elsewhere(path, counter=2)
     now[0] = 38.0
     assert watch.is_alive()
     now[0] = 58.1
     assert not watch.is_alive()
+
+
+def write_elsewhere(path, **owner):
+    path.write_text(canonical_json(seal({"host": "elsewhere", "pid": 1, **owner})))
+
+
+def test_on_another_machine_a_lease_that_was_given_up_is_dead_at_once(tmp_path):
+    path = tmp_path / "lease.json"
+    Lease(path, fencing=3).release()
+    owner = read_owner(path)
+    assert owner["ended"]
+    write_elsewhere(path, **{**owner, "host": "elsewhere"})
+    assert not LeaseWatch(path).is_alive()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lease, "DEAD_SECONDS", 0.3)
+
+
+def test_an_owner_on_another_machine_that_raises_its_counter_is_refused(tmp_path, quick):
+    """As where the two machines share the folder and no lock: nobody holds one here."""
+    path, ended = tmp_path / "sweep.lock", threading.Event()
+
+    def beat():
+        counter = 0
+        while not ended.wait(0.02):
+            counter += 1
+            path.with_suffix(".new").write_text(
+                canonical_json(seal({"host": "elsewhere", "pid": 1, "counter": counter}))
+            )
+            path.with_suffix(".new").replace(path)
+
+    write_elsewhere(path, counter=0)
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(FolderInUse, match="process 1 on elsewhere"):
+            refuse_live_owner_elsewhere(path)
+    finally:
+        ended.set()
+        thread.join()
+    refuse_live_owner_elsewhere(path)  # dead by now, which takes a while to see
 
 
 def test_a_torn_owner_line_is_not_an_error(tmp_path):
