@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.local import Executor, LocalExecutor
+from sweep.orchestration.ray_executor import RayExecutor
+from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
 from sweep.trial.folder import SweepFolder
 
 PACKAGES = {"ray": "ray", "slurm": "submitit"}  # by executor, which is also the extra's name
@@ -29,6 +31,7 @@ class Place:
                     f"{flag.replace('_', '-')} goes with the executor {executor}, got "
                     f"{self.executor}. Add --executor {executor}, or leave it out."
                 )
+        parse_request(self.slurm)
         package = PACKAGES.get(self.executor)
         if package and importlib.util.find_spec(package) is None:
             raise SweepError(
@@ -55,6 +58,6 @@ def build_executor(place: Place, execution: Execution, folder: SweepFolder) -> E
             f"device must be cuda, cpu or auto with the executor {place.executor}, which chooses "
             f"among devices itself, got {execution.device!r}. Leave the number out."
         )
-    from sweep.orchestration.ray_executor import RayExecutor
-
+    if place.executor == "slurm":
+        return SlurmExecutor(execution, folder, parse_request(place.slurm))
     return RayExecutor(execution, folder, place.ray_address)

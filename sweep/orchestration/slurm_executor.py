@@ -1,0 +1,245 @@
+"""Attempts as SLURM jobs, through submitit: arrays, time limits, requeues.
+
+Only the path of a trial's folder and a number go to a job. When SLURM says that it takes the node
+away, or that the time is up, the attempt saves a checkpoint and puts its job back into the queue.
+Jobs need no command: one that was killed is started again and finds them by their leases.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from sweep.config.numbers import parse_bytes, parse_count
+from sweep.config.paths import cache_dir
+from sweep.config.trial import Execution
+from sweep.errors import SweepError
+from sweep.plan.retry import Outcome
+from sweep.trial.files import sha256_of
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.lease import read_owner
+
+NOTICE = getattr(signal, "SIG" + os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2"))
+MINUTES = {"m": 1, "h": 60, "d": 1440}
+WORDS = ("partition", "account", "qos", "constraint")  # as sbatch knows them
+DEFAULTS = {"time": "4h", "at_once": "16", "cluster": "slurm"}
+GPU_CORES = 8  # of an attempt, at most and per device
+POLL_SECONDS = 1.0  # between two looks for results; what was submitted meanwhile is an array
+ASK_SECONDS = 30.0  # between two questions to SLURM
+PREEMPTED_SECONDS = 120.0  # in which SLURM puts a preempted job back into its queue, or never
+GIB = 2**30
+
+
+def parse_request(text: str | None) -> dict[str, Any]:
+    """Return what `--slurm` asks for, as parameters of submitit and `at_once` and `cluster`.
+
+    Raises:
+        SweepError: for what cannot be asked for.
+    """
+    given = dict(DEFAULTS)
+    for part in (text or "").split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if part.strip() and not (name in (*DEFAULTS, *WORDS, "memory", "cores") and value):
+            raise SweepError(
+                f"slurm must be KEY=VALUE, with {', '.join((*DEFAULTS, *WORDS))}, memory or cores "
+                f"as KEY, got {part.strip()!r}."
+            )
+        given |= {name: value} if name else {}
+    if given["cluster"] not in ("slurm", "local"):
+        raise SweepError(f"slurm's cluster must be slurm or local, got {given['cluster']!r}.")
+    asked: dict[str, Any] = {"timeout_min": _minutes(given["time"]), "cluster": given["cluster"]}
+    asked |= {f"slurm_{name}": given[name] for name in WORDS if name in given}
+    asked["at_once"] = parse_count(given["at_once"], "slurm's at_once")
+    if "memory" in given:
+        asked["mem_gb"] = parse_bytes(given["memory"], "slurm's memory") / GIB
+    if "cores" in given:
+        asked["cpus_per_task"] = parse_count(given["cores"], "slurm's cores")
+    return asked
+
+
+def _minutes(text: str) -> int:
+    unit = MINUTES.get(text[-1:], 0)
+    if not unit or not text[:-1].isdigit() or not int(text[:-1]):
+        raise SweepError(f"slurm's time must be like 30m, 4h or 2d, got {text!r}.")
+    return int(text[:-1]) * unit
+
+
+class Attempt:
+    """The body of a job; pickled by submitit, again for every requeue."""
+
+    def __init__(self, path: str, number: int) -> None:
+        self.path, self.number = path, number
+
+    def __call__(self) -> Outcome:
+        """Run the attempt; once its checkpoint is durable, let submitit requeue the job."""
+        from sweep.training.remote import run_remote_attempt
+
+        requeue = signal.getsignal(NOTICE)  # submitit's, which does not wait for a checkpoint
+        outcome = run_remote_attempt(Path(self.path), self.number, [NOTICE])
+        if outcome.kind == "preempted" and callable(requeue):
+            requeue(NOTICE, None)  # ends this process
+        return outcome
+
+    def checkpoint(self) -> Any:
+        """Return what the requeued job runs: the same attempt, from its checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class SlurmExecutor:
+    """Attempts as jobs.
+
+    Args:
+        execution: how many devices, or threads, an attempt takes.
+        folder: of the sweep; every node sees it at the same place.
+        request: from `parse_request`.
+
+    Raises:
+        SweepError: where there is no SLURM.
+    """
+
+    queues = True
+
+    def __init__(self, execution: Execution, folder: SweepFolder, request: dict[str, Any]) -> None:
+        import submitit
+
+        asked = dict(request)
+        cluster, at_once = asked.pop("cluster"), asked.pop("at_once")
+        own = sha256_of(str(folder.path.resolve()))[:8]
+        jobs = cache_dir() / "submitit" / f"{folder.name}-{own}" / "%j"
+        try:
+            self._submitit = submitit.AutoExecutor(
+                jobs, cluster=cluster, slurm_max_num_timeout=10**6, local_max_num_timeout=10**6
+            )
+        except RuntimeError as error:
+            raise SweepError(
+                f"executor slurm must be called where srun is, and there is none ({error}). Log in "
+                "to a node of the cluster, or try it here with --slurm cluster=local."
+            ) from error
+        self._submitit.update_parameters(
+            **{"name": f"sweep-{folder.name}", **_needs(execution), **asked}
+        )
+        self.slots: list[dict[str, str]] = [{} for _ in range(at_once)]
+        self._folder, self._is_stopping, self._is_closing = folder, False, False
+        self._gathered: list[tuple[Future[Outcome], TrialFolder, int]] = []
+        self._jobs: dict[Future[Outcome], tuple[Any, TrialFolder, int]] = {}
+        self._asked, self._preempted = time.monotonic(), dict[str, float]()
+        self._cancelled: set[str] = set()
+        self._lock = threading.Lock()
+        self._watcher = threading.Thread(target=self._watch, name="slurm", daemon=True)
+        self._watcher.start()
+
+    def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
+        """Submit the newest attempt of a trial, with all others of this moment as one array."""
+        future: Future[Outcome] = Future()
+        with self._lock:
+            self._gathered.append((future, folder, folder.read_status().fencing))
+        return future
+
+    def stop(self) -> None:
+        """Ask all attempts of the sweep to checkpoint and end, an earlier command's too."""
+        self._is_stopping = True
+        for _, trial, number in list(self._jobs.values()):
+            trial.ask_to_stop(number)
+        for trial in self._folder.trials() if self._folder.plan_path.exists() else ():
+            if (live := _live_attempt(trial)) is not None:
+                trial.ask_to_stop(live)
+
+    def kill(self) -> None:
+        """Cancel all jobs."""
+        self._is_stopping = True
+        for job, _, _ in list(self._jobs.values()):
+            self._cancel(job)
+
+    def _cancel(self, job: Any) -> None:
+        if job.job_id not in self._cancelled:
+            self._cancelled.add(job.job_id)
+            job.cancel(check=False)
+
+    def close(self) -> None:
+        """Wait for what is left."""
+        self._is_closing = True
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while not (self._is_closing and not self._jobs and not self._gathered):
+            self._submit_gathered()
+            must_ask = time.monotonic() - self._asked > ASK_SECONDS
+            for future, (job, trial, number) in list(self._jobs.items()):
+                if self._is_stopping and _live_attempt(trial) != number:
+                    self._cancel(job)  # it waits in the queue
+                if must_ask:  # the first job asks for all
+                    self._asked, must_ask = time.monotonic(), False
+                    is_done = job.done(force_check=True)
+                else:
+                    is_done = job.done()
+                if is_done or self._was_taken_away(job):
+                    del self._jobs[future]
+                    future.set_result(_outcome(job, trial, self._is_stopping))
+            time.sleep(POLL_SECONDS)
+
+    def _submit_gathered(self) -> None:
+        with self._lock:
+            gathered, self._gathered = self._gathered, []
+        if self._is_stopping:
+            for future, _, _ in gathered:
+                future.set_result(Outcome("stopped", "was not submitted"))
+        elif gathered:
+            bodies = [Attempt(str(trial.path.absolute()), number) for _, trial, number in gathered]
+            try:
+                jobs = self._submitit.submit_array(bodies)
+            except Exception as error:  # whatever sbatch or submitit refuses
+                for future, _, _ in gathered:
+                    future.set_result(Outcome("error", f"was not submitted: {_last(str(error))}"))
+            else:
+                for job, (future, trial, number) in zip(jobs, gathered, strict=True):
+                    self._jobs[future] = job, trial, number
+
+    def _was_taken_away(self, job: Any) -> bool:
+        """Tell whether a job was preempted and stays out of the queue, as some clusters do it."""
+        if str(job.state).upper() != "PREEMPTED":
+            self._preempted.pop(job.job_id, None)
+            return False
+        since = self._preempted.setdefault(job.job_id, time.monotonic())
+        return time.monotonic() - since > PREEMPTED_SECONDS
+
+
+def _outcome(job: Any, trial: TrialFolder, is_stopping: bool) -> Outcome:
+    """Tell how an attempt ended: by what it returned, else by the state of its job."""
+    from submitit.core.utils import FailedJobError
+
+    state = str(job.state).upper()
+    error = None if state == "PREEMPTED" else job.exception()
+    if error is None and state != "PREEMPTED":
+        outcome: Outcome = job.result()
+        return outcome
+    kinds = {"OUT_OF_ME": "out_of_memory", "PREEMPTED": "preempted", "TIMEOUT": "preempted"}
+    kind = next((kind for word, kind in kinds.items() if state.startswith(word)), "lost")
+    if is_stopping or state.startswith("CANCELLED"):
+        return Outcome("stopped", "its job was cancelled")
+    if isinstance(error, FailedJobError):
+        return Outcome("error", f"the job failed; see {job.paths.stderr}")
+    return Outcome(kind, f"job {job.job_id} ended in state {state}; see {trial.log_path}")
+
+
+def _live_attempt(trial: TrialFolder) -> int | None:
+    """Return the number of the attempt whose lease is held, as far as the file says it."""
+    owner = read_owner(trial.lease_path)
+    return None if owner.get("ended") else owner.get("fencing")
+
+
+def _needs(execution: Execution) -> dict[str, Any]:
+    """Return what a job asks for, unless told otherwise."""
+    if execution.device.startswith("cuda"):
+        cores = min(execution.threads, GPU_CORES * execution.devices)
+        return {"gpus_per_node": execution.devices, "cpus_per_task": cores}
+    return {"cpus_per_task": execution.threads}
+
+
+def _last(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), text)
