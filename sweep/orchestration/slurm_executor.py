@@ -125,11 +125,11 @@ class SlurmExecutor:
             **{"name": f"sweep-{folder.name}", **_needs(execution), **asked}
         )
         self.slots: list[dict[str, str]] = [{} for _ in range(at_once)]
-        self._folder, self._is_stopping, self._is_closing = folder, False, False
+        self._folder, self._is_closing = folder, False
+        self._is_stopping = self._is_killing = False
         self._gathered: list[tuple[Future[Outcome], TrialFolder, int]] = []
         self._jobs: dict[Future[Outcome], tuple[Any, TrialFolder, int]] = {}
         self._asked, self._preempted = time.monotonic(), dict[str, float]()
-        self._cancelled: set[str] = set()
         self._lock = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, name="slurm", daemon=True)
         self._watcher.start()
@@ -152,14 +152,7 @@ class SlurmExecutor:
 
     def kill(self) -> None:
         """Cancel all jobs."""
-        self._is_stopping = True
-        for job, _, _ in list(self._jobs.values()):
-            self._cancel(job)
-
-    def _cancel(self, job: Any) -> None:
-        if job.job_id not in self._cancelled:
-            self._cancelled.add(job.job_id)
-            job.cancel(check=False)
+        self._is_stopping = self._is_killing = True
 
     def close(self) -> None:
         """Wait for what is left."""
@@ -171,8 +164,12 @@ class SlurmExecutor:
             self._submit_gathered()
             must_ask = time.monotonic() - self._asked > ASK_SECONDS
             for future, (job, trial, number) in list(self._jobs.items()):
-                if self._is_stopping and _live_attempt(trial) != number:
-                    self._cancel(job)  # it waits in the queue
+                is_idle = _live_attempt(trial) != number  # it waits in the queue, or has ended
+                if self._is_killing or (self._is_stopping and is_idle and not job.done()):
+                    job.cancel(check=False)
+                    del self._jobs[future]
+                    future.set_result(Outcome("stopped", "its job was cancelled"))
+                    continue
                 if must_ask:  # the first job asks for all
                     self._asked, must_ask = time.monotonic(), False
                     is_done = job.done(force_check=True)
@@ -180,7 +177,7 @@ class SlurmExecutor:
                     is_done = job.done()
                 if is_done or self._was_taken_away(job):
                     del self._jobs[future]
-                    future.set_result(_outcome(job, trial, self._is_stopping))
+                    future.set_result(_outcome(job, is_done, trial, self._is_stopping))
             time.sleep(POLL_SECONDS)
 
     def _submit_gathered(self) -> None:
@@ -209,21 +206,20 @@ class SlurmExecutor:
         return time.monotonic() - since > PREEMPTED_SECONDS
 
 
-def _outcome(job: Any, trial: TrialFolder, is_stopping: bool) -> Outcome:
+def _outcome(job: Any, is_done: bool, trial: TrialFolder, is_stopping: bool) -> Outcome:
     """Tell how an attempt ended: by what it returned, else by the state of its job."""
     from submitit.core.utils import FailedJobError
 
-    state = str(job.state).upper()
-    error = None if state == "PREEMPTED" else job.exception()
-    if error is None and state != "PREEMPTED":
+    error, state = job.exception() if is_done else None, str(job.state).upper()
+    if is_done and error is None:
         outcome: Outcome = job.result()
         return outcome
-    kinds = {"OUT_OF_ME": "out_of_memory", "PREEMPTED": "preempted", "TIMEOUT": "preempted"}
-    kind = next((kind for word, kind in kinds.items() if state.startswith(word)), "lost")
     if is_stopping or state.startswith("CANCELLED"):
         return Outcome("stopped", "its job was cancelled")
     if isinstance(error, FailedJobError):
         return Outcome("error", f"the job failed; see {job.paths.stderr}")
+    kinds = {"OUT_OF_ME": "out_of_memory", "PREEMPTED": "preempted", "TIMEOUT": "preempted"}
+    kind = next((kind for word, kind in kinds.items() if state.startswith(word)), "lost")
     return Outcome(kind, f"job {job.job_id} ended in state {state}; see {trial.log_path}")
 
 
