@@ -111,7 +111,7 @@ class SlurmExecutor:
         asked = dict(request)
         cluster, at_once = asked.pop("cluster"), asked.pop("at_once")
         own = sha256_of(str(folder.path.resolve()))[:8]
-        jobs = cache_dir() / "submitit" / f"{folder.name}-{own}" / "%j"
+        jobs = cache_dir() / "submitit" / f"{folder.name}-{own}"
         try:
             self._submitit = submitit.AutoExecutor(
                 jobs, cluster=cluster, slurm_max_num_timeout=10**6, local_max_num_timeout=10**6
