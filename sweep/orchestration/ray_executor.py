@@ -236,7 +236,7 @@ def needs_of(execution: Execution) -> dict[str, float]:
     """Return what Ray sets aside for an attempt: its GPUs, or the CPUs of its threads."""
     if execution.device.startswith("cuda"):
         return {"num_gpus": execution.devices, "num_cpus": execution.devices}
-    return {"num_cpus": execution.threads}
+    return {"num_cpus": execution.threads * execution.devices}
 
 
 def _check_reachable(address: str | None) -> None:

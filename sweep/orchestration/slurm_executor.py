@@ -234,7 +234,7 @@ def _needs(execution: Execution) -> dict[str, Any]:
     if execution.device.startswith("cuda"):
         cores = min(execution.threads, GPU_CORES * execution.devices)
         return {"gpus_per_node": execution.devices, "cpus_per_task": cores}
-    return {"cpus_per_task": execution.threads}
+    return {"cpus_per_task": execution.threads * execution.devices}
 
 
 def _last(text: str) -> str:

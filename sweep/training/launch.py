@@ -104,8 +104,8 @@ def _watching(
 
 def _rank(path: str, name: str, device: str) -> Outcome:
     """One process of the attempt."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's process decides
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(ignored, signal.SIG_IGN)  # they reach all, the launcher's process decides
     faulthandler.enable()
     parent, words = os.getppid(), Path(name)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
