@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
@@ -345,6 +346,15 @@ def test_a_cluster_of_its_own_ends_with_the_command(drive, plan_trials):
     assert driver.wait() == 0
     assert {one.read_status().state for one in folder.trials()} == {State.COMPLETE}
     assert [one.read_status().attempts for one in folder.trials()] == [1, 1]
+
+
+def test_the_file_for_rays_launcher_is_what_ray_takes():
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    text = (Path(ROOT) / "deploy" / "ray-cluster.yaml").read_text()
+    config = prepare_config(yaml.safe_load(text))
+    validate_config(config)
+    assert len(config["provider"]["worker_ips"]) == config["max_workers"]
 
 
 @pytest.mark.parametrize(
