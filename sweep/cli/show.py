@@ -240,11 +240,18 @@ class Progress:
             self._live.stop()
 
     def update(self, now: bool = False) -> None:
-        """Read the folder and show it, at most once a second unless it must be `now`."""
-        if self._is_quiet or (time.monotonic() < self._next and not now):
+        """Read the folder and show it, at most once a second unless it must be `now`.
+
+        With very many trials more seldom: a tenth of the time is enough for it.
+        """
+        started = time.monotonic()
+        if self._is_quiet or (started < self._next and not now):
             return
-        self._next = time.monotonic() + 1.0
-        document = sweep_status(self._folder)
+        self._show(sweep_status(self._folder))
+        ended = time.monotonic()
+        self._next = ended + max(1.0, 9 * (ended - started))
+
+    def _show(self, document: dict[str, Any]) -> None:
         rows = [r for r in document["trials"] if self._ids is None or r["id"] in self._ids]
         if self._console.is_terminal:
             self._live = self._live or self._begin_live()

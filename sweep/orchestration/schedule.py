@@ -3,10 +3,11 @@
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
@@ -40,12 +41,13 @@ class Schedule:
     folder: SweepFolder
     executor: Executor
     is_stopping: bool = False
-    _waiting: list[TrialFolder] = field(default_factory=list)
+    _waiting: deque[TrialFolder] = field(default_factory=deque)
     _running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = field(
         default_factory=dict
     )
     _queued: list[TrialFolder] = field(default_factory=list)  # submitted, but not begun yet
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
+    _least: dict[int, float | None] = field(default_factory=dict)  # tokens to the target, by batch
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
     _pauses: Mapping[str, int | None] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
@@ -66,8 +68,8 @@ class Schedule:
             on_end: called when an attempt has ended.
         """
         self._pauses = requested
-        self._waiting = [self.folder.trial(trial_id) for trial_id in requested]
-        self._waiting = [trial for trial in self._waiting if self._settle(trial, also)]
+        trials = map(self.folder.trial, requested)
+        self._waiting = deque(trial for trial in trials if self._settle(trial, also))
         while self._running or (self._waiting and not self.is_stopping):
             for slot in self._free_slots():
                 if self.is_stopping or not (trial := self._next()):
@@ -148,6 +150,7 @@ class Schedule:
         cause = Cause(result["cause"]) if result["cause"] else None
         state = State(result["state"])
         self._update(trial, lambda s: s.changed(state=state, cause=cause, message=""))
+        self._note_reached(result)
         return True
 
     def _note_begun(self) -> None:
@@ -168,12 +171,15 @@ class Schedule:
 
     def _next(self) -> TrialFolder | None:
         """Take the first waiting trial that no worker of an earlier runner still holds."""
-        for trial in list(self._waiting):
-            if not self._watch(trial).is_alive() and not is_locked(trial.runner_lock_path):
-                self._waiting.remove(trial)
-                if not self._has_ended(trial):  # without its runner, while this one waited
-                    return trial
-        return None
+        held, found = [], None
+        while self._waiting and found is None:
+            trial = self._waiting.popleft()
+            if self._watch(trial).is_alive() or is_locked(trial.runner_lock_path):
+                held.append(trial)
+            elif not self._has_ended(trial):  # without its runner, while this one waited
+                found = trial
+        self._waiting.extendleft(reversed(held))
+        return found
 
     def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
         config = trial.read_config()
@@ -195,16 +201,22 @@ class Schedule:
         """Return where a trial on its way to a target is given up; None where nothing bounds it."""
         if config.science.target is None:
             return None
-        results = (
-            self.folder.trial(str(row.id)).read_result()
-            for row in self.plan.known_trials
-            if row.batch_size == config.science.batch_size
-        )
-        reached = [result["tokens_to_target"] for result in results if result]
-        least = min((tokens for tokens in reached if tokens), default=None)
+        batch = config.science.batch_size
+        if batch not in self._least:
+            rows = (row for row in self.plan.known_trials if row.batch_size == batch)
+            results = (self.folder.trial(str(row.id)).read_result() for row in rows)
+            reached = [result["tokens_to_target"] for result in results if result]
+            self._least[batch] = min((tokens for tokens in reached if tokens), default=None)
+        least = self._least[batch]
         step_tokens = config.science.batch_size * config.tokens_per_sequence
         points = config.science.evaluation.points
-        return least and last_step(least, step_tokens, config.steps, points)
+        return last_step(least, step_tokens, config.steps, points) if least else None
+
+    def _note_reached(self, result: dict[str, Any]) -> None:
+        """Keep the least tokens of a batch size up to date, without reading all results again."""
+        batch, tokens = result["batch_size"], result["tokens_to_target"]
+        if tokens and batch in self._least:
+            self._least[batch] = min(tokens, self._least[batch] or tokens)
 
     def _end(self, trial: TrialFolder, future: Future[Outcome], killed_before: int) -> None:
         """Judge an ended attempt by the retry table."""
@@ -232,11 +244,12 @@ class Schedule:
         if outcome.kind == Cause.OUT_OF_MEMORY:
             self._learn_from_out_of_memory(trial, before, status, config, again)
         if again:
-            self._waiting.insert(0, trial)
+            self._waiting.appendleft(trial)
             self._watches.pop(trial.id, None)
         if outcome.kind == "paused" and config.science.target is not None:
             self.prune(trial, f"pruned: {config.science.target:g} not reached {TOO_LATE}")
         if outcome.kind == "complete" and (result := trial.read_result()):
+            self._note_reached(result)
             from sweep.orchestration.calibration import record_measurement
 
             record_measurement(self.plan, result)

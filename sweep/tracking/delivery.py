@@ -45,6 +45,7 @@ class Delivery:
     Attributes:
         deadline: monotonic time after which nothing more is sent.
         has_report: whether the report on disk is whole.
+        look_seconds: what the last pass took to look for what changed.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Delivery:
     ) -> None:
         self.folder, self.plan, self.record, self._announce = folder, plan, record, announce
         self._address = address or record.tracking_uri
-        self.deadline, self.has_report = float("inf"), False
+        self.deadline, self.has_report, self.look_seconds = float("inf"), False, 0.0
         self._client: MlflowClient | None = None
         self._stamps: dict[Path, tuple[int, int]] = {}  # of files whose content the store has
         self._saved = 0.0
@@ -81,7 +82,7 @@ class Delivery:
             self._mirror_plan(client)
             if is_alive:
                 self._set_parent_status(client, "RUNNING")
-            for row in self.plan.known_trials:
+            for row in self._changed():
                 self._check_time()
                 try:
                     self._mirror_trial(client, row, is_alive)
@@ -96,6 +97,14 @@ class Delivery:
         finally:
             self._save(now=True)
         return trouble
+
+    def _changed(self) -> list[PlannedTrial]:
+        """Return the rows whose state is not known to be mirrored."""
+        started = time.monotonic()
+        paths = ((row, self.folder.trial(str(row.id)).state_path) for row in self.plan.known_trials)
+        found = [row for row, path in paths if self._stamps.get(path) != _stamp(path)]
+        self.look_seconds = time.monotonic() - started
+        return found
 
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline:

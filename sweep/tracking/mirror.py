@@ -125,6 +125,7 @@ class Mirror:
                 return
             if done:
                 pause = PAUSES[0]
+                self._closing.wait(9 * self._delivery.look_seconds)  # a tenth of the time is enough
                 self._woken.wait(POLL_SECONDS)
             elif closing:
                 time.sleep(min(PAUSES[0], left))
