@@ -27,8 +27,8 @@ demo: $(BIN)/.installed  ## a small sweep from plan to report, in a few minutes
 test: install  ## the tests that every machine can run
 	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-test-all: install  ## every test, also the slow ones and those that need ray, submitit, PostgreSQL, a browser or a GPU
-	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit
+test-all: install  ## every test, also the slow ones and those that need ray, submitit, deepspeed, PostgreSQL, a browser or a GPU
+	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit deepspeed ninja
 	$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
 
 install: $(BIN)/.installed-test  ## .venv with sweep and its test tools, at the tested versions
