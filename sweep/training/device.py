@@ -86,8 +86,8 @@ def has_compiler(device: str) -> bool:
 def sum_in_one_order() -> None:
     """Let compiled steps on a CPU add an embedding's gradients in one order, whatever the threads.
 
-    Inductor would let threads add them atomically: other bits each time, and twelve times the time
-    of a step where few ids are most of the text.
+    Inductor would let threads add them atomically: other bits each time, and much slower where few
+    ids are most of the text (docs/performance.md).
     """
     from torch._inductor.decomposition import decompositions
 
