@@ -35,7 +35,7 @@ SETTINGS = {
 }
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # sums in another order, in float32
 
-# A workload that does something to one process of a trial, at its seventh microbatch.
+# A workload that does something to one process of a trial, at a microbatch of two a step.
 PROCESSES = """
 import os, pathlib, signal
 import torch
@@ -43,15 +43,17 @@ from sweep.workloads import ranks
 from sweep.workloads.pretrain import Pretrain
 
 class Meddling(Pretrain):
-    calls = 0
+    calls, moment = 0, 7
 
     def loss_sum(self, model, batch):
         self.calls += torch.is_grad_enabled()
-        if ranks.rank() == 1 and self.calls == 7:
+        if ranks.rank() == 1 and self.calls == self.moment:
             self.meddle(batch[0].shape[0])
         return super().loss_sum(model, batch)
 
 class Killed(Meddling):
+    moment = 41
+
     def meddle(self, sequences):
         mark = pathlib.Path({folder!r}) / "killed"
         if not mark.exists():
@@ -230,10 +232,14 @@ def test_a_torn_checkpoint_falls_back_to_the_older_one(tmp_path, alone):
     assert_same_trial(trial, alone)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workload: str) -> tuple[int, TrialFolder]:
-    """Run a sweep of one trial on two processes, of which one is meddled with."""
+def write_workloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "meddling_processes.py").write_text(PROCESSES.format(folder=str(tmp_path)))
     monkeypatch.syspath_prepend(tmp_path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workload: str) -> tuple[int, TrialFolder]:
+    """Run a sweep of one trial on two processes, of which one is meddled with."""
+    write_workloads(monkeypatch, tmp_path)
     out = tmp_path / "out"
     arguments = [
         *("run", "quick", "--batches", "8", "--budget", str(8 * 64 * STEPS), "--microbatch", "2"),
@@ -249,6 +255,23 @@ def test_a_killed_process_ends_the_attempt_and_the_trial_goes_on(monkeypatch, tm
     code, trial = run(monkeypatch, tmp_path, "Killed")
     status = trial.read_status()
     assert (code, status.state, status.attempts) == (0, State.COMPLETE, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_killed_process_costs_the_trial_only_what_follows_its_checkpoint(
+    monkeypatch, tmp_path, alone, zero
+):
+    write_workloads(monkeypatch, tmp_path)
+    trial = planned(tmp_path / "out", 2, zero, workload="meddling_processes:Killed")
+    config = trial.read_config()
+    execution = config.execution.model_copy(update={"checkpoint_seconds": 0.0})
+    trial.write_config(config.model_copy(update={"execution": execution}))
+    found = attempt(trial)
+    assert found.kind == "lost" and "process 1 of the trial: " in found.message
+    assert trial.checkpoints()[0].step == 20
+    assert attempt(trial).kind == "complete"
+    assert_same_trial(trial, alone)
 
 
 @pytest.mark.slow
