@@ -1,0 +1,117 @@
+"""What the orchestrator costs: many trials of one step, from the plan to the mirrored end.
+
+    python benchmarks/overhead.py local 100 1000 10000    # attempts in the command's own process
+    python benchmarks/overhead.py processes 100           # each in a fresh process, as `sweep run`
+    python benchmarks/overhead.py ray 500                 # each in a process of a local Ray
+
+Every count is a command of its own, in a temporary folder, and so is its resumption: the same
+command with half of the trials taken back, as if it had been killed there. Results go to
+benchmarks/results/<device>/<date>.json, under `overhead`.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from record import record
+
+BATCHES = (1, 2, 4, 8, 16)
+TOKENS = 16  # of each trial: a step at the largest batch size
+
+
+def command(kind: str, count: int, out: Path) -> dict[str, float]:
+    """Plan and run `count` trials; return seconds, the peak memory, and how many have ended."""
+    from sweep.cli.show import Progress
+    from sweep.config.experiment import load_experiment
+    from sweep.orchestration.execution import Logistics
+    from sweep.orchestration.executors import Place
+    from sweep.orchestration.local import InlineExecutor
+    from sweep.orchestration.planning import make_plan
+    from sweep.orchestration.runner import run_plan
+    from sweep.trial.folder import SweepFolder
+
+    folder, started = SweepFolder(out), time.perf_counter()
+    fields = {"batches": BATCHES, "seeds": count // len(BATCHES), "budget": TOKENS}
+    experiment = load_experiment("quadratic", fields)
+    planned = make_plan(experiment, Logistics(device="cpu", keep="none"), folder)
+    seconds_planning = time.perf_counter() - started
+    ended: list[float] = []
+    with Progress(folder, None, is_quiet=False) as progress:
+        summary = run_plan(
+            planned,
+            folder,
+            executor=InlineExecutor() if kind == "local" else None,
+            place=Place("ray" if kind == "ray" else "local"),
+            on_change=progress.update,
+            on_finished=lambda: ended.append(time.perf_counter()),
+        )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "seconds_planning": seconds_planning,
+        "seconds_running": ended[0] - started - seconds_planning,
+        "seconds_total": time.perf_counter() - started,
+        "peak_memory_bytes": peak,
+        "ended": sum(one.state.is_finished for one in summary.states.values()),
+        "not_mirrored": float(bool(summary.untracked)),
+    }
+
+
+def measured(kind: str, count: int, out: Path) -> dict[str, float]:
+    """Run `command` in a process of its own."""
+    words = [sys.executable, __file__, "one", kind, str(count), str(out)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def take_back_half(out: Path) -> int:
+    """Let half of the trials be as before their first attempt; return how many."""
+    from sweep.trial.folder import SweepFolder
+
+    trials = SweepFolder(out).trials()[::2]
+    for trial in trials:
+        trial.clear()
+        trial.state_path.unlink()
+    return len(trials)
+
+
+def benchmark(kind: str, count: int) -> dict[str, float]:
+    """Return what `count` trials take, and what going on with half of them takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "sweep"
+        first = measured(kind, count, out)
+        assert first["ended"] == count, first
+        again = measured(kind, count, out)  # nothing is left: what looking takes
+        taken = take_back_half(out)
+        half = measured(kind, count, out)
+    return {
+        "trials": count,
+        **first,
+        "trials_per_second": count / first["seconds_running"],
+        "seconds_resuming_nothing": again["seconds_running"],
+        "seconds_resuming_half": half["seconds_running"],
+        "trials_per_second_resuming": taken / half["seconds_running"],
+    }
+
+
+def main() -> None:
+    """Measure every count that is named."""
+    kind, *counts = sys.argv[1:]
+    if kind == "one":
+        print(json.dumps(command(counts[0], int(counts[1]), Path(counts[2]))))
+        return
+    found = []
+    for count in counts:
+        found.append(benchmark(kind, int(count)))
+        print(json.dumps(found[-1], indent=1), flush=True)
+    record({f"overhead {kind}": found})
+
+
+if __name__ == "__main__":
+    main()
