@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from record import record
 
-BATCHES = (1, 2, 4, 8, 16)
-TOKENS = 16  # of each trial: a step at the largest batch size
+BATCHES = tuple(range(16, 26))
+TOKENS = BATCHES[-1]  # one step at each batch size
 
 
 def command(kind: str, count: int, out: Path) -> dict[str, float]:
