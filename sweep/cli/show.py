@@ -44,7 +44,7 @@ def show_plan(plan: Plan, to_stderr: bool = False) -> None:
     out.print(
         f"[bold]{plan.experiment}[/]: {plan.model['name']}, {parameters:,} parameters, "
         f"{settings.data or settings.workload}, {plan.tokens_per_sequence} tokens a sequence, "
-        f"{settings.precision} on {_device_of(execution)}, {execution.threads} threads"
+        f"{settings.precision} on {_device_of(execution)}"
     )
     several = f" × {execution.devices}" if execution.devices > 1 else ""
     split = "microbatch × devices × steps" if several else "microbatch"
@@ -85,10 +85,12 @@ def show_plan(plan: Plan, to_stderr: bool = False) -> None:
 
 def _device_of(execution: Execution) -> str:
     """Write where each trial runs, and how it is split."""
+    threads = f"{execution.threads} thread{'s' * (execution.threads > 1)}"
     if execution.devices == 1:
-        return execution.device
+        return f"{execution.device}, {threads}"
     by = "" if execution.strategy == "torch" else f" by {execution.strategy}"
-    return f"{execution.devices} × {execution.device} each, ZeRO {execution.zero}{by}"
+    on = f"{execution.devices} × {execution.device} for each trial"
+    return f"{on}, ZeRO {execution.zero}{by}, {threads} each"
 
 
 def _show_rest(plan: Plan, out: Console) -> None:
