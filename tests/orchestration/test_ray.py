@@ -348,6 +348,23 @@ def test_a_cluster_of_its_own_ends_with_the_command(drive, plan_trials):
     assert [one.read_status().attempts for one in folder.trials()] == [1, 1]
 
 
+def test_a_trial_on_two_devices_ends_with_the_same_weights_there(cluster, tmp_path):
+    cluster.add()
+    weights = []
+    for place in ((), ("--executor", "ray", "--ray-address", cluster.address)):
+        out = tmp_path / f"sweep-{len(place)}"
+        settings = ("--batches", "8", "--budget", "4096", "--devices-per-trial", "2", "--quiet")
+        command = [sys.executable, "-m", "sweep", "run", "quick", *settings, *place]
+        done = subprocess.run(
+            [*command, "--device", "cpu", "--out", str(out)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (trial,) = SweepFolder(out).trials()
+        assert "2 devices" in trial.log_path.read_text()
+        weights.append(trial.weights_path.read_bytes())
+    assert weights[0] == weights[1]
+
+
 def test_the_file_for_rays_launcher_is_what_ray_takes():
     from ray.autoscaler._private.util import prepare_config, validate_config
 
