@@ -2,12 +2,12 @@
 
 import importlib.util
 from dataclasses import dataclass
-from fractions import Fraction
 
 from sweep.config.experiment import Experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.plan.plan import COMPILE_FLOPS, Plan, tokens_at_once, tokens_per_sequence
+from sweep.plan.steps import devices_left
 from sweep.trial.folder import SweepFolder
 
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
@@ -117,14 +117,7 @@ def decide_devices(experiment: Experiment, logistics: Logistics, device: str) ->
     """
     devices, size, parts = logistics.devices, logistics.microbatch, logistics.accumulation
     if devices is None and size and parts:
-        found = {Fraction(batch, size * parts) for batch in experiment.batches}
-        if len(found) > 1 or min(found).denominator > 1:
-            raise SweepError(
-                f"microbatch × accumulation ({size} × {parts}) must leave the same whole number of "
-                f"devices at every batch size, got {', '.join(map(str, experiment.batches))}. "
-                "Leave one of them out, or run one batch size."
-            )
-        devices = int(min(found))
+        devices = devices_left(experiment.batches, size, parts)
     devices = devices or 1
     if devices == 1:
         if logistics.zero or logistics.strategy == "deepspeed":

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,7 +68,7 @@ class Schedule:
             on_end: called when an attempt has ended.
         """
         self._pauses = requested
-        trials = map(self.folder.trial, requested)
+        trials = [self.folder.trial(one) for one in self._in_order(requested)]
         self._waiting = deque(trial for trial in trials if self._settle(trial, also))
         while self._running or (self._waiting and not self.is_stopping):
             for slot in self._free_slots():
@@ -84,6 +84,13 @@ class Schedule:
             if not (done or self._running) and self._waiting:  # a bare worker holds them
                 time.sleep(POLL_SECONDS / 5)
             on_change()
+
+    def _in_order(self, requested: Iterable[str]) -> list[str]:
+        """Return ids as planned; where several trials run at a time, the longest first."""
+        if len(self.executor.slots) == 1:
+            return list(requested)
+        seconds = {str(row.id): row.forecast_seconds or 0.0 for row in self.plan.known_trials}
+        return sorted(requested, key=seconds.__getitem__, reverse=True)
 
     def stop(self) -> None:
         """Let running attempts checkpoint and start no more; asked twice, kill them."""

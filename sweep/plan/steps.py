@@ -1,7 +1,7 @@
 """Steps, warmup, schedule, milestones and accumulation (DESIGN.md §6). No effects, no torch."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -143,6 +143,32 @@ def per_device_of(batch_size: int, devices: int, group_size: int = 1) -> int:
     )
 
 
+def devices_left(batches: Sequence[int], microbatch: int, accumulation: int) -> int:
+    """Return the devices of a trial that a microbatch size and accumulation steps leave.
+
+    Args:
+        batches: all batch sizes of the sweep, whose trials run on equally many devices.
+        microbatch: sequences per device per forward-backward.
+        accumulation: forward-backwards per step.
+
+    Raises:
+        SweepError: if that is no one whole number, with the nearest legal values if there are any.
+    """
+    if len(set(batches)) > 1:
+        raise SweepError(
+            f"microbatch × accumulation ({microbatch} × {accumulation}) must leave the same whole "
+            f"number of devices at every batch size, got {', '.join(map(str, batches))}. Leave one "
+            "of them out, or run one batch size."
+        )
+    batch = batches[0]
+    whole = f"batch_size ({batch})"
+    _check_divides("microbatch_size", microbatch, legal_microbatches(batch), whole)
+    parts = batch // microbatch
+    left, name = f"batch_size / microbatch_size ({parts})", "gradient_accumulation_steps"
+    _check_divides(name, accumulation, legal_microbatches(parts), left)
+    return parts // accumulation
+
+
 def choose_microbatch(
     per_device: int,
     asked: int | None,
@@ -166,9 +192,10 @@ def choose_microbatch(
         SweepError: if a flag does not divide, with the nearest legal values.
     """
     legal = legal_microbatches(per_device, group_size)
+    whole = f"batch_size / devices ({per_device})"
     if accumulation is not None:
         parts = [per_device // size for size in reversed(legal)]
-        _check_divides("gradient_accumulation_steps", accumulation, parts, per_device, group_size)
+        _check_divides("gradient_accumulation_steps", accumulation, parts, whole, group_size)
         size = per_device // accumulation
         if asked not in (None, size):
             raise SweepError(
@@ -182,12 +209,12 @@ def choose_microbatch(
     if asked < 1:
         raise SweepError(f"microbatch_size must be at least 1, got {asked}. Use 1 or more.")
     asked = min(asked, per_device)
-    _check_divides("microbatch_size", asked, legal, per_device, group_size)
+    _check_divides("microbatch_size", asked, legal, whole, group_size)
     return asked
 
 
 def _check_divides(
-    name: str, given: int, legal: list[int], per_device: int, group_size: int
+    name: str, given: int, legal: list[int], whole: str, group_size: int = 1
 ) -> None:
     """Refuse a value that is not legal, and name its neighbours."""
     if given in legal:
@@ -196,9 +223,7 @@ def _check_divides(
     upper = [value for value in legal if value > given][:1]
     groups = f" in whole groups of {group_size} or equal parts of one" * (group_size > 1)
     near = " or ".join(str(value) for value in lower + upper)
-    raise SweepError(
-        f"{name} must divide batch_size / devices ({per_device}){groups}, got {given}. Use {near}."
-    )
+    raise SweepError(f"{name} must divide {whole}{groups}, got {given}. Use {near}.")
 
 
 def next_microbatch(per_device: int, failed: int, group_size: int = 1) -> int | None:

@@ -1,5 +1,7 @@
 """Retries, crashes and resumption, with real worker processes."""
 
+from dataclasses import replace
+
 import pytest
 
 from sweep.config.experiment import load_experiment
@@ -116,6 +118,33 @@ def test_a_second_runner_is_refused(run, tmp_path):
         pytest.raises(FolderInUse, match="sweep stop"),
     ):
         run()
+
+
+class TwoAtATime(InlineExecutor):
+    """Has a second slot, and knows what was started in which order."""
+
+    def __init__(self):
+        super().__init__()
+        self.slots, self.started = [{"SLOT": "a"}, {"SLOT": "b"}], []
+
+    def submit(self, folder, environment):
+        self.started.append(folder.id)
+        return super().submit(folder, environment)
+
+
+def test_where_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
+    folder, executor = SweepFolder(tmp_path / "sweep"), TwoAtATime()
+    experiment = load_experiment("quadratic", {"batches": "2,4,8,16", "budget": "800"})
+    planned = make_plan(experiment, Logistics(device="cpu"), folder)
+    seconds = dict(zip((2, 4, 8, 16), (3.0, 1.0, 4.0, 2.0), strict=True))
+    rows = [
+        row.model_copy(update={"forecast_seconds": seconds[row.batch_size]})
+        for row in planned.plan.trials
+    ]
+    planned = replace(planned, plan=planned.plan.model_copy(update={"trials": tuple(rows)}))
+    run_plan(planned, folder, executor=executor)
+    batch = {row.id: row.batch_size for row in rows}
+    assert [batch[one] for one in executor.started] == [8, 2, 16, 4]
 
 
 def test_a_grown_sweep_runs_only_what_is_new(run):
