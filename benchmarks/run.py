@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ratios import ratio
 from record import record
 
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
@@ -23,6 +24,8 @@ SWEEP = [sys.executable, "-m", "sweep"]
 STEP = "--step"  # one measurement of `kept_memory`, in a process of its own
 MANY = ["run", "quadratic", "--batches", "4", "--budget", "40", "--device", "cpu", "--quiet"]
 QUICK = ["run", "quick", "--batches", "16", "--device", "cpu", "--quiet", "--yes"]
+
+LONGER = [*QUICK[:2], "--budget", "786432", *QUICK[2:]]
 
 
 def seconds_of(command: list[str], environment: dict[str, str] | None = None) -> float:
@@ -91,19 +94,18 @@ def tracking(folder: Path) -> dict[str, object]:
 
     def mirrored(index: int) -> float:
         out = folder / f"mirrored-{index}"
-        seconds_of([*SWEEP, *QUICK, "--out", str(out)])
+        seconds_of([*SWEEP, *LONGER, "--out", str(out)])
         return training_seconds(out)
 
     def bare(index: int) -> float:
         out = folder / f"bare-{index}"
-        seconds_of([*SWEEP, "plan", *QUICK[1:-2], "--out", str(out)])
+        seconds_of([*SWEEP, "plan", *LONGER[1:-2], "--out", str(out)])
         (trial,) = out.glob("trials/*")
         seconds_of([sys.executable, "-m", "sweep.training", str(trial)])
         return training_seconds(out)
 
-    found = interleaved(5, mirrored=mirrored, bare=bare)
-    ratios = [a / b for a, b in zip(*found["seconds"].values(), strict=True)]  # type: ignore[attr-defined]
-    return {**found, "ratio_mirrored_to_bare": statistics.median(ratios)}
+    found = interleaved(9, mirrored=mirrored, bare=bare)
+    return {**found, "mirrored_over_bare": ratio(*found["seconds"].values())}  # type: ignore[attr-defined]
 
 
 def chunked_loss(folder: Path) -> dict[str, object]:

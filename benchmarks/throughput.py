@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 from contenders import CONTENDERS, MATRIX, WARM_UP, benchmarked
+from ratios import ratio
 from record import record
 
 HERE = Path(__file__).parent
 SLICE_SECONDS = 1.0  # longer ones differ by more: the machine changes meanwhile
 MOST_STEPS = 400  # of a slice
-RESAMPLES = 2000
 
 
 class Contender:
@@ -73,14 +73,6 @@ class Contender:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
-
-
-def ratio(others: list[float], own: list[float]) -> dict[str, float]:
-    """Return the median over rounds of other/own, and its 95 % interval."""
-    ratios = np.array(others) / np.array(own)
-    draws = np.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
-    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
-    return {"ratio": float(np.median(ratios)), "low": float(low), "high": float(high)}
 
 
 def compete(
