@@ -48,9 +48,10 @@ def test_words_are_taken_from_one_story_each(text):
     [
         ("The Dog was happy. It was little!", True, 1.0, 0.1),
         ("The dog was happy.", False, 2 / 3, 0.0),
-        ("dogs are unhappy", True, 0.0, 0.1),  # whole words only
+        ("The dog was happy.", True, 2 / 3, 0.2 / 3),
+        ("dogs are unhappy", True, 0.0, 0.0),  # whole words only
         ("dog dog dog dog", False, 1 / 3, 0.0),
-        ("", True, 0.0, 0.1),
+        ("", True, 0.0, 0.0),  # an end alone is worth nothing
     ],
 )
 def test_stories_are_worth_their_words_and_their_end(text, story, has_ended, words, end):

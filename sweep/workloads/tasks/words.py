@@ -50,7 +50,8 @@ class Stories:
 class Words(Stories):
     """`Words: dog, happy, little.` and a story that contains them, and ends.
 
-    The reward is the share of the words that the completion contains, and END_REWARD if it ended.
+    The reward is the share of the words that the completion contains, and END_REWARD of that share
+    more if it ended: paid for itself, the end would be learned alone, and at once.
     """
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
@@ -66,7 +67,7 @@ class Words(Stories):
         present = set(WORD.findall(completion.text.lower()))
         asked = prompt.facts["words"]
         share = sum(word in present for word in asked) / len(asked)
-        return {"words": share, "end": END_REWARD * completion.has_ended}
+        return {"words": share, "end": END_REWARD * share * completion.has_ended}
 
 
 class Openings(Stories):
