@@ -6,7 +6,7 @@ from dataclasses import replace
 from sweep.config.numbers import format_bytes
 from sweep.errors import SweepError, WorkerDied
 from sweep.orchestration.planning import FORECAST_SECONDS, Planned
-from sweep.plan.estimates import with_estimates
+from sweep.plan.estimates import disk_needed, with_estimates
 from sweep.plan.plan import Plan, tokenizer_of
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder
@@ -19,12 +19,12 @@ SMALL_TEXT = 1 << 22  # bytes
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
     from sweep.data.tokens import find_prepared
-    from sweep.orchestration.calibration import estimate_seconds
+    from sweep.orchestration.calibration import estimate_seconds, seconds_of_finished
     from sweep.orchestration.local import attempt_slots
 
     plan = planned.plan
     here = plan.located(folder)
-    seconds = estimate_seconds(here)
+    seconds = estimate_seconds(here, seconds_of_finished(plan, folder))
     tokens, is_exact = None, False
     if plan.data is not None:
         text = find_prepared(plan.data, tokenizer_of(plan.settings))
@@ -32,9 +32,18 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
             tokens, is_exact = len(text.train), True
         else:
             tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
-    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
+    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices)) or 1  # elsewhere
     plan = with_estimates(plan, seconds, _forecast_bytes(here), tokens, is_exact, at_once)
     return replace(planned, plan=plan)
+
+
+def at_most_at_once(plan: Plan, trials: int) -> Plan:
+    """Return the plan with the disk that it takes where so many trials run at a time."""
+    parameters, rows = plan.model["parameters"], plan.trials
+    if parameters is None:
+        return plan
+    disk = disk_needed(parameters, rows, plan.execution.keep, min(trials, len(rows)))
+    return plan.model_copy(update={"disk_bytes": disk})
 
 
 def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.errors import SweepError
-from sweep.orchestration.costs import check_disk, estimate
+from sweep.orchestration.costs import at_most_at_once, check_disk, estimate
 from sweep.orchestration.executors import HERE, Place, build_executor
 from sweep.orchestration.local import Executor
 from sweep.orchestration.planning import Planned, check_writable, plan_call, save_plan
@@ -166,24 +166,29 @@ def run_plan(
     with holding(folder):
         prepare(planned, folder, on_prepare)
         executor = executor or build_executor(place, planned.plan.execution, folder)
-        plan = save_grown(planned.plan, folder)
-        schedule = Schedule(plan, folder, executor)
-        mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)
-        tuning = None
-        if planned.is_tuned:
-            tuning = Tuning(planned.plan, schedule, storage, mirror.sweep_uid)
-        mirror.start()
+        mirror: Mirror | None = None
         try:
+            if executor.queues:
+                check_disk(at_most_at_once(planned.plan, len(executor.slots)), folder)
+            plan = save_grown(planned.plan, folder)
+            schedule = Schedule(plan, folder, executor)
+            mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)
+            tuning = None
+            if planned.is_tuned:
+                tuning = Tuning(planned.plan, schedule, storage, mirror.sweep_uid)
+            mirror.start()
             with stopping_on_signals(schedule):
                 requested = _run_rounds(planned, schedule, tuning, also, on_change, mirror.wake)
             on_finished()
             mirror.log_report()
-        finally:
+        except BaseException:
             executor.stop()
+            raise
+        finally:
             executor.close()
-            status = mirror.close(MIRROR_SECONDS)
+            status = mirror.close(MIRROR_SECONDS) if mirror else None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
-    untracked = "" if status.is_complete else str(status)
+    untracked = "" if status is None or status.is_complete else str(status)
     return Summary(folder, states, schedule.is_stopping, untracked)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sweep.config.experiment import load_experiment
-from sweep.errors import FolderInUse
+from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor, attempt_slots
 from sweep.orchestration.planning import make_plan
@@ -145,6 +145,36 @@ def test_where_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
     run_plan(planned, folder, executor=executor)
     batch = {row.id: row.batch_size for row in rows}
     assert [batch[one] for one in executor.started] == [8, 2, 16, 4]
+
+
+class Noted(InlineExecutor):
+    """Knows how it was ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.ended = []
+
+    def stop(self):
+        self.ended.append("stop")
+        super().stop()
+
+    def close(self):
+        self.ended.append("close")
+
+
+def test_a_command_that_ends_stops_no_attempts_of_an_earlier_one(run):
+    executor = Noted()
+    run(executor)
+    assert executor.ended == ["close"]
+
+
+def test_what_fails_before_the_first_trial_leaves_no_executor_open(tmp_path):
+    folder, executor = SweepFolder(tmp_path / "sweep"), Noted()
+    experiment = load_experiment("quadratic", {"batches": "4", "budget": "800"})
+    planned = make_plan(experiment, Logistics(device="cpu"), folder)
+    with pytest.raises(SweepError, match="tracking URI"):
+        run_plan(planned, folder, executor=executor, tracking_uri="ftp://nowhere")
+    assert executor.ended == ["stop", "close"]
 
 
 def test_a_grown_sweep_runs_only_what_is_new(run):
