@@ -143,10 +143,11 @@ class LeaseWatch:
 
     def is_alive(self) -> bool:
         """Tell whether the owner lives: on this machine by its lock, elsewhere by its counter."""
-        owner = read_owner(self._path)
+        owner = read_owner(self._path) or self._seen  # as it was, where it cannot be read just now
         if not owner or owner.get("host") == socket.gethostname():
             return is_locked(self._path)
         if owner.get("ended"):
+            self._seen = {}
             return False
         if owner != self._seen:
             self._seen, self._changed = owner, time.monotonic()
