@@ -12,6 +12,11 @@ import optuna
 import pytest
 
 from sweep.cli import main
+from sweep.config.experiment import load_experiment
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.local import LocalExecutor
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.runner import run_plan
 from sweep.orchestration.studies import named_trials, open_storage
 from sweep.tracking.reader import read_store
 from sweep.tracking.store import children_of, connect
@@ -120,6 +125,39 @@ def test_eight_sweeps_tune_at_once_and_keep_apart(command, postgres, mlflow):
         studies = studies_of(postgres.address("optuna"), a.path.name)
         assert [told_losses(study) for study in studies] == [tuned_losses(a), tuned_losses(b)]
         assert {len(study.trials) for study in studies} == {len(tuned_losses(a))}
+
+
+class EightWorkers(LocalExecutor):
+    """Eight attempts at a time, in processes that share the cores."""
+
+    def __init__(self):
+        super().__init__("cpu")
+        self.slots, self.most_at_once = [{"WORKER": str(number)} for number in range(8)], 0
+
+    def submit(self, folder, environment):
+        future = super().submit(folder, environment)
+        self.most_at_once = max(self.most_at_once, len(self._attempts))
+        return future
+
+
+def test_eight_workers_tune_one_sweep_at_once(command, postgres, mlflow):
+    folder = SweepFolder(command("many", {}).folder)
+    toml = folder.path.with_name("many.toml")
+    changes = {"workload": "quadratic", "batches": "2,4,8,16"}
+    planned = make_plan(load_experiment(str(toml), changes), Logistics(device="cpu"), folder)
+    executor, storage = EightWorkers(), postgres.address("optuna")
+    secret = mlflow.uri.replace("://", f"://sweep:{postgres.password}@")
+    summary = run_plan(planned, folder, executor=executor, storage=storage, tracking_uri=secret)
+    assert summary.exit_code == 0 and not summary.untracked and executor.most_at_once == 8
+    assert {trial.read_status().attempts for trial in folder.trials()} == {1}
+    assert_tracked_once(folder, mlflow.uri)
+    told: Counter[str] = Counter()
+    for study in studies_of(storage, "many"):
+        losses = told_losses(study)
+        assert losses.items() <= tuned_losses(folder).items()
+        told.update(losses.keys())
+        assert len(study.trials) == len(losses)
+    assert told == Counter(tuned_losses(folder).keys())
 
 
 def test_both_servers_die_in_a_sweep_and_come_back(command, postgres, mlflow):
