@@ -86,7 +86,8 @@ def read_logistics(flags: dict[str, Any]) -> Logistics:
         generation_batch_size=at_once and parse_count(at_once, "generation-batch-size"),
         shares_prompts=flags["shares_prompts"],
         keep=flags.get("keep"),
-        is_elsewhere=flags.get("executor", "local") != "local" and flags["device"] == "cuda",
+        is_elsewhere=flags["device"] == "cuda"
+        and (flags.get("executor", "local") != "local" or flags.get("cluster") is not None),
     )
 
 

@@ -121,7 +121,8 @@ def _show_rest(plan: Plan, out: Console) -> None:
         f"Steps: {plan.execution.compile_reason}."
     )
     if plan.execution.reason:
-        out.print(f"Preset {plan.execution.reason}.")
+        preset = "Preset " * (plan.execution.preset is not None)
+        out.print(f"{preset}{plan.execution.reason}.")
     if plan.epochs is not None:
         about = "about " if plan.epochs_are_estimated else ""
         out.print(f"Epochs of the data: {about}{plan.epochs:.3g}.")

@@ -59,7 +59,7 @@ class Execution(QuietSettings):
     zero: Literal[0, 1, 2, 3] = 0  # of these split over the devices: optimizer, gradients, weights
     strategy: Literal["torch", "deepspeed"] = "torch"  # whose code splits and exchanges
     preset: Literal["speed", "balanced", "memory"] | None = None  # that chose some of these
-    reason: str = ""  # of its choice
+    reason: str = ""  # of what a preset chose, or of what nothing bounds
     threads: int
     compile: bool = False
     compile_reason: str = ""

@@ -1,10 +1,13 @@
 """How long will it take: from this machine's stored calibration, or one short measurement.
 
-Always an estimate. Stored in the cache, by device, model, precision and threads; finished trials
-replace the short measurement by what they took.
+Always an estimate. Stored in the cache, by device, model, precision and threads; trials that this
+machine finished replace the short measurement by what they took. Within a sweep its own complete
+trials count first, wherever they ran.
 """
 
+import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from sweep.errors import SweepError, WorkerDied
 from sweep.plan.plan import Plan
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.files import read_json, sha256_of, write_json
+from sweep.trial.folder import SweepFolder
 
 MOST_SEQUENCES = 4
 MOST_SECONDS = 5.0
@@ -22,8 +26,33 @@ TIMED = ("device", "devices", "zero", "strategy", "threads", "compile", "activat
 LEAST_SECONDS = 2.0  # of training, from which a trial tells more than the short measurement
 
 
-def estimate_seconds(plan: Plan) -> dict[tuple[int, int], float]:
-    """Return estimated seconds of one trial by batch size and tokens; {} if none was measured."""
+def estimate_seconds(plan: Plan, known: Mapping[int, float]) -> dict[tuple[int, int], float]:
+    """Return estimated seconds of one trial by batch size and tokens, where anything is known.
+
+    Args:
+        plan: with data where they lie from here.
+        known: seconds a token by batch size, of trials of this sweep; from `seconds_of_finished`.
+    """
+    wanted = {(row.batch_size, row.tokens) for row in plan.trials}
+    estimates = {key: key[1] * known[key[0]] for key in wanted if key[0] in known}
+    if len(estimates) < len(wanted):
+        estimates = {**_estimates_of_machine(plan), **estimates}
+    return estimates
+
+
+def seconds_of_finished(plan: Plan, folder: SweepFolder) -> dict[int, float]:
+    """Return the median seconds a token by batch size of a sweep's complete trials, if any."""
+    found: dict[int, list[float]] = {}
+    for row in plan.known_trials:
+        result = folder.trial(str(row.id)).read_result()
+        if result and result["state"] == "COMPLETE":
+            total = result["seconds_total"] / result["tokens"]
+            found.setdefault(row.batch_size, []).append(total)
+    return {batch: statistics.median(each) for batch, each in found.items()}
+
+
+def _estimates_of_machine(plan: Plan) -> dict[tuple[int, int], float]:
+    """Return estimates by what this machine's steps took; {} if none was measured."""
     path = _calibration_path(plan)
     calibration = _read(path)
     if "seconds_per_sequence" not in calibration:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:  # because it imports torch
     from sweep.memory.presets import Chosen
 
 FORECAST_SECONDS = 120.0  # at most
+UNBOUNDED = (
+    "Microbatches are not bounded by a forecast: this machine has no such device, and no "
+    "--device-memory says what those of the cluster hold"
+)
 
 
 @dataclass(frozen=True)
@@ -175,8 +179,12 @@ def _largest_microbatch(plan: Plan) -> int:
 
 def _within_memory(plan: Plan) -> Execution:
     """Return the execution with the largest microbatch that fits the device by forecast."""
+    from sweep.training.device import is_here
+
     row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
     execution = plan.execution
+    if execution.device_memory_bytes is None and not is_here(execution.device):
+        return execution.model_copy(update={"reason": UNBOUNDED})
     try:
         process = FreshProcess("sweep.memory.forecast:largest_here", plan.sample_config(row))
         bound, evaluation = process.result(timeout=FORECAST_SECONDS)

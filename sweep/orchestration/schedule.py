@@ -86,11 +86,16 @@ class Schedule:
             on_change()
 
     def _in_order(self, requested: Iterable[str]) -> list[str]:
-        """Return ids as planned; where several trials run at a time, the longest first."""
+        """Return ids as planned; where several trials run at a time, the longest first.
+
+        Where no time is known, those of the most steps count as the longest.
+        """
         if len(self.executor.slots) == 1:
             return list(requested)
-        seconds = {str(row.id): row.forecast_seconds or 0.0 for row in self.plan.known_trials}
-        return sorted(requested, key=seconds.__getitem__, reverse=True)
+        length = {
+            str(row.id): (row.forecast_seconds or 0.0, row.steps) for row in self.plan.known_trials
+        }
+        return sorted(requested, key=length.__getitem__, reverse=True)
 
     def stop(self) -> None:
         """Let running attempts checkpoint and start no more; asked twice, kill them."""
@@ -257,9 +262,10 @@ class Schedule:
             self.prune(trial, f"pruned: {config.science.target:g} not reached {TOO_LATE}")
         if outcome.kind == "complete" and (result := trial.read_result()):
             self._note_reached(result)
-            from sweep.orchestration.calibration import record_measurement
+            if not self.executor.queues:  # which may have been on another machine
+                from sweep.orchestration.calibration import record_measurement
 
-            record_measurement(self.plan, result)
+                record_measurement(self.plan, result)
 
     def _learn_from_out_of_memory(
         self,

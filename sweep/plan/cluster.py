@@ -105,7 +105,7 @@ class ClusterSchedule:
     finished: int  # trials of the plan that are left out
     cost: Cost
     fewest: Cost  # the fewest devices that end within 5 % of it
-    times_from: str  # the machine that they are estimated for
+    times_from: str  # what they are estimated by
     assumption: str  # on trials that are not known yet; empty where all are
 
     @property
@@ -217,8 +217,8 @@ def schedule_plan(
     if unknown:
         raise SweepError(
             "trials must have an estimated time to be placed on a cluster, got none at batch size "
-            f"{', '.join(map(str, unknown))}. `sweep probe` shows what keeps a step from being "
-            "timed here."
+            f"{', '.join(map(str, unknown))}. Run one of each there first; `sweep probe` shows what "
+            "keeps a step from being timed here."
         )
     rounds = _rounds(left)
     placed, fewest = longest_first(rounds, slots), fewest_slots(rounds, slots)
@@ -231,7 +231,8 @@ def schedule_plan(
         finished=len(plan.trials) - len(left),
         cost=Cost(cluster.nodes * cluster.gpus, makespan(placed), busy, price),
         fewest=Cost(fewest * devices, makespan(longest_first(rounds, fewest)), busy, price),
-        times_from=f"this machine ({execution.device}, {execution.threads} threads)",
+        times_from=f"this machine ({execution.device}, {execution.threads} threads), or of this "
+        "sweep's complete trials where there are any",
         assumption=TUNING if is_tuning else "",
     )
 

@@ -63,6 +63,11 @@ def resolve_device(asked: str) -> str:
     return asked
 
 
+def is_here(device: str) -> bool:
+    """Tell whether this machine has such a device; a plan may be for another."""
+    return torch.device(device).type != "cuda" or torch.cuda.is_available()
+
+
 def available_cores() -> int:
     """Return the cores that this process may use: affinity, and the cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -125,6 +130,8 @@ def usable_memory(execution: Execution) -> int:
     limit, device = execution.device_memory_bytes, torch.device(execution.device)
     if device.type == "cpu":
         return int(limit / FORECAST_MARGIN) if limit else device_memory(device)
+    if limit and not is_here(execution.device):
+        return int(limit * USABLE_SHARE)
     return int(min(limit or device_memory(device), device_memory(device)) * USABLE_SHARE)
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from sweep.cli import main
 from sweep.trial.files import write_json
@@ -130,6 +131,15 @@ def test_tuning_refuses_nonsense(call, tmp_path, flag, value, says):
 )
 def test_a_cluster_that_cannot_be(call, tmp_path, flags, says):
     result = call("plan", "quick", "--out", "s", *flags)
+    assert_refused(result, says, tmp_path / "work")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without the device")
+@pytest.mark.parametrize(
+    ("flags", "says"), [((), "that this machine has"), (("--cluster", "gpus=8"), "estimated time")]
+)
+def test_a_device_need_not_be_here_for_a_cluster_whose_times_are_known(call, tmp_path, flags, says):
+    result = call("plan", "quadratic", "--batches", "4", "--device", "cuda", *flags)
     assert_refused(result, says, tmp_path / "work")
 
 

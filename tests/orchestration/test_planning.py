@@ -11,6 +11,7 @@ from sweep.orchestration.calibration import estimate_seconds, record_measurement
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import Planned, make_plan, save_plan
 from sweep.training import device as machine
+from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
 
@@ -70,12 +71,45 @@ def test_estimates_are_measured_once_and_then_replaced_by_what_trials_took(tmp_p
     record_measurement(plan, result)  # of a run that never estimated anything
     evaluated = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4)
     for _ in range(2):
-        seconds = estimate_seconds(plan)
+        seconds = estimate_seconds(plan, {})
         of = {batch: one for (batch, _), one in seconds.items()}
         assert of[8] == pytest.approx(10.0 + evaluated / 3 * 0.01)
         assert of[4] > of[64] > 10
         record_measurement(plan, {**result, "seconds_training": 0.03, "tokens": 256})  # too short
     assert len(calls) == 1
+
+
+def test_complete_trials_of_the_sweep_count_before_what_is_known_of_this_machine(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "_measure", lambda _: {})
+    folder = SweepFolder(tmp_path / "s")
+    plan = plan_here(folder.path, batches="8,16", seeds=3)
+    save_plan(plan, folder)
+    ended = [row for row in plan.trials if row.batch_size == 8][:2]
+    for row, seconds in zip(ended, (30.0, 20.0), strict=True):
+        write_json(
+            folder.trial(row.id).result_path,
+            {"state": "COMPLETE", "seconds_total": seconds, "tokens": row.tokens},
+        )
+    estimated = costs.estimate(Planned(plan, (), False), folder).plan
+    seconds = {row.batch_size: row.forecast_seconds for row in estimated.trials}
+    assert seconds == {8: pytest.approx(25.0), 16: None}
+
+
+def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "is_here", lambda _: False)
+
+    def execution(memory):
+        settings = load_experiment("quick", {"batches": "64"})
+        elsewhere = Logistics(device="cuda", is_elsewhere=True, device_memory=memory)
+        folder = SweepFolder(tmp_path / str(memory))
+        return make_plan(settings, elsewhere, folder).plan.execution
+
+    unknown, small = execution(None), execution(40 << 20)
+    assert unknown.microbatch_bound is None and "not bounded" in unknown.reason
+    assert small.microbatch_bound is not None and not small.reason
 
 
 def test_trials_of_fewer_tokens_are_estimated_to_take_less(tmp_path, monkeypatch):

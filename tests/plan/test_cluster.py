@@ -203,7 +203,7 @@ def test_a_rate_that_is_known_awaits_nothing_and_what_is_finished_is_left_out():
 
 def test_a_trial_without_a_time_is_refused_unless_it_is_finished():
     plan = plan_of({4: 100.0, 8: None})
-    with pytest.raises(SweepError, match=r"got none at batch size 8\. `sweep probe`"):
+    with pytest.raises(SweepError, match=r"got none at batch size 8\. Run one"):
         schedule_plan(plan, Cluster(1, 2))
     found = schedule_plan(plan, Cluster(1, 2), finished={plan.trials[1].id})
     assert found.cost.makespan_seconds == 100
