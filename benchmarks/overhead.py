@@ -85,8 +85,12 @@ def benchmark(kind: str, count: int) -> dict[str, float]:
     """Return what `count` trials take, and what going on with half of them takes."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "sweep"
-        first = measured(kind, count, out)
+        first = again = measured(kind, count, out)
         assert first["ended"] == count, first
+        seconds_mirrored = first["seconds_total"]
+        while again["not_mirrored"]:
+            again = measured(kind, count, out)
+            seconds_mirrored += again["seconds_total"]
         again = measured(kind, count, out)  # nothing is left: what looking takes
         taken = take_back_half(out)
         half = measured(kind, count, out)
@@ -94,6 +98,7 @@ def benchmark(kind: str, count: int) -> dict[str, float]:
         "trials": count,
         **first,
         "trials_per_second": count / first["seconds_running"],
+        "seconds_until_all_is_mirrored": seconds_mirrored,
         "seconds_resuming_nothing": again["seconds_running"],
         "seconds_resuming_half": half["seconds_running"],
         "trials_per_second_resuming": taken / half["seconds_running"],

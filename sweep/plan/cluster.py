@@ -217,8 +217,8 @@ def schedule_plan(
     if unknown:
         raise SweepError(
             "trials must have an estimated time to be placed on a cluster, got none at batch size "
-            f"{', '.join(map(str, unknown))}. Run one of each there first; `sweep probe` shows what "
-            "keeps a step from being timed here."
+            f"{', '.join(map(str, unknown))}. Run one of each there first; `sweep probe` shows "
+            "what keeps a step from being timed here."
         )
     rounds = _rounds(left)
     placed, fewest = longest_first(rounds, slots), fewest_slots(rounds, slots)

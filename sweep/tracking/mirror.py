@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sweep.plan.plan import Plan
 from sweep.tracking.address import one_sentence
-from sweep.tracking.delivery import Delivery, OutOfTime
+from sweep.tracking.delivery import REST, Delivery, OutOfTime
 from sweep.tracking.record import load_record
 from sweep.tracking.store import check_tracking_uri
 from sweep.trial.folder import SweepFolder
@@ -125,7 +125,7 @@ class Mirror:
                 return
             if done:
                 pause = PAUSES[0]
-                self._closing.wait(9 * self._delivery.look_seconds)  # a tenth of the time is enough
+                self._closing.wait(REST * self._delivery.look_seconds)
                 self._woken.wait(POLL_SECONDS)
             elif closing:
                 time.sleep(min(PAUSES[0], left))
