@@ -1,11 +1,11 @@
-"""Every flag of `sweep run` reads SWEEP_RUN_*, and does as the flag does."""
+"""Flags of run, plan, forecast and probe read SWEEP_<COMMAND>_*, and do as on the command line."""
 
 import json
 
 import pytest
 from click.testing import CliRunner
 
-from sweep.cli import run, sweep
+from sweep.cli import sweep
 
 VALUES = {
     "budget": "16384",
@@ -49,26 +49,38 @@ VALUES = {
     "only": "x",
     "dry_run": "1",
     "retry": "diverged",
+    "cluster": "gpus=8",
+    "price": "2.5",
+    "largest": "64",
+    "multiple": "2",
+    "soak": "5",
+    "ablate": "1",
 }
-OPTIONS = [option for option in run.params if option.name != "experiment"]
+MODULES = {"run": "running", "plan": "running", "forecast": "memory", "probe": "memory"}
+OPTIONS = [
+    (command, option)
+    for command in MODULES
+    for option in sweep.commands[command].params
+    if option.name != "experiment"
+]
 
 
-def seen(monkeypatch, *arguments):
-    """Return the flags that the command gets."""
+def seen(monkeypatch, command, *arguments):
+    """Return the flags that a command gets."""
     found = []
     taken = lambda _, flags: found.append(flags) or 0  # noqa: E731
-    monkeypatch.setattr("sweep.cli.running.run_command", taken)
-    result = CliRunner().invoke(sweep, ["run", "quick", *arguments], auto_envvar_prefix="SWEEP")
+    monkeypatch.setattr(f"sweep.cli.{MODULES[command]}.{command}_command", taken)
+    result = CliRunner().invoke(sweep, [command, "quick", *arguments], auto_envvar_prefix="SWEEP")
     assert result.exit_code == 0, result.output
     return found[0]
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_a_variable_does_what_the_flag_does(monkeypatch, option):
-    value, without = VALUES[option.name], seen(monkeypatch)
-    by_flag = seen(monkeypatch, option.opts[0], *([] if option.is_flag else [value]))
-    monkeypatch.setenv(f"SWEEP_RUN_{option.name.upper()}", value)
-    assert seen(monkeypatch) == by_flag != without
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_a_variable_does_what_the_flag_does(monkeypatch, command, option):
+    value, without = VALUES[option.name], seen(monkeypatch, command)
+    by_flag = seen(monkeypatch, command, option.opts[0], *([] if option.is_flag else [value]))
+    monkeypatch.setenv(f"SWEEP_{command.upper()}_{option.name.upper()}", value)
+    assert seen(monkeypatch, command) == by_flag != without
 
 
 # What the variables of an earlier system were for: batch sizes per device, and rows of logits.
@@ -80,6 +92,7 @@ EFFECTS = [
     ({"LOSS_CHUNK_ROWS": "64"}, ("execution", "loss_chunk_rows"), 64),
     ({"ACTIVATION_CHECKPOINTING": "1"}, ("execution", "activation_checkpointing"), True),
     ({"DEVICE_MEMORY": "64MiB", "PRESET": "memory"}, ("execution", "preset"), "memory"),
+    ({"DEVICE_MEMORY": "12MiB", "PRESET": "memory"}, ("trials", 0, "microbatch_size"), 4),
 ]
 
 
