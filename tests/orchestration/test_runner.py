@@ -1,5 +1,6 @@
 """Retries, crashes and resumption, with real worker processes."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor, attempt_slots
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import FileLock
 from sweep.trial.metrics import read_metrics
 
@@ -145,6 +146,36 @@ def test_where_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
     run_plan(planned, folder, executor=executor)
     batch = {row.id: row.batch_size for row in rows}
     assert [batch[one] for one in executor.started] == [8, 2, 16, 4]
+
+
+READS = ("read_status", "read_config", "read_result", "write_status", "write_config")
+
+
+def test_what_is_read_and_written_grows_with_the_trials_and_no_faster(tmp_path, monkeypatch):
+    counts = Counter()
+
+    def counted(name, real):
+        def call(self, *arguments):
+            counts[name] += 1
+            return real(self, *arguments)
+
+        return call
+
+    for name in READS:
+        monkeypatch.setattr(TrialFolder, name, counted(name, getattr(TrialFolder, name)))
+
+    def counts_of(trials):
+        counts.clear()
+        folder = SweepFolder(tmp_path / str(trials))
+        settings = {"batches": "4", "budget": "4", "seeds": trials}
+        planned = make_plan(load_experiment("quadratic", settings), Logistics("cpu"), folder)
+        run_plan(planned, folder, executor=InlineExecutor())
+        return dict(counts)
+
+    few, many = counts_of(8), counts_of(32)
+    assert few.keys() == many.keys() == set(READS)
+    for name in READS:
+        assert many[name] <= 4 * few[name] + 32, (name, few, many)
 
 
 class Noted(InlineExecutor):
