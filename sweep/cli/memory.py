@@ -44,11 +44,16 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
         logistics=read_logistics(flags),
         cap=None if cap is None else parse_count(cap, "largest"),
         multiple=1 if multiple is None else parse_count(multiple, "multiple"),
-        soak_steps=None if soak is None else parse_count(soak, "soak"),
+        soak_steps=None if soak is None else _read_soak(soak),
         on_point=show,
         **read_overrides(flags),
     )
     return _print(document, flags)
+
+
+def _read_soak(text: str) -> int:
+    """Read a number of steps; 0: none."""
+    return 0 if text.strip() == "0" else parse_count(text, "soak")
 
 
 def _ablate(experiment: str, flags: dict[str, Any]) -> int:

@@ -61,6 +61,14 @@ def test_probe_prints_what_was_measured_and_draws_it(call, tmp_path):
     assert "Verdict" in (out / "probe.md").read_text()
 
 
+def test_a_probe_of_grpo_can_do_without_its_soaks(call):
+    flags = ("--model", "quick", "--context", "96", "--device", "cpu")
+    sizes = ("--batches", "8", "--device-memory", "32MiB", "--largest", "8", "--soak", "0")
+    code, text = call("probe", "grpo-words", *flags, *sizes, "--json")
+    chosen = json.loads(text)["recommendations"]
+    assert code == 0 and chosen and {one["soak"] for one in chosen} == {None}
+
+
 def test_a_model_that_trains_nothing_is_refused_by_run(call, tmp_path):
     code, _ = call("run", "elman", "--batches", "1", "--data", "synthetic", "--yes", "--quiet")
     assert code == 2 and list(tmp_path.iterdir()) == []
