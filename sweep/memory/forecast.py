@@ -18,6 +18,7 @@ from sweep.memory.points import Forecast
 from sweep.memory.search import Found, Look, find_largest
 from sweep.memory.zero import STAGES, Gathered, on_devices
 from sweep.models import build_without_weights
+from sweep.models.hugging_face import unpacked_rows
 from sweep.models.precision import weight_dtype
 from sweep.training.device import usable_memory
 from sweep.training.noise import GradientSums
@@ -43,7 +44,8 @@ def forecast_step(config: TrialConfig) -> Forecast:
     vocabulary = getattr(config.science.model, "vocabulary", None)
     try:
         model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
-        with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages(None, vocabulary) as storages:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with unpacked_rows(), fake, LiveStorages(None, vocabulary) as storages:
             _give_storage(model, weight_dtype(config.science.precision))
             step = TrainingStep(here, torch.device("cpu"), config.microbatch_size, model)
             storages.watch(step.model, step.optimizer)

@@ -1,5 +1,8 @@
 """Causal language models of the library transformers, with random weights from a seed."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +64,9 @@ class HuggingFace(nn.Module):
             )
         self._end = settings.end
         if activation_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            current, former = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+            enable = getattr(self.model, current, None) or getattr(self.model, former)
+            enable({"use_reentrant": False})
 
     def load(self, folder: Path) -> None:
         """Load pretrained weights, the rows of id 0 and of the end of a text exchanged."""
@@ -97,3 +102,22 @@ class HuggingFace(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits, (B, T, V)."""
         return self.model(ids).logits  # type: ignore[no-any-return]
+
+
+@contextmanager
+def unpacked_rows() -> Iterator[None]:
+    """Tell transformers, where it is in use, that no row holds several texts.
+
+    It reads that from the positions' values; without data it cannot, and would make a causal mask
+    that real steps do without.
+    """
+    masks, name = sys.modules.get("transformers.masking_utils"), "find_packed_sequence_indices"
+    found = getattr(masks, name, None)
+    if masks is None or found is None:
+        yield
+        return
+    setattr(masks, name, lambda position_ids: None)
+    try:
+        yield
+    finally:
+        setattr(masks, name, found)

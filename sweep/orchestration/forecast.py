@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # because it imports torch
     from sweep.memory.forecast import Forecasts
 
 ERROR_ON_CPU = 0.02  # of a peak: what tests/memory/test_forecast.py holds
-ERROR_OF_TRANSFORMERS = 0.03  # which make a causal mask where they see tensors without data
 ERROR_ON_CUDA = 0.003  # of a peak: the E1 model's published rows, bytes allocated
 
 
@@ -117,16 +116,10 @@ def _accuracy(plan: Plan) -> dict[str, Any]:
         basis = "eager steps' tensors on one device, less what ZeRO splits and with what it gathers"
         return {"basis": f"{basis}: by formula, peaks not measured", "error_bar_share": None}
     is_cuda = plan.execution.device.startswith("cuda")
-    kind = plan.settings.model.kind
-    if kind == "hugging_face" and plan.settings.grpo is not None:
-        basis = "eager steps' tensors, with causal masks that transformers makes in a forecast only"
-        return {"basis": f"{basis}: a few per cent too much", "error_bar_share": None}
-    if is_cuda and kind != "elman":
+    if is_cuda and plan.settings.model.kind != "elman":
         basis = "eager steps' tensors, not compared yet with what this model takes on a GPU"
         return {"basis": basis, "error_bar_share": None}
     place = "nine peaks published for a GPU" if is_cuda else "the peaks measured on a CPU"
     share = ERROR_ON_CUDA if is_cuda else ERROR_ON_CPU
-    if kind == "hugging_face":
-        share = ERROR_OF_TRANSFORMERS
     basis = f"eager steps' tensors, within {100 * share:g} % of {place}"
     return {"basis": basis, "error_bar_share": share}
