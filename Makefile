@@ -81,7 +81,7 @@ docs: install  ## the generated pages of docs/
 
 # What git should not carry or what means nothing elsewhere stays behind.
 LEFT_BEHIND = "*.pt", "*.safetensors", "*.db", "*.db-*", "*.lock", "*.tmp", "log.txt", "*.log", \
-  "lease.json", "stop.json", "tracking.json", "mlartifacts", "mlruns", "__pycache__", ".*"
+  "lease.json", "stop.json", "tokenizer.json", "tracking.json", "mlartifacts", "mlruns", "__pycache__", ".*"
 
 publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \

@@ -23,7 +23,7 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import parse_batches, parse_count
 from sweep.config.paths import experiments_dir
-from sweep.config.pretrained import find_pretrained, model_of
+from sweep.config.pretrained import find_model
 from sweep.errors import SweepError
 
 AVERAGE = 0.1  # with a target
@@ -250,16 +250,16 @@ def load_experiment(
 
 
 def _of_pretrained(init: Any, named: set[str]) -> dict[str, Any]:
-    """Return the fields that follow from weights of a pretrained model."""
-    folder = find_pretrained(init) if isinstance(init, str) else None
-    if folder is None:
+    """Return the fields that follow from weights of a pretrained model, trained on or not."""
+    model = find_model(init) if isinstance(init, str) else None
+    if model is None:
         return {}
     if named:
         raise SweepError(
             f"{min(named)} must be left out with the pretrained model {init!r}, from which it "
             "follows."
         )
-    return {"model": model_of(folder), "tokenizer": "pretrained"}
+    return {"model": model, "tokenizer": "pretrained"}
 
 
 def _find_experiment(name: str) -> Path:

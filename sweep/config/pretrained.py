@@ -20,11 +20,30 @@ NOT_SIZES = (  # of config.json
 def find_pretrained(source: str) -> Path | None:
     """Return the folder of a pretrained model; None where a path is not one's."""
     folder = Path(source).expanduser()
+    return folder if "model_type" in _config_of(folder) else None
+
+
+def find_model(source: str) -> dict[str, Any] | None:
+    """Return the model that follows from a start, as fields; None where none does.
+
+    It does from a pretrained model, and from a trial that began with one.
+
+    Raises:
+        SweepError: as `model_of`.
+    """
+    if (folder := find_pretrained(source)) is not None:
+        return model_of(folder)
+    science = _config_of(Path(source).expanduser()).get("science") or {}
+    is_of_one = (science.get("tokenizer") or {}).get("kind") == "pretrained"
+    return dict(science["model"]) if is_of_one else None
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return folder if isinstance(config, dict) and "model_type" in config else None
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def model_of(folder: Path) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     init = experiment.grpo.init
     found = identify_start(init)
     own = {"model": experiment.model.model_dump(mode="json"), "data": data}
-    own["tokenizer"] = tokenizer_of(experiment).model_dump(mode="json") if data else None
+    has_tokenizer = data is not None or experiment.tokenizer == "pretrained"
+    own["tokenizer"] = tokenizer_of(experiment).model_dump(mode="json") if has_tokenizer else None
     for name, wanted in own.items():
         if name in found and found[name] != wanted:
             raise SweepError(

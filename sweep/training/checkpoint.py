@@ -1,6 +1,7 @@
 """Checkpoints: everything that exact resume needs, in tensors and numbers only."""
 
 import random
+import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -155,6 +156,11 @@ class CheckpointStore:
             else:
                 with replacing(self.folder.weights_path, self.check) as part:
                     save_model(step.model, str(part))  # tied weights once
+
+    def save_tokenizer(self, source: Path) -> None:
+        """Put a pretrained model's tokenizer beside the weights, so that they can be a start."""
+        with replacing(self.folder.tokenizer_path, self.check) as part:
+            shutil.copyfile(source, part)
 
     def remove_all(self) -> None:
         """Remove every checkpoint."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from sweep.config.trial import TrialConfig
+from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
@@ -151,6 +152,8 @@ def _run(
     clock.charge("evaluation")
     keep = execution.keep if final and science.stage == "report" else "none"
     if keep != "none":
+        if science.tokenizer and science.tokenizer.kind == "pretrained":
+            store.save_tokenizer(pretrained_path(config.init_path, science.tokenizer))
         store.save_weights(step)
         clock.charge("checkpoint")
     if not ranks.rank():

@@ -132,6 +132,11 @@ class TrialFolder:
         return self.path / "weights.safetensors"
 
     @property
+    def tokenizer_path(self) -> Path:
+        """A pretrained model's, beside the weights that were made of it."""
+        return self.path / "tokenizer.json"
+
+    @property
     def log_path(self) -> Path:
         return self.path / "log.txt"
 
@@ -239,8 +244,8 @@ class TrialFolder:
 
     def clear(self) -> None:
         """Remove what attempts wrote, so that the trial starts anew; config and log stay."""
-        made = (self.result_path, self.metrics_path, self.losses_path, self.weights_path)
-        for path in made:
+        made = (self.result_path, self.metrics_path, self.losses_path)
+        for path in (*made, self.weights_path, self.tokenizer_path):
             path.unlink(missing_ok=True)
         self.remove_checkpoints()
 

@@ -12,6 +12,8 @@ from sweep.trial.folder import TrialFolder
 def identify_start(path: str) -> dict[str, Any]:
     """Return what weights are: their hash, and of a trial its model, tokenizer and data.
 
+    Of a trial that began with a pretrained model, whose tokenizer is of no data, only the former.
+
     Raises:
         SweepError: if the folder is not that of a trial with weights, nor of a pretrained model.
     """
@@ -25,16 +27,17 @@ def identify_start(path: str) -> dict[str, Any]:
             "Name one of a sweep's trials/."
         )
     science = folder.read_config().science
-    if science.tokenizer and science.tokenizer.kind == "pretrained":
+    is_pretrained = science.tokenizer is not None and science.tokenizer.kind == "pretrained"
+    if is_pretrained and not folder.tokenizer_path.is_file():
         raise SweepError(
-            f"init must be a trial that began with random weights, or a pretrained model, got "
-            f"{path!r}, a trial that itself began with one. Name the pretrained model's folder."
+            f"init must hold the model's tokenizer, got {path!r} without "
+            f"{folder.tokenizer_path.name}. Copy it there from the pretrained model's folder."
         )
     return {
         "weights": sha256_of_file(folder.weights_path),
         "model": science.model.model_dump(mode="json"),
         "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
-        "data": science.data,
+        **({} if is_pretrained else {"data": science.data}),  # its tokens are of no text
     }
 
 

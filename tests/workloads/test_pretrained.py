@@ -10,6 +10,7 @@ from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sweep.config.experiment import load_experiment
+from sweep.config.pretrained import find_model
 from sweep.data.tokenizer import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model
@@ -21,6 +22,7 @@ from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_sweep
 from sweep.plan.growth import grow_plan
 from sweep.training.step import TrainingStep
+from sweep.trial.files import sha256_of_file
 from sweep.trial.folder import SweepFolder
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.tasks import open_tokenizer
@@ -158,9 +160,28 @@ def test_a_sweep_starts_from_it(pretrained, text, tmp_path):
     for model in (first, second):
         load_model(model, trial.weights_path)
     assert all(map(torch.equal, first.parameters(), second.parameters()))
-    again = load_experiment("grpo-words", fields(trial.path, text))
-    with pytest.raises(SweepError, match="Name the pretrained model's folder"):
-        make_plan(again, Logistics(device="cpu"), SweepFolder(tmp_path / "other"))
+    other_text = tmp_path / "other.txt"
+    other_text.write_text("\n<|endoftext|>\n".join(STORIES[::-1] * 30))
+    again = tmp_path / "again"
+    summary = run_sweep("grpo-words", out=again, device="cpu", **fields(trial.path, other_text))
+    (second,) = summary.folder.trials()
+    config = second.read_config()
+    assert summary.exit_code == 0 and second.read_result()["state"] == "COMPLETE"
+    assert config.science.tokenizer == trial.read_config().science.tokenizer
+    assert config.science.start["weights"] == sha256_of_file(trial.weights_path)
+    started = Grpo(config, CPU)
+    assert all(map(torch.equal, started.build_model().parameters(), first.parameters()))
+    ids = started.tokenizer.encode_batch(["a red cat"])[0]
+    assert (
+        ids.tolist()
+        == Grpo(trial.read_config(), CPU).tokenizer.encode_batch(["a red cat"])[0].tolist()
+    )
+    shutil.rmtree(out)  # the second needs the first no more to be a start
+    assert find_model(str(second.path)) == config.science.model.model_dump(mode="json")
+    trial_of(second.path, text, tmp_path / "third")
+    second.tokenizer_path.unlink()
+    with pytest.raises(SweepError, match=r"without tokenizer\.json"):
+        trial_of(second.path, text, tmp_path / "fourth")
 
 
 @pytest.mark.slow
