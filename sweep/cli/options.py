@@ -96,7 +96,7 @@ def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def memory_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add EXPERIMENT and the flags that matter to memory."""
-    left_out = {"--budget", "--data", "--lr", "--tune", "--tune-budget", "--target", "--seeds"}
+    left_out = {"--budget", "--lr", "--tune", "--tune-budget", "--target", "--seeds"}
     left_out |= {"--keep", "--yes", "--quiet", "--out", "--preset", "--strategy"}
     chosen = [option for option in OPTIONS + LOGISTICS if option[0] not in left_out]
     for name, settings in reversed(chosen):

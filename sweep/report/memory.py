@@ -97,6 +97,15 @@ def phases_of(document: Mapping[str, Any]) -> list[str]:
     return ["By phase of a step:", md.table(headers, rows)]
 
 
+def _scoring(document: Mapping[str, Any]) -> list[str]:
+    """Say whether a probe's steps of GRPO, and so completions/s, hold the scoring."""
+    if "unscored_because" not in document:
+        return []
+    if why := document["unscored_because"]:
+        return [f"Completions/s leave scoring out: {why.rstrip('.')}."]
+    return ["Completions/s hold the scoring of what the start's weights sample."]
+
+
 def _gpu_note(document: Mapping[str, Any]) -> str:
     """Say what of a GPU's memory is not the tensors'."""
     memory, usable = document["device_memory_bytes"], document["usable_bytes"]
@@ -159,6 +168,7 @@ def probe_markdown(document: Mapping[str, Any]) -> str:
         f"All sizes in {sizes.unit}; each point ran in a process of its own. The line and the "
         f"headroom are of {document['basis']}.",
         *phases_of(document),
+        *_scoring(document),
         *line_sentences(document),
         recommendations(document),
     ]

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.trial import Execution, TokenizerSettings
+from sweep.data.identity import identify_data
 from sweep.data.synthetic import synthetic_identity
+from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
@@ -20,6 +22,7 @@ from sweep.plan.plan import build_plan
 from sweep.report.memory import markdown_of
 
 MIB = 1 << 20
+COLOURS = ("red", "green", "brown", "white")
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +34,16 @@ def importable(monkeypatch):
 def timeless(monkeypatch):
     """Machines are shared: what did not fit is told by memory alone."""
     monkeypatch.setattr("sweep.memory.probe.COLLAPSE", 0.0)
+
+
+@pytest.fixture
+def stories(tmp_path):
+    """The path of a text that nothing has prepared."""
+    path = tmp_path / f"{tmp_path.name}.txt"
+    texts = [f"The {one} cat of {path.stem} saw a {other} dog." for one in COLOURS
+             for other in COLOURS]  # fmt: skip
+    path.write_text("\n<|endoftext|>\n".join(texts * 20))
+    return str(path)
 
 
 def within(limit):
@@ -213,9 +226,9 @@ def test_accumulation_is_measured_with_all_the_sampling_that_it_does(asked, part
     assert trained.sampled_at_once(8) <= parts * 8
 
 
-def test_grpo_is_probed_in_whole_groups_and_what_is_recommended_was_soaked():
+def test_grpo_is_probed_in_whole_groups_and_what_is_recommended_was_soaked(stories):
     document = probe_memory(
-        "grpo-words", logistics=within(24 * MIB), model="quick", data="synthetic", batches=[4],
+        "grpo-words", logistics=within(24 * MIB), model="quick", data=stories, batches=[4],
         precision="fp32", cap=12, soak_steps=6,
         grpo={"group_size": 4, "prompt_tokens": 20, "new_tokens": 4},
     )  # fmt: skip
@@ -230,6 +243,28 @@ def test_grpo_is_probed_in_whole_groups_and_what_is_recommended_was_soaked():
     assert parts == 4
     text = markdown_of(document)
     assert "completions/s" in text and "Soak of 6 steps: no leak was found" in text
+
+
+def test_scoring_is_measured_once_the_text_is_prepared(stories):
+    def probed(prompt_tokens):
+        return probe_memory(
+            "grpo-words", logistics=within(24 * MIB), model="quick", data=stories, batches=[4],
+            precision="fp32", cap=4, soak_steps=0, tokenizer="bytes",
+            grpo={"group_size": 4, "prompt_tokens": prompt_tokens, "new_tokens": 4},
+        )  # fmt: skip
+
+    without = probed(40)
+    assert "not prepared" in without["unscored_because"]
+    assert "leave scoring out: the text" in markdown_of(without)
+    prepare_data(identify_data(stories), stories, TokenizerSettings(kind="bytes", vocabulary=512))
+    scored = probed(40)
+    assert scored["unscored_because"] is None and "hold the scoring" in markdown_of(scored)
+    assert all(set(p["phases"]) == {"generate", "log_probs", "score", "update"}
+               for p in scored["points"] if p["status"] == "OK")  # fmt: skip
+    peaks = [[p["peak_bytes"] for p in one["points"]] for one in (without, scored)]
+    assert peaks[1] == pytest.approx(peaks[0], rel=1e-3)
+    with pytest.raises(SweepError, match="prompt_tokens must hold the longest prompt, got 8"):
+        probed(8)
 
 
 def test_a_largest_size_that_is_not_legal_is_refused():
