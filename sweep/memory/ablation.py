@@ -3,6 +3,7 @@
 Also what group size, lengths and dtype cost.
 """
 
+import contextlib
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,8 +20,13 @@ HALF_SUPERVISED = "supervised step on half as many sequences"
 PLAIN, DELETED = "plain logits, names kept", "plain logits, names deleted"
 SAMPLING = "logits of sampling kept"
 CHECKPOINTING, ONE_GROUP = "activation checkpointing", "microbatches of one group"
-GROUP_ALONE = "one group alone"
+GROUP_ALONE, TWICE_GROUPS = "one group alone", "twice the group size"
 HALF_GROUPS, HALF_LENGTH = "half the group size", "prompt and completion half as long"
+HALF_PROMPTS, HALF_MICROBATCH = "half the prompts", "microbatches of half the batch"
+TWICE_ACCUMULATED = "twice the prompts in two microbatches"
+HALF_LAYERS, HALF_WIDTH, HALF_HEADS = "half the layers", "half the width", "half the heads"
+PLAIN_ATTENTION, KEPT = "attention without its fused kernel", "tensors of a step kept"
+NO_COLLECTOR = "no garbage collector"
 WITHOUT = "sweep.workloads.grpo_without:"
 TURNS = 3  # of a variant and the base, one after the other, that are timed
 TIMED = ("undone", "option")  # kinds of the base's own batch
@@ -36,6 +42,10 @@ class Variant:
     config: TrialConfig
     environment: Mapping[str, str] = field(default_factory=dict)
     is_for_cuda: bool = False
+
+    def is_same(self, other: "Variant") -> bool:
+        """Tell whether another one takes the same steps."""
+        return self.config == other.config and self.environment == other.environment
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,9 @@ def _undone(base: TrialConfig) -> list[Variant]:
         PLAIN: "PlainLogits",
         DELETED: "DeletedLogits",
         SAMPLING: "SamplingLogits",
+        PLAIN_ATTENTION: "PlainAttention",
+        KEPT: "KeptTensors",
+        NO_COLLECTOR: "WithoutCollector",
         "old log-probabilities computed": "OldLogProbs",
         "no key-value cache": "WithoutCache",
     }
@@ -112,12 +125,15 @@ def _undone(base: TrialConfig) -> list[Variant]:
 
 def _options(base: TrialConfig) -> list[Variant]:
     group, emptied = base.group_size, f"{WITHOUT}EmptiedCache"
+    batch = base.science.batch_size
     options = {
         CHECKPOINTING: _changed(base, "execution", activation_checkpointing=True),
         "prompts shared": _changed(base, "execution", shares_prompts=True),
         "a group sampled at once": _changed(base, "execution", generation_batch_size=group),
         ONE_GROUP: base.model_copy(update={"microbatch_size": group}),
     }
+    if batch % (2 * group) == 0:
+        options[HALF_MICROBATCH] = base.model_copy(update={"microbatch_size": batch // 2})
     if base.science.grpo and base.science.grpo.kl:
         options["no reference (kl = 0)"] = _changed(base, "grpo", kl=0.0)
     return [
@@ -139,19 +155,36 @@ def _sizes(base: TrialConfig) -> list[Variant]:
     half, half_prompt = max(1, new // 2), max(1, prompt // 2)
     sizes = {
         GROUP_ALONE: _sized(base, group),
-        "twice the group size": _sized(base, batch * 2, group_size=group * 2),
+        TWICE_ACCUMULATED: base.sized(2 * batch, batch),
+        TWICE_GROUPS: _sized(base, batch * 2, group_size=group * 2),
         "half the completion": _sized(base, batch, new_tokens=half),
         "twice the completion": _sized(base, batch, new_tokens=new * 2),
         HALF_LENGTH: _sized(base, batch, prompt_tokens=half_prompt, new_tokens=half),
         SUPERVISED: _supervised(base, batch),
         HALF_SUPERVISED: _supervised(base, batch // 2),
     }
+    if batch % (2 * group) == 0:
+        sizes[HALF_PROMPTS] = _sized(base, batch // 2)
     if group % 2 == 0 and group > 2:  # a group has at least two
         sizes[HALF_GROUPS] = _sized(base, batch // 2, group_size=group // 2)
     for precision in ("fp32", "bf16", "bf16-pure"):
         if precision != base.science.precision:
             sizes[precision] = _changed(base, "science", precision=precision)
+    sizes |= _smaller(base)
     return [Variant(name, "size", config) for name, config in sizes.items()]
+
+
+def _smaller(base: TrialConfig) -> dict[str, TrialConfig]:
+    """Return smaller models, with weights of the seed, where the settings name such sizes."""
+    model, found = base.science.model, {}
+    halved = {HALF_LAYERS: ("layers",), HALF_WIDTH: ("d_model", "d_ff"), HALF_HEADS: ("heads",)}
+    for name, fields in halved.items():
+        update = {field: getattr(model, field) // 2 for field in fields if hasattr(model, field)}
+        with contextlib.suppress(ValueError):  # heads that do not split the width
+            smaller = type(model).model_validate({**model.model_dump(), **update})
+            if update:
+                found[name] = _changed(base, "science", model=smaller, start=None)
+    return {name: config.model_copy(update={"init_path": None}) for name, config in found.items()}
 
 
 def _sized(base: TrialConfig, batch_size: int, **settings: int) -> TrialConfig:
@@ -181,14 +214,23 @@ def ablate(base: TrialConfig, limit_bytes: int, on_row: Callable[[Row], None]) -
         limit_bytes: of the device; enforced.
         on_row: called after each.
     """
-    rows = []
-    for variant in variants_of(base):
-        row = _look_at(variant, limit_bytes)
-        if variant.kind in TIMED and row.status == "OK":
+    rows: list[Row] = []
+    variants = variants_of(base)
+    for variant in variants:
+        row = _equal_row(variant, variants, rows) or _look_at(variant, limit_bytes)
+        if variant.kind in TIMED and row.status == "OK" and not row.time_ratios:
             row = replace(row, time_ratios=_take_turns(row, variant, base, limit_bytes))
         on_row(row)
         rows.append(row)
     return rows
+
+
+def _equal_row(variant: Variant, variants: list[Variant], rows: list[Row]) -> Row | None:
+    """Return the row of the same configuration under another name: half of two is one."""
+    for other, row in zip(variants, rows, strict=False):
+        if other.kind == variant.kind and other.is_same(variant):
+            return replace(row, name=variant.name)
+    return None
 
 
 def _look_at(variant: Variant, limit_bytes: int) -> Row:

@@ -1,5 +1,6 @@
 """Claims about a GRPO step, published without a measurement (SEED_SYSTEMS.md, 1)."""
 
+import importlib.util
 import math
 import statistics
 from collections.abc import Callable
@@ -13,17 +14,32 @@ from sweep.memory.ablation import (
     DELETED,
     GROUP_ALONE,
     HALF_GROUPS,
+    HALF_HEADS,
+    HALF_LAYERS,
     HALF_LENGTH,
+    HALF_MICROBATCH,
+    HALF_PROMPTS,
     HALF_SUPERVISED,
+    HALF_WIDTH,
+    KEPT,
+    NO_COLLECTOR,
     ONE_GROUP,
     PLAIN,
+    PLAIN_ATTENTION,
     SAMPLING,
     SUPERVISED,
+    TWICE_ACCUMULATED,
+    TWICE_GROUPS,
     Row,
 )
 
 TOLERANCE = 0.1  # of what is claimed, within which a claim counts as true
+SOME = 0.05  # of the peak: what counts where no number was claimed
 BYTES_OF_LOGITS = 4
+GUIDE_GROUP = 8  # completions of a prompt, in the guide
+UTILISATION = 0.7  # of the device, by the guide's supervised step
+NO_HALF = "asks for an even number of groups"
+NO_KERNEL = "attention has no fused kernel here, or flash-attn is there"
 
 
 @dataclass(frozen=True)
@@ -31,21 +47,30 @@ class Claim:
     """What was published, and what the rows say of it."""
 
     text: str
-    claimed: tuple[float, float]  # bounds
+    claimed: tuple[float, float] | None  # bounds; None: nothing that a step shows
     measure: Callable[["Rows"], float | tuple[float, ...]]  # several: each turn's
     unit: str  # of what is claimed
+    lacking: str = "its rows were not measured"  # why, where nothing is found
 
 
 class Rows:
     """Rows by name, for claims; what is missing is not a number."""
 
-    def __init__(self, rows: list[Row], logits_bytes: int) -> None:
+    def __init__(
+        self, rows: list[Row], logits_bytes: int, batch_size: int = 1, group_size: int = 1
+    ) -> None:
         self._rows, self.logits_bytes = {row.name: row for row in rows}, logits_bytes
+        self._batch, self._group = batch_size, group_size
 
     def peak(self, name: str) -> float:
         """Return a row's peak in bytes."""
         row = self._rows.get(name)
-        return math.nan if row is None or row.peak_bytes is None else float(row.peak_bytes)
+        return _number(row.peak_bytes if row else None)
+
+    def rest(self, name: str) -> float:
+        """Return what a row holds between steps, in bytes."""
+        row = self._rows.get(name)
+        return _number(row.measured.rest_bytes if row and row.measured else None)
 
     def more_time(self, name: str) -> tuple[float, ...]:
         """Return by how much a row's step took longer than the base's, in each turn."""
@@ -68,13 +93,45 @@ class Rows:
         """Return the update's peak in several microbatches over that in one of them."""
         return self._update(ONE_GROUP) / self._update(GROUP_ALONE)
 
+    def most_effective(self) -> float:
+        """Return what half the prompts save over what half of anything else saves at most."""
+        halves = (HALF_GROUPS, HALF_LENGTH, HALF_MICROBATCH, HALF_LAYERS, HALF_WIDTH)
+        others = [saved for name in halves if math.isfinite(saved := self.saved(name))]
+        most = max(others, default=0.0)
+        return self.saved(HALF_PROMPTS) / most if most > 0 else math.nan
+
+    def sequences_for_a_prompt(self) -> float:
+        """Return supervised sequences over prompts in the same memory, by a line; groups of 8."""
+        more = self.peak(BASE) - self.peak(GROUP_ALONE)
+        if self._group != GUIDE_GROUP or not more > 0:
+            return math.nan
+        slope = more / (self._batch - self._group)
+        completions = self._batch + (self.peak(SUPERVISED) - self.peak(BASE)) / slope
+        return self._batch * self._group / completions
+
+    def fused(self) -> float:
+        """Return what attention's fused kernel saves; not a number where there is none."""
+        return self.saved(BASE, PLAIN_ATTENTION) or math.nan
+
+    def packages_for_it(self) -> float:
+        """Return that the fused kernel ran without flash-attn: 0 packages; else not a number."""
+        is_there = importlib.util.find_spec("flash_attn") is not None
+        return math.nan if is_there or math.isnan(self.fused()) else 0.0
+
     def _update(self, name: str) -> float:
         row = self._rows.get(name)
-        if row is None or row.measured is None:
-            return math.nan
-        return float(row.measured.phases.get("update", math.nan))
+        return _number(row.measured.phases.get("update") if row and row.measured else None)
 
 
+def _number(found: int | None) -> float:
+    return math.nan if found is None else float(found)
+
+
+def _saving(name: str) -> Callable[[Rows], float]:
+    return lambda rows: rows.saved(name)
+
+
+SMALLER = {"Fewer layers": HALF_LAYERS, "Less width": HALF_WIDTH, "Fewer heads": HALF_HEADS}
 CLAIMS = (
     Claim(
         "Three forward passes make a step take three times the memory of a supervised one.",
@@ -87,6 +144,37 @@ CLAIMS = (
         (6, 6),
         lambda rows: rows.times(BASE, HALF_SUPERVISED),
         "times",
+    ),
+    Claim(
+        "So a batch has a sixth as many prompts (of 8) as a supervised one has sequences.",
+        (6, 6),
+        Rows.sequences_for_a_prompt,
+        "sequences for a prompt in the same memory",
+        "asks for two or more groups of 8",
+    ),
+    Claim(
+        "All the same, twice the samples fit where the supervised step took 70 % of the device.",
+        (0, 1 / UTILISATION),
+        lambda rows: rows.times(BASE, HALF_SUPERVISED),
+        "times the supervised peak",
+    ),
+    Claim(
+        "The group size multiplies the memory.",
+        (2, 2),
+        lambda rows: rows.times(TWICE_GROUPS, BASE),
+        "times, at twice the group size",
+    ),
+    Claim(
+        "Large logits are a reason for much memory.",
+        (SOME, math.inf),
+        lambda rows: rows.saved(BASE, PLAIN),
+        "of the peak with plain logits",
+    ),
+    Claim(
+        "Completions, rewards, advantages, log-probabilities and divergence are another.",
+        (SOME, math.inf),
+        lambda rows: (rows.rest(KEPT) - rows.rest(BASE)) / rows.peak(BASE),
+        "of the peak",
     ),
     Claim(
         "Three passes hold three times the logits (B, N, V) in float32.",
@@ -107,6 +195,19 @@ CLAIMS = (
         "times the peak of one microbatch",
     ),
     Claim(
+        "A smaller batch with accumulation in its stead takes less memory.",
+        (SOME, math.inf),
+        lambda rows: rows.saved(HALF_MICROBATCH),
+        "of the peak, at half the microbatch",
+        NO_HALF,
+    ),
+    Claim(
+        "The most accumulation is the most efficient with memory.",
+        (SOME, math.inf),
+        lambda rows: rows.saved(TWICE_ACCUMULATED),
+        "of the peak, saved by twice the accumulation",
+    ),
+    Claim(
         "Not returning logits from sampling saves them.",
         (1, 1),
         lambda rows: rows.in_logits(SAMPLING),
@@ -117,6 +218,24 @@ CLAIMS = (
         (1, math.inf),
         lambda rows: rows.in_logits(PLAIN, DELETED),
         "times the logits",
+    ),
+    Claim(
+        "Compute and discard leaves no logits in memory.",
+        (0, 0),
+        lambda rows: rows.in_logits(DELETED),
+        "times the logits, left",
+    ),
+    Claim(
+        "`del` of a step's other tensors behind its backward pass saves memory.",
+        (SOME, math.inf),
+        lambda rows: -rows.saved(KEPT),
+        "of the peak",
+    ),
+    Claim(
+        "Without `del` they wait for Python's garbage collector.",
+        (SOME, math.inf),
+        lambda rows: -rows.saved(NO_COLLECTOR),
+        "of the peak, more without a collector",
     ),
     Claim(
         "Activation checkpointing saves 30 to 50 % of the memory.",
@@ -148,6 +267,44 @@ CLAIMS = (
         lambda rows: rows.saved(HALF_GROUPS),
         "of the peak",
     ),
+    Claim(
+        "Reducing the batch size is the most effective.",
+        (1, math.inf),
+        Rows.most_effective,
+        "times what half of anything else saves",
+        NO_HALF,
+    ),
+    *(
+        Claim(
+            f"{what}: less memory.",
+            (SOME, math.inf),
+            _saving(name),
+            "of the peak, at half",
+            "the model's settings do not name it",
+        )
+        for what, name in SMALLER.items()
+    ),
+    Claim(
+        "Flash attention takes less memory.",
+        (SOME, math.inf),
+        Rows.fused,
+        "of the peak with plain attention",
+        NO_KERNEL,
+    ),
+    Claim(
+        "It needs the package flash-attn, and a GPU for it.",
+        (1, 1),
+        Rows.packages_for_it,
+        "packages beside torch, whose fused kernel ran",
+        NO_KERNEL,
+    ),
+    Claim(
+        "Shorter sequences change the task; smaller groups, and any below 4, unsettle advantages.",
+        None,
+        lambda rows: math.nan,
+        "",
+        "of learning, not of memory: `sweep run` with other lengths or group sizes tells",
+    ),
 )
 
 
@@ -155,19 +312,21 @@ def judge_claims(base: TrialConfig, rows: list[Row]) -> list[dict[str, Any]]:
     """Hold what was published against the rows.
 
     Returns:
-        For each claim `claim`, `claimed` (bounds, an open one None), `measured`, `unit`, and
-        `verdict`: true, false, `not measured`, or `not resolved` where turns disagree.
+        For each claim `claim`, `claimed` (bounds, an open one None; or None), `measured`, `unit`,
+        `verdict`: true, false, `not measured`, or `not resolved` where turns disagree; and
+        `lacking`: why nothing was measured, or None.
     """
     grpo, model = base.science.grpo, base.science.model
     assert grpo is not None and model.kind != "quadratic"
     elements = base.science.batch_size * grpo.new_tokens * model.vocabulary
     as_dtype = replace(rows[0], name=base.science.precision)  # the base is of one of them
-    known = Rows([as_dtype, *rows], BYTES_OF_LOGITS * elements)
+    sizes = base.science.batch_size, base.group_size
+    known = Rows([as_dtype, *rows], BYTES_OF_LOGITS * elements, *sizes)
     return [_judged(claim, claim.measure(known)) for claim in CLAIMS]
 
 
 def _judged(claim: Claim, found: float | tuple[float, ...]) -> dict[str, Any]:
-    low, high = claim.claimed
+    low, high = claim.claimed or (math.nan, math.nan)
     turns = found if isinstance(found, tuple) else (found,)
     measured = statistics.median(turns) if turns else math.nan
     verdict = "not measured"
@@ -176,10 +335,11 @@ def _judged(claim: Claim, found: float | tuple[float, ...]) -> dict[str, Any]:
         verdict = "not resolved" if len(places) > 1 else "true" if places == {0} else "false"
     return {
         "claim": claim.text,
-        "claimed": [low, high if math.isfinite(high) else None],
+        "claimed": claim.claimed and [low, high if math.isfinite(high) else None],
         "measured": measured if math.isfinite(measured) else None,
         "unit": claim.unit,
         "verdict": verdict,
+        "lacking": None if math.isfinite(measured) else claim.lacking,
     }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.grpo import GrpoSettings
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.points import Measurement
@@ -154,7 +155,7 @@ def ablate_memory(
     Returns:
         The document that `sweep probe --ablate --json` prints: `rows`, each with `name`, `kind`,
         `status`, `peak_bytes`, `time_ratio`, `time_ratios`, `forecast` and `measured`, and
-        `claims`.
+        `claims`. A step without a reference gets one, since its pass is among what is claimed.
 
     Raises:
         SweepError: for bad input, another workload, or a microbatch: the rows vary it.
@@ -178,8 +179,11 @@ def ablate_memory(
     config, device, limit = _to_probe(
         plan.trial_config(plan.trials[0], ""), logistics.device_memory
     )
-    batch = config.science.batch_size
+    batch, asked = config.science.batch_size, plan.settings.grpo
     base = config.sized(batch, batch)
+    if not asked.kl:
+        grpo = asked.model_copy(update={"init": None, "kl": GrpoSettings().kl})
+        base = base.model_copy(update={"science": base.science.model_copy(update={"grpo": grpo})})
     at_once = min(batch, base.sampled_at_once(batch))  # in every row, whatever its microbatch
     execution = base.execution.model_copy(update={"generation_batch_size": at_once})
     base = base.model_copy(update={"execution": execution})
@@ -187,6 +191,7 @@ def ablate_memory(
     return head_of(plan, limit) | {
         "device": device,
         "batch_size": batch,
+        "reference_added": not asked.kl,
         "basis": PROBED.get(device.split(":")[0], "live tensors in eager steps"),
         "rows": [row.as_document() for row in rows],
         "claims": judge_claims(base, rows),

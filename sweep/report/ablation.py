@@ -27,6 +27,11 @@ def ablation_markdown(document: Mapping[str, Any]) -> str:
         "step; the last columns compare with the first row. What takes the same batch was timed in "
         "turns with it: the ratio is the median of the turns, with the least and the most.",
     ]
+    if document["reference_added"]:
+        parts.append(
+            "The experiment keeps no reference (kl = 0). The step looked at has one, so that its "
+            "pass can be told; a row does without."
+        )
     for kind, title in TITLES.items():
         rows = [base, *(row for row in document["rows"] if row["kind"] == kind)]
         parts += [f"## {title}", _table(rows, base, sizes)]
@@ -69,16 +74,23 @@ def _pair(measured: int | None, forecast: int | None, sizes: Sizes) -> str:
     return f"{sizes(measured)} / {sizes(forecast)}"
 
 
+def _bounds(low: float, high: float | None) -> str:
+    if high is None:
+        return f"≥ {low:g}"
+    return f"{low:g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
 def _claims(document: Mapping[str, Any]) -> str:
     rows = []
     for one in document["claims"]:
-        low, high = one["claimed"]
-        claimed = f"{low:g}" if low == high else f"{low:g} to {high:g}" if high else f"≥ {low:g}"
+        claimed = _bounds(*one["claimed"]) if one["claimed"] else md.MISSING
         found = md.MISSING if one["measured"] is None else f"{one['measured']:.3g}"
-        rows.append([one["claim"], claimed, found, one["unit"], one["verdict"]])
+        verdict = f"{one['verdict']}: {one['lacking']}" if one["lacking"] else one["verdict"]
+        rows.append([one["claim"], claimed, found, one["unit"], verdict])
     table = md.table(["claim", "claimed", "measured", "", "verdict"], rows)
     limit = format_bytes(document["device_memory_bytes"])
     return (
         f"{table}\n\nTrue within a tenth of what is claimed, for this model, these sizes and this "
-        f"device ({document['device']}, {limit})."
+        f"device ({document['device']}, {limit}). Where no number was claimed, ≥ 0.05 of the peak "
+        "counts."
     )

@@ -3,10 +3,12 @@
 Each class undoes one thing, for `sweep probe --ablate`.
 """
 
+import gc
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sweep.models.precision import autocast
 from sweep.workloads.grpo import Grpo
@@ -66,6 +68,39 @@ class ReferenceWithGraph(Grpo):
         found = [self.log_probs(model, part)[0] for part in torch.split(ids, size)]
         self.kept += found
         return torch.cat([part.detach() for part in found])
+
+
+class KeptTensors(Grpo):
+    """Ids, masks, advantages and log-probabilities keep their names until the next step."""
+
+    def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
+        """Return what the loss needs."""
+        self.kept = batch, super().roll_out(model, batch, microbatch_size)
+        return self.kept[1]
+
+
+class WithoutCollector(Grpo):
+    """Python's garbage collector is switched off, which only a process of its own may do."""
+
+    def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
+        """Return what the loss needs."""
+        if not self.is_rehearsal:
+            gc.disable()
+        return super().roll_out(model, batch, microbatch_size)
+
+
+class PlainAttention(Grpo):
+    """Attention by matrix products, which keep their scores (B, H, T, T); no fused kernel."""
+
+    def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
+        """Return what the loss needs."""
+        with sdpa_kernel(SDPBackend.MATH):
+            return super().roll_out(model, batch, microbatch_size)
+
+    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed surrogate."""
+        with sdpa_kernel(SDPBackend.MATH):
+            return super().loss_sum(model, batch)
 
 
 class OldLogProbs(Grpo):

@@ -79,6 +79,42 @@ def test_what_is_forecast_is_measured_and_undoing_costs_what_is_kept(only):
     assert "not measured" in text  # claims about what was left out
 
 
+def test_attention_names_collector_and_halves_are_measured_as_forecast(only, monkeypatch):
+    """Equal configurations are measured once; a reference is added where there is none."""
+    fused, halves = ablation.PLAIN_ATTENTION, (ablation.HALF_PROMPTS, ablation.GROUP_ALONE)
+    kept = (ablation.KEPT, ablation.NO_COLLECTOR, "no reference (kl = 0)")
+    only(fused, *kept, *halves, ablation.HALF_HEADS)
+    monkeypatch.setattr(ablation, "TURNS", 1)
+    small = {**SMALL, "context": 128, "grpo": {**SMALL["grpo"], "kl": 0.0, "new_tokens": 100}}
+    document = ablate_memory("grpo-words", logistics=Logistics(device="cpu"), **small)
+    rows = {row["name"]: row for row in document["rows"]}
+    assert len(rows) == 8
+    for name, row in rows.items():
+        assert row["status"] == "OK", row
+        for phase, peak in row["measured"]["phases"].items():
+            assert peak == pytest.approx(row["forecast"]["phases"][phase], rel=0.02), (name, phase)
+    peak = {name: row["peak_bytes"] for name, row in rows.items()}
+    base, scores = peak[ablation.BASE], 4 * 8 * 4 * 119 * 119  # bytes of a layer's, of 119 inputs
+    inputs = 8 * 119 * 64 * 4  # bytes; scores are kept instead of the output, queries and keys
+    assert peak[fused] == pytest.approx(base + 3 * (scores - 3 * inputs), rel=0.02)
+    rest = {name: row["measured"]["rest_bytes"] for name, row in rows.items()}
+    held = rest[ablation.KEPT] - rest[ablation.BASE]
+    of_one = 8 * (20 + 120 + 100) + 4 * 3 * 100  # ids, what was drawn; mask and log-probabilities
+    assert held == pytest.approx(8 * of_one, rel=0.15)
+    assert peak[ablation.NO_COLLECTOR] == pytest.approx(base, rel=1e-3)
+    assert peak[ablation.HALF_HEADS] == pytest.approx(base, rel=0.02)
+    assert all(peak[name] < 0.7 * base for name in halves)
+    assert rows[halves[0]]["measured"] == rows[halves[1]]["measured"]
+    assert peak["no reference (kl = 0)"] < base
+    text = markdown_of(document)
+    assert "keeps no reference (kl = 0)" in text
+    verdicts = {one["claim"]: one["verdict"] for one in document["claims"]}
+    assert verdicts["Flash attention takes less memory."] == "true"
+    assert verdicts["It needs the package flash-attn, and a GPU for it."] == "false"
+    assert verdicts["Fewer heads: less memory."] == "false"
+    assert "| not measured: of learning, not of memory" in text
+
+
 def test_every_variant_differs_in_one_thing_and_claims_name_rows():
     base = base_config()
     variants = {variant.name: variant for variant in variants_of(base)}
@@ -86,20 +122,41 @@ def test_every_variant_differs_in_one_thing_and_claims_name_rows():
     for name, variant in variants.items():
         if name != ablation.BASE and not variant.environment and variant.kind != "size":
             assert len(differences(base.model_dump(), variant.config.model_dump())) == 1, name
-    phases = {"update": 2**30}
-    point = Measurement(8, 8, "OK", peak_bytes=2**30, seconds_per_step=1.0, phases=phases)
+    sizes = {ablation.HALF_PROMPTS: 600, ablation.HALF_LENGTH: 900, ablation.PLAIN_ATTENTION: 1500}
+    points = {
+        name: Measurement(8, 8, "OK", rest_bytes=1, peak_bytes=size, phases={"update": size})
+        for name, size in ((name, sizes.get(name, 1000) << 20) for name in variants)
+    }
     turns = (1.2, 1.3, 1.25)
-    rows = [Row(name, v.kind, None, point, time_ratios=turns) for name, v in variants.items()]
+    rows = [Row(n, v.kind, None, points[n], time_ratios=turns) for n, v in variants.items()]
     found = judge_claims(base, rows)
-    assert len(found) == len(CLAIMS) and all(one["measured"] is not None for one in found)
+    assert len(found) == len(CLAIMS)
+    missing = [one["claim"][:30] for one in found if one["measured"] is None]
+    assert missing == ["So a batch has a sixth as many", "Shorter sequences change the t"]
+    assert all((one["lacking"] is None) == (one["measured"] is not None) for one in found)
+    effective = next(one for one in found if "most effective" in one["claim"])
+    assert effective["measured"] == pytest.approx(4) and effective["verdict"] == "true"
     verdicts = {one["claim"]: one["verdict"] for one in found}
     assert verdicts["Gradient accumulation has no memory cost."] == "true"
     assert verdicts["Half the sequence saves half the memory."] == "false"
     assert verdicts["Activation checkpointing costs 20 to 30 % of the time."] == "true"
-    halved = replace(point, peak_bytes=2**29, phases={"update": 2**29})
+    point, size = points[ablation.HALF_LENGTH], 500 << 20
+    halved = replace(point, peak_bytes=size, phases={"update": size})
     rows = [replace(r, measured=halved) if r.name == ablation.HALF_LENGTH else r for r in rows]
     verdicts = {one["claim"]: one["verdict"] for one in judge_claims(base, rows)}
     assert verdicts["Half the sequence saves half the memory."] == "true"
+
+
+def test_a_prompt_of_eight_is_counted_in_sequences_of_the_same_memory():
+    """At 10 + 3 MiB a completion, a supervised step of 34 MiB on 16 is worth 8 of them."""
+    peaks = {ablation.BASE: 58, ablation.GROUP_ALONE: 34, ablation.SUPERVISED: 34}
+    rows = [
+        Row(name, "size", None, Measurement(1, 1, "OK", peak_bytes=size << 20))
+        for name, size in peaks.items()
+    ]
+    assert Rows(rows, 1, 16, 8).sequences_for_a_prompt() == pytest.approx(16 * 8 / 8)
+    assert math.isnan(Rows(rows, 1, 16, 4).sequences_for_a_prompt())
+    assert math.isnan(Rows(rows[:1], 1, 16, 8).sequences_for_a_prompt())
 
 
 @pytest.mark.parametrize(
