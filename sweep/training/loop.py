@@ -50,6 +50,8 @@ def train(
     """
     science, progress = config.science, Progress()
     log = store.open_log(store.load(step, progress))
+    if progress.step and not ranks.rank():
+        print(f"goes on from step {progress.step} of {config.steps}", flush=True)
     sums = Sums(progress, device, step.rollouts.meter if step.rollouts else None)
     clock = Clock(progress, started)
     clock.charge("other")
