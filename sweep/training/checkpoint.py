@@ -12,7 +12,7 @@ from safetensors.torch import save_file, save_model
 
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.trial.files import replacing, sync_folder
+from sweep.trial.files import remove, replacing, sync_folder
 from sweep.trial.folder import TrialFolder
 from sweep.trial.metrics import MetricsLog, SilentLog, is_start_intact
 from sweep.workloads import ranks
@@ -35,6 +35,8 @@ class CheckpointStore:
         self.check, self._fencing = folder.fence(fencing), fencing
         self._writer = ThreadPoolExecutor(1) if in_background else None
         self._writing: Future[None] | None = None
+        self._step: int | None = None  # of the newest, once one was read or written
+        self._unread: list[Path] = []  # what no attempt can go on from
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
         """Restore the newest checkpoint whose metrics.jsonl is intact.
@@ -48,23 +50,28 @@ class CheckpointStore:
                 state = self._read(name.path)
                 length, sha256 = state["metrics_length"], state["metrics_sha256"]
             except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
-                print(f"checkpoint {name.path.name} is damaged ({error}); trying an older one")
+                self._leave(name.path, f"checkpoint {name.path.name} is damaged ({error})")
                 continue
             if not is_start_intact(self.folder.metrics_path, length, sha256):
-                print(f"metrics.jsonl does not match {name.path.name}; trying an older one")
+                self._leave(name.path, f"metrics.jsonl does not match {name.path.name}")
                 continue
             if not name.path.is_dir():
                 _restore(state, step)
             elif why := self._load_parts(step, state, name.path):
-                print(f"checkpoint {name.path.name} is damaged ({why}); trying an older one")
+                self._leave(name.path, f"checkpoint {name.path.name} is damaged ({why})")
                 half_read = why
                 continue
             for key, value in state["progress"].items():
                 setattr(progress, key, value)
+            self._step = progress.step
             return int(length)
         if half_read:
             raise OSError(f"no checkpoint could be read: {half_read}")
         return 0
+
+    def _leave(self, path: Path, why: str) -> None:
+        print(f"{why}; trying an older one", flush=True)
+        self._unread.append(path)
 
     def _load_parts(self, step: TrainingStep, notes: dict[str, Any], folder: Path) -> str:
         """Restore a checkpoint of several devices; return why not, the same in all processes."""
@@ -95,9 +102,13 @@ class CheckpointStore:
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
         """Write a checkpoint, durably and whole, and remove all but the newest two.
 
-        In the background it is there once `wait` returns; at most one is under way.
+        In the background it is there once `wait` returns; at most one is under way. Nothing is
+        written where the newest is of this step already.
         """
         self.wait()
+        if progress.step == self._step:
+            return
+        self._step = progress.step
         log.flush()
         notes = {
             "progress": asdict(progress),
@@ -132,7 +143,7 @@ class CheckpointStore:
     def _write(self, name: str, state: dict[str, Any]) -> None:
         with replacing(self.folder.path / name, self.check) as part:
             torch.save(state, part)
-        self.folder.remove_checkpoints(KEPT)
+        self._remove_older(name)
 
     def _save_parts(self, name: str, step: TrainingStep, notes: dict[str, Any]) -> None:
         from sweep.training.sharded import save_parts
@@ -141,9 +152,18 @@ class CheckpointStore:
         save_parts(step, notes, part)
         if ranks.rank() == 0:
             self.check()
+            remove(self.folder.path / name)  # a damaged one: a folder replaces only an empty one
             part.replace(self.folder.path / name)
             sync_folder(self.folder.path)
-            self.folder.remove_checkpoints(KEPT)
+            self._remove_older(name)
+
+    def _remove_older(self, name: str) -> None:
+        """Remove what could not be read, which would count as newer, and all but the newest two."""
+        for path in self._unread:
+            if path.name != name:
+                remove(path)
+        self._unread = []
+        self.folder.remove_checkpoints(KEPT)
 
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial."""

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
@@ -16,12 +17,13 @@ from sweep.trial.folder import TrialFolder, TrialStatus
 from sweep.trial.metrics import MetricsLog
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated")  # in torch 2.13
 
 
 class Trial:
     """A trial of the quadratic whose checkpoints are saved one by one."""
 
-    def __init__(self, path, in_background):
+    def __init__(self, path, in_background=False):
         fields = {"batches": [4], "budget": 400, "precision": "fp32"}
         execution = Execution(device="cpu", threads=1)
         plan = build_plan(load_experiment("quadratic", fields), execution, data=None)
@@ -44,8 +46,37 @@ class Trial:
     def save(self):
         self.store.save(self.step, self.progress, self.log)
 
+    def next_attempt(self):
+        """Go on in a newly built step, as a new process does; return the bytes of its log."""
+        self.log.close()
+        self.store = CheckpointStore(self.folder, 1)
+        self.step, self.progress = TrainingStep(self.config, CPU, 4), Progress()
+        length = self.store.load(self.step, self.progress)
+        self.log = MetricsLog(self.folder.metrics_path, length, self.store.check)
+        return length
+
+    def kept(self):
+        return [found.step for found in self.folder.checkpoints()]
+
     def weights(self):
         return [p.detach().clone() for p in self.step.parameters]
+
+
+@pytest.fixture(params=["one device", "several"])
+def devices(request):
+    """Let checkpoints be files, or the folders of several devices, here with one process."""
+    if request.param == "several":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield request.param
+    if request.param == "several":
+        dist.destroy_process_group()
+
+
+def spoil(checkpoint):
+    """Tear a checkpoint, as a machine does that dies."""
+    path = checkpoint.path
+    torn = next(path.glob("*.safetensors")) if path.is_dir() else path
+    torn.write_bytes(torn.read_bytes()[:-100])
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -77,9 +108,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert trial.folder.checkpoints() == []
     may_end.set()
     trial.save()  # waits for the first
-    assert [found.step for found in trial.folder.checkpoints()][-1] == 2
+    assert trial.kept()[-1] == 2
     trial.store.wait()
-    assert [found.step for found in trial.folder.checkpoints()] == [4, 2]
+    assert trial.kept() == [4, 2]
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -89,7 +120,7 @@ def test_the_newest_two_are_kept(tmp_path, in_background):
         trial.train()
         trial.save()
     trial.store.wait()
-    assert [found.step for found in trial.folder.checkpoints()] == [4, 3]
+    assert trial.kept() == [4, 3]
 
 
 def test_what_fails_in_the_background_is_raised_and_leaves_nothing(tmp_path):
@@ -101,3 +132,46 @@ def test_what_fails_in_the_background_is_raised_and_leaves_nothing(tmp_path):
         trial.store.wait()
     assert not list(trial.folder.path.glob("*checkpoint*"))
     trial.store.wait()  # said once
+
+
+def test_a_step_whose_checkpoint_is_there_is_not_written_again(tmp_path, devices):
+    trial = Trial(tmp_path / "x")
+    trial.train(2)
+    trial.save()
+    for _ in range(2):  # by the attempt that wrote it, and by the next
+        (kept,) = trial.folder.checkpoints()
+        assert kept.path.is_dir() == (devices == "several")
+        before, weights = kept.path.stat(), trial.weights()
+        trial.save()
+        assert kept.path.stat() == before and trial.kept() == [2]
+        assert trial.next_attempt() and trial.progress.step == 2
+        assert all(map(torch.equal, weights, trial.weights()))
+
+
+def test_a_damaged_checkpoint_is_replaced_when_its_step_is_taken_again(tmp_path, devices):
+    trial = Trial(tmp_path / "x")
+    for _ in range(2):
+        trial.train(2)
+        trial.save()
+    newest, _ = trial.folder.checkpoints()
+    spoil(newest)
+    trial.next_attempt()
+    assert trial.progress.step == 2
+    trial.train(2)
+    trial.save()
+    assert newest in trial.folder.checkpoints() and trial.kept() == [4, 2]
+    assert trial.next_attempt() and trial.progress.step == 4
+
+
+def test_what_could_not_be_read_does_not_count_as_newer_than_what_follows(tmp_path, devices):
+    trial = Trial(tmp_path / "x")
+    for _ in range(2):
+        trial.train(2)
+        trial.save()
+    for checkpoint in trial.folder.checkpoints():
+        spoil(checkpoint)
+    assert trial.next_attempt() == trial.progress.step == 0
+    trial.train()
+    trial.save()
+    assert trial.kept() == [1]
+    assert trial.next_attempt() and trial.progress.step == 1
