@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 import signal
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import os, signal
 from pathlib import Path
 import torch
 import sweep.trial.metrics, sweep.training.steps, sweep.training.checkpoint, sweep.training.result
-from sweep.training.worker import run_attempt
+from sweep.training.worker import run_logged_attempt
 from sweep.trial.folder import State, TrialFolder
 
 calls = 0  # moment, nth and path are given
@@ -78,36 +79,37 @@ folder = TrialFolder(path)
 status = folder.read_status()
 folder.write_status(status.changed(state=State.RUNNING, attempts=status.attempts + 1,
                                    fencing=status.fencing + 1))
-run_attempt(path, lambda: None)
+run_logged_attempt(path, lambda: None)
 """
 
-MOMENTS = [
-    ("middle of a checkpoint", 1),
-    ("middle of a checkpoint", 4),
-    ("before the checkpoint's rename", 2),
-    ("after the checkpoint's rename", 1),
-    ("after the checkpoint's rename", 5),
-    ("middle of a log line", 1),
-    ("middle of a log line", 7),
-    ("between two steps", 1),
-    ("between two steps", 33),
-    ("between two steps", 59),
-    ("before the result", 1),
-    ("after the result", 1),
+STEPS = 60
+MOMENTS = [  # and the steps that the next attempt need not take again
+    ("middle of a checkpoint", 1, 0),
+    ("middle of a checkpoint", 4, 3),
+    ("before the checkpoint's rename", 2, 1),
+    ("after the checkpoint's rename", 1, 1),
+    ("after the checkpoint's rename", 5, 5),
+    ("middle of a log line", 1, 0),
+    ("middle of a log line", 7, 6),
+    ("between two steps", 1, 0),
+    ("between two steps", 33, 32),
+    ("between two steps", 59, 58),
+    ("before the result", 1, STEPS),
+    ("after the result", 1, STEPS),
 ]
 
 
 def planned_trial(path: Path, experiment: str, threads: int = 1, **settings: object) -> TrialFolder:
-    """Plan one trial that checkpoints every few steps."""
+    """Plan one trial that checkpoints behind every step."""
     folder = SweepFolder(path)
     plan = make_plan(load_experiment(experiment, settings), Logistics(device="cpu"), folder).plan
-    execution = plan.execution.model_copy(update={"checkpoint_seconds": 0.02, "threads": threads})
+    execution = plan.execution.model_copy(update={"checkpoint_seconds": 0.0, "threads": threads})
     save_plan(plan.model_copy(update={"execution": execution}), folder)
     return folder.trials()[0]
 
 
 def pretrain_trial(path: Path, threads: int = 1) -> TrialFolder:
-    return planned_trial(path, "quick", threads, batches="8", budget=8 * 64 * 60, lr="3e-3")
+    return planned_trial(path, "quick", threads, batches="8", budget=8 * 64 * STEPS, lr="3e-3")
 
 
 def attempt(trial: TrialFolder, moment: str = "", nth: int = 0) -> int | None:
@@ -124,6 +126,13 @@ def attempt(trial: TrialFolder, moment: str = "", nth: int = 0) -> int | None:
 def run_to_the_end(trial: TrialFolder) -> None:
     assert attempt(trial) == 0
     assert trial.read_result()["state"] == State.COMPLETE
+
+
+def gone_on_from(trial: TrialFolder) -> list[int]:
+    """Return the step that each attempt went on from, of those that did not start anew."""
+    return [
+        int(step) for step in re.findall(r"goes on from step (\d+) of", trial.log_path.read_text())
+    ]
 
 
 def science_lines(trial: TrialFolder) -> list[dict[str, object]]:
@@ -153,12 +162,13 @@ def assert_same(trial: TrialFolder, other: TrialFolder) -> None:
         assert result[key] == other_result[key]
 
 
-@pytest.mark.parametrize(("moment", "nth"), MOMENTS)
-def test_a_killed_trial_ends_with_the_same_bits(tmp_path, uninterrupted, moment, nth):
+@pytest.mark.parametrize(("moment", "nth", "kept"), MOMENTS)
+def test_a_killed_trial_ends_with_the_same_bits(tmp_path, uninterrupted, moment, nth, kept):
     trial = pretrain_trial(tmp_path)
     assert attempt(trial, moment, nth) == -signal.SIGKILL
     run_to_the_end(trial)
     assert_same(trial, uninterrupted)
+    assert gone_on_from(trial) == ([kept] if kept and moment != "after the result" else [])
 
 
 def test_a_trial_killed_again_and_again_ends_with_the_same_bits(tmp_path, uninterrupted):
@@ -169,6 +179,7 @@ def test_a_trial_killed_again_and_again_ends_with_the_same_bits(tmp_path, uninte
     run_to_the_end(trial)
     assert trial.read_status().attempts == len(kills) + 1
     assert_same(trial, uninterrupted)
+    assert gone_on_from(trial) == [8, 9, 11]
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_older_one(tmp_path, uninterrupted):
@@ -178,6 +189,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_older_one(tmp_path, unint
     newest.write_bytes(newest.read_bytes()[:1000])
     run_to_the_end(trial)
     assert_same(trial, uninterrupted)
+    assert gone_on_from(trial) == [3]
 
 
 def test_on_two_threads_a_killed_trial_ends_with_the_same_bits_too(tmp_path):
@@ -186,6 +198,7 @@ def test_on_two_threads_a_killed_trial_ends_with_the_same_bits_too(tmp_path):
     assert attempt(trial, "middle of a checkpoint", 5) == -signal.SIGKILL
     run_to_the_end(trial)
     assert_same(trial, whole)
+    assert gone_on_from(trial) == [4]
 
 
 @pytest.mark.slow
@@ -203,7 +216,7 @@ def test_a_compiled_trial_resumes_exactly_too(tmp_path, threads):
     assert attempt(trial, "between two steps", 33) == -signal.SIGKILL
     run_to_the_end(trial)
     assert_same(trial, whole)
-    assert whole.read_result()["seconds_compile"] > 0
+    assert gone_on_from(trial) == [32] and whole.read_result()["seconds_compile"] > 0
 
 
 def test_averaged_weights_and_the_way_to_a_target_resume_exactly_too(tmp_path):
@@ -217,6 +230,7 @@ def test_averaged_weights_and_the_way_to_a_target_resume_exactly_too(tmp_path):
         assert attempt(trial, "between two steps", nth) == -signal.SIGKILL
     run_to_the_end(trial)
     assert_same(trial, whole)
+    assert gone_on_from(trial) == [steps - 13, steps - 8]
     assert trial.read_result()["tokens_to_target"] == whole.read_result()["tokens_to_target"]
 
 
@@ -228,6 +242,7 @@ def test_quadratic_trials_resume_exactly_too(tmp_path):
     assert attempt(trial, "between two steps", 70) == -signal.SIGKILL
     run_to_the_end(trial)
     assert_same(trial, whole)
+    assert gone_on_from(trial) == [69]
 
 
 def test_grpo_trials_resume_exactly_too(tmp_path):
@@ -240,6 +255,7 @@ def test_grpo_trials_resume_exactly_too(tmp_path):
     assert attempt(trial, "between two steps", 13) == -signal.SIGKILL
     run_to_the_end(trial)
     assert_same(trial, whole)
+    assert gone_on_from(trial) == [12]
     (line, *_) = (json.loads(line) for line in trial.metrics_path.read_text().splitlines())
     phases = ("generate", "score", "log_probs", "update")
     promised = {f"perf/{phase}_{kind}" for phase in phases for kind in ("seconds", "peak_bytes")}
