@@ -21,16 +21,24 @@ from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder, TrialFolder
-from sweep.trial.lease import read_owner
+from sweep.trial.lease import LeaseWatch, read_owner
 
 NOTICE = getattr(signal, "SIG" + os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2"))
 MINUTES = {"m": 1, "h": 60, "d": 1440}
 WORDS = ("partition", "account", "qos", "constraint")  # as sbatch knows them
 DEFAULTS = {"time": "4h", "at_once": "16", "cluster": "slurm"}
 GPU_CORES = 8  # of an attempt, at most and per device
-POLL_SECONDS = 1.0  # between two looks for results; what was submitted meanwhile is an array
-ASK_SECONDS = 30.0  # between two questions to SLURM
+POLL_SECONDS = 1.0  # between two looks for results, and for what is to be submitted
+ASK_SECONDS = 30.0  # between two questions to SLURM, at most; the first come sooner
 PREEMPTED_SECONDS = 120.0  # in which SLURM puts a preempted job back into its queue, or never
+PAUSED = ("SUSPENDED", "RESIZING")  # states of jobs that submitit takes for ended
+KINDS = {  # of what SLURM ended, by the state's first letters
+    "CANCELLED": "stopped",
+    "NODE_FAIL": "lost",
+    "OUT_OF_ME": "out_of_memory",
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "preempted",
+}
 GIB = 2**30
 
 
@@ -81,7 +89,11 @@ class Attempt:
         requeue = signal.getsignal(NOTICE)  # submitit's, which does not wait for a checkpoint
         outcome = run_remote_attempt(Path(self.path), self.number, [NOTICE])
         if outcome.kind == "preempted" and callable(requeue):
-            requeue(NOTICE, None)  # ends this process
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it follows, and scontrol inherits this
+            try:
+                requeue(NOTICE, None)  # ends this process
+            except Exception as error:  # as where JobRequeue=0
+                print(f"its job was not requeued, which is left to the command: {error}")
         return outcome
 
     def checkpoint(self) -> Any:
@@ -128,8 +140,9 @@ class SlurmExecutor:
         self._folder, self._is_closing = folder, False
         self._is_stopping = self._is_killing = False
         self._gathered: list[tuple[Future[Outcome], TrialFolder, int]] = []
-        self._jobs: dict[Future[Outcome], tuple[Any, TrialFolder, int]] = {}
-        self._asked, self._preempted = time.monotonic(), dict[str, float]()
+        self._seen = 0  # of them, at the last look
+        self._jobs: dict[Future[Outcome], tuple[Any, TrialFolder, int, LeaseWatch]] = {}
+        self._states, self._preempted = _build_watcher(), dict[str, float]()
         self._lock = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, name="slurm", daemon=True)
         self._watcher.start()
@@ -144,7 +157,7 @@ class SlurmExecutor:
     def stop(self) -> None:
         """Ask all attempts of the sweep to checkpoint and end, an earlier command's too."""
         self._is_stopping = True
-        for _, trial, number in list(self._jobs.values()):
+        for _, trial, number, _ in list(self._jobs.values()):
             trial.ask_to_stop(number)
         for trial in self._folder.trials() if self._folder.plan_path.exists() else ():
             if (live := _live_attempt(trial)) is not None:
@@ -162,27 +175,29 @@ class SlurmExecutor:
     def _watch(self) -> None:
         while not (self._is_closing and not self._jobs and not self._gathered):
             self._submit_gathered()
-            must_ask = time.monotonic() - self._asked > ASK_SECONDS
-            for future, (job, trial, number) in list(self._jobs.items()):
+            for future, (job, trial, number, lease) in list(self._jobs.items()):
                 is_idle = _live_attempt(trial) != number  # it waits in the queue, or has ended
                 if self._is_killing or (self._is_stopping and is_idle and not job.done()):
                     job.cancel(check=False)
-                    del self._jobs[future]
-                    future.set_result(Outcome("stopped", "its job was cancelled"))
-                    continue
-                if must_ask:  # the first job asks for all
-                    self._asked, must_ask = time.monotonic(), False
-                    is_done = job.done(force_check=True)
+                    outcome = Outcome("stopped", "its job was cancelled")
+                elif job.done() or self._was_taken_away(job):
+                    outcome = _outcome(job, trial, self._is_stopping)
+                elif not is_idle and _died_unseen(job, trial, number, lease):
+                    outcome = Outcome(
+                        "lost", f"job {job.job_id} shows no sign of life; see {trial.log_path}"
+                    )
                 else:
-                    is_done = job.done()
-                if is_done or self._was_taken_away(job):
-                    del self._jobs[future]
-                    future.set_result(_outcome(job, is_done, trial, self._is_stopping))
+                    continue
+                del self._jobs[future]
+                future.set_result(outcome)
             time.sleep(POLL_SECONDS)
 
     def _submit_gathered(self) -> None:
         with self._lock:
-            gathered, self._gathered = self._gathered, []
+            if len(self._gathered) > self._seen:  # more may follow: they become one array
+                self._seen = len(self._gathered)
+                return
+            gathered, self._gathered, self._seen = self._gathered, [], 0
         if self._is_stopping:
             for future, _, _ in gathered:
                 future.set_result(Outcome("stopped", "was not submitted"))
@@ -195,7 +210,9 @@ class SlurmExecutor:
                     future.set_result(Outcome("error", f"was not submitted: {_last(str(error))}"))
             else:
                 for job, (future, trial, number) in zip(jobs, gathered, strict=True):
-                    self._jobs[future] = job, trial, number
+                    job.watcher = self._states
+                    self._states.register_job(job.job_id)
+                    self._jobs[future] = job, trial, number, LeaseWatch(trial.lease_path)
 
     def _was_taken_away(self, job: Any) -> bool:
         """Tell whether a job was preempted and stays out of the queue, as some clusters do it."""
@@ -206,21 +223,43 @@ class SlurmExecutor:
         return time.monotonic() - since > PREEMPTED_SECONDS
 
 
-def _outcome(job: Any, is_done: bool, trial: TrialFolder, is_stopping: bool) -> Outcome:
+def _build_watcher() -> Any:
+    """Return what asks `sacct` for the states of all jobs at once, now and then."""
+    from submitit.slurm.slurm import SlurmInfoWatcher
+
+    class Watcher(SlurmInfoWatcher):  # type: ignore[misc]
+        def is_done(self, job_id: str, mode: str = "standard") -> bool:
+            is_paused = self.get_state(job_id, mode=mode).upper() in PAUSED
+            return not is_paused and bool(super().is_done(job_id, mode="cache"))
+
+    return Watcher(delay_s=ASK_SECONDS)
+
+
+def _outcome(job: Any, trial: TrialFolder, is_stopping: bool) -> Outcome:
     """Tell how an attempt ended: by what it returned, else by the state of its job."""
     from submitit.core.utils import FailedJobError
 
-    error, state = job.exception() if is_done else None, str(job.state).upper()
-    if is_done and error is None:
-        outcome: Outcome = job.result()
-        return outcome
-    if is_stopping or state.startswith("CANCELLED"):
+    error, state = None, str(job.state).upper()
+    kind = next((kind for word, kind in KINDS.items() if state.startswith(word)), None)
+    if kind is None or job.paths.result_pickle.exists():
+        error = job.exception()  # waits for a slow file system
+        if error is None:
+            outcome: Outcome = job.result()
+            return outcome
+    if is_stopping or kind == "stopped":
         return Outcome("stopped", "its job was cancelled")
     if isinstance(error, FailedJobError):
         return Outcome("error", f"the job failed; see {job.paths.stderr}")
-    kinds = {"OUT_OF_ME": "out_of_memory", "PREEMPTED": "preempted", "TIMEOUT": "preempted"}
-    kind = next((kind for word, kind in kinds.items() if state.startswith(word)), "lost")
-    return Outcome(kind, f"job {job.job_id} ended in state {state}; see {trial.log_path}")
+    return Outcome(kind or "lost", f"job {job.job_id} ended in state {state}; see {trial.log_path}")
+
+
+def _died_unseen(job: Any, trial: TrialFolder, number: int, lease: LeaseWatch) -> bool:
+    """Tell whether an attempt that has begun is dead and SLURM, which knows better, keeps silent.
+
+    The lease's owner is read again once its life was judged: it may just have ended in order.
+    """
+    is_known = str(job.state).upper() != "UNKNOWN"
+    return not (is_known or lease.is_alive()) and _live_attempt(trial) == number
 
 
 def _live_attempt(trial: TrialFolder) -> int | None:
