@@ -1,4 +1,4 @@
-"""Trials as jobs, run for real by submitit's local executor."""
+"""Trials as jobs, run for real: by submitit's local executor, and by a little SLURM."""
 
 import os
 import signal
@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,20 +16,25 @@ from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
+from sweep.orchestration import slurm_executor
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.executors import Place
-from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.planning import Planned, make_plan, save_plan
 from sweep.orchestration.runner import Summary, run_plan
-from sweep.orchestration.slurm_executor import NOTICE, parse_request
+from sweep.orchestration.slurm_executor import NOTICE, SlurmExecutor, parse_request
+from sweep.plan.retry import begin_attempt
+from sweep.trial import lease
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
-from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.lease import FileLock, is_locked, read_owner
 from sweep.trial.metrics import read_metrics
+from tests.orchestration.little_slurm import LittleSlurm
 
 pytest.importorskip("submitit", reason="needs the extra slurm")
 pytestmark = pytest.mark.slurm
 
 HERE, ROOT = str(Path(__file__).parent), str(Path(__file__).parents[2])
 STEPS, SECONDS = 100, 90.0
+SEEN = 40  # steps of a trial that is about to wait for go
 LOCALLY = Place("slurm", slurm="cluster=local")
 
 
@@ -43,21 +49,54 @@ def go(tmp_path, monkeypatch) -> Iterator[Path]:
     path.touch()  # nothing is left waiting
 
 
+def plan_here(folder: SweepFolder, **fields) -> Planned:
+    """Plan trials that checkpoint all the time."""
+    fields = {"batches": "4", "budget": 4 * STEPS, "workload": "faulty:WaitsForGo", **fields}
+    experiment = load_experiment("quadratic", fields)
+    planned = make_plan(experiment, Logistics(device="cpu"), folder)
+    execution = planned.plan.execution.model_copy(update={"checkpoint_seconds": 0.01})
+    save_plan(planned.plan.model_copy(update={"execution": execution}), folder)
+    return make_plan(experiment, Logistics(device="cpu"), folder)
+
+
 @pytest.fixture
 def run(tmp_path, go):
-    """Plan trials that checkpoint all the time, and run them."""
+    """Plan trials and run them."""
 
     def run_here(name="sweep", place=LOCALLY, **fields) -> Summary:
         folder = SweepFolder(tmp_path / name)
-        fields = {"batches": "4", "budget": 4 * STEPS, "workload": "faulty:WaitsForGo", **fields}
-        experiment = load_experiment("quadratic", fields)
-        planned = make_plan(experiment, Logistics(device="cpu"), folder)
-        execution = planned.plan.execution.model_copy(update={"checkpoint_seconds": 0.01})
-        save_plan(planned.plan.model_copy(update={"execution": execution}), folder)
-        planned = make_plan(experiment, Logistics(device="cpu"), folder)
-        return run_plan(planned, folder, place=place)
+        return run_plan(plan_here(folder, **fields), folder, place=place)
 
     return run_here
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch) -> Iterator[LittleSlurm]:
+    """A little SLURM, whose commands are on PATH; it is asked often."""
+    monkeypatch.setattr(slurm_executor, "ASK_SECONDS", 0.5)
+    with LittleSlurm(tmp_path / "slurm") as little:
+        monkeypatch.setenv("PATH", str(little.folder), prepend=os.pathsep)
+        yield little
+
+
+@pytest.fixture
+def submit(tmp_path, go, cluster, monkeypatch) -> Iterator[Callable[..., list[Any]]]:
+    """Submit the first attempts of trials to the little SLURM; return the executor, and futures."""
+    monkeypatch.setattr(slurm_executor, "POLL_SECONDS", 0.1)
+    built: list[SlurmExecutor] = []
+
+    def submit_here(request=None, execution=None, **fields) -> list[Any]:
+        folder = SweepFolder(tmp_path / "sweep")
+        decided = plan_here(folder, **fields).plan.execution.model_copy(update=execution or {})
+        built.append(SlurmExecutor(decided, folder, parse_request(request)))
+        for trial in folder.trials():
+            trial.write_status(begin_attempt(trial.read_status()))
+        return [built[-1], *(built[-1].submit(trial, {}) for trial in folder.trials())]
+
+    yield submit_here
+    for executor in built:
+        executor.kill()
+        executor.close()
 
 
 @pytest.fixture
@@ -74,17 +113,29 @@ def meanwhile() -> Iterator:
         thread.join()
 
 
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come so far"
+        time.sleep(0.05)
+
+
 def until_waiting(folder: Path) -> TrialFolder:
     """Wait until a trial waits for go; return it."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        for trial in map(TrialFolder, folder.glob("trials/*")):
-            lines = read_metrics(trial.metrics_path)
-            is_there = lines and lines[-1]["step"] >= 40 and is_locked(trial.lease_path)
-            if is_there and trial.read_status().state is State.RUNNING:
-                return trial
-        time.sleep(0.05)
-    raise AssertionError("no trial got there")
+
+    def is_there(trial: TrialFolder) -> bool:
+        lines = read_metrics(trial.metrics_path)
+        has_begun = trial.read_status().state is State.RUNNING and is_locked(trial.lease_path)
+        return bool(has_begun and lines and lines[-1]["step"] >= SEEN)
+
+    found: list[TrialFolder] = []
+
+    def look() -> bool:
+        found.extend(filter(is_there, map(TrialFolder, folder.glob("trials/*"))))
+        return bool(found)
+
+    until(look)
+    return found[0]
 
 
 def assert_same(folder: SweepFolder, other: SweepFolder) -> None:
@@ -96,13 +147,13 @@ def assert_same(folder: SweepFolder, other: SweepFolder) -> None:
         assert trial.losses_path.read_bytes() == other.trial(trial.id).losses_path.read_bytes()
 
 
-def test_an_array_of_jobs_gives_the_same_weights_as_processes(run, go):
-    go.touch()
-    jobs, processes = run("jobs", batches="4,8,16"), run("local", Place(), batches="4,8,16")
-    assert jobs.exit_code == 0
-    states = {trial.read_status() for trial in jobs.folder.trials()}
-    assert {(status.state, status.attempts) for status in states} == {(State.COMPLETE, 1)}
-    assert_same(jobs.folder, processes.folder)
+def assert_went_on(trial: TrialFolder) -> None:
+    """Assert that the attempt's second life began where its first one ended, not at the start."""
+    lines = trial.log_path.read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("goes on from step "))
+    assert int(line.split()[4]) >= SEEN
+    steps = [line["step"] for line in read_metrics(trial.metrics_path)]
+    assert steps == sorted(set(steps)) and steps[-1] == trial.read_config().steps
 
 
 def preempt(folder: Path, go: Path) -> None:
@@ -119,8 +170,7 @@ def test_a_preempted_job_checkpoints_and_puts_itself_back_into_the_queue(
     (trial,) = summary.folder.trials()
     assert (trial.read_status().state, trial.read_status().attempts) == (State.COMPLETE, 1)
     assert trial.log_path.read_text().count("attempt 1: ") == 2  # in two jobs' lives
-    steps = [line["step"] for line in read_metrics(trial.metrics_path)]
-    assert steps == sorted(set(steps)) and steps[-1] == STEPS
+    assert_went_on(trial)
     assert_same(summary.folder, run("local", Place()).folder)
 
 
@@ -131,12 +181,13 @@ def go_after(seconds: float, folder: Path, go: Path) -> None:
 
 
 def test_a_job_whose_time_is_up_goes_on_in_its_next_life(run, go, meanwhile, tmp_path):
-    meanwhile(go_after, 40, tmp_path / "sweep", go)  # notice comes 30 s before the minute is over
+    meanwhile(go_after, 35, tmp_path / "sweep", go)  # notice comes 30 s before the minute is over
     summary = run(place=Place("slurm", slurm="cluster=local,time=1m"))
     (trial,) = summary.folder.trials()
     assert (trial.read_status().state, trial.read_status().attempts) == (State.COMPLETE, 1)
     assert trial.log_path.read_text().count("attempt 1: ") == 2
     assert "timed-out" in trial.log_path.read_text()
+    assert_went_on(trial)
 
 
 def test_a_job_that_dies_twice_is_lost_and_named(run):
@@ -201,6 +252,171 @@ def test_a_stopped_command_leaves_checkpoints_and_no_jobs(command, go, tmp_path)
     assert trial.read_status().state is State.WAITING and trial.checkpoints()[0].step < STEPS
     assert command().wait(SECONDS) == 0
     assert (trial.read_status().state, trial.read_status().attempts) == (State.COMPLETE, 2)
+    assert_went_on(trial)
+
+
+def give_notice(cluster: LittleSlurm, folder: Path, go: Path) -> None:
+    """Give notice to the job of a trial that waits for go."""
+    owner = read_owner(until_waiting(folder).lease_path)
+    (job,) = (job for job in cluster.jobs.values() if job.step == owner["pid"])
+    cluster.give_notice(job.name)
+    go.touch()
+
+
+def test_an_array_of_jobs_gives_the_same_weights_as_processes(
+    run, go, cluster, meanwhile, tmp_path
+):
+    fields = {"batches": "4,8,16", "budget": 16 * STEPS}
+    meanwhile(give_notice, cluster, tmp_path / "jobs", go)
+    jobs = run("jobs", Place("slurm", slurm="partition=gpu"), **fields)
+    assert jobs.exit_code == 0
+    trials = jobs.folder.trials()
+    states = {(trial.read_status().state, trial.read_status().attempts) for trial in trials}
+    assert states == {(State.COMPLETE, 1)}
+    (flags,) = cluster.submitted
+    assert (flags["array"], flags["partition"]) == ("0-2%3", "gpu")
+    until(lambda: {job.state for job in cluster.jobs.values()} == {"COMPLETED"})
+    assert sorted(job.lives for job in cluster.jobs.values()) == [1, 1, 2]
+    assert_went_on(*(one for one in trials if one.log_path.read_text().count("attempt 1") == 2))
+    assert_same(jobs.folder, run("local", Place(), **fields).folder)
+
+
+def test_where_jobs_are_not_requeued_the_command_is_told_of_the_preemption(
+    submit, cluster, go, tmp_path
+):
+    cluster.requeues = False
+    _, future = submit()
+    trial = until_waiting(tmp_path / "sweep")
+    cluster.give_notice("1000")
+    go.touch()
+    assert future.result(SECONDS).kind == "preempted" and trial.checkpoints()
+    assert "its job was not requeued" in trial.log_path.read_text()
+
+
+def test_without_accounting_a_killed_worker_is_seen_by_its_lease(submit, cluster, tmp_path):
+    cluster.accounts = False
+    _, future = submit()
+    trial = until_waiting(tmp_path / "sweep")
+    os.kill(read_owner(trial.lease_path)["pid"], signal.SIGKILL)
+    outcome = future.result(SECONDS)
+    assert outcome.kind == "lost" and str(trial.log_path) in outcome.message
+
+
+def test_without_accounting_a_worker_elsewhere_is_seen_by_its_counter(
+    submit, cluster, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(lease, "DEAD_SECONDS", 1.0)
+    cluster.accounts = False
+    cluster.resize(0)
+    _, future = submit()
+    (trial,) = SweepFolder(tmp_path / "sweep").trials()
+    with FileLock(trial.lease_path, {"host": "elsewhere", "fencing": 1, "counter": 7}):
+        assert future.result(SECONDS).kind == "lost"
+
+
+def test_without_accounting_a_job_that_waits_again_is_not_taken_for_dead(
+    submit, cluster, go, tmp_path
+):
+    cluster.accounts = False
+    _, future = submit()
+    trial = until_waiting(tmp_path / "sweep")
+    cluster.resize(0)
+    cluster.give_notice("1000")
+    go.touch()
+    until(lambda: cluster.jobs["1000"].state == "PENDING")
+    time.sleep(20 * slurm_executor.POLL_SECONDS)
+    assert not future.done()
+    cluster.resize(1)
+    assert future.result(SECONDS).kind == "complete"
+    assert_went_on(trial)
+
+
+def test_a_suspended_job_has_not_ended(submit, cluster, go, tmp_path):
+    _, future = submit()
+    until_waiting(tmp_path / "sweep")
+    subprocess.run(["scontrol", "suspend", "1000"], check=True)
+    go.touch()
+    questions = len(cluster.asked)
+    until(lambda: len(cluster.asked) > questions + 3)
+    assert not future.done()
+    subprocess.run(["scontrol", "resume", "1000"], check=True)
+    assert future.result(SECONDS).kind == "complete"
+
+
+def test_these_states_are_no_ends(submit, cluster):
+    cluster.resize(0)
+    _, *futures = submit(batches="4,8,16,32,64")
+    until(lambda: len(cluster.jobs) == len(futures))
+    states = ("SUSPENDED", "RESIZING", "REQUEUED", "COMPLETING", "PREEMPTED")
+    for job, state in zip(cluster.jobs.values(), states, strict=True):
+        job.state = state
+    questions = len(cluster.asked)
+    until(lambda: len(cluster.asked) > questions + 3)
+    assert not any(future.done() for future in futures)
+    for name in cluster.jobs:
+        cluster.end(name, "NODE_FAIL")
+    assert {future.result(SECONDS).kind for future in futures} == {"lost"}
+
+
+def test_the_state_of_a_job_that_slurm_ended_tells_how(submit, cluster, monkeypatch):
+    monkeypatch.setattr(slurm_executor, "PREEMPTED_SECONDS", 0.0)
+    monkeypatch.setattr(slurm_executor, "ASK_SECONDS", 30.0)
+    cluster.resize(0)
+    _, *futures = submit(batches="4,8,16,32,64,128")
+    until(lambda: len(cluster.jobs) == len(futures))
+    kinds = {
+        "CANCELLED by 1000": "stopped",
+        "NODE_FAIL": "lost",
+        "OUT_OF_MEMORY": "out_of_memory",
+        "PREEMPTED": "preempted",
+        "TIMEOUT": "preempted",
+        "PENDING": None,
+    }
+    for name, state in zip(cluster.jobs, kinds, strict=True):
+        cluster.end(name, state)
+    *ended, waiting = futures
+    found = [future.result(SECONDS).kind for future in ended]
+    assert dict(zip(kinds, [*found, None], strict=True)) == kinds and not waiting.done()
+    assert len(cluster.asked) < len(ended)  # about all at once, and not all the time
+
+
+def test_stopping_cancels_what_waits_and_lets_what_runs_checkpoint(submit, cluster, go, tmp_path):
+    cluster.resize(1)
+    slurm, *futures = submit(batches="4,8", budget=8 * STEPS)
+    trial = until_waiting(tmp_path / "sweep")
+    slurm.stop()
+    until(lambda: cluster.jobs["1000_1"].state == f"CANCELLED by {os.getuid()}")
+    time.sleep(2)  # the attempt looks for the file once a second
+    go.touch()
+    assert [future.result(SECONDS).kind for future in futures] == ["stopped", "stopped"]
+    assert trial.checkpoints()[0].step < STEPS
+    until(lambda: cluster.jobs["1000_0"].state == "COMPLETED")
+
+
+def test_what_is_asked_for_reaches_slurm(submit, cluster):
+    cluster.resize(0)
+    words = "partition=gpu, account=lab, qos=high, constraint=h100, time=2d, memory=32GiB"
+    submit(words, {"device": "cuda", "devices": 2, "threads": 20})
+    until(lambda: cluster.submitted)
+    (flags,) = cluster.submitted
+    asked = {
+        "account": "lab",
+        "constraint": "h100",
+        "cpus-per-task": "16",
+        "gpus-per-node": "2",
+        "mem": "32GB",
+        "partition": "gpu",
+        "qos": "high",
+        "signal": "USR2@90",
+        "time": "2880",
+    }
+    assert {name: flags[name] for name in asked} == asked and "array" not in flags
+
+
+def test_what_sbatch_refuses_is_told(submit):
+    _, future = submit("partition=moon")
+    outcome = future.result(SECONDS)
+    assert outcome.kind == "error" and "invalid partition specified: moon" in outcome.message
 
 
 @pytest.mark.parametrize(
