@@ -25,8 +25,9 @@ HALF_GROUPS, HALF_LENGTH = "half the group size", "prompt and completion half as
 HALF_PROMPTS, HALF_MICROBATCH = "half the prompts", "microbatches of half the batch"
 TWICE_ACCUMULATED = "twice the prompts in two microbatches"
 HALF_LAYERS, HALF_WIDTH, HALF_HEADS = "half the layers", "half the width", "half the heads"
-PLAIN_ATTENTION, KEPT = "attention without its fused kernel", "tensors of a step kept"
-NO_COLLECTOR = "no garbage collector"
+PLAIN_ATTENTION, TWICE_COMPLETION = "attention without its fused kernel", "twice the completion"
+PLAIN_LONG = f"{TWICE_COMPLETION}, {PLAIN_ATTENTION}"
+KEPT, NO_COLLECTOR = "tensors of a step kept", "no garbage collector"
 WITHOUT = "sweep.workloads.grpo_without:"
 TURNS = 3  # of a variant and the base, one after the other, that are timed
 TIMED = ("undone", "option")  # kinds of the base's own batch
@@ -158,7 +159,7 @@ def _sizes(base: TrialConfig) -> list[Variant]:
         TWICE_ACCUMULATED: base.sized(2 * batch, batch),
         TWICE_GROUPS: _sized(base, batch * 2, group_size=group * 2),
         "half the completion": _sized(base, batch, new_tokens=half),
-        "twice the completion": _sized(base, batch, new_tokens=new * 2),
+        TWICE_COMPLETION: _sized(base, batch, new_tokens=new * 2),
         HALF_LENGTH: _sized(base, batch, prompt_tokens=half_prompt, new_tokens=half),
         SUPERVISED: _supervised(base, batch),
         HALF_SUPERVISED: _supervised(base, batch // 2),
@@ -170,6 +171,8 @@ def _sizes(base: TrialConfig) -> list[Variant]:
     for precision in ("fp32", "bf16", "bf16-pure"):
         if precision != base.science.precision:
             sizes[precision] = _changed(base, "science", precision=precision)
+    plain = f"{WITHOUT}PlainAttention"
+    sizes[PLAIN_LONG] = _changed(sizes[TWICE_COMPLETION], "science", workload=plain)
     sizes |= _smaller(base)
     return [Variant(name, "size", config) for name, config in sizes.items()]
 

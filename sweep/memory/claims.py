@@ -1,6 +1,5 @@
 """Claims about a GRPO step, published without a measurement (SEED_SYSTEMS.md, 1)."""
 
-import importlib.util
 import math
 import statistics
 from collections.abc import Callable
@@ -12,33 +11,32 @@ from sweep.memory.ablation import (
     BASE,
     CHECKPOINTING,
     DELETED,
-    GROUP_ALONE,
     HALF_GROUPS,
     HALF_HEADS,
     HALF_LAYERS,
     HALF_LENGTH,
     HALF_MICROBATCH,
-    HALF_PROMPTS,
     HALF_SUPERVISED,
     HALF_WIDTH,
     KEPT,
     NO_COLLECTOR,
-    ONE_GROUP,
     PLAIN,
-    PLAIN_ATTENTION,
+    PLAIN_LONG,
     SAMPLING,
     SUPERVISED,
     TWICE_ACCUMULATED,
+    TWICE_COMPLETION,
     TWICE_GROUPS,
     Row,
 )
+from sweep.memory.rows import Rows
 
 TOLERANCE = 0.1  # of what is claimed, within which a claim counts as true
 SOME = 0.05  # of the peak: what counts where no number was claimed
 BYTES_OF_LOGITS = 4
-GUIDE_GROUP = 8  # completions of a prompt, in the guide
 UTILISATION = 0.7  # of the device, by the guide's supervised step
 NO_HALF = "asks for an even number of groups"
+NO_SIZES = "the model's settings do not name it"
 NO_KERNEL = "attention has no fused kernel here, or flash-attn is there"
 
 
@@ -48,90 +46,11 @@ class Claim:
 
     text: str
     claimed: tuple[float, float] | None  # bounds; None: nothing that a step shows
-    measure: Callable[["Rows"], float | tuple[float, ...]]  # several: each turn's
+    measure: Callable[[Rows], float | tuple[float, ...]]  # several: each turn's
     unit: str  # of what is claimed
     lacking: str = "its rows were not measured"  # why, where nothing is found
 
 
-class Rows:
-    """Rows by name, for claims; what is missing is not a number."""
-
-    def __init__(
-        self, rows: list[Row], logits_bytes: int, batch_size: int = 1, group_size: int = 1
-    ) -> None:
-        self._rows, self.logits_bytes = {row.name: row for row in rows}, logits_bytes
-        self._batch, self._group = batch_size, group_size
-
-    def peak(self, name: str) -> float:
-        """Return a row's peak in bytes."""
-        row = self._rows.get(name)
-        return _number(row.peak_bytes if row else None)
-
-    def rest(self, name: str) -> float:
-        """Return what a row holds between steps, in bytes."""
-        row = self._rows.get(name)
-        return _number(row.measured.rest_bytes if row and row.measured else None)
-
-    def more_time(self, name: str) -> tuple[float, ...]:
-        """Return by how much a row's step took longer than the base's, in each turn."""
-        row = self._rows.get(name)
-        return tuple(ratio - 1 for ratio in row.time_ratios) if row else ()
-
-    def saved(self, name: str, base: str = BASE) -> float:
-        """Return the share of the base's peak that a row does without."""
-        return 1 - self.times(name, base)
-
-    def times(self, name: str, base: str) -> float:
-        """Return a row's peak over that of the base."""
-        return self.peak(name) / self.peak(base)
-
-    def in_logits(self, name: str, base: str = BASE) -> float:
-        """Return what a row's peak is above the base's, over the bytes of the logits."""
-        return (self.peak(name) - self.peak(base)) / self.logits_bytes
-
-    def accumulated(self) -> float:
-        """Return the update's peak in several microbatches over that in one of them."""
-        return self._update(ONE_GROUP) / self._update(GROUP_ALONE)
-
-    def most_effective(self) -> float:
-        """Return what half the prompts save over what half of anything else saves at most."""
-        halves = (HALF_GROUPS, HALF_LENGTH, HALF_MICROBATCH, HALF_LAYERS, HALF_WIDTH)
-        others = [saved for name in halves if math.isfinite(saved := self.saved(name))]
-        most = max(others, default=0.0)
-        return self.saved(HALF_PROMPTS) / most if most > 0 else math.nan
-
-    def sequences_for_a_prompt(self) -> float:
-        """Return supervised sequences over prompts in the same memory, by a line; groups of 8."""
-        more = self.peak(BASE) - self.peak(GROUP_ALONE)
-        if self._group != GUIDE_GROUP or not more > 0:
-            return math.nan
-        slope = more / (self._batch - self._group)
-        completions = self._batch + (self.peak(SUPERVISED) - self.peak(BASE)) / slope
-        return self._batch * self._group / completions
-
-    def fused(self) -> float:
-        """Return what attention's fused kernel saves; not a number where there is none."""
-        return self.saved(BASE, PLAIN_ATTENTION) or math.nan
-
-    def packages_for_it(self) -> float:
-        """Return that the fused kernel ran without flash-attn: 0 packages; else not a number."""
-        is_there = importlib.util.find_spec("flash_attn") is not None
-        return math.nan if is_there or math.isnan(self.fused()) else 0.0
-
-    def _update(self, name: str) -> float:
-        row = self._rows.get(name)
-        return _number(row.measured.phases.get("update") if row and row.measured else None)
-
-
-def _number(found: int | None) -> float:
-    return math.nan if found is None else float(found)
-
-
-def _saving(name: str) -> Callable[[Rows], float]:
-    return lambda rows: rows.saved(name)
-
-
-SMALLER = {"Fewer layers": HALF_LAYERS, "Less width": HALF_WIDTH, "Fewer heads": HALF_HEADS}
 CLAIMS = (
     Claim(
         "Three forward passes make a step take three times the memory of a supervised one.",
@@ -228,13 +147,13 @@ CLAIMS = (
     Claim(
         "`del` of a step's other tensors behind its backward pass saves memory.",
         (SOME, math.inf),
-        lambda rows: -rows.saved(KEPT),
+        lambda rows: rows.times(KEPT, BASE) - 1,
         "of the peak",
     ),
     Claim(
         "Without `del` they wait for Python's garbage collector.",
         (SOME, math.inf),
-        lambda rows: -rows.saved(NO_COLLECTOR),
+        lambda rows: rows.times(NO_COLLECTOR, BASE) - 1,
         "of the peak, more without a collector",
     ),
     Claim(
@@ -274,15 +193,26 @@ CLAIMS = (
         "times what half of anything else saves",
         NO_HALF,
     ),
-    *(
-        Claim(
-            f"{what}: less memory.",
-            (SOME, math.inf),
-            _saving(name),
-            "of the peak, at half",
-            "the model's settings do not name it",
-        )
-        for what, name in SMALLER.items()
+    Claim(
+        "Fewer layers take less memory.",
+        (SOME, math.inf),
+        lambda rows: rows.saved(HALF_LAYERS),
+        "of the peak, at half",
+        NO_SIZES,
+    ),
+    Claim(
+        "Narrower layers take less memory.",
+        (SOME, math.inf),
+        lambda rows: rows.saved(HALF_WIDTH),
+        "of the peak, at half",
+        NO_SIZES,
+    ),
+    Claim(
+        "Fewer heads take less memory.",
+        (SOME, math.inf),
+        lambda rows: rows.saved(HALF_HEADS),
+        "of the peak, at half",
+        NO_SIZES,
     ),
     Claim(
         "Flash attention takes less memory.",
@@ -290,6 +220,12 @@ CLAIMS = (
         Rows.fused,
         "of the peak with plain attention",
         NO_KERNEL,
+    ),
+    Claim(
+        "Flash attention takes less memory, at longer completions.",
+        (SOME, math.inf),
+        lambda rows: rows.saved(TWICE_COMPLETION, PLAIN_LONG),
+        "of the peak with plain attention, at twice the completion",
     ),
     Claim(
         "It needs the package flash-attn, and a GPU for it.",

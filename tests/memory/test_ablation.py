@@ -13,8 +13,9 @@ from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.memory import ablation
 from sweep.memory.ablation import Row, variants_of
-from sweep.memory.claims import CLAIMS, Rows, judge_claims
+from sweep.memory.claims import CLAIMS, judge_claims
 from sweep.memory.points import Forecast, Measurement
+from sweep.memory.rows import Rows
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.memory import ablate_memory
 from sweep.plan.plan import build_plan
@@ -111,7 +112,7 @@ def test_attention_names_collector_and_halves_are_measured_as_forecast(only, mon
     verdicts = {one["claim"]: one["verdict"] for one in document["claims"]}
     assert verdicts["Flash attention takes less memory."] == "true"
     assert verdicts["It needs the package flash-attn, and a GPU for it."] == "false"
-    assert verdicts["Fewer heads: less memory."] == "false"
+    assert verdicts["Fewer heads take less memory."] == "false"
     assert "| not measured: of learning, not of memory" in text
 
 
