@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file, save_model
+from safetensors.torch import save_file
 
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
@@ -168,14 +168,10 @@ class CheckpointStore:
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial."""
         with step.averaged():
-            if ranks.are_many():
-                weights = step.whole_weights()
-                if ranks.rank() == 0:
-                    with replacing(self.folder.weights_path, self.check) as part:
-                        save_file(weights, str(part))
-            else:
+            weights = step.whole_weights()
+            if ranks.rank() == 0:
                 with replacing(self.folder.weights_path, self.check) as part:
-                    save_model(step.model, str(part))  # tied weights once
+                    save_file(weights, str(part))
 
     def save_tokenizer(self, source: Path) -> None:
         """Put a pretrained model's tokenizer beside the weights, so that they can be a start."""

@@ -89,9 +89,8 @@ def load_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     """Return all state by name, as this process holds it: to be written, or to be filled."""
     assert step.optimizer is not None
-    weights = step.parallel.weights(step.model)
     states = step.parallel.states(step.model, step.optimizer)
-    found = {f"model.{name}": tensor for name, tensor in weights.items()}
+    found = {f"model.{name}": tensor for name, tensor in step.weights().items()}
     found |= {f"optimizer.{name}": tensor for name, tensor in states.items()}
     names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
     if step.average is not None:

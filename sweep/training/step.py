@@ -191,15 +191,17 @@ class TrainingStep:
         """
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return weights and buffers by name, shared ones once, as this process holds them."""
+        found = reversed(self.model.state_dict(keep_vars=True).items())
+        names = set({id(value): name for name, value in found}.values())  # the first of each
+        held = self.parallel.weights(self.model)
+        return {name: value for name, value in held.items() if name in names}
+
     def whole_weights(self) -> dict[str, Tensor]:
-        """Return the weights by name, tied ones once, on the CPU; all processes must ask."""
-        own = {name for name, _ in self.model.named_parameters()}
-        all_names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
-        return {
-            name: whole(value.detach()).cpu().contiguous()
-            for name, value in self.parallel.weights(self.model).items()
-            if name in own or name not in all_names
-        }
+        """Return them whole, on the CPU; all processes must ask."""
+        held = self.weights().items()
+        return {name: whole(value.detach()).cpu().contiguous() for name, value in held}
 
     def evaluated(self, evaluate: Callable[[nn.Module], Found]) -> Found:
         """Return what an evaluation of the workload says of the weights that are evaluated."""

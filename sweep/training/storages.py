@@ -2,7 +2,8 @@
 
 A dispatch mode sees the results of every operation. A storage counts once, rounded up to the
 allocator's 512 bytes, until it is freed. Of real tensors on a CPU that is what a device would have
-to hold; of fake tensors it is a forecast, and nothing is allocated.
+to hold, of sharded ones this process's part; of fake tensors it is a forecast, and nothing is
+allocated.
 """
 
 import weakref
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sweep.config.numbers import format_bytes
+from sweep.training.optimizer import own_part
 
 BLOCK_BYTES = 512
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
@@ -54,24 +56,33 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _see(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        address = storage._cdata
-        if address in self._known:
+        storage = own_part(tensor).untyped_storage()
+        address, size = storage._cdata, _blocks(storage)
+        reference, category, known = self._known.get(address, (None, "", 0))
+        if size == known:
             return
-        size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-        self._known[address] = (
-            weakref.ref(storage, lambda _: self._free(address)),
-            self._category(tensor),
-            size,
-        )
-        self._add(self._known[address][1], size)
+        if reference is None:
+            reference = weakref.ref(storage, lambda _: self._free(address))
+            category = self._category(tensor)
+        self._known[address] = (reference, category, size)
+        self._add(category, size - known)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
         if self.limit is not None and self.live_bytes > self.limit:
-            raise torch.OutOfMemoryError(
-                f"out of memory: an operation needs {format_bytes(size)} more, and "
-                f"{format_bytes(self.live_bytes - size)} of {format_bytes(self.limit)} are in use"
-            )
+            self._measure_again()
+            if self.live_bytes > self.limit:
+                raise torch.OutOfMemoryError(
+                    f"out of memory: an operation needs {format_bytes(size - known)} more, and "
+                    f"{format_bytes(self.live_bytes - size + known)} of "
+                    f"{format_bytes(self.limit)} are in use"
+                )
+
+    def _measure_again(self) -> None:
+        """Let storages count that were emptied in place, as `fully_shard` frees what it gathered."""
+        for address, (reference, category, known) in list(self._known.items()):
+            if (storage := reference()) is not None and (size := _blocks(storage)) != known:
+                self._known[address] = (reference, category, size)
+                self._add(category, size - known)
 
     def _category(self, tensor: Tensor) -> str:
         if tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
@@ -115,3 +126,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for value in state.values():
                 if isinstance(value, Tensor):
                     self.label(value, "optimizer")
+
+
+def _blocks(storage: torch.UntypedStorage) -> int:
+    return -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES

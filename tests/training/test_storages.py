@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sweep.training.storages import BLOCK_BYTES, LiveStorages
 
@@ -23,6 +26,33 @@ def test_a_storage_counts_once_rounded_up_until_it_is_freed():
 def test_beyond_the_limit_an_operation_raises_what_cuda_raises():
     with LiveStorages(limit=10_000), pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         torch.zeros(4000)
+
+
+def test_of_a_tensor_on_several_devices_only_the_own_part_counts():
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        with LiveStorages() as storages:
+            parts = DTensor.from_local(torch.zeros(1024), mesh, [Shard(0)])
+            assert parts.nbytes == 4 * 4096 and storages.live_bytes == 4096
+            moments = torch.zeros_like(parts)
+            assert storages.live_bytes == 2 * 4096
+            del parts, moments
+        assert storages.live_bytes == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def test_what_was_emptied_in_place_leaves_room_until_it_is_filled_again():
+    with LiveStorages(limit=10_000) as storages:
+        gathered = torch.zeros(2000)
+        gathered.untyped_storage().resize_(0)
+        other = torch.zeros(2000)
+        assert storages.live_bytes == 8192
+        gathered.untyped_storage().resize_(8000)
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+            gathered.view(2, 1000)
+        del other
 
 
 def test_what_autograd_keeps_is_live_until_backward():

@@ -1,0 +1,106 @@
+"""A small trial on one device or several: real processes, exchanging by gloo."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sweep.config.experiment import load_experiment
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan, save_plan
+from sweep.plan.retry import Outcome, begin_attempt
+from sweep.training.process import ATTEMPT, FreshProcess
+from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.metrics import read_metrics
+
+STEPS, MIDDLE = 30, 17
+# The norm of a gradient is above 0.6 in some steps and below in others.
+SETTINGS = {
+    "batches": "8",
+    "budget": 8 * 64 * STEPS,
+    "lr": "3e-3",
+    "optimizer": {"clip": 0.6},
+    "evaluation": {"noise_share": 0.2},
+}
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # sums in another order, in float32
+
+
+def planned(
+    path: Path,
+    devices: int = 1,
+    zero: int = 0,
+    strategy: str | None = None,
+    execution: dict[str, Any] | None = None,
+    **settings: object,
+) -> TrialFolder:
+    """Plan one trial; `execution` is what its plan would decide otherwise."""
+    logistics = Logistics(
+        device="cpu", microbatch=2, devices=devices, zero=zero or None, strategy=strategy
+    )
+    folder = SweepFolder(path)
+    plan = make_plan(load_experiment("quick", SETTINGS | settings), logistics, folder).plan
+    update = {"threads": 1, **(execution or {})}
+    save_plan(
+        plan.model_copy(update={"execution": plan.execution.model_copy(update=update)}), folder
+    )
+    return folder.trials()[0]
+
+
+def attempt(trial: TrialFolder, pause_step: int | None = None) -> Outcome:
+    status = begin_attempt(trial.read_status())
+    trial.write_status(status.changed(pause_step=pause_step))
+    found: Outcome = FreshProcess(ATTEMPT, trial.path, ends_itself=True).result()
+    return found
+
+
+def complete(trial: TrialFolder) -> TrialFolder:
+    """Run one attempt, the last."""
+    assert attempt(trial).kind == "complete", trial.log_path.read_text()
+    return trial
+
+
+def pause(trial: TrialFolder, step: int = MIDDLE) -> None:
+    """Run one attempt that ends behind a step."""
+    message = f"checkpoint at step {step} of {trial.read_config().steps}"
+    assert attempt(trial, step) == Outcome("paused", message)
+    assert trial.checkpoints()[0].step == step
+
+
+def on(trial: TrialFolder, devices: int, strategy: str = "torch") -> TrialFolder:
+    """Let a trial go on with another number of processes."""
+    config = trial.read_config()
+    update = {"devices": devices, "strategy": strategy}
+    execution = config.execution.model_copy(update=update)
+    trial.write_config(config.model_copy(update={"execution": execution}))
+    return trial
+
+
+def gone_on_from(trial: TrialFolder) -> list[int]:
+    """Return the step that each attempt went on from, of those that did not start anew."""
+    return [
+        int(step) for step in re.findall(r"goes on from step (\d+)", trial.log_path.read_text())
+    ]
+
+
+def curves(trial: TrialFolder) -> dict[str, torch.Tensor]:
+    lines = read_metrics(trial.metrics_path)
+    names = ("train/loss", "train/grad_norm", "train/clipped", "valid/loss")
+    return {n: torch.tensor([line[n] for line in lines if n in line]) for n in names}
+
+
+def assert_same_trial(trial: TrialFolder, other: TrialFolder) -> None:
+    for name, curve in curves(trial).items():
+        torch.testing.assert_close(curve, curves(other)[name], **CLOSE)
+    ours, theirs = trial.read_result(), other.read_result()
+    for name in ("final_valid_loss", "final_train_loss", "initial_valid_loss"):
+        assert math.isclose(ours[name], theirs[name], rel_tol=1e-5), name
+    tokens = theirs["tokens_to_target"]  # None without a target
+    assert ours["tokens_to_target"] == (tokens and pytest.approx(tokens, rel=1e-5))
+    weights, others = load_file(trial.weights_path), load_file(other.weights_path)
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=1e-3, atol=1e-5)
