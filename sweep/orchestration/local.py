@@ -20,7 +20,10 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> list[dict[str, str]]:
-        """The environment of each attempt that may be submitted at the same time."""
+        """The environment of each attempt that may be submitted at the same time.
+
+        Empty: nothing can be any more, and the command stops.
+        """
 
     @property
     def queues(self) -> bool:

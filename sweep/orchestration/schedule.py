@@ -71,6 +71,7 @@ class Schedule:
         trials = [self.folder.trial(one) for one in self._in_order(requested)]
         self._waiting = deque(trial for trial in trials if self._settle(trial, also))
         while self._running or (self._waiting and not self.is_stopping):
+            self.is_stopping |= not self.executor.slots  # where they ran may be gone
             for slot in self._free_slots():
                 if self.is_stopping or not (trial := self._next()):
                     break

@@ -100,6 +100,16 @@ class WaitsForGo(NoisyQuadratic):
         return super().build_batch(first, count)
 
 
+class NotesItsDevices(WaitsForGo):
+    """Writes down which GPUs it may see, as soon as it begins."""
+
+    def build_batch(self, first, count):
+        place = Path(os.environ["FAULTY_FOLDER"]) / f"devices-{self.config.id}"
+        if not place.exists():
+            place.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        return super().build_batch(first, count)
+
+
 class EndsInNan(NoisyQuadratic):
     """Is measured as not a number at the very end only."""
 

@@ -17,11 +17,15 @@ import yaml
 from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan, save_plan
-from sweep.orchestration.ray_executor import LOOK_SECONDS, SETTINGS
-from sweep.orchestration.runner import run_plan
+from sweep.orchestration.ray_executor import ALONE, LOOK_SECONDS, SETTINGS, RayExecutor, needs_of
+from sweep.orchestration.runner import holding, run_plan
+from sweep.plan.retry import begin_attempt
 from sweep.training.device import available_cores
+from sweep.training.memory_limit import ROOT as CGROUPS
+from sweep.training.memory_limit import _groups
 from sweep.training.remote import POLL_SECONDS
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked, read_owner
@@ -46,14 +50,18 @@ class RayCluster:
         self.address = self._cluster.address
         self.nodes = []
 
-    def add(self):
-        node = self._cluster.add_node(num_cpus=available_cores())
+    def add(self, **holds: int):
+        node = self._cluster.add_node(**{"num_cpus": available_cores(), **holds})
         self.nodes.append(node)
         return node
 
     def kill(self, node) -> None:
         self.nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def lose_head(self, is_stopped: bool) -> None:
+        """End the head's processes, as `ray stop` does or at once."""
+        self._cluster.remove_node(self._cluster.head_node, allow_graceful=is_stopped)
 
     def preempt(self, node) -> None:
         """Take a node away as a cloud takes back a spot machine: with notice."""
@@ -109,7 +117,7 @@ class Driver:
 
 @pytest.fixture(scope="module")
 def importable() -> Iterator[None]:
-    """Let nodes and commands import this project, and the workloads of faulty.py."""
+    """Let nodes and commands import this project, and the workloads of faulty.py; before Ray."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join((HERE, ROOT)))
         patch.syspath_prepend(HERE)
@@ -201,6 +209,13 @@ def assert_same(folder: SweepFolder, other: SweepFolder) -> None:
         assert trial.losses_path.read_bytes() == other.trial(trial.id).losses_path.read_bytes()
 
 
+def checkpointed(trial: TrialFolder) -> bytes:
+    """Return the lines that the newest checkpoint knows: who begins anew writes other times."""
+    lines = trial.metrics_path.read_bytes()[: trial.checkpoints()[0].metrics_length]
+    assert lines
+    return lines
+
+
 def has_keeper() -> bool:
     """Tell whether an actor lives that owns attempts."""
     lines = (process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"]))
@@ -223,10 +238,12 @@ def test_a_killed_node_loses_nothing_but_time(cluster, drive, plan_trials, unint
     driver.start()
     trial = driver.until(has_logged(40))
     cluster.kill(first)
+    lines = checkpointed(trial)
     go.touch()
     cluster.add()
     assert driver.wait() == 0
     assert trial.read_status().attempts == 2
+    assert trial.metrics_path.read_bytes().startswith(lines)
     steps = [line["step"] for line in read_metrics(trial.metrics_path)]
     assert steps == sorted(set(steps)) and steps[-1] == STEPS
     assert_same(folder, uninterrupted)
@@ -339,13 +356,134 @@ def test_a_node_whose_memory_runs_out_shrinks_the_microbatch(drive, plan_trials,
     assert trial.read_result()["microbatch_size"] == 2 and trial.read_status().attempts == 3
 
 
-def test_a_cluster_of_its_own_ends_with_the_command(drive, plan_trials):
-    folder = plan_trials(workload="quadratic", batches=[4, 8])
-    driver = drive(folder, None)
+@pytest.fixture
+def tight_group() -> Iterator[Path]:
+    """A cgroup of 2 GiB inside this process's own."""
+    parent, names = next(_groups(CGROUPS, Path("/proc/self/cgroup")))
+    group = parent / f"sweep-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / names.limit).write_text(str(2 * 2**30))
+    except OSError as error:
+        pytest.skip(f"needs leave to limit memory: {error}")
+    yield group
+    deadline = time.monotonic() + SECONDS
+    while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    group.rmdir()
+
+
+def test_an_attempt_that_the_kernel_ends_for_memory_shrinks_the_microbatch(
+    tight_group, cluster, drive, plan_trials, monkeypatch
+):
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # else Ray might be the first
+    (tight_group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        cluster.add()  # its processes are in this one's group
+    finally:
+        (tight_group.parent / "cgroup.procs").write_text(str(os.getpid()))
+    folder = plan_trials(workload="faulty:TakesTheMachinesMemory", batches=[8])
+    driver = drive(folder, cluster.address)
     driver.start()
     assert driver.wait() == 0
-    assert {one.read_status().state for one in folder.trials()} == {State.COMPLETE}
-    assert [one.read_status().attempts for one in folder.trials()] == [1, 1]
+    (trial,) = folder.trials()
+    assert trial.read_result()["microbatch_size"] == 2 and trial.read_status().attempts == 3
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_cluster_of_its_own_ends_with_the_command(drive, plan_trials, go, is_killed):
+    folder = plan_trials()
+    driver = drive(folder, None)
+    driver.start()
+    trial = driver.until(has_logged(40))
+    own = psutil.Process(driver.process.pid).children(recursive=True)
+    own = [process for process in own if "Agent" not in process.name()]  # they take a minute
+    assert {"gcs_server", "raylet"} < {process.name() for process in own}
+    assert read_owner(trial.lease_path)["pid"] in {process.pid for process in own}
+    if is_killed:
+        driver.kill()
+    else:
+        go.touch()
+        assert driver.wait() == 0
+    _, left = psutil.wait_procs(own, timeout=SECONDS)
+    assert not left
+    if is_killed:
+        lines = checkpointed(trial)
+        go.touch()
+        driver.start()
+        assert driver.wait() == 0
+        assert trial.metrics_path.read_bytes().startswith(lines)
+    assert trial.read_status().state is State.COMPLETE
+    assert trial.read_status().attempts == 1 + is_killed
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_command_whose_cluster_is_gone_ends_and_goes_on_in_another(
+    drive, plan_trials, uninterrupted, go, monkeypatch, is_stopped
+):
+    folder = plan_trials()
+    cluster = RayCluster()
+    with monkeypatch.context() as patch:  # how long a node lives without a head: 60 s
+        patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "30")
+        cluster.add()
+    driver = drive(folder, cluster.address)
+    driver.start()
+    trial = driver.until(has_logged(40))
+    cluster.lose_head(is_stopped)
+    assert driver.wait() == 130
+    assert trial.read_status().state is State.WAITING
+    assert (folder.path / "report.md").exists()
+    lines = checkpointed(trial)
+    go.touch()
+    other = RayCluster()
+    other.add()
+    driver = drive(folder, other.address)
+    driver.start()
+    assert driver.wait() == 0
+    assert trial.metrics_path.read_bytes().startswith(lines)
+    assert_same(folder, uninterrupted)
+    other.shut_down()
+
+
+def test_an_attempt_takes_its_gpus_or_a_node(importable):
+    from ray._raylet import IMPLICIT_RESOURCE_PREFIX
+
+    assert all(name.startswith(IMPLICIT_RESOURCE_PREFIX) for name in ALONE)
+    on = Execution(device="cuda", devices=4, threads=8)
+    assert needs_of(on) == {"num_gpus": 4, "num_cpus": 4}
+    assert needs_of(on.model_copy(update={"device": "cpu"})) == {"num_cpus": 32, "resources": ALONE}
+
+
+@pytest.mark.parametrize(("device", "devices", "at_once"), [("cuda", 2, 2), ("cpu", 1, 1)])
+def test_attempts_at_the_same_time_share_no_device(
+    cluster, plan_trials, go, device, devices, at_once
+):
+    """That there are no such GPUs Ray does not look; the trials themselves are on the CPU."""
+    fields = {"batches": [4, 8, 16], "budget": 16 * STEPS}  # so that all wait for go
+    folder = plan_trials(workload="faulty:NotesItsDevices", **fields)
+    places = [go.parent / f"devices-{trial.id}" for trial in folder.trials()]
+    for place in places:  # the other case's
+        place.unlink(missing_ok=True)
+    cluster.add(num_cpus=4 * available_cores(), num_gpus=4)
+    execution = Execution(device=device, devices=devices, threads=available_cores())
+    futures = []
+    with holding(folder):
+        executor = RayExecutor(execution, folder, cluster.address)
+        for trial in folder.trials():
+            trial.write_status(begin_attempt(trial.read_status()))
+            futures.append(executor.submit(trial, {}))
+        deadline = time.monotonic() + SECONDS
+        while sum(place.exists() for place in places) < at_once and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(LOOK_SECONDS)  # the others have every chance to begin
+        noted = [place.read_text().split(",") for place in places if place.exists()]
+        go.touch()
+        executor.close()
+    assert {future.result().kind for future in futures} == {"complete"}
+    assert len(noted) == at_once
+    if device == "cuda":
+        assert [len(one) for one in noted] == [devices, devices]
+        assert not set(noted[0]) & set(noted[1])
 
 
 def test_a_trial_on_two_devices_ends_with_the_same_weights_there(cluster, tmp_path):

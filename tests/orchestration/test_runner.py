@@ -208,6 +208,22 @@ def test_what_fails_before_the_first_trial_leaves_no_executor_open(tmp_path):
     assert executor.ended == ["stop", "close"]
 
 
+class LosesItsPlaces(InlineExecutor):
+    """Has nowhere to run behind its first trial, as on a cluster that is gone."""
+
+    def submit(self, folder, environment):
+        self.slots = []
+        return super().submit(folder, environment)
+
+
+def test_a_command_without_a_place_stops_and_the_same_one_goes_on(run):
+    summary = run(LosesItsPlaces())
+    assert summary.exit_code == 130
+    states = {batch: status.state for batch, (_, status) in by_batch(summary).items()}
+    assert states == {4: State.COMPLETE, 8: State.WAITING}
+    assert run().exit_code == 0
+
+
 def test_a_grown_sweep_runs_only_what_is_new(run):
     run()
     summary = run(batches="16")
