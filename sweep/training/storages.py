@@ -78,7 +78,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
 
     def _measure_again(self) -> None:
-        """Let storages count that were emptied in place, as `fully_shard` frees what it gathered."""
+        """Count anew what was emptied in place, as `fully_shard` frees what it gathered."""
         for address, (reference, category, known) in list(self._known.items()):
             if (storage := reference()) is not None and (size := _blocks(storage)) != known:
                 self._known[address] = (reference, category, size)
