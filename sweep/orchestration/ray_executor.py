@@ -313,8 +313,8 @@ def needs_of(execution: Execution) -> dict[str, Any]:
     A node is one device, however many CPUs it has: attempts beside each other would be slower.
     """
     if execution.device.startswith("cuda"):
-        return {"num_gpus": execution.devices / 4, "num_cpus": execution.devices}
-    return {"num_cpus": execution.threads * execution.devices}
+        return {"num_gpus": execution.devices, "num_cpus": execution.devices}
+    return {"num_cpus": execution.threads * execution.devices, "resources": ALONE}
 
 
 def _check_reachable(address: str | None) -> None:

@@ -137,6 +137,15 @@ def running_cluster(importable, tmp_path_factory) -> Iterator[RayCluster]:
 
 
 @pytest.fixture
+def two_clusters(importable) -> Iterator[list[RayCluster]]:
+    """Clusters of which a test may lose the head."""
+    clusters = [RayCluster(), RayCluster()]
+    yield clusters
+    for cluster in clusters:
+        cluster.shut_down()
+
+
+@pytest.fixture
 def cluster(running_cluster) -> Iterator[RayCluster]:
     """The cluster, without nodes that could hold a trial."""
     yield running_cluster
@@ -419,10 +428,10 @@ def test_a_cluster_of_its_own_ends_with_the_command(drive, plan_trials, go, is_k
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_command_whose_cluster_is_gone_ends_and_goes_on_in_another(
-    drive, plan_trials, uninterrupted, go, monkeypatch, is_stopped
+    two_clusters, drive, plan_trials, go, monkeypatch, is_stopped
 ):
-    folder = plan_trials()
-    cluster = RayCluster()
+    folder = plan_trials(batches=[4, 8], budget=8 * STEPS)  # one of them is queued
+    cluster, other = two_clusters
     with monkeypatch.context() as patch:  # how long a node lives without a head: 60 s
         patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "30")
         cluster.add()
@@ -431,18 +440,16 @@ def test_a_command_whose_cluster_is_gone_ends_and_goes_on_in_another(
     trial = driver.until(has_logged(40))
     cluster.lose_head(is_stopped)
     assert driver.wait() == 130
-    assert trial.read_status().state is State.WAITING
+    assert {one.read_status().state for one in folder.trials()} == {State.WAITING}
     assert (folder.path / "report.md").exists()
     lines = checkpointed(trial)
     go.touch()
-    other = RayCluster()
     other.add()
     driver = drive(folder, other.address)
     driver.start()
     assert driver.wait() == 0
+    assert {one.read_status().state for one in folder.trials()} == {State.COMPLETE}
     assert trial.metrics_path.read_bytes().startswith(lines)
-    assert_same(folder, uninterrupted)
-    other.shut_down()
 
 
 def test_an_attempt_takes_its_gpus_or_a_node(importable):
