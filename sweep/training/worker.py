@@ -152,7 +152,7 @@ def _run(
     clock.charge("evaluation")
     keep = execution.keep if final and science.stage == "report" else "none"
     if keep != "none":
-        if science.tokenizer and science.tokenizer.kind == "pretrained":
+        if science.tokenizer and science.tokenizer.kind == "pretrained" and not ranks.rank():
             store.save_tokenizer(pretrained_path(config.init_path, science.tokenizer))
         store.save_weights(step)
         clock.charge("checkpoint")
