@@ -80,6 +80,7 @@ def test_what_is_forecast_is_measured_and_undoing_costs_what_is_kept(only):
     assert "not measured" in text  # claims about what was left out
 
 
+@pytest.mark.slow
 def test_attention_names_collector_and_halves_are_measured_as_forecast(only, monkeypatch):
     """Equal configurations are measured once; a reference is added where there is none."""
     fused, halves = ablation.PLAIN_ATTENTION, (ablation.HALF_PROMPTS, ablation.GROUP_ALONE)

@@ -53,7 +53,10 @@ def config(experiment="tinystories", batch=8, execution=None, microbatch=None, *
         {"experiment": "quick", "target": 3.0},  # keeps averaged weights
         {"model": "small"},
         {"experiment": "quadratic"},
-        {"experiment": "grpo-words", "batch": 16, "microbatch": 4},
+        {"experiment": "grpo-words", "batch": 8, "microbatch": 4},
+        pytest.param(
+            {"experiment": "grpo-words", "batch": 16, "microbatch": 4}, marks=pytest.mark.slow
+        ),
         {"experiment": "elman", "model": SMALL_ELMAN, "precision": "bf16-pure"},
         pytest.param({"experiment": "gpt2", "batch": 2}, marks=pytest.mark.slow),
         {"experiment": "quick", "model": SMALL_GPT2},
