@@ -303,10 +303,8 @@ def test_what_outlives_its_driver_is_found_finished(cluster, drive, plan_trials,
     assert_same(folder, uninterrupted)
 
 
-def test_stop_checkpoints_what_runs_and_drops_what_waits(
-    cluster, drive, plan_trials, uninterrupted, go
-):
-    folder = plan_trials(batches=[4, 8])
+def test_stop_checkpoints_what_runs_and_drops_what_waits(cluster, drive, plan_trials, go):
+    folder = plan_trials(seeds=2)
     cluster.add()
     driver = drive(folder, cluster.address)
     driver.start()
