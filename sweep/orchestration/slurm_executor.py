@@ -5,6 +5,7 @@ away, or that the time is up, the attempt saves a checkpoint and puts its job ba
 Jobs need no command: one that was killed is started again and finds them by their leases.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -26,20 +27,24 @@ from sweep.trial.lease import LeaseWatch, read_owner
 NOTICE = getattr(signal, "SIG" + os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2"))
 MINUTES = {"m": 1, "h": 60, "d": 1440}
 WORDS = ("partition", "account", "qos", "constraint")  # as sbatch knows them
+SHORTEST_MINUTES = 5  # of a job: less would be spent on beginning and ending
 DEFAULTS = {"time": "4h", "at_once": "16", "cluster": "slurm"}
 GPU_CORES = 8  # of an attempt, at most and per device
 POLL_SECONDS = 1.0  # between two looks for results, and for what is to be submitted
 ASK_SECONDS = 30.0  # between two questions to SLURM, at most; the first come sooner
 PREEMPTED_SECONDS = 120.0  # in which SLURM puts a preempted job back into its queue, or never
+REFUSED_SECONDS = 15.0  # until it is asked again for jobs that it has refused
+PATIENCE_SECONDS = 180.0  # with a SLURM, or a file system, that only fails
 PAUSED = ("SUSPENDED", "RESIZING")  # states of jobs that submitit takes for ended
 KINDS = {  # of what SLURM ended, by the state's first letters
-    "CANCELLED": "stopped",
+    "CANCELLED": "error",
     "NODE_FAIL": "lost",
     "OUT_OF_ME": "out_of_memory",
     "PREEMPTED": "preempted",
     "TIMEOUT": "preempted",
 }
 GIB = 2**30
+LOG = logging.getLogger(__name__)
 
 
 def parse_request(text: str | None) -> dict[str, Any]:
@@ -59,7 +64,13 @@ def parse_request(text: str | None) -> dict[str, Any]:
         given |= {name: value} if name else {}
     if given["cluster"] not in ("slurm", "local"):
         raise SweepError(f"slurm's cluster must be slurm or local, got {given['cluster']!r}.")
-    asked: dict[str, Any] = {"timeout_min": _minutes(given["time"]), "cluster": given["cluster"]}
+    minutes = _minutes(given["time"])
+    if given["cluster"] == "slurm" and minutes < SHORTEST_MINUTES:
+        raise SweepError(
+            f"slurm's time must be at least {SHORTEST_MINUTES}m, got {given['time']!r}: an attempt "
+            "is told to end 90 s before, and would begin again and again."
+        )
+    asked: dict[str, Any] = {"timeout_min": minutes, "cluster": given["cluster"]}
     asked |= {f"slurm_{name}": given[name] for name in WORDS if name in given}
     asked["at_once"] = parse_count(given["at_once"], "slurm's at_once")
     if "memory" in given:
@@ -141,6 +152,8 @@ class SlurmExecutor:
         self._is_stopping = self._is_killing = False
         self._gathered: list[tuple[Future[Outcome], TrialFolder, int]] = []
         self._seen = 0  # of them, at the last look
+        self._refused: list[tuple[float, Future[Outcome], Outcome]] = []  # until when, and its end
+        self._failing: dict[object, float] = {}  # since when, by job; None: submitting
         self._jobs: dict[Future[Outcome], tuple[Any, TrialFolder, int, LeaseWatch]] = {}
         self._states, self._preempted = _build_watcher(), dict[str, float]()
         self._lock = threading.Lock()
@@ -173,24 +186,42 @@ class SlurmExecutor:
         self._watcher.join()
 
     def _watch(self) -> None:
-        while not (self._is_closing and not self._jobs and not self._gathered):
+        while not (self._is_closing and not (self._jobs or self._gathered or self._refused)):
             self._submit_gathered()
             for future, (job, trial, number, lease) in list(self._jobs.items()):
-                is_idle = _live_attempt(trial) != number  # it waits in the queue, or has ended
-                if self._is_killing or (self._is_stopping and is_idle and not job.done()):
-                    job.cancel(check=False)
-                    outcome = Outcome("stopped", "its job was cancelled")
-                elif job.done() or self._was_taken_away(job):
-                    outcome = _outcome(job, trial, self._is_stopping)
-                elif not is_idle and _died_unseen(job, trial, number, lease):
-                    outcome = Outcome(
-                        "lost", f"job {job.job_id} shows no sign of life; see {trial.log_path}"
-                    )
-                else:
-                    continue
-                del self._jobs[future]
-                future.set_result(outcome)
+                try:
+                    outcome = self._look(job, trial, number, lease)
+                    self._failing.pop(job.job_id, None)
+                except Exception as error:  # of a command of SLURM's, or of the file system
+                    outcome = self._unseen(job, error)
+                if outcome:
+                    del self._jobs[future]
+                    future.set_result(outcome)
+            self._end_refused()
             time.sleep(POLL_SECONDS)
+
+    def _look(self, job: Any, trial: TrialFolder, number: int, lease: LeaseWatch) -> Outcome | None:
+        """Return how an attempt has ended; None while it has not."""
+        is_idle = _live_attempt(trial) != number  # it waits in the queue, or has ended
+        if self._is_killing or (self._is_stopping and is_idle and not job.done()):
+            job.cancel(check=False)
+            return Outcome("stopped", "its job was cancelled")
+        if job.done() or self._was_taken_away(job):
+            return _outcome(job, trial, self._is_stopping)
+        if not is_idle and _died_unseen(job, trial, number, lease):
+            return Outcome("lost", f"job {job.job_id} shows no sign of life; see {trial.log_path}")
+        return None
+
+    def _unseen(self, job: Any, error: Exception) -> Outcome | None:
+        """Take a job for lost only where looking at it has failed for long."""
+        if not self._has_failed_for_long(job.job_id):
+            return None
+        what = f"{type(error).__name__}: {_last(str(error))}"
+        return Outcome("lost", f"job {job.job_id} cannot be looked at: {what}")
+
+    def _has_failed_for_long(self, what: object) -> bool:
+        since = self._failing.setdefault(what, time.monotonic())
+        return self._is_killing or time.monotonic() - since > PATIENCE_SECONDS
 
     def _submit_gathered(self) -> None:
         with self._lock:
@@ -206,13 +237,36 @@ class SlurmExecutor:
             try:
                 jobs = self._submitit.submit_array(bodies)
             except Exception as error:  # whatever sbatch or submitit refuses
-                for future, _, _ in gathered:
-                    future.set_result(Outcome("error", f"was not submitted: {_last(str(error))}"))
+                self._note_refusal([future for future, _, _ in gathered], _last(str(error)))
             else:
+                self._failing.pop(None, None)
                 for job, (future, trial, number) in zip(jobs, gathered, strict=True):
                     job.watcher = self._states
                     self._states.register_job(job.job_id)
                     self._jobs[future] = job, trial, number, LeaseWatch(trial.lease_path)
+
+    def _note_refusal(self, futures: list[Future[Outcome]], why: str) -> None:
+        """Let refused attempts be submitted again a little later, as others of a higher number.
+
+        Of what timed out SLURM may have taken the jobs. Where it only refuses, nothing more is
+        submitted, so that not all of a sweep fails.
+        """
+        kind, pause, message = "preempted", REFUSED_SECONDS, f"was not submitted: {why}"
+        if None not in self._failing:
+            LOG.warning(
+                "SLURM refuses jobs: %s It is asked again for %.0f s.", why, PATIENCE_SECONDS
+            )
+        if self._has_failed_for_long(None):
+            kind, pause, self.slots = "error", 0.0, []
+        until = time.monotonic() + pause
+        self._refused += [(until, future, Outcome(kind, message)) for future in futures]
+
+    def _end_refused(self) -> None:
+        now = time.monotonic()
+        due = [one for one in self._refused if one[0] <= now or self._is_stopping]
+        self._refused = [one for one in self._refused if one not in due]
+        for _, future, outcome in due:
+            future.set_result(outcome)
 
     def _was_taken_away(self, job: Any) -> bool:
         """Tell whether a job was preempted and stays out of the queue, as some clusters do it."""
@@ -246,7 +300,7 @@ def _outcome(job: Any, trial: TrialFolder, is_stopping: bool) -> Outcome:
         if error is None:
             outcome: Outcome = job.result()
             return outcome
-    if is_stopping or kind == "stopped":
+    if is_stopping:
         return Outcome("stopped", "its job was cancelled")
     if isinstance(error, FailedJobError):
         return Outcome("error", f"the job failed; see {job.paths.stderr}")
@@ -271,7 +325,7 @@ def _live_attempt(trial: TrialFolder) -> int | None:
 def _needs(execution: Execution) -> dict[str, Any]:
     """Return what a job asks for, unless told otherwise."""
     if execution.device.startswith("cuda"):
-        cores = min(execution.threads, GPU_CORES * execution.devices)
+        cores = min(execution.threads, GPU_CORES) * execution.devices
         return {"gpus_per_node": execution.devices, "cpus_per_task": cores}
     return {"cpus_per_task": execution.threads * execution.devices}
 

@@ -60,6 +60,7 @@ class LittleSlurm:
     nodes: int = 4  # jobs that run at a time
     requeues: bool = True  # JobRequeue in slurm.conf
     accounts: bool = True  # without accounting sacct knows nothing
+    refuses: int = 0  # so many submissions, as a controller that is too busy
     jobs: dict[str, Job] = field(default_factory=dict)
     submitted: list[dict[str, str]] = field(default_factory=list)  # the flags of each sbatch
     asked: list[list[str]] = field(default_factory=list)  # the jobs of each sacct
@@ -117,6 +118,9 @@ class LittleSlurm:
             return 1, f"{command}: error: {error}\n"
 
     def _sbatch(self, words: list[str], environment: dict[str, str], _: int) -> str:
+        if self.refuses:
+            self.refuses -= 1
+            raise RuntimeError("Socket timed out on send/recv operation")
         main, text = 1000 * (1 + len(self.submitted)), Path(words[0]).read_text()
         lines = [line for line in text.splitlines() if line.startswith("#SBATCH --")]
         pairs = [shlex.split(line)[1].removeprefix("--").partition("=") for line in lines]

@@ -365,7 +365,7 @@ def test_the_state_of_a_job_that_slurm_ended_tells_how(submit, cluster, monkeypa
     _, *futures = submit(batches="4,8,16,32,64,128")
     until(lambda: len(cluster.jobs) == len(futures))
     kinds = {
-        "CANCELLED by 1000": "stopped",
+        "CANCELLED by 1000": "error",
         "NODE_FAIL": "lost",
         "OUT_OF_MEMORY": "out_of_memory",
         "PREEMPTED": "preempted",
@@ -396,13 +396,13 @@ def test_stopping_cancels_what_waits_and_lets_what_runs_checkpoint(submit, clust
 def test_what_is_asked_for_reaches_slurm(submit, cluster):
     cluster.resize(0)
     words = "partition=gpu, account=lab, qos=high, constraint=h100, time=2d, memory=32GiB"
-    submit(words, {"device": "cuda", "devices": 2, "threads": 20})
+    submit(words, {"device": "cuda", "devices": 2, "threads": 6})
     until(lambda: cluster.submitted)
     (flags,) = cluster.submitted
     asked = {
         "account": "lab",
         "constraint": "h100",
-        "cpus-per-task": "16",
+        "cpus-per-task": "12",
         "gpus-per-node": "2",
         "mem": "32GB",
         "partition": "gpu",
@@ -413,10 +413,60 @@ def test_what_is_asked_for_reaches_slurm(submit, cluster):
     assert {name: flags[name] for name in asked} == asked and "array" not in flags
 
 
-def test_what_sbatch_refuses_is_told(submit):
-    _, future = submit("partition=moon")
+def test_what_sbatch_goes_on_to_refuse_is_told_and_nothing_more_is_submitted(submit, monkeypatch):
+    monkeypatch.setattr(slurm_executor, "REFUSED_SECONDS", 0.1)
+    monkeypatch.setattr(slurm_executor, "PATIENCE_SECONDS", 1.0)
+    slurm, future = submit("partition=moon")
+    outcomes = [future.result(SECONDS)]
+    (trial,) = slurm._folder.trials()
+    while outcomes[-1].kind == "preempted" and len(outcomes) < 100:
+        trial.write_status(begin_attempt(trial.read_status()))
+        outcomes.append(slurm.submit(trial, {}).result(SECONDS))
+    assert len(outcomes) > 2 and outcomes[-1].kind == "error" and not slurm.slots
+    assert all("invalid partition specified: moon" in one.message for one in outcomes)
+
+
+def test_a_slurm_that_refuses_for_a_while_costs_no_trial(run, cluster, monkeypatch, go):
+    monkeypatch.setattr(slurm_executor, "REFUSED_SECONDS", 0.1)
+    cluster.refuses = 2
+    go.touch()
+    summary = run(place=Place("slurm", slurm="at_once=1"), batches="4,8")
+    assert {status.state for status in summary.states.values()} == {State.COMPLETE}
+    assert sorted(status.attempts for status in summary.states.values()) == [1, 3]
+
+
+@pytest.mark.parametrize(("failures", "kind"), [(3, "complete"), (10**6, "lost")])
+def test_a_file_system_that_fails_ends_no_watch(submit, cluster, go, monkeypatch, failures, kind):
+    monkeypatch.setattr(slurm_executor, "PATIENCE_SECONDS", 5.0)
+    left, look = [failures], slurm_executor._live_attempt
+
+    def fails(trial):
+        if left[0] and cluster.submitted:
+            left[0] -= 1
+            raise OSError(116, "Stale file handle")
+        return look(trial)
+
+    monkeypatch.setattr(slurm_executor, "_live_attempt", fails)
+    go.touch()
+    _, future = submit()
     outcome = future.result(SECONDS)
-    assert outcome.kind == "error" and "invalid partition specified: moon" in outcome.message
+    assert outcome.kind == kind and ("Stale" in outcome.message) is (kind == "lost")
+
+
+def test_a_job_that_somebody_cancelled_is_not_submitted_again(run, cluster, meanwhile, go):
+    def cancel() -> None:
+        until(lambda: cluster.jobs)
+        subprocess.run([cluster.folder / "scancel", "1000"], check=True)
+        cluster.resize(4)
+
+    cluster.resize(0)
+    go.touch()
+    meanwhile(cancel)
+    tuning = {"lr": "tuned", "tuning": {"trials": 5}}
+    summary = run(place=Place("slurm"), **tuning)
+    cancelled = [one for one in summary.states.values() if "CANCELLED" in one.message]
+    assert {(one.cause, one.attempts) for one in cancelled} == {(Cause.ERROR, 1)}
+    assert len(cluster.submitted) == 1 and summary.exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -426,6 +476,7 @@ def test_what_sbatch_refuses_is_told(submit):
         ("partition", "slurm must be KEY=VALUE"),
         ("time=4", "slurm's time must be like"),
         ("time=0h", "slurm's time must be like"),
+        ("time=4m", "at least 5m"),
         ("memory=big", "slurm's memory must be"),
         ("cluster=moon", "slurm or local"),
     ],
