@@ -70,7 +70,7 @@ class RayExecutor:
         self._name = str(folder.path.absolute())
         self._running: set[Future[Outcome]] = set()
         self._looked, self._capacity = -math.inf, 0
-        self._is_killing = self._is_gone = False
+        self._is_killing = self._is_gone = self._is_unheard = False
         cpus = None if "num_gpus" in self._needs else self._needs["num_cpus"]
         own: dict[str, Any] = {"include_dashboard": False, "num_cpus": cpus}
         try:
@@ -110,6 +110,8 @@ class RayExecutor:
             self._capacity, self._looked = self._places(nodes), time.monotonic()
             if not nodes:
                 self._give_up()
+            elif self._is_unheard:
+                self._end_attempts(self._is_killing)
         return [] if self._is_gone else [{} for _ in range(2 * max(1, self._capacity))]
 
     def _nodes(self) -> list[dict[str, float]]:
@@ -186,7 +188,8 @@ class RayExecutor:
     def _end_attempts(self, at_once: bool) -> None:
         import ray
 
-        if not self._nodes():  # there is nobody to ask, and asking takes Ray a minute
+        self._is_unheard = not self._nodes()
+        if self._is_unheard:  # there is nobody to ask just now, and asking takes Ray a minute
             return
         with contextlib.suppress(ValueError):  # nothing was submitted yet
             ray.get_actor(self._name, NAMESPACE).stop.remote(at_once)
@@ -205,7 +208,7 @@ class Keeper:
 
     def __init__(self) -> None:
         self._tasks: dict[Any, tuple[str, int]] = {}
-        self._begun: dict[str, tuple[str, int]] = {}
+        self._begun: dict[tuple[str, int], tuple[str, int]] = {}  # by trial and attempt
         self._is_watched = False
 
     async def run(self, path: str, number: int, needs: dict[str, Any]) -> Outcome:
@@ -219,18 +222,19 @@ class Keeper:
             outcome: Outcome = await task
             return outcome
         except ray.exceptions.WorkerCrashedError as error:
-            if path in self._begun and await _memory_ran_out(*self._begun[path]):
+            begun = self._begun.get((path, number))
+            if begun and await _memory_ran_out(*begun):
                 return Outcome("out_of_memory", "ended by the kernel: the node's memory ran out")
             return await _judge(error, path)
         except ray.exceptions.RayError as error:
             return await _judge(error, path)
         finally:
             del self._tasks[task]
-            self._begun.pop(path, None)
+            self._begun.pop((path, number), None)
 
-    def note_begun(self, path: str, node: str, kills: int) -> None:
+    def note_begun(self, path: str, number: int, node: str, kills: int) -> None:
         """Note where an attempt begins, and how often memory has run out there before."""
-        self._begun[path] = node, kills
+        self._begun[path, number] = node, kills
 
     async def stop(self, at_once: bool) -> None:
         """Cancel what has not begun; ask the others to end, or end them."""
@@ -259,7 +263,7 @@ def _attempt(keeper: Any, path: str, number: int) -> Outcome:
     from sweep.training.remote import run_remote_attempt
 
     node = ray.get_runtime_context().get_node_id()
-    ray.get(keeper.note_begun.remote(path, node, oom_kills()))
+    ray.get(keeper.note_begun.remote(path, number, node, oom_kills()))
     return run_remote_attempt(Path(path), number)
 
 

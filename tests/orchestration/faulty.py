@@ -101,12 +101,12 @@ class WaitsForGo(NoisyQuadratic):
 
 
 class NotesItsDevices(WaitsForGo):
-    """Writes down which GPUs it may see, as soon as it begins."""
+    """Writes down its process and which GPUs it may see, as soon as it begins."""
 
     def build_batch(self, first, count):
         place = Path(os.environ["FAULTY_FOLDER"]) / f"devices-{self.config.id}"
         if not place.exists():
-            place.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+            place.write_text(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
         return super().build_batch(first, count)
 
 

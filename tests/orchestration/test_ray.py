@@ -481,14 +481,37 @@ def test_attempts_at_the_same_time_share_no_device(
         while sum(place.exists() for place in places) < at_once and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(LOOK_SECONDS)  # the others have every chance to begin
-        noted = [place.read_text().split(",") for place in places if place.exists()]
+        noted = [place.read_text().partition(" ")[2] for place in places if place.exists()]
+        noted = [gpus.split(",") for gpus in noted]
         go.touch()
         executor.close()
     assert {future.result().kind for future in futures} == {"complete"}
     assert len(noted) == at_once
+    processes = {place.read_text().partition(" ")[0] for place in places}
+    assert len(processes) == len(places)  # each attempt in one of its own
     if device == "cuda":
         assert [len(one) for one in noted] == [devices, devices]
         assert not set(noted[0]) & set(noted[1])
+
+
+@pytest.mark.parametrize(
+    ("workload", "state", "cause", "attempts"),
+    [
+        ("OutOfMemoryAboveTwo", State.COMPLETE, None, 2),
+        ("BatchEightRaises", State.FAILED, Cause.ERROR, 1),
+    ],
+)
+def test_what_happens_within_a_trial_is_judged_as_on_one_machine(
+    cluster, drive, plan_trials, workload, state, cause, attempts
+):
+    batch = {"batches": [4 if attempts == 2 else 8], "budget": 80}
+    folder = plan_trials(workload=f"faulty:{workload}", **batch)
+    cluster.add()
+    driver = drive(folder, cluster.address)
+    driver.start()
+    assert driver.wait() == (0 if state is State.COMPLETE else 1)
+    (status,) = (trial.read_status() for trial in folder.trials())
+    assert (status.state, status.cause, status.attempts) == (state, cause, attempts)
 
 
 def test_a_trial_on_two_devices_ends_with_the_same_weights_there(cluster, tmp_path):
