@@ -46,14 +46,16 @@ class CheckpointStore:
         """
         half_read = ""
         for name in self.folder.checkpoints():
+            why, length = "", 0
             try:
                 state = self._read(name.path)
                 length, sha256 = state["metrics_length"], state["metrics_sha256"]
+                if not is_start_intact(self.folder.metrics_path, length, sha256):
+                    why = f"metrics.jsonl does not match {name.path.name}"
             except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
-                self._leave(name.path, f"checkpoint {name.path.name} is damaged ({error})")
-                continue
-            if not is_start_intact(self.folder.metrics_path, length, sha256):
-                self._leave(name.path, f"metrics.jsonl does not match {name.path.name}")
+                why = f"checkpoint {name.path.name} is damaged ({error})"
+            if ranks.largest(bool(why)):  # what one process cannot read all leave alone
+                self._leave(name.path, why or f"another process cannot read {name.path.name}")
                 continue
             if not name.path.is_dir():
                 _restore(state, step)

@@ -69,10 +69,12 @@ def load_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
     assert step.optimizer is not None
     step.parallel.make_states(step.optimizer, step.parameters, step.clip)
     tensors, reader = _tensors(step), HuggingFaceStorageReader(str(folder))
-    known = reader.read_metadata().state_dict_metadata
+    known, why = _known(reader)
     wanted = {key: value for key, value in tensors.items() if key in known}
     if lacking := [key for key in tensors.keys() - wanted.keys() if not key.startswith("rng.")]:
-        raise OSError(f"{folder.name} lacks {', '.join(sorted(lacking)[:3])}")
+        why = why or f"it lacks {', '.join(sorted(lacking)[:3])}"
+    if ranks.largest(bool(why)):  # else the others would wait for this one
+        raise OSError(f"{folder.name}: {why or 'another process cannot read it'}")
     with _as_os_error():
         state_dict_loader.load(wanted, storage_reader=reader)
     step.parallel.put(step.model, _part(tensors, "model."), _part(tensors, "optimizer."))
@@ -84,6 +86,14 @@ def load_parts(step: TrainingStep, notes: dict[str, Any], folder: Path) -> None:
     random.setstate((version, tuple(internal), gauss))
     if step.average is not None:
         step.average.steps = notes["average_steps"]
+
+
+def _known(reader: HuggingFaceStorageReader) -> tuple[dict[str, Any], str]:
+    """Return what a checkpoint says that it holds, or nothing and why it cannot be read."""
+    try:
+        return reader.read_metadata().state_dict_metadata, ""
+    except Exception as error:  # whatever is wrong with a file
+        return {}, f"{type(error).__name__}: {error}"
 
 
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:

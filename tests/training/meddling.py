@@ -5,7 +5,9 @@ import signal
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
+from sweep.training import sharded
 from sweep.workloads import ranks
 from sweep.workloads.pretrain import Pretrain
 
@@ -50,6 +52,28 @@ class OutOfMemory(Meddling):
 class Raising(Meddling):
     def meddle(self, sequences):
         raise RuntimeError("one of two has had enough")
+
+
+def fail(*_):
+    raise OSError(5, "an I/O error")
+
+
+class CannotReadTensors(Pretrain):
+    """The file system does not give the second process what a checkpoint holds."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if ranks.rank() == 1:
+            HuggingFaceStorageReader.read_metadata = fail
+
+
+class CannotReadNotes(Pretrain):
+    """The file system does not give the second process what stands beside the tensors."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if ranks.rank() == 1:
+            sharded.read_notes = fail
 
 
 class OutOfMemoryAtTheEnd(Pretrain):

@@ -12,6 +12,7 @@ from sweep.trial.folder import State, SweepFolder
 from tests.training.several_devices import (
     MIDDLE,
     assert_same_trial,
+    attempt,
     complete,
     curves,
     gone_on_from,
@@ -41,6 +42,22 @@ def test_a_trial_goes_on_with_any_number_of_processes(tmp_path, alone, zero, pro
     assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
     assert_same_trial(trial, alone)
     assert not trial.checkpoints()
+
+
+def test_what_one_process_cannot_read_all_leave_alone(tmp_path, meddling, alone):
+    trial = planned(tmp_path, 2, workload="meddling:CannotReadNotes")
+    pause(trial)
+    complete(trial)
+    assert gone_on_from(trial) == []
+    assert_same_trial(trial, alone)
+
+
+@pytest.mark.slow
+def test_tensors_that_one_process_cannot_read_end_the_attempt_in_all(tmp_path, meddling):
+    trial = planned(tmp_path, 2, workload="meddling:CannotReadTensors")
+    pause(trial)
+    found = attempt(trial)
+    assert found.kind == "error" and "no checkpoint could be read" in found.message
 
 
 @pytest.mark.slow
