@@ -33,6 +33,7 @@ from sweep.trial.lease import FileLock, is_locked
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 3  # between asking the others of a dead process to end, and ending them
 STOP = "stop"
+DECIDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # by the launcher alone
 BODY = "sweep.training.worker:run_rank"  # called with the trial's folder and should_stop
 
 
@@ -66,7 +67,7 @@ def launch(path: Path, device: str, devices: int, should_stop: Callable[[], str 
             shutdown_timeout=GRACE_SECONDS,
         )
         try:
-            with _watching(should_stop, words, devices) as deaths:
+            with _watching(should_stop, words, devices) as deaths, _held_back():
                 found: dict[int, Outcome] = elastic_launch(config, _rank)(str(path), name, device)
         except ChildFailedError as error:
             return judged(error, deaths, words, oom_kills() > killed_before)
@@ -102,10 +103,24 @@ def _watching(
         look()
 
 
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Let processes begin with these signals blocked: they ignore them once they have imported.
+
+    This process gets them by another thread, that of `_watching`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, DECIDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _rank(path: str, name: str, device: str) -> Outcome:
     """One process of the attempt."""
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(ignored, signal.SIG_IGN)  # they reach all, the launcher's process decides
+    for ignored in DECIDED:  # though they may reach all
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DECIDED)
     faulthandler.enable()
     parent, words = os.getppid(), Path(name)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

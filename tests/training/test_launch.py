@@ -154,6 +154,25 @@ def test_a_stop_lets_all_processes_checkpoint_and_end(tmp_path):
 
 
 @pytest.mark.slow
+def test_signals_that_reach_processes_before_they_can_ignore_them_end_none(tmp_path):
+    trial = planned(tmp_path, 2)
+    trial.write_status(begin_attempt(trial.read_status()))
+    process = FreshProcess(ATTEMPT, trial.path, ends_itself=True)
+    launcher, told = psutil.Process(process.pid), set()
+
+    def all_are_told() -> bool:
+        for child in launcher.children():
+            if child.pid not in told and "spawn_main" in " ".join(child.cmdline()):
+                for number in (signal.SIGUSR2, signal.SIGTERM):
+                    child.send_signal(number)
+                told.add(child.pid)
+        return len(told) == 2
+
+    wait_for(all_are_told)
+    assert process.result().kind == "complete", trial.log_path.read_text()
+
+
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_launched_them(tmp_path):
     running = Running(tmp_path)
     running.process.kill()
