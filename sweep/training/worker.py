@@ -19,6 +19,7 @@ from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
 from sweep.training.device import (
     EvaluationOutOfMemory,
+    has_compiler,
     is_out_of_memory,
     keep_freed_memory,
 )
@@ -109,6 +110,11 @@ def _limited(
     device = torch.device(config.execution.device)
     if ranks.are_many() and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
+    if config.execution.compile and not has_compiler(device.type):  # planned on another machine
+        if not ranks.rank():
+            print("eager: no compiler on this machine", flush=True)
+        execution = config.execution.model_copy(update={"compile": False})
+        config = config.model_copy(update={"execution": execution})
     with limited_memory(device, config.execution.device_memory_bytes):
         return _run(config, status, folder, should_stop, device)
 

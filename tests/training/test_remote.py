@@ -11,6 +11,7 @@ from sweep.config.experiment import load_experiment
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
+from sweep.training import worker
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked, read_owner
@@ -50,6 +51,22 @@ def test_a_file_in_its_folder_stops_it_behind_a_checkpoint(trial):
     trial.ask_to_stop(1)
     assert process.result(timeout=60).kind == "stopped"
     assert trial.checkpoints() and trial.is_asked_to_stop(1) and not trial.is_asked_to_stop(2)
+
+
+def test_without_a_compiler_on_its_machine_a_trial_is_eager_and_says_so(
+    tmp_path, monkeypatch, capfd
+):
+    folder = SweepFolder(tmp_path / "sweep")
+    experiment = load_experiment("quadratic", {"batches": "4", "budget": "800"})
+    plan = make_plan(experiment, Logistics(device="cpu"), folder).plan
+    compiled = plan.execution.model_copy(update={"compile": True})
+    save_plan(plan.model_copy(update={"execution": compiled}), folder)
+    (trial,) = folder.trials()
+    trial.write_status(begin_attempt(trial.read_status()))
+    monkeypatch.setattr(worker, "has_compiler", lambda _: False)
+    assert worker.run_attempt(trial.path, lambda: None).kind == "complete"
+    assert trial.read_result()["execution"]["compile"] is False
+    assert "no compiler" in capfd.readouterr().out
 
 
 def test_notice_of_the_cluster_is_preemption(trial):
