@@ -1,5 +1,6 @@
 """What a plan costs on this machine: seconds, memory, epochs, disk. Estimates, all of them."""
 
+import contextlib
 import shutil
 from dataclasses import replace
 
@@ -89,7 +90,10 @@ def check_disk(plan: Plan, folder: SweepFolder) -> None:
         path for path in (folder.path, *folder.path.absolute().parents) if path.exists()
     )
     free = shutil.disk_usage(existing).free
-    held = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
+    held = 0
+    for file in folder.path.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # an attempt may still run
+            held += file.stat().st_size if file.is_file() else 0
     needed = (plan.disk_bytes or 0) - held
     if needed > free:
         raise SweepError(

@@ -242,6 +242,8 @@ class Schedule:
                 outcome = Outcome("stopped", "killed while stopping")
         if outcome.kind == "superseded":
             outcome = Outcome("lost", outcome.message)
+        if outcome.kind == "complete" and not trial.result_path.exists():
+            outcome = Outcome("lost", f"it left no {trial.result_path.name}")
         if trial in self._queued:
             self._queued.remove(trial)
         config, before = trial.read_config(), trial.read_status()

@@ -117,7 +117,8 @@ class Lease:
         counter = 0
         while not self._ended.wait(BEAT_SECONDS):
             counter += 1
-            self._lock.write({"fencing": self._fencing, "counter": counter})
+            with contextlib.suppress(OSError):  # of a file system that may be back at the next beat
+                self._lock.write({"fencing": self._fencing, "counter": counter})
 
     def release(self) -> None:
         """End the thread and give the lock up, and say so to those who see only the file."""

@@ -225,6 +225,27 @@ def test_a_command_without_a_place_stops_and_the_same_one_goes_on(run):
     assert run().exit_code == 0
 
 
+class LosesAResult(InlineExecutor):
+    """Says complete the first time, and nothing of it is there: as of a machine since wiped."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_first = True
+
+    def submit(self, folder, environment):
+        future = super().submit(folder, environment)
+        if self.is_first:
+            self.is_first = False
+            folder.clear()
+        return future
+
+
+def test_what_left_no_result_is_not_complete(run):
+    summary = run(LosesAResult(), batches="4")
+    (trial,) = summary.folder.trials()
+    assert trial.read_result() and trial.read_status().attempts == 2
+
+
 def test_a_grown_sweep_runs_only_what_is_new(run):
     run()
     summary = run(batches="16")

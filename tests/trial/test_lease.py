@@ -1,5 +1,6 @@
 """Locks die with their owner; counters decide where locks are not shared."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -77,6 +78,24 @@ def test_a_lease_raises_its_counter(tmp_path, monkeypatch):
     finally:
         held.release()
     assert not LeaseWatch(tmp_path / "lease.json").is_alive()
+
+
+def test_a_lease_outlives_a_write_that_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
+    failures, pwrite = [OSError(5, "an I/O error")] * 2, os.pwrite
+
+    def fails_twice(*arguments):
+        if threading.current_thread().name == "lease" and failures:
+            raise failures.pop()
+        return pwrite(*arguments)
+
+    monkeypatch.setattr(lease.os, "pwrite", fails_twice)
+    with Lease(tmp_path / "lease.json"):
+        deadline = time.monotonic() + 10
+        while read_owner(tmp_path / "lease.json").get("counter", 0) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert not failures
 
 
 def test_on_another_machine_a_counter_that_stands_still_is_dead(tmp_path, monkeypatch):
