@@ -52,7 +52,8 @@ class Planned:
 
     def command_rows(self) -> Plan:
         """Return the plan with only the rows that this command names."""
-        rows = tuple(row for row in self.plan.trials if row.id is None or row.id in self.requested)
+        named = {None, *self.requested}
+        rows = tuple(row for row in self.plan.trials if row.id in named)
         return self.plan.model_copy(update={"trials": rows})
 
 
@@ -208,7 +209,14 @@ def _choose_by_preset(plan: Plan, precision: str, logistics: Logistics) -> tuple
         SweepError: if the model cannot be forecast.
     """
     from sweep.memory.presets import Asked
+    from sweep.training.device import is_here
 
+    device = plan.execution.device
+    if plan.execution.device_memory_bytes is None and not is_here(device):
+        raise SweepError(
+            f"preset chooses by what a device holds, and this machine has no {device}. Say with "
+            "--device-memory what those of the cluster hold, or leave --preset out."
+        )
     row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
     asked = Asked(
         zero=logistics.zero,

@@ -1,5 +1,6 @@
 """What is decided once, when plan.json is first written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,35 @@ def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_given(tmp_pa
     unknown, small = execution(None), execution(40 << 20)
     assert unknown.microbatch_bound is None and "not bounded" in unknown.reason
     assert small.microbatch_bound is not None and not small.reason
+
+
+def test_a_preset_without_the_device_needs_the_memory_that_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "is_here", lambda _: False)
+    elsewhere = Logistics(device="cuda", is_elsewhere=True, preset="speed")
+    settings = load_experiment("quick", {"batches": "64"})
+    with pytest.raises(SweepError, match="--device-memory"):
+        make_plan(settings, elsewhere, SweepFolder(tmp_path))
+    told = replace(elsewhere, device_memory=40 << 20)
+    plan = make_plan(settings, told, SweepFolder(tmp_path)).plan
+    assert plan.execution.preset == "speed" and 1 <= plan.trials[0].microbatch_size < 64
+
+
+class Compared(str):
+    """Counts how often it is compared with another."""
+
+    __hash__ = str.__hash__
+    count = 0
+
+    def __eq__(self, other):
+        Compared.count += 1
+        return str.__eq__(self, other)
+
+
+def test_which_rows_a_command_names_is_found_without_comparing_all_with_all(tmp_path):
+    plan = plan_here(tmp_path, seeds=50, batches="8")
+    requested = tuple(Compared(row.id) for row in plan.trials[::2])
+    assert len(Planned(plan, requested, False).command_rows().trials) == len(requested) == 25
+    assert 0 < Compared.count <= 2 * len(plan.trials)
 
 
 def test_trials_of_fewer_tokens_are_estimated_to_take_less(tmp_path, monkeypatch):
