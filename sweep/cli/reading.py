@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from sweep.config.numbers import format_bytes, parse_count
-from sweep.errors import SweepError
+from sweep.errors import FolderInUse, SweepError
 from sweep.trial.folder import SweepFolder
-from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.lease import is_locked, read_owner, refuse_live_owner_elsewhere
 
 STOP_SECONDS = 120.0  # a step and a checkpoint
 
@@ -35,14 +35,16 @@ def status_command(path: Path, as_json: bool) -> int:
 def stop_command(path: Path) -> int:
     """Send SIGTERM to the folder's runner and wait for it to end."""
     folder = SweepFolder(path)
-    if not is_locked(folder.lock_path):
+    if not is_locked(folder.lock_path) and not _lives_elsewhere(folder.lock_path):
         bare = [trial.id for trial in folder.trials() if is_locked(trial.lease_path)]
         if bare:
             raise SweepError(
                 f"{path} is not run by a command, but trial {bare[0]} by a worker of its own. End "
                 f"process {read_owner(folder.trial(bare[0]).lease_path).get('pid', '?')}."
             )
-        click.echo(f"Nothing runs in {path}.")
+        asked = _ask_elsewhere(folder)
+        what = f"Asked {asked} attempts on other machines to checkpoint and end, if they live."
+        click.echo(what if asked else f"Nothing runs in {path}.")
         return 0
     owner = read_owner(folder.lock_path)
     if owner.get("host") != socket.gethostname():
@@ -58,6 +60,26 @@ def stop_command(path: Path) -> int:
         time.sleep(0.1)
     click.echo("Stopped; the same `sweep run` resumes it.")
     return 0
+
+
+def _lives_elsewhere(lock: Path) -> bool:
+    try:
+        refuse_live_owner_elsewhere(lock)
+    except FolderInUse:
+        return True
+    return False
+
+
+def _ask_elsewhere(folder: SweepFolder) -> int:
+    """Ask the attempts that a dead command left running on a cluster; return how many."""
+    count = 0
+    for trial in folder.trials():
+        owner = read_owner(trial.lease_path)
+        is_elsewhere = owner.get("host", socket.gethostname()) != socket.gethostname()
+        if is_elsewhere and not owner.get("ended") and not trial.result_path.exists():
+            trial.ask_to_stop(owner["fencing"])
+            count += 1
+    return count
 
 
 def log_command(path: Path, trial: str) -> int:

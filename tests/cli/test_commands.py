@@ -9,7 +9,7 @@ import pytest
 
 from sweep.tracking.reader import read_store
 from sweep.tracking.store import default_tracking_uri
-from sweep.trial.files import read_json, sha256_of, write_json
+from sweep.trial.files import canonical_json, read_json, seal, sha256_of, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 
 PLAN_KEYS = {
@@ -86,6 +86,21 @@ def test_tuned_is_planned_with_rates_to_come(call):
     trials = json.loads(out)["trials"]
     assert code == 0 and len(trials) == 5 * (5 + 3)
     assert {t["learning_rate"] for t in trials if t["stage"] == "report"} == {None}
+
+
+def test_stop_asks_what_a_dead_command_left_on_other_machines(call, tmp_path):
+    call("plan", "quadratic", "--batches", "4,8,16", "--budget", "800", "--out", tmp_path / "s")
+    folder = SweepFolder(tmp_path / "s")
+    alive, ended, unbegun = folder.trials()
+    for trial, owner in ((alive, {"counter": 3}), (ended, {"ended": True})):
+        line = seal({"host": "elsewhere", "pid": 1, "fencing": 2, **owner})
+        trial.lease_path.write_text(canonical_json(line))
+    code, out = call("stop", folder.path)
+    assert code == 0 and "Asked 1 attempts on other machines" in out
+    assert alive.is_asked_to_stop(2) and not alive.is_asked_to_stop(3)
+    assert not ended.stop_path.exists() and not unbegun.stop_path.exists()
+    alive.lease_path.unlink()
+    assert "Nothing runs" in call("stop", folder.path)[1]
 
 
 def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
