@@ -11,16 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.integrate import quad
-from scipy.special import chdtri, nctdtrinc, ndtr, stdtr, stdtrit
-
-from sweep.errors import SweepError
+from scipy.special import chdtri, nctdtrinc, stdtr, stdtrit
 
 ALPHA = 0.05
 POWER = 0.8
 EQUIVALENCE_MARGIN = 0.01  # nats
 MOST_SEEDS = 1000  # where the search for enough seeds ends
-RESAMPLES = 2000
 
 Losses = Mapping[int, Mapping[int, float]]  # batch size -> seed -> final loss in nats
 Floats = NDArray[np.float64]
@@ -228,41 +224,3 @@ def seeds_to_detect(
         if least is not None and least <= abs(difference):
             return seeds
     return None
-
-
-def selection_optimism(trials: int) -> float:
-    """Return by how many σ the best of equally good, noisy trials looks too good, on average."""
-    return float(quad(lambda z: 1 - ndtr(z) ** trials - ndtr(-z) ** trials, 0, 12)[0])
-
-
-def bootstrap_difference(first: Floats, second: Floats, seed: int = 0) -> Interval:
-    """Return the second trial's mean loss minus the first's, by resampling documents in pairs.
-
-    It tells how far the difference hangs on the validation documents, within one seed. It says
-    nothing about other seeds.
-
-    Args:
-        first: valid_losses of a trial, (documents, 2): summed nats, tokens.
-        second: of another trial, on the same documents.
-        seed: of the resampling.
-
-    Raises:
-        SweepError: if the two are not losses of the same documents.
-    """
-    for losses in (first, second):
-        if losses.ndim != 2 or losses.shape[1] != 2 or not len(losses):
-            raise SweepError(
-                f"valid_losses must have the shape (documents, 2), got {losses.shape}. Give the "
-                "arrays of valid_losses.npy."
-            )
-    if not np.array_equal(first[:, 1], second[:, 1]):
-        raise SweepError(
-            "Both trials must have the same tokens in every document, got others. Compare trials "
-            "of one sweep, evaluated on the same validation documents."
-        )
-    nats, tokens = second[:, 0] - first[:, 0], first[:, 1]
-    rng, documents = np.random.default_rng(seed), len(tokens)
-    drawn = (rng.integers(documents, size=documents) for _ in range(RESAMPLES))
-    means = [nats[chosen].sum() / tokens[chosen].sum() for chosen in drawn]
-    low, high = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2]).tolist()
-    return Interval(float(nats.sum() / tokens.sum()), low, high)

@@ -76,15 +76,6 @@ def format_count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def format_exactly(number: int) -> str:
-    """Write a count so that `parse_count` reads the same number: 327.68M, 196608."""
-    for suffix, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        short = f"{Decimal(number) / size:f}"
-        if number >= size and len(short) <= 7:
-            return short + suffix
-    return str(number)
-
-
 def format_bytes(number: float) -> str:
     """Write a size for people: 14.80 GiB, 512 MiB."""
     for suffix, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -8,11 +8,9 @@ sharding (`sweep.training.parallel`) gathers some of them, which `on_devices` co
 
 from dataclasses import astuple, dataclass, replace
 
-from sweep.errors import SweepError
 from sweep.memory.points import Forecast
 
 STAGES = (0, 1, 2, 3)
-OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "none": 0}  # numbers per parameter
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,6 @@ MIXED_ADAM = ModelStates(2, 2, 12)  # per parameter: float32 weights and both mo
 SHARDED_FROM = ModelStates(weights=3, gradients=2, optimizer=1)  # stage
 
 
-def states_per_parameter(precision: str, optimizer: str) -> ModelStates:
-    """Return bytes per parameter as trials hold them; `bf16` is autocast over float32 weights.
-
-    Args:
-        precision: fp32, bf16 or bf16-pure.
-        optimizer: adamw, sgd or none.
-    """
-    width = 2 if precision == "bf16-pure" else 4
-    return ModelStates(width, width, OPTIMIZER_STATES[optimizer] * width)
-
-
 def states_per_device(
     parameters: int, devices: int, stage: int, per_parameter: ModelStates
 ) -> ModelStates:
@@ -54,12 +41,7 @@ def states_per_device(
         devices: that share it.
         stage: 0 shards nothing, 1 the optimizer, 2 gradients too, 3 weights too.
         per_parameter: bytes, such as `MIXED_ADAM`.
-
-    Raises:
-        SweepError: for a stage that there is not.
     """
-    if stage not in STAGES:
-        raise SweepError(f"zero must be a stage of 0, 1, 2 or 3, got {stage}. Choose one of them.")
     shard = -(-parameters // devices)
     parts = zip(astuple(per_parameter), astuple(SHARDED_FROM), strict=True)
     return ModelStates(*(size * (shard if stage >= of else parameters) for size, of in parts))
