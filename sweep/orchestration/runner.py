@@ -23,7 +23,7 @@ from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
-MIRROR_SECONDS = 30.0  # at most, for the tracking server at the end
+MIRROR_SECONDS = 30.0  # for the tracking server at the end: at most, or without a sign of life
 STORAGE_PAUSES = (1.0, 30.0)  # seconds until it is asked again: the first, the longest
 LOG = logging.getLogger(__name__)
 
@@ -167,6 +167,7 @@ def run_plan(
         prepare(planned, folder, on_prepare)
         executor = executor or build_executor(place, planned.plan.execution, folder)
         mirror: Mirror | None = None
+        has_ended = False
         try:
             if executor.queues:
                 check_disk(at_most_at_once(planned.plan, len(executor.slots)), folder)
@@ -181,12 +182,13 @@ def run_plan(
                 requested = _run_rounds(planned, schedule, tuning, also, on_change, mirror.wake)
             on_finished()
             mirror.log_report()
+            has_ended = not schedule.is_stopping
         except BaseException:
             executor.stop()
             raise
         finally:
             executor.close()
-            status = mirror.close(MIRROR_SECONDS) if mirror else None
+            status = mirror.close(MIRROR_SECONDS, is_patient=has_ended) if mirror else None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
     untracked = "" if status is None or status.is_complete else str(status)
     return Summary(folder, states, schedule.is_stopping, untracked)

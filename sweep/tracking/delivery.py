@@ -45,6 +45,8 @@ class Delivery:
 
     Attributes:
         deadline: monotonic time after which nothing more is sent.
+        patience: seconds by which it moves on whenever the store takes something, or is looked
+            through for the first time since; None: it stays.
         has_report: whether the report on disk is whole.
         look_seconds: what the last pass took to look for what changed.
     """
@@ -60,6 +62,10 @@ class Delivery:
         self.folder, self.plan, self.record, self._announce = folder, plan, record, announce
         self._address = address or record.tracking_uri
         self.deadline, self.has_report, self.look_seconds = float("inf"), False, 0.0
+        self.patience: float | None = None
+        self._has_looked = (
+            False  # through the runs that there are, and the store took nothing since
+        )
         self._client: MlflowClient | None = None
         self._stamps: dict[Path, tuple[int, int]] = {}  # of files whose content the store has
         self._save_again = 0.0  # monotonic
@@ -111,6 +117,11 @@ class Delivery:
         if time.monotonic() > self.deadline:
             raise OutOfTime
 
+    def _note_progress(self) -> None:
+        self._check_time()
+        if self.patience is not None:
+            self.deadline = time.monotonic() + self.patience
+
     def _save(self, now: bool) -> None:
         started = time.monotonic()
         if now or started > self._save_again:
@@ -118,7 +129,8 @@ class Delivery:
             ended = time.monotonic()
             self._save_again = ended + max(SAVE_SECONDS, REST * (ended - started))
         if not now:
-            self._check_time()
+            self._has_looked = False
+            self._note_progress()
 
     # ---------------------------------------------------------------- the parent run
 
@@ -129,7 +141,8 @@ class Delivery:
         experiment = require_experiment(client, name, uri, self.folder.path)
         parent = self._require_parent(client, experiment)
         children: dict[str, list[str]] = {}
-        for run in children_of(client, experiment, parent):
+        on_page = self._check_time if self._has_looked else self._note_progress
+        for run in children_of(client, experiment, parent, on_page):
             children.setdefault(run.data.tags["sweep.trial_id"], []).append(run.info.run_id)
         found = {}  # what is not there was deleted in MLflow, and is made anew
         for trial_id, run_ids in children.items():
@@ -138,7 +151,7 @@ class Delivery:
                 entry = Mirrored(run_id=run_ids[0])
             found[trial_id] = entry
             _delete_others(client, run_ids, entry.run_id)
-        self.record.trials = found
+        self.record.trials, self._has_looked = found, True
         self._stamps.clear()
         return client
 
@@ -280,6 +293,7 @@ class Delivery:
         if status.state.is_finished:
             runs.log_end(client, trial, entry, status)
             entry.final = True
+            self._save(now=False)
         elif status.state is State.RUNNING and (is_alive or is_locked(trial.lease_path)):
             runs.set_status(client, trial, entry, status, "RUNNING")
         else:

@@ -91,15 +91,22 @@ class Mirror:
         self._delivery.has_report = True
         self.wake()
 
-    def close(self, timeout: float) -> MirrorStatus:
-        """Send what is left, for at most so many seconds, and end the thread."""
+    def close(self, timeout: float, is_patient: bool = False) -> MirrorStatus:
+        """Send what is left and end the thread.
+
+        Args:
+            timeout: seconds, at most.
+            is_patient: count them anew whenever the store has taken, or answered, something.
+        """
+        self._delivery.patience = timeout if is_patient else None
         self._delivery.deadline = time.monotonic() + timeout
         self._closing.set()
         self.wake()
         if self._thread is None:
             self.start()
         assert self._thread is not None
-        self._thread.join(timeout)
+        while self._thread.is_alive() and (left := self._delivery.deadline - time.monotonic()) > 0:
+            self._thread.join(left)
         return self.status
 
     @property

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,9 +136,12 @@ def require_experiment(client: "MlflowClient", name: str, uri: str, folder: Path
 
 
 def search_all(
-    client: "MlflowClient", experiment_id: str, wanted: Mapping[str, str]
+    client: "MlflowClient",
+    experiment_id: str,
+    wanted: Mapping[str, str],
+    on_page: Callable[[], None] = lambda: None,
 ) -> Iterator["Run"]:
-    """Yield the live runs with these tags, newest first."""
+    """Yield the live runs with these tags, newest first; call `on_page` with every answer."""
     clauses = [f"tags.`{key}` = '{value}'" for key, value in wanted.items()]
     token = None
     while True:
@@ -149,15 +152,22 @@ def search_all(
             order_by=["attributes.start_time DESC"],
             page_token=token,
         )
+        on_page()
         yield from page
         token = page.token
         if not token:
             return
 
 
-def children_of(client: "MlflowClient", experiment_id: str, parent_run_id: str) -> list["Run"]:
+def children_of(
+    client: "MlflowClient",
+    experiment_id: str,
+    parent_run_id: str,
+    on_page: Callable[[], None] = lambda: None,
+) -> list["Run"]:
     """List the runs of a sweep's trials, oldest first, without superseded ones."""
-    runs = list(search_all(client, experiment_id, {"mlflow.parentRunId": parent_run_id}))
+    wanted = {"mlflow.parentRunId": parent_run_id}
+    runs = list(search_all(client, experiment_id, wanted, on_page))
     return [
         run
         for run in reversed(runs)

@@ -202,6 +202,16 @@ def test_a_stopped_or_killed_trial_does_not_stay_running_and_resumes_in_its_run(
     assert run_statuses(sweep) == ["KILLED"] * 3
 
 
+def test_a_patient_end_does_not_wait_for_what_is_refused_again_and_again(sweep):
+    for index in range(2):
+        sweep.train(index, 20)
+    lines = sweep.trial(0).metrics_path
+    lines.write_bytes(lines.read_bytes().replace(b'"tokens"', b'"tokans"'))
+    status = Mirror(sweep.folder, sweep.plan, None).close(2.0, is_patient=True)
+    assert status.trials == 1 and sweep.ids[0] in str(status)
+    assert_mirrored(sweep, [1])
+
+
 def test_the_trial_of_a_bare_worker_runs_until_its_lease_is_free(sweep):
     sweep.set_state(0, State.RUNNING)
     with FileLock(sweep.trial(0).lease_path):

@@ -132,6 +132,18 @@ def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server,
     proxy.close()
 
 
+def test_a_patient_end_lasts_as_long_as_the_store_takes_something(sweep, server, points):
+    server.start()
+    proxy = SlowProxy(server.port, 0.1)
+    for index in range(3):
+        sweep.train(index, 300)
+    mirror, begin = Mirror(sweep.folder, sweep.plan, proxy.uri), time.monotonic()
+    assert mirror.close(4.0, is_patient=True).is_complete
+    assert time.monotonic() - begin > 4.0  # else it proves nothing
+    assert_held_once(sweep, server.uri, points, [0, 1, 2])
+    proxy.close()
+
+
 @pytest.mark.slow
 def test_each_single_lost_answer_of_a_pass_makes_nothing_twice(sweep, server, points):
     server.start()
