@@ -291,6 +291,31 @@ def test_a_reward_can_be_learned():
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.3
 
 
+def test_chess_is_sampled_scored_and_trained_on():
+    """With a completion that names a move, one from a square to itself, and what is sampled."""
+    pytest.importorskip("chess")
+    fields = {"batches": [8], "precision": "fp32", "budget": 8 * 96, "model": "quick"}
+    fields |= {"context": 96, "vocabulary": 256}
+    execution = Execution(device="cpu", threads=2)
+    plan = build_plan(load_experiment("grpo-chess", fields), execution, data=synthetic_identity())
+    config = plan.trial_config(plan.trials[0], "sweep")
+    step = TrainingStep(config, CPU, 8)
+    workload, sampled = step.workload, []
+
+    def generate_some(*arguments, **options):
+        ids = Grpo.generate(workload, *arguments, **options)
+        for row, move in zip(ids, (" e4e4 ", " e2e4 "), strict=False):
+            row[: len(move)] = torch.tensor(workload.tokenizer.encode_batch([move])[0])
+        sampled.append(ids)
+        return ids
+
+    workload.generate = generate_some
+    output = step(workload.build_batch(0, 8), 1e-3)
+    assert output.grad_norm > 0 and sampled[0].shape == (8, 6)
+    assert watched(workload)["reward/format"] >= 2 * 0.2 / 8
+    assert -1 <= step.evaluated(workload.evaluate) <= 0
+
+
 @pytest.mark.parametrize(
     ("batches", "nearest"), [([12, 18], "16 and 20"), ([3], "is 4"), ([8, 9], "8 and 12")]
 )

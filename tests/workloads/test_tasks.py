@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 
 from sweep.config.grpo import GrpoSettings
@@ -9,6 +10,8 @@ from sweep.config.trial import TokenizerSettings
 from sweep.data.synthetic import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
+from sweep.models.generation import completion_uniforms
+from sweep.workloads.grpo import HELD_OUT
 from sweep.workloads.tasks import Completion, Prompt, build_task
 
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
@@ -123,6 +126,8 @@ class TestChess:
             (START, " e2e5", (0.2, 0, 0)),
             (START, "e2e4 and more", (0.2, 0.3, None)),
             (START, "e2e4e5", (0, 0, 0)),
+            (START, "e4e4", (0.2, 0, 0)),  # from a square to itself
+            (START, "e2e4q", (0.2, 0, 0)),  # a promotion that is none
             ("6k1/5ppp/8/8/8/8/8/R3K3 w - - 0 1", "a1a8", (0.2, 0.3, 0.5)),  # mate
             ("4k3/8/8/3q4/4P3/8/8/4K3 w - - 0 1", "e4d5", (0.2, 0.3, 0.5)),  # takes the queen
         ],
@@ -133,3 +138,29 @@ class TestChess:
         for name, value in zip(("format", "legal", "best"), expected, strict=True):
             assert value is None or found[name] == value
         assert 0 <= found["best"] <= 0.5
+
+    def test_whatever_has_the_form_of_a_move_is_graded(self, chess):
+        task, prompt = task_of(task="chess"), Prompt("", facts={"fen": START})
+        squares = [chess.square_name(square) for square in chess.SQUARES]
+        named = [one + other + piece for one in squares for other in squares for piece in ("", "q")]
+        graded = [task.reward(prompt, Completion(move, True)) for move in named]
+        assert {parts["format"] for parts in graded} == {0.2}
+        assert sum(parts["legal"] > 0 for parts in graded) == 20
+
+    def test_no_position_draws_what_a_completion_draws(self, chess, monkeypatch):
+        task, seeded = task_of(task="chess"), []
+        drawn_from = np.random.Philox
+
+        def philox(key):
+            seeded.append(tuple(key))
+            return drawn_from(key=key)
+
+        monkeypatch.setattr(np.random, "Philox", philox)
+        for is_held_out in (False, True):
+            for number in range(4):
+                task.prompt(number, is_held_out)
+        positions = set(seeded)
+        seeded.clear()
+        for first in (0, HELD_OUT):
+            completion_uniforms(0, np.arange(first, first + 4), 1)
+        assert len(positions) == 8 and positions.isdisjoint(seeded)

@@ -13,6 +13,7 @@ LEAST_PLIES, MOST_PLIES = 4, 60
 MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
 VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
 HELD_OUT = 1 << 40  # numbers of positions that no training reaches
+POSITIONS = 1 << 41  # beyond the numbers of completions, which draw from the same seed
 
 
 def _library() -> Any:
@@ -41,7 +42,7 @@ class Chess:
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         """Return a position that is not decided."""
-        key = [self._seed, number + (HELD_OUT if is_held_out else 0)]
+        key = [self._seed, POSITIONS + number + (HELD_OUT if is_held_out else 0)]
         rng = np.random.Generator(np.random.Philox(key=key))
         board = self._chess.Board()
         for _ in range(int(rng.integers(LEAST_PLIES, MOST_PLIES))):
@@ -61,7 +62,10 @@ class Chess:
             return parts
         parts["format"] = FORMAT_REWARD
         board = self._chess.Board(prompt.facts["fen"])
-        move = self._chess.Move.from_uci(named[1])
+        try:
+            move = self._chess.Move.from_uci(named[1])
+        except self._chess.InvalidMoveError:  # from a square to itself
+            return parts
         legal = list(board.legal_moves)
         if move not in legal:
             return parts
