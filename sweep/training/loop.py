@@ -96,7 +96,7 @@ def train(
                 if step.rollouts:
                     line["perf/completions_per_second"] = speed / config.tokens_per_sequence
                     line |= steps.phase_peaks()
-                if progress.is_diverging(line["train/loss"]):
+                if progress.is_diverging(line["train/loss"], step.rollouts is None):
                     ending = "diverged"
                 progress.start_interval()
                 sums.clear()

@@ -77,15 +77,17 @@ class Progress:
         """Keep the largest, over all attempts."""
         self.peak_memory_bytes = max(self.peak_memory_bytes, peak_bytes)
 
-    def is_diverging(self, loss: float) -> bool:
+    def is_diverging(self, loss: float, is_like_start: bool = True) -> bool:
         """Judge a log point: not finite, or above the start by a margin for long enough.
 
         Args:
             loss: mean training loss since the last log point.
+            is_like_start: whether it is what the start's evaluation measured too. That of GRPO is
+                a surrogate around 0, and its evaluation minus a reward of any size.
         """
         if not math.isfinite(loss):
             return True
-        above = loss > self.start_loss + DIVERGED_MARGIN
+        above = is_like_start and loss > self.start_loss + DIVERGED_MARGIN
         self.points_above_start = self.points_above_start + 1 if above else 0
         return self.points_above_start >= DIVERGED_POINTS
 

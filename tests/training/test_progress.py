@@ -22,6 +22,12 @@ def test_a_spike_that_passes_is_no_divergence():
         assert not progress.is_diverging(loss)
 
 
+def test_a_loss_that_is_no_measure_of_the_start_is_not_held_against_it():
+    progress = Progress(start_loss=-200.0)
+    assert not any(progress.is_diverging(0.0, is_like_start=False) for _ in range(100))
+    assert progress.is_diverging(math.nan, is_like_start=False)
+
+
 def test_every_second_is_charged_once():
     progress = Progress()
     clock = Clock(progress, start=0.0)

@@ -1,6 +1,7 @@
 """GRPO: what must hold exactly, whatever is learned."""
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.models.generation import Sampling, completion_uniforms, generate
 from sweep.orchestration.execution import Logistics
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.plan import build_plan
+from sweep.plan.retry import begin_attempt
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.training.steps import Steps, Sums
+from sweep.training.worker import run_attempt
 from sweep.trial.folder import SweepFolder
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.grpo_loss import advantages, completion_mask, denominator, token_weights
@@ -289,6 +292,30 @@ def test_a_reward_can_be_learned():
         step(step.workload.build_batch(32 * t, 32), 3e-3)
         rewards.append(watched(step.workload)["reward/mean"])
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.3
+
+
+def planned_trial(path, **fields):
+    """Plan one trial of eight completions a step, and return its folder."""
+    folder = SweepFolder(path)
+    settings = {"batches": [8], "model": "quick", "data": "synthetic", **fields}
+    logistics = Logistics(device="cpu", asks_memory=True)
+    plan = make_plan(load_experiment("grpo-words", settings), logistics, folder).plan
+    save_plan(plan, folder)
+    (trial,) = folder.trials()
+    trial.write_status(begin_attempt(trial.read_status()))
+    return trial
+
+
+def test_a_large_reward_is_no_divergence(tmp_path, monkeypatch):
+    """An evaluation is minus the mean reward; a surrogate, about 0, is not held against it."""
+    (tmp_path / "large.py").write_text("def reward(_, text): return 200 + len(text) % 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "large", raising=False)
+    fields = {"grpo": {**GRPO, "reward": "large:reward"}, "budget": 8 * 52 * 8}
+    trial = planned_trial(tmp_path / "sweep", **fields)
+    assert run_attempt(trial.path, lambda: None).kind == "complete"
+    result = trial.read_result()
+    assert result["steps"] == 8 and -207 < result["final_valid_loss"] <= -200
 
 
 def test_chess_is_sampled_scored_and_trained_on():

@@ -76,6 +76,8 @@ def test_a_reward_of_ones_own(text, tmp_path, monkeypatch):
         "def length(prompt, completion): return len(completion)\n"
         "def parts(prompt, completion): return {'a': 1, 'b': prompt.count('W')}\n"
         "def wrong(prompt, completion): return 'good'\n"
+        "def endless(prompt, completion): return {'a': 1, 'b': float('inf')}\n"
+        "def none(prompt, completion): return float('nan')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -85,8 +87,12 @@ def test_a_reward_of_ones_own(text, tmp_path, monkeypatch):
         return task_of(text, reward=f"own_reward:{name}").reward(WORDS, answer)
 
     assert reward("length") == {"own": 3.0} and reward("parts") == {"a": 1.0, "b": 1.0}
-    with pytest.raises(SweepError, match="a number or a dict of numbers, got 'good'"):
+    with pytest.raises(SweepError, match="finite number or a dict of them, got 'good'"):
         reward("wrong")
+    with pytest.raises(SweepError, match="'own_reward:endless' must return a finite .*inf"):
+        reward("endless")
+    with pytest.raises(SweepError, match="'own_reward:none' must return a finite .*nan"):
+        reward("none")
     with pytest.raises(SweepError, match="has no 'absent'"):
         reward("absent")
 

@@ -1,5 +1,6 @@
 """What completions are asked for, and how they are rewarded; all of it checkable by a program."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -120,11 +121,15 @@ class OwnReward:
         found = self._function(prompt.text, completion.text)
         parts = found if isinstance(found, dict) else {"own": found}
         try:
-            return {str(name): float(value) for name, value in parts.items()}
-        except (TypeError, ValueError):
+            values = {str(name): float(value) for name, value in parts.items()}
+        except (TypeError, ValueError, OverflowError):
+            values = {"": math.nan}
+        if not all(map(math.isfinite, values.values())):
             raise SweepError(
-                f"reward {self._name!r} must return a number or a dict of numbers, got {found!r}."
-            ) from None
+                f"reward {self._name!r} must return a finite number or a dict of them, got "
+                f"{found!r}. Correct it."
+            )
+        return values
 
 
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
