@@ -85,7 +85,8 @@ def _take_steps(
         rests.append(memory.allocated_bytes())
         if should_stop():
             break
-    assert step.optimizer is None or len(updates) == len(seconds), "a step without an update"
+    expected = len(seconds) * (step.rollouts.updates_per_step if step.rollouts else 1)
+    assert step.optimizer is None or len(updates) == expected, "a step without an update"
     step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size)).item()
     fastest = min(seconds[1:] or seconds)
     tokens = config.science.batch_size * config.tokens_per_sequence

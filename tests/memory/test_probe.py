@@ -245,6 +245,19 @@ def test_grpo_is_probed_in_whole_groups_and_what_is_recommended_was_soaked(stori
     assert "completions/s" in text and "Soak of 6 steps: no leak was found" in text
 
 
+def test_several_updates_on_one_sample_are_measured_as_one_step():
+    experiment = load_experiment(
+        "grpo-words",
+        {"data": "synthetic", "batches": [4], "precision": "fp32", "model": "quick",
+         "grpo": {"group_size": 4, "prompt_tokens": 20, "new_tokens": 4, "num_iterations": 2}},
+    )  # fmt: skip
+    execution = Execution(device="cpu", threads=1)
+    plan = build_plan(experiment, execution, data=synthetic_identity())
+    found = measure(plan.trial_config(plan.trials[0], "probe"), 1 << 30, 3, lambda: None)
+    assert found.status == "OK", found.message
+    assert found.optimizer_steps == 6 and found.loss is not None
+
+
 def test_scoring_is_measured_once_the_text_is_prepared(stories):
     def probed(prompt_tokens):
         return probe_memory(
