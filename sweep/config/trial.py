@@ -101,6 +101,21 @@ class TrialConfig(Settings):
             return SAMPLED_MICROBATCHES * microbatch_size
         return max(1, asked * microbatch_size // self.microbatch_size)
 
+    def attempted(self, microbatch_size: int, evaluation_batch_size: int) -> "TrialConfig":
+        """Return the config with the sizes that are left after memory ran out before.
+
+        Where sampling has a size of its own, it shrinks alike.
+        """
+        execution: dict[str, int] = {"evaluation_batch_size": evaluation_batch_size}
+        if self.execution.generation_batch_size is not None:
+            execution["generation_batch_size"] = self.sampled_at_once(microbatch_size)
+        return self.model_copy(
+            update={
+                "execution": self.execution.model_copy(update=execution),
+                "microbatch_size": microbatch_size,
+            }
+        )
+
     def telling_parts(self, microbatch_size: int) -> int:
         """Return how many microbatches of a step take what any larger number of them does."""
         if self.science.grpo is None:

@@ -95,9 +95,7 @@ def outcome_of(error: Exception) -> Outcome:
 def as_attempted(config: TrialConfig, status: TrialStatus) -> TrialConfig:
     """Return the config with the sizes that are left after memory ran out before."""
     size = status.evaluation_batch_size or config.execution.evaluation_batch_size
-    execution = config.execution.model_copy(update={"evaluation_batch_size": size})
-    microbatch = status.microbatch_size or config.microbatch_size
-    return config.model_copy(update={"execution": execution, "microbatch_size": microbatch})
+    return config.attempted(status.microbatch_size or config.microbatch_size, size)
 
 
 def _limited(

@@ -20,8 +20,8 @@ from sweep.plan.retry import begin_attempt
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.training.steps import Steps, Sums
-from sweep.training.worker import run_attempt
-from sweep.trial.folder import SweepFolder
+from sweep.training.worker import as_attempted, run_attempt
+from sweep.trial.folder import SweepFolder, TrialStatus
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.grpo_loss import advantages, completion_mask, denominator, token_weights
 
@@ -90,11 +90,14 @@ def test_how_many_are_sampled_at_once_changes_no_token():
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize(("asked", "now", "rows"), [(None, 8, 32), (None, 4, 16), (16, 4, 8)])
+@pytest.mark.parametrize(
+    ("asked", "now", "rows"), [(None, None, 32), (None, 4, 16), (16, None, 16), (16, 4, 8)]
+)
 def test_where_the_microbatch_had_to_shrink_fewer_are_sampled_at_once(asked, now, rows):
-    """Memory that runs out in sampling runs out no more in the next attempt."""
+    """Memory that runs out in sampling runs out no more in the next attempt, as a worker begins."""
     config = trial_config(batch=32, microbatch=8, execution={"generation_batch_size": asked})
-    step, seen = TrainingStep(config, CPU, now), set()
+    config = as_attempted(config, TrialStatus(microbatch_size=now))
+    step, seen = TrainingStep(config, CPU, config.microbatch_size), set()
     step.workload.on_logits = lambda logits: seen.add(len(logits))
     step.rolled_out(step.workload.build_batch(0, 32))
     assert seen == {rows}
