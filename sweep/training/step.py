@@ -110,9 +110,12 @@ class TrainingStep:
         """Compile by running once on random data; return the seconds. Changes no state."""
         start = time.perf_counter()
         cpu, devices = torch.get_rng_state(), list(range(torch.cuda.device_count()))
+        watched = self.rollouts.meter.state() if self.rollouts else {}
         with torch.random.fork_rng(devices=devices):
             self.backward(self.rolled_out(self.workload.random_batch(self.microbatch_size)))
             self.model.zero_grad(set_to_none=True)
+        if self.rollouts:
+            self.rollouts.meter.restore(watched)
         assert torch.equal(cpu, torch.get_rng_state())
         return time.perf_counter() - start
 

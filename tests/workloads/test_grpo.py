@@ -283,6 +283,17 @@ def test_what_is_watched_goes_on_after_a_checkpoint():
     assert means[0] == means[1] and means[0]["reward/mean"] >= 0
 
 
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_warm_up_is_not_watched(taken):
+    """Not at the start, and not in an interval that a checkpoint interrupted."""
+    step = TrainingStep(trial_config(kl=0.1, num_iterations=2), CPU, 8)
+    for _ in range(taken):
+        step(step.workload.build_batch(0, 8), 1e-3)
+    before = step.workload.meter.state()
+    step.warm_up()
+    assert step.workload.meter.state() == before and bool(before) == bool(taken)
+
+
 def test_a_reward_can_be_learned():
     """A reward for short completions shortens them."""
     config = trial_config(batch=32, kl=0.0, scale_rewards="none")

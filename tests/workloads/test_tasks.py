@@ -89,9 +89,9 @@ def test_a_reward_of_ones_own(text, tmp_path, monkeypatch):
     assert reward("length") == {"own": 3.0} and reward("parts") == {"a": 1.0, "b": 1.0}
     with pytest.raises(SweepError, match="finite number or a dict of them, got 'good'"):
         reward("wrong")
-    with pytest.raises(SweepError, match="'own_reward:endless' must return a finite .*inf"):
+    with pytest.raises(SweepError, match=r"'own_reward:endless' must return a finite .*inf"):
         reward("endless")
-    with pytest.raises(SweepError, match="'own_reward:none' must return a finite .*nan"):
+    with pytest.raises(SweepError, match=r"'own_reward:none' must return a finite .*nan"):
         reward("none")
     with pytest.raises(SweepError, match="has no 'absent'"):
         reward("absent")
