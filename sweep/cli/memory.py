@@ -20,7 +20,7 @@ def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
         refuse_file(flags["out"])
     from sweep.orchestration.forecast import forecast_memory
 
-    document = forecast_memory(experiment, logistics=read_logistics(flags), **read_overrides(flags))
+    document = forecast_memory(experiment, logistics=read_logistics(flags), **read_overrides(experiment, flags))
     return _print(document, flags)
 
 
@@ -46,7 +46,7 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
         multiple=1 if multiple is None else parse_count(multiple, "multiple"),
         soak_steps=None if soak is None else _read_soak(soak),
         on_point=show,
-        **read_overrides(flags),
+        **read_overrides(experiment, flags),
     )
     return _print(document, flags)
 
@@ -70,7 +70,7 @@ def _ablate(experiment: str, flags: dict[str, Any]) -> int:
         click.echo(f"{row.name}: {row.status}{peak} {row.message}".rstrip(), err=True)
 
     document = ablate_memory(
-        experiment, logistics=read_logistics(flags), on_row=show, **read_overrides(flags)
+        experiment, logistics=read_logistics(flags), on_row=show, **read_overrides(experiment, flags)
     )
     return _print(document, flags)
 

@@ -9,7 +9,7 @@ import click
 
 from sweep.cli.cluster import read_cluster, schedule_left, show_schedule
 from sweep.cli.show import Progress, show_plan, show_status
-from sweep.config.experiment import load_experiment
+from sweep.config.experiment import batches_left_out, load_experiment
 from sweep.config.numbers import format_seconds, parse_bytes, parse_count
 from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate, is_quickly_prepared
@@ -37,7 +37,7 @@ TYPED = (
 
 
 def _read(experiment: str, flags: dict[str, Any]) -> tuple[Planned, SweepFolder]:
-    overrides = read_overrides(flags)
+    overrides = read_overrides(experiment, flags)
     settings = load_experiment(experiment, overrides)
     logistics = read_logistics(flags)
     folder = SweepFolder(flags["out"] or default_out(settings))
@@ -54,12 +54,19 @@ def refuse_file(out: Path) -> None:
         raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
 
 
-def read_overrides(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an experiment that flags override."""
+def read_overrides(experiment: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an experiment that flags override; say what that leaves out of it."""
     overrides = {name: flags.get(name) for name in FIELDS}
     for name in ("seeds", "context", "vocabulary", "group_size"):
         if (given := overrides[name]) is not None:
             overrides[name] = parse_count(given, name)
+    if (left_out := batches_left_out(experiment, overrides)) and not flags.get("quiet"):
+        listed = ", ".join(map(str, left_out))
+        click.echo(
+            f"Batch sizes of {experiment} that are no whole groups of completions are left out: "
+            f"{listed}. Name others with --batches.",
+            err=True,
+        )
     return overrides
 
 

@@ -5,13 +5,12 @@ where and how fast trials run is decided on the command line (`sweep.config.tria
 """
 
 import difflib
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from sweep.config.experiment_file import find_experiment, read_fields
 from sweep.config.grpo import GrpoSettings, whole_groups
 from sweep.config.models import (
     MODEL_PRESETS,
@@ -22,7 +21,6 @@ from sweep.config.models import (
     model_preset,
 )
 from sweep.config.numbers import parse_batches, parse_count
-from sweep.config.paths import experiments_dir
 from sweep.config.pretrained import find_model
 from sweep.errors import SweepError
 
@@ -223,14 +221,10 @@ def load_experiment(
     Raises:
         SweepError: with the place and the remedy, for anything that cannot be an experiment.
     """
-    path = _find_experiment(name)
-    try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error
-    except OSError as error:
-        raise SweepError(f"experiment {path} cannot be read: {error.strerror}.") from error
+    path = find_experiment(name)
+    fields = read_fields(path)
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
+    left_out = batches_left_out(name, flags)
     tuning = {flag.removeprefix("tune_"): flags.pop(flag) for flag in TUNING_FLAGS & {*flags}}
     if tuning and isinstance(fields.setdefault("tuning", {}), dict):
         fields["tuning"] |= {{"tune": "dimensions"}.get(key, key): tuning[key] for key in tuning}
@@ -240,6 +234,8 @@ def load_experiment(
     if fields.get("workload") == "grpo" and isinstance(fields.setdefault("grpo", {}), dict):
         fields["grpo"] = fields["grpo"] | grpo
         fields |= _of_pretrained(fields["grpo"].get("init"), named)
+        if left_out:
+            fields["batches"] = [b for b in parse_batches(fields["batches"]) if b not in left_out]
     elif grpo:
         raise SweepError(f"{min(grpo)} means nothing but to the workload grpo. Leave it out.")
     fields.setdefault("name", path.stem)
@@ -247,6 +243,26 @@ def load_experiment(
         return Experiment.model_validate(fields)
     except ValidationError as error:
         raise SweepError(_one_sentence(error, name)) from error
+
+
+def batches_left_out(name: str, overrides: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the batch sizes of an experiment of another workload that are no whole groups.
+
+    Asked for GRPO without batch sizes, `load_experiment` leaves them out where any others remain.
+
+    Args:
+        name: as of `load_experiment`.
+        overrides: likewise.
+    """
+    if overrides.get("workload") != "grpo" or overrides.get("batches") is not None:
+        return ()
+    fields = read_fields(find_experiment(name))
+    if fields.get("workload", "pretrain") == "grpo" or "batches" not in fields:
+        return ()
+    size = overrides.get("group_size") or GrpoSettings().group_size
+    batches = parse_batches(fields["batches"])
+    parts = tuple(batch for batch in batches if batch % size)
+    return parts if len(parts) < len(batches) else ()
 
 
 def _of_pretrained(init: Any, named: set[str]) -> dict[str, Any]:
@@ -260,21 +276,6 @@ def _of_pretrained(init: Any, named: set[str]) -> dict[str, Any]:
             "follows."
         )
     return {"model": model, "tokenizer": "pretrained"}
-
-
-def _find_experiment(name: str) -> Path:
-    shipped = experiments_dir()
-    if name.endswith(".toml") or "/" in name:
-        path = Path(name)
-        if not path.is_file():
-            raise SweepError(f"experiment file must exist, got {name!r}. Check the path.")
-        return path
-    if not (shipped / f"{name}.toml").is_file():
-        known = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
-        raise SweepError(
-            f"experiment must be a TOML file or one of {known}, got {name!r}. Choose one of them."
-        )
-    return shipped / f"{name}.toml"
 
 
 def _merge(fields: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+from sweep.cli.running import read_overrides
+
 KEYS = {
     *("experiment", "model", "device_memory_bytes", "points", "line"),
     "largest_microbatch_size",
@@ -72,3 +76,34 @@ def test_a_probe_of_grpo_can_do_without_its_soaks(call):
 def test_a_model_that_trains_nothing_is_refused_by_run(call, tmp_path):
     code, _ = call("run", "elman", "--batches", "1", "--data", "synthetic", "--yes", "--quiet")
     assert code == 2 and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("command", "rows"), [("plan", "trials"), ("forecast", "points")])
+def test_grpo_is_planned_and_forecast_on_the_default_experiment(command, rows, call):
+    """The literal commands; batch sizes that are no whole groups are left out."""
+    code, out = call(command, "--workload", "grpo", "--device", "cpu", "--json")
+    sizes = [row["batch_size"] for row in json.loads(out)[rows]]
+    assert code == 0 and sizes == [8, 32, 64, 128, 256]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"workload": "grpo"}, "left out: 1. Name others with --batches."),
+        ({"workload": "grpo", "group_size": "32"}, "left out: 1, 8. Name others with --batches."),
+        ({"workload": "grpo", "quiet": True}, ""),
+        ({"workload": "grpo", "batches": "8"}, ""),
+        ({}, ""),
+    ],
+)
+def test_batch_sizes_that_are_left_out_are_named(flags, said, capsys):
+    read_overrides("tinystories", flags)
+    err = capsys.readouterr().err.strip()
+    assert err.endswith(said) and bool(err) == bool(said)
+
+
+def test_grpo_is_probed_on_an_experiment_of_another_workload(call):
+    flags = ("--workload", "grpo", "--context", "96", "--device-memory", "32MiB")
+    code, out = call("probe", *QUICK, *flags, "--largest", "8", "--soak", "0", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["group_size"] == 8 and document["recommendations"]

@@ -16,6 +16,27 @@ def test_the_reference_is_the_default():
 
 
 @pytest.mark.parametrize(
+    ("group_size", "batches"), [(None, (8, 32, 64, 128, 256)), (64, (64, 128, 256))]
+)
+def test_of_another_workload_s_batches_grpo_takes_the_whole_groups(group_size, batches):
+    flags = {"workload": "grpo", "group_size": group_size}
+    assert load_experiment("tinystories", flags).batches == batches
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("tinystories", {"workload": "grpo", "batches": "1,8"}),  # named
+        ("tinystories", {"workload": "grpo", "group_size": 3}),  # none is left
+        ("grpo-words", {"workload": "grpo", "group_size": 32}),  # its own
+    ],
+)
+def test_other_batches_that_are_no_whole_groups_are_refused(name, flags):
+    with pytest.raises(SweepError, match="batches must be whole groups"):
+        load_experiment(name, flags)
+
+
+@pytest.mark.parametrize(
     ("name", "parameters"), [("tinystories", 22_696_448), ("small", 1_180_800)]
 )
 def test_presets_have_exactly_these_parameters(name, parameters):
