@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sweep.config.experiment import load_experiment
+from sweep.config.grpo import GrpoSettings
 from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
@@ -23,7 +24,13 @@ from sweep.training.steps import Steps, Sums
 from sweep.training.worker import as_attempted, run_attempt
 from sweep.trial.folder import SweepFolder, TrialStatus
 from sweep.workloads.grpo import Grpo
-from sweep.workloads.grpo_loss import advantages, completion_mask, denominator, token_weights
+from sweep.workloads.grpo_loss import (
+    advantages,
+    completion_mask,
+    denominator,
+    surrogate,
+    token_weights,
+)
 
 CPU = torch.device("cpu")
 GRPO = {"task": "words", "group_size": 4, "prompt_tokens": 40, "new_tokens": 12}
@@ -227,6 +234,49 @@ def test_advantages_are_those_of_the_paper():
     deviation = rewards.std().item()
     assert found.tolist() == pytest.approx([(r - 3) / (deviation + 1e-4) for r in (1, 2, 3, 6)])
     assert advantages(rewards, 4, "none").tolist() == pytest.approx([-2, -1, 0, 3])
+
+
+# By hand: ratio, gain, clip_high; the loss, its slope with the log of the ratio, is it clipped
+SURROGATES = [
+    (0.5, 1, None, -0.5, -0.5, 0),
+    (0.5, -1, None, 0.8, 0, 1),
+    (1.0, 1, None, -1.0, -1.0, 0),
+    (1.0, -1, None, 1.0, 1.0, 0),
+    (1.5, 1, None, -1.2, 0, 1),
+    (1.5, -1, None, 1.5, 1.5, 0),
+    (3.0, 1, None, -1.2, 0, 1),
+    (3.0, -1, None, 3.0, 3.0, 0),
+    (0.5, -1, 0.6, 0.8, 0, 1),  # below, the other bound holds
+    (1.5, 1, 0.6, -1.5, -1.5, 0),  # within 1.6
+    (3.0, 1, 0.6, -1.6, 0, 1),
+    (3.0, -1, 0.6, 3.0, 3.0, 0),
+]
+
+
+@pytest.mark.parametrize(("ratio", "gain", "high", "loss", "slope", "is_clipped"), SURROGATES)
+def test_the_ratio_is_clipped_where_it_would_gain(ratio, gain, high, loss, slope, is_clipped):
+    old = torch.tensor([[-2.0, -0.7]], dtype=torch.float64)
+    log_probs = (old + math.log(ratio)).requires_grad_(True)
+    settings = GrpoSettings(clip=0.2, clip_high=high, kl=0.0)
+    found = surrogate(log_probs, old, None, torch.tensor([gain], dtype=torch.float64), settings)
+    found.losses.sum().backward()
+    assert found.losses.tolist() == [[pytest.approx(loss)] * 2]
+    assert log_probs.grad.tolist() == [[pytest.approx(slope)] * 2]
+    assert found.is_clipped.tolist() == [[is_clipped] * 2] and found.divergences is None
+    assert found.ratios.tolist() == [[pytest.approx(ratio)] * 2]
+
+
+@pytest.mark.parametrize(("share", "value", "slope"), [(2.0, 1 - math.log(2), -1), (1.0, 0, 0),
+                                                       (0.5, math.log(2) - 0.5, 0.5)])  # fmt: skip
+def test_the_divergence_is_schulman_s_k3(share, value, slope):
+    """Of the reference's probability over the policy's, r: r - ln r - 1, and 1 - r its slope."""
+    log_probs = torch.tensor([[-2.0, -0.7]], dtype=torch.float64, requires_grad=True)
+    reference, gain = log_probs.detach() + math.log(share), torch.zeros(1, dtype=torch.float64)
+    found = surrogate(log_probs, None, reference, gain, GrpoSettings(kl=0.1))
+    found.losses.sum().backward()
+    assert found.divergences.tolist() == [[pytest.approx(value)] * 2]
+    assert found.losses.tolist() == [[pytest.approx(0.1 * value)] * 2]
+    assert log_probs.grad.tolist() == [[pytest.approx(0.1 * slope)] * 2]
 
 
 def test_the_end_counts_and_nothing_behind_it():
