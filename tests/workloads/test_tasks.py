@@ -12,7 +12,7 @@ from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.models.generation import completion_uniforms
 from sweep.workloads.grpo import HELD_OUT
-from sweep.workloads.tasks import Completion, Prompt, build_task
+from sweep.workloads.tasks import Completion, Prompt, build_task, check_task
 
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -44,6 +44,20 @@ def test_words_are_taken_from_one_story_each(text):
         words = prompt.facts["words"]
         assert prompt.text == f"Words: {', '.join(words)}.\n" and len(set(words)) == len(words)
         assert all(len(word) >= 4 and word in stories for word in words)
+
+
+def test_words_that_do_not_fit_are_drawn_again_and_the_others_are_not(text):
+    def prompts(room):
+        task = task_of(text, prompt_tokens=room)
+        return [task.prompt(number, False) for number in range(100)]
+
+    roomy, sizes = prompts(64), []
+    for one, other in zip(roomy, prompts(14), strict=True):
+        ids = text.encode(one.text)
+        assert len(text.encode(other.text)) <= 14 and list(other.ids) == text.encode(other.text)
+        assert (one == other) == (len(ids) <= 14)
+        sizes.append(len(ids))
+    assert min(sizes) <= 14 < max(sizes) and prompts(14) == prompts(14)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +114,15 @@ def test_a_reward_of_ones_own(text, tmp_path, monkeypatch):
 def test_a_task_without_its_text_is_refused():
     with pytest.raises(SweepError, match="must have a text"):
         task_of(None, task="words")
+
+
+def test_a_reward_or_an_extra_that_is_missing_is_found_without_a_text(monkeypatch):
+    check_task(GrpoSettings(task="words", reward="os.path:join"))
+    with pytest.raises(SweepError, match="must be a function"):
+        check_task(GrpoSettings(task="words", reward="os:name"))
+    monkeypatch.setitem(sys.modules, "chess", None)
+    with pytest.raises(SweepError, match="needs the extra chess"):
+        check_task(GrpoSettings(task="chess", reward="os.path:join"))
 
 
 def test_without_the_extra_one_sentence_names_the_command(monkeypatch):

@@ -1,6 +1,7 @@
 """What completions are asked for, and how they are rewarded; all of it checkable by a program."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,13 +15,15 @@ from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer, load_tokenizer
 from sweep.data.tokens import TokenizedText, prepare_data, pretrained_path
 from sweep.errors import SweepError
 
+TRIED_PROMPTS = 32
+
 
 @dataclass(frozen=True)
 class Prompt:
     """One request."""
 
     text: str
-    ids: tuple[int, ...] | None = None  # where it is not the text's own encoding
+    ids: tuple[int, ...] | None = None  # None: the text's own encoding
     facts: dict[str, Any] = field(default_factory=dict)  # what the reward needs
 
 
@@ -101,6 +104,18 @@ def rewards_of(
     return np.sum([*columns.values(), np.zeros(len(found))], axis=0), columns
 
 
+def load_reward(name: str) -> Callable[[str, str], Any]:
+    """Return the function that `module:function` names.
+
+    Raises:
+        SweepError: if it names none.
+    """
+    function = load_object(name)
+    if not callable(function):
+        raise SweepError(f"reward {name!r} must be a function, got {function!r}. Name another.")
+    return function  # type: ignore[no-any-return]
+
+
 class OwnReward:
     """A task's prompts with the user's reward: called with prompt text and completion text.
 
@@ -110,11 +125,8 @@ class OwnReward:
     """
 
     def __init__(self, task: Task, name: str) -> None:
-        self._task, self._name = task, name
-        self._function = load_object(name)
+        self._task, self._name, self._function = task, name, load_reward(name)
         self.prompts_in_epoch, self.prompt = task.prompts_in_epoch, task.prompt
-        if not callable(self._function):
-            raise SweepError(f"reward {name!r} must be a function, got {self._function!r}.")
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         """Return what the user's function says."""
@@ -152,9 +164,40 @@ def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) ->
     elif settings.task == "words":
         from sweep.workloads.tasks.words import Words
 
-        task = Words(text, seed)
+        task = Words(text, seed, settings.prompt_tokens)
     else:
         from sweep.workloads.tasks.words import Openings
 
         task = Openings(text, seed, settings.prompt_tokens)
     return OwnReward(task, settings.reward) if settings.reward else task
+
+
+def check_task(settings: GrpoSettings) -> None:
+    """Refuse a task without its extra, or a reward that is none; needs no text.
+
+    Raises:
+        SweepError: naming what is missing.
+    """
+    if settings.task == "chess":
+        build_task(settings.model_copy(update={"reward": None}), None, 0)
+    if settings.reward:
+        load_reward(settings.reward)
+
+
+def try_prompts(config: TrialConfig, text: TokenizedText | None) -> None:
+    """Refuse prompts that do not fit, by the first of training and of those held out.
+
+    Args:
+        config: of a trial of GRPO.
+        text: that its prompts are drawn from, prepared; None where there is none.
+
+    Raises:
+        SweepError: if one does not.
+    """
+    settings = config.science.grpo
+    assert settings is not None
+    task = build_task(settings, text, config.science.seed)
+    tokenizer = text.tokenizer if text else open_tokenizer(config)
+    for number in range(TRIED_PROMPTS):
+        for is_held_out in (False, True):
+            encode_prompt(task.prompt(number, is_held_out), tokenizer, settings.prompt_tokens)

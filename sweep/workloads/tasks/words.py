@@ -15,14 +15,21 @@ WORDS = 3  # asked for
 LOOKED_AT = 400  # tokens of a story that its words are taken from
 LEAST_LETTERS = 4
 END_REWARD = 0.1
+MOST_DRAWS = 100  # of words of one story, for a prompt that fits
 WORD = re.compile(r"[a-z]+")
 
 
 class Stories:
-    """The documents of a text, drawn in an order that the seed says."""
+    """The documents of a text, drawn in an order that the seed says.
 
-    def __init__(self, text: TokenizedText, seed: int) -> None:
-        self._text, self._seed = text, seed
+    Args:
+        text: that they are of.
+        seed: of their order.
+        prompt_tokens: that a prompt has room for.
+    """
+
+    def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
+        self._text, self._seed, self._prompt_tokens = text, seed, prompt_tokens
         self.prompts_in_epoch: int | None = text.train_documents
 
     @cached_property
@@ -55,12 +62,17 @@ class Words(Stories):
     """
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        """Ask for words of a story."""
+        """Ask for words of a story; for others of its words where the first drawn do not fit."""
         text = self._text.decode(self.story(number, is_held_out, LOOKED_AT)).lower()
         found = sorted({word for word in WORD.findall(text) if len(word) >= LEAST_LETTERS})
         rng = np.random.Generator(np.random.Philox(key=[self._seed, number]))
-        chosen = [found[i] for i in rng.permutation(len(found))[:WORDS]] or ["story"]
-        return Prompt(f"Words: {', '.join(chosen)}.\n", facts={"words": chosen})
+        for _ in range(MOST_DRAWS):
+            chosen = [found[i] for i in rng.permutation(len(found))[:WORDS]] or ["story"]
+            request = f"Words: {', '.join(chosen)}.\n"
+            ids = tuple(self._text.encode(request))
+            if len(ids) <= self._prompt_tokens:
+                break
+        return Prompt(request, ids, {"words": chosen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         """Return the share of the words, and what the end is worth."""
@@ -72,10 +84,6 @@ class Words(Stories):
 
 class Openings(Stories):
     """The first tokens of stories; a reward must be given."""
-
-    def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
-        super().__init__(text, seed)
-        self._prompt_tokens = prompt_tokens
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         """Return the opening of a story."""
