@@ -20,7 +20,9 @@ def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
         refuse_file(flags["out"])
     from sweep.orchestration.forecast import forecast_memory
 
-    document = forecast_memory(experiment, logistics=read_logistics(flags), **read_overrides(experiment, flags))
+    document = forecast_memory(
+        experiment, logistics=read_logistics(flags), **read_overrides(experiment, flags)
+    )
     return _print(document, flags)
 
 
@@ -70,7 +72,10 @@ def _ablate(experiment: str, flags: dict[str, Any]) -> int:
         click.echo(f"{row.name}: {row.status}{peak} {row.message}".rstrip(), err=True)
 
     document = ablate_memory(
-        experiment, logistics=read_logistics(flags), on_row=show, **read_overrides(experiment, flags)
+        experiment,
+        logistics=read_logistics(flags),
+        on_row=show,
+        **read_overrides(experiment, flags),
     )
     return _print(document, flags)
 

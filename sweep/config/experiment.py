@@ -203,6 +203,8 @@ class Experiment(QuietSettings):
             )
         if self.data is None and self.grpo.task != "chess":
             raise ValueError(f"data must be a text for the task {self.grpo.task!r}")
+        if self.grpo.task == "text" and self.grpo.reward is None:
+            raise ValueError("grpo.reward must be a module:function of yours for the task 'text'")
         if self.target is not None:
             raise ValueError("target must be left out for the workload grpo: rewards are no loss")
 

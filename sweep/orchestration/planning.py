@@ -149,10 +149,14 @@ def make_plan(
                 grown = grow_plan(old, new)
             _with_parameters(new)
             _check_workload(new)
+            if not logistics.asks_memory:
+                _check_task(new, folder)
         rows = (*grown.trials, *(row for row in new.trials if row.id is None))
         plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
         return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
     _check_workload(new)
+    if not logistics.asks_memory:
+        _check_task(new, folder)
     if logistics.preset:
         execution, chosen = _choose_by_preset(new, precision, logistics)
         experiment = _resolve_precision(experiment, chosen, is_forced=True)
@@ -260,6 +264,36 @@ def _check_workload(plan: Plan) -> None:
             f"workload {plan.settings.workload!r} must be built from a trial's config and a "
             f"device, but raised {type(error).__name__}: {error}. Correct it."
         ) from error
+
+
+def _check_task(plan: Plan, folder: SweepFolder) -> None:
+    """Refuse a task of GRPO that cannot be scored, likewise."""
+    if plan.settings.grpo is None:
+        return
+    from sweep.workloads.tasks import check_task
+
+    check_task(plan.settings.grpo)
+    check_prompts(plan, folder)
+
+
+def check_prompts(plan: Plan, folder: SweepFolder) -> None:
+    """Refuse prompts of GRPO that do not fit, as soon as their text is prepared.
+
+    Raises:
+        SweepError: naming one.
+    """
+    if plan.settings.grpo is None:
+        return
+    from sweep.data.tokens import find_prepared
+    from sweep.workloads.tasks import try_prompts
+
+    config, text = plan.located(folder).sample_config(plan.trials[0]), None
+    if config.science.data is not None:
+        assert config.science.tokenizer is not None
+        text = find_prepared(config.science.data, config.science.tokenizer)
+        if text is None:
+            return
+    try_prompts(config, text)
 
 
 def _resolve_precision(experiment: Experiment, default: str, is_forced: bool = False) -> Experiment:

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from sweep.cli import main
+from sweep.config.trial import TokenizerSettings
+from sweep.data.identity import identify_data
+from sweep.data.tokens import prepare_data
 from sweep.trial.files import write_json
 
 
@@ -314,6 +317,36 @@ def test_code_of_the_users_that_is_none(call, tmp_path, monkeypatch, flag, name,
     monkeypatch.syspath_prepend(tmp_path)
     flags = (flag, f"{module}:build", "--quiet", "--yes")
     assert_refused(call("run", "quick", *flags), says, tmp_path / "work")
+
+
+GRPO = 'workload = "grpo"\nmodel = "quick"\ndata = "synthetic"\nbudget = "60k"\nbatches = [8]\n[grpo]\n'
+GRPO += "new_tokens = 8\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ('reward = "nomodule:f"', "module 'nomodule' of 'nomodule:f' cannot be imported"),
+        ('reward = "os:nothing"', "has no 'nothing'"),
+        ('reward = "os:name"', "reward 'os:name' must be a function, got 'posix'"),
+        ('task = "text"', "grpo.reward must be a module:function of yours for the task 'text'"),
+        ('task = "chess"', "needs the extra chess"),
+        ("prompt_tokens = 3", "prompt_tokens must hold the longest prompt, got 3"),
+    ],
+)
+def test_what_cannot_be_asked_or_rewarded(call, tmp_path, monkeypatch, settings, says):
+    monkeypatch.setitem(sys.modules, "chess", None)
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{GRPO}{settings}\n")
+    assert_refused(call("run", path, "--quiet", "--yes"), says, tmp_path / "work")
+
+
+def test_prompts_are_tried_as_soon_as_their_text_is_prepared(call, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{GRPO}prompt_tokens = 3\n")
+    settings = TokenizerSettings(kind="bpe", vocabulary=512)
+    prepare_data(identify_data("synthetic"), None, settings)
+    assert_refused(call("plan", path), "prompt_tokens must hold the longest", tmp_path / "work")
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones(call, tmp_path):
