@@ -13,7 +13,6 @@ from sweep.config.models import HuggingFaceSettings
 from sweep.errors import SweepError
 
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout")
 
 
 class HuggingFace(nn.Module):
@@ -47,14 +46,17 @@ class HuggingFace(nn.Module):
                 f"model {settings.name!r} must be of an architecture and sizes that transformers "
                 f"knows, got {settings.architecture!r} ({' '.join(str(error).split())[:200]})."
             ) from error
-        for name in DROPOUTS:
-            if hasattr(config, name):
-                setattr(config, name, 0.0)
+        for name, value in list(vars(config).items()):  # each architecture has names of its own
+            if "drop" in name and isinstance(value, int | float):
+                setattr(config, name, type(value)(0))
         config.use_cache = False
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             build: Any = AutoModelForCausalLM.from_config
             self.model = build(config, attn_implementation="sdpa")
+        for module in self.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
         self.model.get_input_embeddings().padding_idx = None  # nothing is padding here
         output = self.model.get_output_embeddings()
         if output.bias is not None or any(getattr(config, name, None) for name in SCALED_LOGITS):
@@ -63,6 +65,8 @@ class HuggingFace(nn.Module):
                 "bias or a scale on them. Use it as a module:object of your own."
             )
         self._end = settings.end
+        # transformers refuses its cache to a model that trains and checkpoints
+        self.trains_with_past = not activation_checkpointing
         if activation_checkpointing:
             current, former = "activation_checkpointing_enable", "gradient_checkpointing_enable"
             enable = getattr(self.model, current, None) or getattr(self.model, former)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sweep.config.experiment import load_experiment
+from sweep.config.models import HuggingFaceSettings
 from sweep.errors import SweepError
 from sweep.models import build_model, count_parameters
 
@@ -41,3 +42,30 @@ def test_a_seed_says_everything_and_the_loss_can_be_chunked():
     one.train()
     assert torch.equal(one(ids), one(ids))  # no dropout
     torch.testing.assert_close(one(ids), one.hidden(ids) @ one.output_weight().T)
+
+
+OPT = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+       "max_position_embeddings": 16, "word_embed_proj_dim": 16, "pad_token_id": 1}  # fmt: skip
+BIOGPT = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+          "num_attention_heads": 2, "max_position_embeddings": 16}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [
+        ("opt", {**OPT, "dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5}),
+        ("biogpt", {**BIOGPT, "hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5,
+                    "activation_dropout": 0.5, "layerdrop": 0.5}),
+    ],
+)  # fmt: skip
+def test_nothing_is_dropped_whatever_the_architecture_calls_it(architecture, sizes):
+    pytest.importorskip("transformers")
+    settings = HuggingFaceSettings(
+        name=architecture, architecture=architecture, vocabulary=300, context=16, sizes=sizes
+    )
+    model = build_model(settings, 0).train()
+    ids = torch.randint(300, (2, 12), generator=torch.Generator().manual_seed(0))
+    first = model(ids)
+    assert all(torch.equal(model(ids), first) for _ in range(4))
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(ids), first)
