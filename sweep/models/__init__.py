@@ -92,7 +92,8 @@ class HasCache(HasHidden, Protocol):
         """Return a past in which each sequence stands so many times, side by side.
 
         A model that also has `pad_past(past, tokens)`, which returns a past as long as that of so
-        many more tokens, is forecast faster.
+        many more tokens, is forecast faster; one whose `trains_with_past` is False shares states
+        only where it samples.
         """
 
 

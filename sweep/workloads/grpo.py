@@ -169,7 +169,8 @@ class Grpo:
     def _states(self, model: HasHidden, ids: Tensor) -> Tensor:
         """Return the states that predict completions, (B, N, D), from (B, P + N)."""
         room, copies = self.settings.prompt_tokens, self._equal_prompts(len(ids))
-        if copies == 1 or not isinstance(model, HasCache):
+        is_shared = copies > 1 and getattr(model, "trains_with_past", True)
+        if not is_shared or not isinstance(model, HasCache):
             return model.hidden(ids[:, :-1])[:, room - 1 :]
         last, past = extend_equal(model, ids[:, :room], copies)
         return torch.cat((last, model.extend(ids[:, room:-1], past)[0]), dim=1)

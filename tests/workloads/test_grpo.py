@@ -123,11 +123,14 @@ def test_peak_memory_is_noted_by_phase():
     assert all(watched(step.workload)[f"perf/{phase}_seconds"] > 0 for phase in phases)
 
 
-@pytest.mark.parametrize("microbatch", [8, 4, 2, 1])
-def test_a_prompt_seen_once_for_its_completions_changes_nothing(microbatch):
+@pytest.mark.parametrize(
+    ("microbatch", "checkpoints"), [(8, False), (4, False), (2, False), (1, False), (4, True)]
+)
+def test_a_prompt_seen_once_for_its_completions_changes_nothing(microbatch, checkpoints):
     """In float64: the same tokens, loss and gradient, with whole groups and parts of one."""
     found = []
-    for execution in ({}, {"shares_prompts": True}):
+    shared = {"shares_prompts": True, "activation_checkpointing": checkpoints}
+    for execution in ({}, shared):
         config = trial_config(microbatch=microbatch, execution=execution, kl=0.1, num_iterations=2)
         step = TrainingStep(config, CPU, microbatch)
         step.model.double()

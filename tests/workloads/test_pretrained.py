@@ -148,6 +148,25 @@ def test_its_cache_changes_no_token(pretrained, text, tmp_path):
     assert len(without.unique(dim=0)) > 1
 
 
+@pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
+def test_what_saves_memory_changes_no_gradient(pretrained, text, tmp_path):
+    """In float64, alone and together: checkpointed activations, prompts seen once."""
+    config, found = trial_of(pretrained, text, tmp_path / "s"), []
+    for checkpoints, shares in ((False, False), (True, False), (False, True), (True, True)):
+        options = {"activation_checkpointing": checkpoints, "shares_prompts": shares}
+        execution = config.execution.model_copy(update=options)
+        step = TrainingStep(config.model_copy(update={"execution": execution}), CPU, 4)
+        step.model.double()
+        batch = step.rolled_out(step.workload.build_batch(0, 8))
+        batch = (*batch[:2], torch.linspace(-1, 1, 8).double(), *batch[3:])
+        loss = step.backward(batch)
+        found.append([*batch, loss, *(p.grad for p in step.parameters)])
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0])
+        for first, second in zip(found[0], other, strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
 def test_a_sweep_starts_from_it(pretrained, text, tmp_path):
