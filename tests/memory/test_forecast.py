@@ -180,3 +180,18 @@ def test_what_an_implementation_keeps_is_seen(monkeypatch):
     more = forecast_step(written).peak_bytes - forecast_step(own).peak_bytes
     scores = 4 * 8 * 16 * 256 * 256
     assert more > 4 * 1.5 * scores  # in each of four layers
+
+
+def test_of_grpo_s_logits_no_more_rows_exist_than_are_asked_for():
+    """In the pass that only measures, and in the update: the cap alone moves both peaks."""
+    fields = {"model": "quick", "vocabulary": 8192, "context": 96, "data": "synthetic"}
+    fields["grpo"] = {"prompt_tokens": 20, "new_tokens": 64, "kl": 0.1}
+    peaks = [
+        forecast_step(config("grpo-words", 32, {"loss_chunk_rows": rows}, **fields)).phases
+        for rows in (0, 1024, 512)  # of 32 × 64
+    ]
+    row = 4 * 8192  # bytes
+    for phase in ("log_probs", "update"):
+        whole, half, quarter = (found[phase] for found in peaks)
+        assert half - quarter > 512 * row
+        assert (whole - half) / (half - quarter) == pytest.approx(1024 / 512, rel=0.05)
