@@ -29,11 +29,10 @@ from sweep.memory.ablation import (
     TWICE_GROUPS,
     Row,
 )
-from sweep.memory.rows import Rows
+from sweep.memory.rows import BYTES_OF_LOGITS, Rows
 
 TOLERANCE = 0.1  # of what is claimed, within which a claim counts as true
 SOME = 0.05  # of the peak: what counts where no number was claimed
-BYTES_OF_LOGITS = 4
 UTILISATION = 0.7  # of the device, by the guide's supervised step
 NO_HALF = "asks for an even number of groups"
 NO_SIZES = "the model's settings do not name it"
@@ -129,7 +128,7 @@ CLAIMS = (
     Claim(
         "Not returning logits from sampling saves them.",
         (1, 1),
-        lambda rows: rows.in_logits(SAMPLING),
+        lambda rows: rows.in_sampled_logits(SAMPLING),
         "times the logits",
     ),
     Claim(
@@ -257,7 +256,8 @@ def judge_claims(base: TrialConfig, rows: list[Row]) -> list[dict[str, Any]]:
     elements = base.science.batch_size * grpo.new_tokens * model.vocabulary
     as_dtype = replace(rows[0], name=base.science.precision)  # the base is of one of them
     sizes = base.science.batch_size, base.group_size
-    known = Rows([as_dtype, *rows], BYTES_OF_LOGITS * elements, *sizes)
+    sampled = BYTES_OF_LOGITS if base.science.precision == "fp32" else BYTES_OF_LOGITS // 2
+    known = Rows([as_dtype, *rows], BYTES_OF_LOGITS * elements, *sizes, sampled)
     return [_judged(claim, claim.measure(known)) for claim in CLAIMS]
 
 

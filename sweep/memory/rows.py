@@ -18,17 +18,31 @@ from sweep.memory.ablation import (
     Row,
 )
 
+BYTES_OF_LOGITS = 4  # of one, in float32
 GUIDE_GROUP = 8  # completions of a prompt, in the guide that claims
 
 
 class Rows:
-    """Rows by name, for claims; what is missing is not a number."""
+    """Rows by name, for claims; what is missing is not a number.
+
+    Args:
+        rows: of the ablation.
+        logits_bytes: of a batch's completions, in float32.
+        batch_size, group_size: of the base.
+        sampled_bytes: a logit of sampling has, in the base's dtype.
+    """
 
     def __init__(
-        self, rows: list[Row], logits_bytes: int, batch_size: int = 1, group_size: int = 1
+        self,
+        rows: list[Row],
+        logits_bytes: int,
+        batch_size: int = 1,
+        group_size: int = 1,
+        sampled_bytes: int = BYTES_OF_LOGITS,
     ) -> None:
         self._rows, self.logits_bytes = {row.name: row for row in rows}, logits_bytes
         self._batch, self._group = batch_size, group_size
+        self._narrower = BYTES_OF_LOGITS / sampled_bytes
 
     def peak(self, name: str) -> float:
         """Return a row's peak in bytes."""
@@ -56,6 +70,10 @@ class Rows:
     def in_logits(self, name: str, base: str = BASE) -> float:
         """Return what a row's peak is above the base's, over the bytes of the logits."""
         return (self.peak(name) - self.peak(base)) / self.logits_bytes
+
+    def in_sampled_logits(self, name: str) -> float:
+        """Return the same over the bytes of the logits in the dtype that sampling has them in."""
+        return self.in_logits(name) * self._narrower
 
     def accumulated(self) -> float:
         """Return the update's peak in several microbatches over that in one of them."""

@@ -319,8 +319,8 @@ def test_code_of_the_users_that_is_none(call, tmp_path, monkeypatch, flag, name,
     assert_refused(call("run", "quick", *flags), says, tmp_path / "work")
 
 
-GRPO = 'workload = "grpo"\nmodel = "quick"\ndata = "synthetic"\nbudget = "60k"\nbatches = [8]\n[grpo]\n'
-GRPO += "new_tokens = 8\n"
+GRPO = 'workload = "grpo"\nmodel = "quick"\ndata = "synthetic"\nbudget = "60k"\nbatches = [8]\n'
+GRPO += "[grpo]\nnew_tokens = 8\n"
 
 
 @pytest.mark.parametrize(

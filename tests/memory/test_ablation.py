@@ -179,6 +179,19 @@ def test_a_claim_about_time_is_judged_only_where_all_turns_agree(turns, verdict)
     assert found["Activation checkpointing costs 20 to 30 % of the time."] == verdict
 
 
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2), ("bf16-pure", 2)])
+def test_logits_of_sampling_are_counted_in_their_own_dtype(precision, size):
+    base = base_config({**SMALL, "precision": precision})
+    peaks = {ablation.BASE: 1000, ablation.SAMPLING: 1000 + LOGITS * size // 4}
+    rows = [
+        Row(name, "undone", None, Measurement(8, 8, "OK", peak_bytes=peak))
+        for name, peak in peaks.items()
+    ]
+    found = {one["claim"]: one for one in judge_claims(base, rows)}
+    saved = found["Not returning logits from sampling saves them."]
+    assert saved["measured"] == 1 and saved["verdict"] == "true"
+
+
 def differences(one, other):
     """Paths of the leaves in which two documents differ."""
     if not isinstance(one, dict) or not isinstance(other, dict):
