@@ -57,3 +57,12 @@ def whole_groups(batch_size: int, group_size: int) -> tuple[int, int]:
 def is_legal_microbatch(size: int, group_size: int) -> bool:
     """Tell whether a microbatch is whole groups, or an equal part of one."""
     return size % group_size == 0 or group_size % size == 0
+
+
+def least_size(group_size: int, multiple: int) -> str:
+    """Say what the least is that a search of multiples looks at."""
+    if multiple == 1:
+        return "one sequence"
+    if multiple == group_size:
+        return f"one group of {group_size}, in one microbatch,"
+    return f"a microbatch of {multiple} sequences"

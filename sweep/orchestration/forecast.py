@@ -67,6 +67,7 @@ def forecast_memory(
     return head_of(plan, logistics.device_memory) | {
         "device": plan.execution.device,
         "usable_bytes": limit,  # by tensors; on a GPU less than its memory
+        "group_size": configs[most].group_size,
         "devices": devices,
         "zero": plan.execution.zero,
         "points": [_point(batch, point, limit) for batch, point in points.items()],

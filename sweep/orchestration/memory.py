@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.grpo import GrpoSettings
+from sweep.config.grpo import GrpoSettings, least_size
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.points import Measurement
@@ -95,7 +95,7 @@ def probe_memory(
         soak_steps = SOAK_STEPS if plan.settings.grpo else 0
     found = probe(config, limit, multiple, cap, on_point, soak_steps)
     points = [point.as_document() for point in found.points]
-    line, verdict = found.found.line, _verdict(found)
+    line, verdict = found.found.line, _verdict(found, config.group_size, multiple)
     document = head_of(plan, limit) | {
         "device": device,
         "multiple": multiple,
@@ -231,8 +231,8 @@ def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, str,
     return config, str(device), limit
 
 
-def _verdict(probed: Probed) -> str:
-    """Say what the search showed.
+def _verdict(probed: Probed, group_size: int, multiple: int) -> str:
+    """Say what the search of multiples showed.
 
     Raises:
         SweepError: if steps failed for another reason than memory, whatever their size.
@@ -245,7 +245,7 @@ def _verdict(probed: Probed) -> str:
                 f"steps must run to be measured, but one of {smallest.microbatch_size} sequences "
                 f"ended {smallest.status} ({smallest.message}). Mend that first."
             )
-        return "not even one sequence fits"
+        return f"not even {least_size(group_size, multiple)} fits"
     how = "; memory was no line, found by bisection" if found.is_bisected else ""
     if found.is_capped:
         return f"{found.largest} fits, and no larger size was asked for{how}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from sweep.config.grpo import least_size
 from sweep.config.numbers import format_bytes, format_count
 from sweep.report import axes as look
 from sweep.report import markdown as md
@@ -145,8 +146,16 @@ def line_sentences(document: Mapping[str, Any]) -> list[str]:
             f"{format_bytes(line['largest_residual_bytes'])}."
         )
     if (largest := document["largest_microbatch_size"]) is not None:
-        found.append(f"Largest microbatch size: {largest or 'not even one sequence fits'}.")
+        found.append(f"Largest microbatch size: {largest or _none_fits(document)}.")
     return found
+
+
+def _none_fits(document: Mapping[str, Any]) -> str:
+    """Say that not even the least size fits; of a group, what was not looked at."""
+    group = document["group_size"]
+    multiple = document.get("multiple", group)
+    parts = "; equal parts of one were not tried" if multiple == group > 1 else ""
+    return f"not even {least_size(group, multiple)} fits{parts}"
 
 
 def probe_markdown(document: Mapping[str, Any]) -> str:
@@ -193,7 +202,7 @@ def _probe_row(point: Mapping[str, Any], sizes: Sizes) -> list[str]:
 def recommendations(document: Mapping[str, Any]) -> str:
     """Name the three choices, each with what proved it."""
     if not document["recommendations"]:
-        return "Nothing can be recommended: not even one sequence fits."
+        return f"Nothing can be recommended: {_none_fits(document)}."
     with_steps, sizes = document["accumulated"], Sizes(document)
     items = [
         f"{one['name'].capitalize()} (at most {100 * one['share']:.0f} % of the limit): microbatch "

@@ -101,8 +101,21 @@ def test_memory_that_is_no_line_is_bisected(timeless):
 
 def test_not_even_one_sequence_fits():
     document = probe_memory("quick", logistics=within(MIB), batches=[8])
-    assert document["largest_microbatch_size"] == 0 and "not even one" in document["verdict"]
+    assert document["largest_microbatch_size"] == 0 and "not even one sequence" in document["verdict"]
     assert {point["status"] for point in document["points"]} == {"OUT_OF_MEMORY"}
+
+
+def test_of_grpo_not_even_one_group_fits(stories):
+    fields = {"model": "quick", "data": stories, "batches": [4], "precision": "fp32"}
+    fields["grpo"] = {"group_size": 4, "prompt_tokens": 20, "new_tokens": 4}
+    found = probe_memory("grpo-words", logistics=within(MIB), soak_steps=0, **fields)
+    assert found["verdict"] == "not even one group of 4, in one microbatch, fits"
+    forecast = forecast_memory("grpo-words", logistics=within(MIB), **fields)
+    assert forecast["largest_microbatch_size"] == 0
+    for document in (found, forecast):
+        said = "not even one group of 4, in one microbatch, fits; equal parts of one were not tried"
+        assert f"Largest microbatch size: {said}." in markdown_of(document)
+    assert f"Nothing can be recommended: {said}." in markdown_of(found)
 
 
 def test_a_point_that_dies_is_named_and_stops_nothing(timeless):
