@@ -8,6 +8,7 @@ from sweep.config.models import Positive, Settings
 
 FINAL_PROMPTS = 256  # held out, of the final evaluation
 SAMPLED_MICROBATCHES = 4  # at once: sampling keeps no activations (docs/grpo.md)
+OF_REWARDS = ("mean", "std", "group_std")  # watched as reward/…, beside their components
 Fraction = Annotated[float, Field(gt=0, le=1, strict=True)]
 
 

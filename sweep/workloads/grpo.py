@@ -33,7 +33,7 @@ from sweep.workloads.grpo_loss import (
     surrogate,
     token_weights,
 )
-from sweep.workloads.meter import Meter
+from sweep.workloads.meter import Meter, watch_rewards
 from sweep.workloads.protocol import Batch, FinalEvaluation
 from sweep.workloads.start import load_start
 from sweep.workloads.tasks import Prompt, Task
@@ -207,7 +207,7 @@ class Grpo:
                 completions = self.generate(model, ids, drawn, at_once, in_groups=True)
             with self._phase("score"):
                 rewards, parts = self.score(prompts, completions.cpu().numpy())
-            self._watch_rewards(rewards, parts)
+            watch_rewards(self.meter, rewards, parts, self.settings.group_size)
             scores = torch.from_numpy(rewards).float().to(self.device)
             gain = advantages(scores, self.settings.group_size, self.settings.scale_rewards)
             mask = completion_mask(completions, SEPARATOR_ID)
@@ -286,16 +286,6 @@ class Grpo:
         groups = numbers // self.settings.group_size
         known = {int(group): self.task.prompt(int(group), False) for group in np.unique(groups)}
         return [known[int(group)] for group in groups]
-
-    def _watch_rewards(
-        self, rewards: NDArray[np.float64], parts: dict[str, NDArray[np.float64]]
-    ) -> None:
-        groups = rewards.reshape(-1, self.settings.group_size)
-        self.meter.add("reward/mean", rewards.sum(), rewards.size)
-        self.meter.add("reward/std", rewards.std(), 1)
-        self.meter.add("reward/group_std", groups.std(axis=1).sum(), len(groups))
-        for name, values in parts.items():
-            self.meter.add(f"reward/{name}", values.sum(), values.size)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

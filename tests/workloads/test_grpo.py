@@ -47,7 +47,8 @@ def trial_config(batch=8, microbatch=None, execution=None, **grpo):
 
 
 def watched(workload):
-    return {name: total / count for name, (total, count) in workload.meter.state().items()}
+    sums = workload.meter.state()
+    return {name: total / count for name, (total, count) in sums.items() if count}
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
@@ -334,6 +335,26 @@ def test_what_is_watched_goes_on_after_a_checkpoint():
         found = progress.interval_metrics()
         means.append({name: found[name] for name in found if not name.startswith("perf/")})
     assert means[0] == means[1] and means[0]["reward/mean"] >= 0
+
+
+def test_a_component_that_is_paid_now_and_then_is_averaged_over_all_completions():
+    """Before it was paid first, after it, and in an interval in which it is not paid at all."""
+    step = TrainingStep(trial_config(), CPU, 8)
+    workload, paid = step.workload, iter([False, True, False, False])
+    for is_interrupted in (False, False, True, False):
+        if is_interrupted:
+            known = workload.meter.state()
+            workload.meter.clear()
+            workload.meter.restore(known)
+        parts = {"base": 1.0} | ({"bonus": 3.0} if next(paid) else {})
+        workload.task.reward = lambda *_, parts=parts: parts
+        step.rolled_out(workload.build_batch(0, 8))
+    found = watched(workload)
+    assert found["reward/bonus"] == 3 / 4 and found["reward/base"] == 1
+    assert found["reward/mean"] == found["reward/base"] + found["reward/bonus"]
+    workload.meter.clear()
+    step.rolled_out(workload.build_batch(0, 8))
+    assert watched(workload)["reward/bonus"] == 0
 
 
 @pytest.mark.parametrize("taken", [0, 1])

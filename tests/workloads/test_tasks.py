@@ -91,6 +91,7 @@ def test_a_reward_of_ones_own(text, tmp_path, monkeypatch):
         "def parts(prompt, completion): return {'a': 1, 'b': prompt.count('W')}\n"
         "def wrong(prompt, completion): return 'good'\n"
         "def endless(prompt, completion): return {'a': 1, 'b': float('inf')}\n"
+        "def taken(prompt, completion): return {'a': 1, 'std': 2}\n"
         "def none(prompt, completion): return float('nan')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -107,6 +108,8 @@ def test_a_reward_of_ones_own(text, tmp_path, monkeypatch):
         reward("endless")
     with pytest.raises(SweepError, match=r"'own_reward:none' must return a finite .*nan"):
         reward("none")
+    with pytest.raises(SweepError, match=r"must name no component mean or .*got 'std'"):
+        reward("taken")
     with pytest.raises(SweepError, match="has no 'absent'"):
         reward("absent")
 

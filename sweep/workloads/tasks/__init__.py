@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sweep.config.grpo import GrpoSettings
+from sweep.config.grpo import OF_REWARDS, GrpoSettings
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer, load_tokenizer
@@ -140,6 +140,11 @@ class OwnReward:
             raise SweepError(
                 f"reward {self._name!r} must return a finite number or a dict of them, got "
                 f"{found!r}. Correct it."
+            )
+        if taken := values.keys() & set(OF_REWARDS):
+            raise SweepError(
+                f"reward {self._name!r} must name no component {' or '.join(OF_REWARDS)}, which "
+                f"are of the whole, got {min(taken)!r}. Rename it."
             )
         return values
 
