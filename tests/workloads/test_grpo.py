@@ -36,8 +36,13 @@ CPU = torch.device("cpu")
 GRPO = {"task": "words", "group_size": 4, "prompt_tokens": 40, "new_tokens": 12}
 
 
-def trial_config(batch=8, microbatch=None, execution=None, **grpo):
-    fields = {"batches": [batch], "precision": "fp32", "budget": 100 * batch * 52, "model": "quick"}
+def trial_config(batch=8, microbatch=None, execution=None, precision="fp32", **grpo):
+    fields = {
+        "batches": [batch],
+        "precision": precision,
+        "budget": 100 * batch * 52,
+        "model": "quick",
+    }
     fields |= {"data": "synthetic", "grpo": {**GRPO, **grpo}}
     threads = Execution(device="cpu", threads=2, **(execution or {}))
     experiment = load_experiment("grpo-words", fields)
@@ -51,18 +56,50 @@ def watched(workload):
     return {name: total / count for name, (total, count) in sums.items() if count}
 
 
+def watched_at_the_start(config, microbatch):
+    """What the first update sees of weights that sampled, and that are the reference."""
+    step = TrainingStep(config, CPU, microbatch)
+    batch = step.rolled_out(step.workload.build_batch(0, 8))
+    step.workload.meter.clear()
+    step.backward(batch)
+    return watched(step.workload)
+
+
 @pytest.mark.parametrize("iterations", [1, 2])
 @pytest.mark.parametrize("microbatch", [8, 2])
 def test_at_the_start_the_ratio_is_exactly_1_and_the_divergence_exactly_0(iterations, microbatch):
     config = trial_config(microbatch=microbatch, num_iterations=iterations)
-    step = TrainingStep(config, CPU, microbatch)
-    workload = step.workload
-    batch = step.rolled_out(workload.build_batch(0, 8))
-    workload.meter.clear()
-    step.backward(batch)
-    found = watched(workload)
+    found = watched_at_the_start(config, microbatch)
     assert found["grpo/ratio"] == 1.0 and found["grpo/kl"] == 0.0
     assert found["grpo/clip_fraction"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"precision": "bf16-pure"},
+        {"execution": {"shares_prompts": True}},
+        {"execution": {"activation_checkpointing": True}},
+        {"execution": {"loss_chunk_rows": 8}},
+    ],
+)
+def test_at_the_start_they_are_exact_whatever_saves_memory(options):
+    found = watched_at_the_start(trial_config(microbatch=4, num_iterations=2, **options), 4)
+    assert found["grpo/ratio"] == 1.0 and found["grpo/kl"] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_at_the_start_compiled_steps_are_off_by_rounding_only(precision):
+    """What sampled and the reference are measured by eager passes, the policy by a compiled one."""
+    options = {"precision": precision, "num_iterations": 2, "kl": 0.1}
+    config = trial_config(microbatch=8, execution={"compile": True}, **options)
+    found = watched_at_the_start(config, 8)
+    ratio, divergence = (1e-5, 1e-6) if precision == "fp32" else (1e-2, 1e-3)
+    assert abs(found["grpo/ratio"] - 1) < ratio and abs(found["grpo/kl"]) < divergence
+    assert found["grpo/clip_fraction"] == 0
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
