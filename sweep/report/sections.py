@@ -165,9 +165,17 @@ def results(sweep: Sweep, cells: pd.DataFrame) -> str:
     )
 
 
+HELD_OUT = {  # what of GRPO's prompts a seed draws
+    "words": "each seed asks for words of its own, of the same stories",
+    "chess": "each seed has positions of its own",
+    "text": "the prompts are the same at every seed",
+}
+
+
 def rewards(sweep: Sweep) -> list[tuple[str, str]]:
     """Hold GRPO's rewards against those before training; no section for other workloads."""
-    if sweep.plan.settings.grpo is None or not (gains := find_gains(sweep)):
+    grpo = sweep.plan.settings.grpo
+    if grpo is None or not (gains := find_gains(sweep)):
         return []
     rows = []
     for gain in gains:
@@ -183,8 +191,9 @@ def rewards(sweep: Sweep) -> list[tuple[str, str]]:
     count = sweep.plan.settings.evaluation.sequences
     text = (
         f"Mean reward of one completion of each of {count} held-out prompts before the first step "
-        "and after the last, with the same random numbers; each seed has prompts of its own. The "
-        "interval (95 %, t) is of the differences of the seeds."
+        f"and after the last, with the same random numbers; {HELD_OUT[grpo.task]}. The interval "
+        "(95 %, t) is of the differences of the seeds"
+        + (", which all start from the same weights." if sweep.plan.start else ".")
     )
     return [("Rewards", f"{md.table(headers, rows)}\n\n{text}")]
 
