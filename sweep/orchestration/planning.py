@@ -149,14 +149,12 @@ def make_plan(
                 grown = grow_plan(old, new)
             _with_parameters(new)
             _check_workload(new)
-            if not logistics.asks_memory:
-                _check_task(new, folder)
+            _check_task(new, logistics, folder)
         rows = (*grown.trials, *(row for row in new.trials if row.id is None))
         plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
         return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
     _check_workload(new)
-    if not logistics.asks_memory:
-        _check_task(new, folder)
+    _check_task(new, logistics, folder)
     if logistics.preset:
         execution, chosen = _choose_by_preset(new, precision, logistics)
         experiment = _resolve_precision(experiment, chosen, is_forced=True)
@@ -266,9 +264,9 @@ def _check_workload(plan: Plan) -> None:
         ) from error
 
 
-def _check_task(plan: Plan, folder: SweepFolder) -> None:
-    """Refuse a task of GRPO that cannot be scored, likewise."""
-    if plan.settings.grpo is None:
+def _check_task(plan: Plan, logistics: Logistics, folder: SweepFolder) -> None:
+    """Refuse a task of GRPO that cannot be scored, likewise; memory can be asked about."""
+    if plan.settings.grpo is None or logistics.asks_memory:
         return
     from sweep.workloads.tasks import check_task
 
