@@ -15,13 +15,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate, is_quickly_prepared
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.executors import Place
-from sweep.orchestration.planning import (
-    Planned,
-    check_prompts,
-    check_writable,
-    default_out,
-    make_plan,
-)
+from sweep.orchestration.planning import Planned, check_writable, default_out, make_plan
 from sweep.plan.cluster import ClusterSchedule
 from sweep.plan.commands import typed_command
 from sweep.plan.plan import Plan
@@ -152,7 +146,6 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
             return 0
         if is_quickly_prepared(planned.plan, folder):
             prepare(planned, folder)  # what it refuses is refused before the plan is shown
-            check_prompts(planned.plan, folder)
         if not flags["quiet"]:
             _print_plan(planned.command_rows(), as_json=False, to_stderr=True)
         _confirm(planned.command_rows(), folder, flags["yes"], also)

@@ -14,7 +14,13 @@ from sweep.errors import SweepError
 from sweep.orchestration.costs import at_most_at_once, check_disk, estimate
 from sweep.orchestration.executors import HERE, Place, build_executor
 from sweep.orchestration.local import Executor
-from sweep.orchestration.planning import Planned, check_writable, plan_call, save_plan
+from sweep.orchestration.planning import (
+    Planned,
+    check_prompts,
+    check_writable,
+    plan_call,
+    save_plan,
+)
 from sweep.orchestration.schedule import POLL_SECONDS, Schedule
 from sweep.orchestration.tuning import Round, Tuning
 from sweep.plan.growth import grow_plan
@@ -129,6 +135,8 @@ def prepare(
         text = prepare_data(plan.data, path, tokenizer, on_progress, start)
         if plan.settings.grpo is None:
             text.check_window(plan.tokens_per_sequence)
+        else:
+            check_prompts(plan, folder)
 
 
 def run_plan(
@@ -167,7 +175,6 @@ def run_plan(
         prepare(planned, folder, on_prepare)
         executor = executor or build_executor(place, planned.plan.execution, folder)
         mirror: Mirror | None = None
-        has_ended = False
         try:
             if executor.queues:
                 check_disk(at_most_at_once(planned.plan, len(executor.slots)), folder)
@@ -182,13 +189,12 @@ def run_plan(
                 requested = _run_rounds(planned, schedule, tuning, also, on_change, mirror.wake)
             on_finished()
             mirror.log_report()
-            has_ended = not schedule.is_stopping
         except BaseException:
             executor.stop()
             raise
         finally:
             executor.close()
-            status = mirror.close(MIRROR_SECONDS, is_patient=has_ended) if mirror else None
+            status = mirror.close(MIRROR_SECONDS, schedule.is_stopping) if mirror else None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
     untracked = "" if status is None or status.is_complete else str(status)
     return Summary(folder, states, schedule.is_stopping, untracked)

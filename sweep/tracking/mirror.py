@@ -91,13 +91,14 @@ class Mirror:
         self._delivery.has_report = True
         self.wake()
 
-    def close(self, timeout: float, is_patient: bool = False) -> MirrorStatus:
+    def close(self, timeout: float, is_hurried: bool = True) -> MirrorStatus:
         """Send what is left and end the thread.
 
         Args:
             timeout: seconds, at most.
-            is_patient: count them anew whenever the store has taken, or answered, something.
+            is_hurried: if not, behind a report, count them anew when the store takes something.
         """
+        is_patient = self._delivery.has_report and not is_hurried
         self._delivery.patience = timeout if is_patient else None
         self._delivery.deadline = time.monotonic() + timeout
         self._closing.set()

@@ -207,7 +207,9 @@ def test_a_patient_end_does_not_wait_for_what_is_refused_again_and_again(sweep):
         sweep.train(index, 20)
     lines = sweep.trial(0).metrics_path
     lines.write_bytes(lines.read_bytes().replace(b'"tokens"', b'"tokans"'))
-    status = Mirror(sweep.folder, sweep.plan, None).close(2.0, is_patient=True)
+    mirror = Mirror(sweep.folder, sweep.plan, None)
+    mirror.log_report()
+    status = mirror.close(2.0, is_hurried=False)
     assert status.trials == 1 and sweep.ids[0] in str(status)
     assert_mirrored(sweep, [1])
 
