@@ -163,7 +163,7 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
         mirror = Mirror(folder, plan, tracking_uri)
         mirror.start()
         mirror.log_report()
-        status = mirror.close(60.0)
+        status = mirror.close(60.0, is_hurried=False)
     if not status.is_complete:
         click.echo(str(status), err=True)
 
