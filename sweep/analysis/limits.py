@@ -197,6 +197,9 @@ def _initial_loss(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
     )
 
 
+FOLLOW_FROM_MICROBATCH = ("microbatch", "gradient_accumulation", "generation_batch_size")
+
+
 def mixed_execution(trials: pd.DataFrame) -> dict[str, list[str]]:
     """Return what differs between finished trials and should not, with its values.
 
@@ -206,7 +209,7 @@ def mixed_execution(trials: pd.DataFrame) -> dict[str, list[str]]:
     seen: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in MIXABLE}
     for text in set(done["execution"]):
         for name, value in json.loads(text).items():
-            if not name.startswith(("microbatch", "gradient_accumulation")):
+            if not name.startswith(FOLLOW_FROM_MICROBATCH):
                 seen.setdefault(f"execution.{name}", set()).add(json.dumps(value))
     mixed = {name: sorted(values) for name, values in seen.items() if len(values) > 1}
     sizes = done.groupby("batch_size")["microbatch_size"].unique()

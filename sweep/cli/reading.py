@@ -36,14 +36,14 @@ def stop_command(path: Path) -> int:
     """Send SIGTERM to the folder's runner and wait for it to end."""
     folder = SweepFolder(path)
     if not is_locked(folder.lock_path) and not _lives_elsewhere(folder.lock_path):
-        bare = [trial.id for trial in folder.trials() if is_locked(trial.lease_path)]
+        bare = [trial.id for trial in folder.trials() if is_locked(trial.runner_lock_path)]
         if bare:
             raise SweepError(
                 f"{path} is not run by a command, but trial {bare[0]} by a worker of its own. End "
                 f"process {read_owner(folder.trial(bare[0]).lease_path).get('pid', '?')}."
             )
-        asked = _ask_elsewhere(folder)
-        what = f"Asked {asked} attempts on other machines to checkpoint and end, if they live."
+        asked = _ask_attempts(folder)
+        what = f"Asked {asked} attempts that no command waits for to checkpoint and end."
         click.echo(what if asked else f"Nothing runs in {path}.")
         return 0
     owner = read_owner(folder.lock_path)
@@ -70,13 +70,17 @@ def _lives_elsewhere(lock: Path) -> bool:
     return False
 
 
-def _ask_elsewhere(folder: SweepFolder) -> int:
-    """Ask the attempts that a dead command left running on a cluster; return how many."""
+def _ask_attempts(folder: SweepFolder) -> int:
+    """Ask the attempts that a dead command left running on a cluster; return how many.
+
+    Of one on another machine nothing tells at once whether it still lives.
+    """
     count = 0
     for trial in folder.trials():
         owner = read_owner(trial.lease_path)
         is_elsewhere = owner.get("host", socket.gethostname()) != socket.gethostname()
-        if is_elsewhere and not owner.get("ended") and not trial.result_path.exists():
+        may_live = is_locked(trial.lease_path) or (is_elsewhere and not owner.get("ended"))
+        if may_live and "fencing" in owner and not trial.result_path.exists():
             trial.ask_to_stop(owner["fencing"])
             count += 1
     return count
@@ -152,14 +156,14 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
         return
     from sweep.plan.plan import load_plan
     from sweep.tracking.mirror import Mirror
-    from sweep.trial.lease import FileLock
+    from sweep.trial.lease import Lease
 
     if is_locked(folder.lock_path):
         click.echo("A command works on this sweep, and mirrors it where it was told to.", err=True)
         return
     plan = load_plan(folder)
     assert plan is not None
-    with FileLock(folder.lock_path):
+    with Lease(folder.lock_path):
         mirror = Mirror(folder, plan, tracking_uri)
         mirror.start()
         mirror.log_report()

@@ -261,7 +261,9 @@ def batches_left_out(name: str, overrides: Mapping[str, Any]) -> tuple[int, ...]
     fields = read_fields(find_experiment(name))
     if fields.get("workload", "pretrain") == "grpo" or "batches" not in fields:
         return ()
-    size = overrides.get("group_size") or GrpoSettings().group_size
+    tables = (overrides, overrides.get("grpo"), fields.get("grpo"))
+    given = (one.get("group_size") for one in tables if isinstance(one, Mapping))
+    size = next((one for one in given if isinstance(one, int)), GrpoSettings().group_size)
     batches = parse_batches(fields["batches"])
     parts = tuple(batch for batch in batches if batch % size)
     return parts if len(parts) < len(batches) else ()

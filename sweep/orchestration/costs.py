@@ -1,6 +1,7 @@
 """What a plan costs on this machine: seconds, memory, epochs, disk. Estimates, all of them."""
 
 import contextlib
+import os
 import shutil
 from dataclasses import replace
 
@@ -91,9 +92,10 @@ def check_disk(plan: Plan, folder: SweepFolder) -> None:
     )
     free = shutil.disk_usage(existing).free
     held = 0
-    for file in folder.path.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # an attempt may still run
-            held += file.stat().st_size if file.is_file() else 0
+    for place, _, names in os.walk(folder.path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # an attempt may still run
+                held += os.stat(os.path.join(place, name)).st_size
     needed = (plan.disk_bytes or 0) - held
     if needed > free:
         raise SweepError(

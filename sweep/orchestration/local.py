@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
-from sweep.errors import SweepError, WorkerDied
+from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.process import ATTEMPT, FreshProcess
 from sweep.trial.folder import TrialFolder
@@ -79,7 +79,7 @@ class LocalExecutor:
     def _watch(self, process: FreshProcess, future: Future[Outcome]) -> None:
         try:
             outcome = process.result()
-        except WorkerDied as error:
+        except Exception as error:  # WorkerDied, or what nobody thought of
             future.set_exception(error)
         else:
             future.set_result(outcome)

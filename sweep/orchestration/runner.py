@@ -40,8 +40,15 @@ class Summary:
 
     folder: SweepFolder
     states: dict[str, TrialStatus]  # of the trials that the command named
-    is_interrupted: bool = False
+    is_stopped: bool = False  # by somebody
+    is_placeless: bool = False  # there was nowhere left to run
     untracked: str = ""  # what the tracking server did not get, in one sentence
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the same command goes on with what is left; not where something failed."""
+        causes = {one.cause for one in self.states.values() if one.state is State.FAILED}
+        return self.is_stopped or (self.is_placeless and causes <= {Cause.DIVERGED})
 
     @property
     def exit_code(self) -> int:
@@ -197,7 +204,7 @@ def run_plan(
             status = mirror.close(MIRROR_SECONDS, schedule.is_stopping) if mirror else None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
     untracked = "" if status is None or status.is_complete else str(status)
-    return Summary(folder, states, schedule.is_stopping, untracked)
+    return Summary(folder, states, schedule.is_stopping, not schedule.has_place, untracked)
 
 
 def _run_rounds(
@@ -213,7 +220,7 @@ def _run_rounds(
     first = [one for one in planned.requested if one not in tried]
     schedule.go(dict.fromkeys(first), also, on_change, on_end)
     added: list[str] = []
-    while tuning and not schedule.is_stopping and (following := _next_round(tuning, schedule)):
+    while tuning and not schedule.is_ending and (following := _next_round(tuning, schedule)):
         if following.rows:
             rows = (*schedule.plan.trials, *following.rows)
             plan = schedule.plan.model_copy(update={"trials": rows})

@@ -40,7 +40,8 @@ class Schedule:
     plan: Plan
     folder: SweepFolder
     executor: Executor
-    is_stopping: bool = False
+    is_stopping: bool = False  # as somebody asked for
+    has_place: bool = True  # where they ran may be gone
     _waiting: deque[TrialFolder] = field(default_factory=deque)
     _running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = field(
         default_factory=dict
@@ -70,10 +71,10 @@ class Schedule:
         self._pauses = requested
         trials = [self.folder.trial(one) for one in self._in_order(requested)]
         self._waiting = deque(trial for trial in trials if self._settle(trial, also))
-        while self._running or (self._waiting and not self.is_stopping):
-            self.is_stopping |= not self.executor.slots  # where they ran may be gone
+        while self._running or (self._waiting and not self.is_ending):
+            self.has_place = bool(self.executor.slots)
             for slot in self._free_slots():
-                if self.is_stopping or not (trial := self._next()):
+                if self.is_ending or not (trial := self._next()):
                     break
                 self._start(trial, slot)
             done, _ = wait(self._running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -85,6 +86,11 @@ class Schedule:
             if not (done or self._running) and self._waiting:  # a bare worker holds them
                 time.sleep(POLL_SECONDS / 5)
             on_change()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no more attempts start."""
+        return self.is_stopping or not self.has_place
 
     def _in_order(self, requested: Iterable[str]) -> list[str]:
         """Return ids as planned; where several trials run at a time, the longest first.

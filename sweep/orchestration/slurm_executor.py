@@ -34,6 +34,7 @@ POLL_SECONDS = 1.0  # between two looks for results, and for what is to be submi
 ASK_SECONDS = 30.0  # between two questions to SLURM, at most; the first come sooner
 PREEMPTED_SECONDS = 120.0  # in which SLURM puts a preempted job back into its queue, or never
 REFUSED_SECONDS = 15.0  # until it is asked again for jobs that it has refused
+FORGOTTEN_SECONDS = 60.0  # behind its last refusal: the next one is another matter
 PATIENCE_SECONDS = 180.0  # with a SLURM, or a file system, that only fails
 PAUSED = ("SUSPENDED", "RESIZING")  # states of jobs that submitit takes for ended
 KINDS = {  # of what SLURM ended, by the state's first letters
@@ -154,6 +155,7 @@ class SlurmExecutor:
         self._seen = 0  # of them, at the last look
         self._refused: list[tuple[float, Future[Outcome], Outcome]] = []  # until when, and its end
         self._failing: dict[object, float] = {}  # since when, by job; None: submitting
+        self._refused_at = 0.0  # monotonic, the last time
         self._jobs: dict[Future[Outcome], tuple[Any, TrialFolder, int, LeaseWatch]] = {}
         self._states, self._preempted = _build_watcher(), dict[str, float]()
         self._lock = threading.Lock()
@@ -231,7 +233,7 @@ class SlurmExecutor:
             gathered, self._gathered, self._seen = self._gathered, [], 0
         if self._is_stopping:
             for future, _, _ in gathered:
-                future.set_result(Outcome("stopped", "was not submitted"))
+                future.set_result(Outcome("stopped", "was not submitted", has_begun=False))
         elif gathered:
             bodies = [Attempt(str(trial.path.absolute()), number) for _, trial, number in gathered]
             try:
@@ -252,14 +254,20 @@ class SlurmExecutor:
         submitted, so that not all of a sweep fails.
         """
         kind, pause, message = "preempted", REFUSED_SECONDS, f"was not submitted: {why}"
-        if None not in self._failing:
+        now = time.monotonic()
+        if now - self._refused_at > FORGOTTEN_SECONDS:
+            self._failing.pop(None, None)
+        self._refused_at = now
+        if self._is_stopping:
+            kind = "stopped"
+        elif None not in self._failing:
             LOG.warning(
                 "SLURM refuses jobs: %s It is asked again for %.0f s.", why, PATIENCE_SECONDS
             )
-        if self._has_failed_for_long(None):
+        if kind != "stopped" and self._has_failed_for_long(None):
             kind, pause, self.slots = "error", 0.0, []
-        until = time.monotonic() + pause
-        self._refused += [(until, future, Outcome(kind, message)) for future in futures]
+        outcome = Outcome(kind, message, has_begun=False)
+        self._refused += [(now + pause, future, outcome) for future in futures]
 
     def _end_refused(self) -> None:
         now = time.monotonic()

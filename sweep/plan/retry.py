@@ -31,6 +31,7 @@ class Outcome:
     kind: str
     message: str = ""  # one line for people
     in_evaluation: bool = False  # memory ran out while nothing was trained
+    has_begun: bool = True  # else it counts as no attempt
 
 
 def begin_attempt(status: TrialStatus) -> TrialStatus:
@@ -77,6 +78,8 @@ def status_after(
         config: of the trial.
         retries: of this trial within this command, by cause; counted up here.
     """
+    if not outcome.has_begun:
+        status = status.changed(attempts=status.attempts - 1)
     if outcome.kind == "complete":
         return status.changed(state=State.COMPLETE, cause=None, message=""), False
     if outcome.kind in ("stopped", "paused"):

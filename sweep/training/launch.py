@@ -17,6 +17,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
@@ -109,6 +110,7 @@ def _held_back() -> Iterator[None]:
 
     This process gets them by another thread, that of `_watching`.
     """
+    resource_tracker.ensure_running()  # which would unblock them, were it started within
     before = signal.pthread_sigmask(signal.SIG_BLOCK, DECIDED)
     try:
         yield

@@ -124,7 +124,8 @@ class Lease:
         """End the thread and give the lock up, and say so to those who see only the file."""
         self._ended.set()
         self._thread.join()
-        self._lock.write({"fencing": self._fencing, "ended": True})
+        with contextlib.suppress(OSError):
+            self._lock.write({"fencing": self._fencing, "ended": True})
         self._lock.release()
 
     def __enter__(self) -> "Lease":

@@ -11,6 +11,7 @@ from sweep.tracking.reader import read_store
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.files import canonical_json, read_json, seal, sha256_of, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
+from sweep.trial.lease import Lease
 
 PLAN_KEYS = {
     *("experiment", "model", "tokens_per_sequence", "token_budget", "epochs", "disk_bytes"),
@@ -96,10 +97,13 @@ def test_stop_asks_what_a_dead_command_left_on_other_machines(call, tmp_path):
         line = seal({"host": "elsewhere", "pid": 1, "fencing": 2, **owner})
         trial.lease_path.write_text(canonical_json(line))
     code, out = call("stop", folder.path)
-    assert code == 0 and "Asked 1 attempts on other machines" in out
+    assert code == 0 and "Asked 1 attempts" in out
     assert alive.is_asked_to_stop(2) and not alive.is_asked_to_stop(3)
     assert not ended.stop_path.exists() and not unbegun.stop_path.exists()
     alive.lease_path.unlink()
+    with Lease(unbegun.lease_path, fencing=1):  # on this machine, as a worker of Ray's
+        assert "Asked 1 attempts" in call("stop", folder.path)[1]
+    assert unbegun.is_asked_to_stop(1)
     assert "Nothing runs" in call("stop", folder.path)[1]
 
 

@@ -432,7 +432,18 @@ def test_a_slurm_that_refuses_for_a_while_costs_no_trial(run, cluster, monkeypat
     go.touch()
     summary = run(place=Place("slurm", slurm="at_once=1"), batches="4,8")
     assert {status.state for status in summary.states.values()} == {State.COMPLETE}
-    assert sorted(status.attempts for status in summary.states.values()) == [1, 3]
+    assert {status.attempts for status in summary.states.values()} == {1}
+
+
+def test_a_slurm_that_refuses_for_good_fails_what_it_was_asked_for(run, cluster, monkeypatch):
+    monkeypatch.setattr(slurm_executor, "REFUSED_SECONDS", 0.1)
+    monkeypatch.setattr(slurm_executor, "PATIENCE_SECONDS", 1.0)
+    place = Place("slurm", slurm="partition=moon,at_once=2")
+    summary = run(place=place, batches="4,8,16", budget=1600)
+    states = sorted((one.state, one.cause, one.attempts) for one in summary.states.values())
+    failed = (State.FAILED, Cause.ERROR, 0)
+    assert states == [failed, failed, (State.WAITING, None, 0)]
+    assert (summary.exit_code, summary.is_interrupted) == (1, False)
 
 
 @pytest.mark.parametrize(("failures", "kind"), [(3, "complete"), (10**6, "lost")])

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from sweep.cli import sweep
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt
-from sweep.training.launch import GRACE_SECONDS, judged
+from sweep.training.launch import DECIDED, GRACE_SECONDS, judged
 from sweep.training.process import ATTEMPT, FreshProcess
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.metrics import read_metrics
@@ -170,6 +172,32 @@ def test_signals_that_reach_processes_before_they_can_ignore_them_end_none(tmp_p
 
     wait_for(all_are_told)
     assert process.result().kind == "complete", trial.log_path.read_text()
+
+
+SHOW_MASK = """
+import multiprocessing
+from sweep.training.launch import _held_back
+
+def show():
+    print([line for line in open("/proc/self/status") if line.startswith("SigBlk")][0].split()[1])
+
+if __name__ == "__main__":
+    with _held_back():
+        lock = multiprocessing.get_context("spawn").Lock()  # starts what tracks such things
+        process = multiprocessing.get_context("spawn").Process(target=show)
+        process.start()
+    process.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_begins_with_the_signals_blocked_that_it_is_to_ignore(tmp_path):
+    """In an interpreter of its own, as in a job: nothing was spawned there before."""
+    script = tmp_path / "show_mask.py"
+    script.write_text(SHOW_MASK)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    blocked = int(done.stdout, 16)
+    assert all(blocked >> (number - 1) & 1 for number in DECIDED)
 
 
 @pytest.mark.slow

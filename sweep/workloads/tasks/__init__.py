@@ -190,7 +190,7 @@ def check_task(settings: GrpoSettings) -> None:
 
 
 def try_prompts(config: TrialConfig, text: TokenizedText | None) -> None:
-    """Refuse prompts that do not fit, by the first of training and of those held out.
+    """Refuse prompts that do not fit, by the first of those held out: all of a text is long.
 
     Args:
         config: of a trial of GRPO.
@@ -204,5 +204,4 @@ def try_prompts(config: TrialConfig, text: TokenizedText | None) -> None:
     task = build_task(settings, text, config.science.seed)
     tokenizer = text.tokenizer if text else open_tokenizer(config)
     for number in range(TRIED_PROMPTS):
-        for is_held_out in (False, True):
-            encode_prompt(task.prompt(number, is_held_out), tokenizer, settings.prompt_tokens)
+        encode_prompt(task.prompt(number, True), tokenizer, settings.prompt_tokens)

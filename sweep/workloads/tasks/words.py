@@ -15,7 +15,7 @@ WORDS = 3  # asked for
 LOOKED_AT = 400  # tokens of a story that its words are taken from
 LEAST_LETTERS = 4
 END_REWARD = 0.1
-MOST_DRAWS = 100  # of words of one story, for a prompt that fits
+DRAWS = 30  # of as many words of one story, for a prompt that fits
 WORD = re.compile(r"[a-z]+")
 
 
@@ -37,17 +37,19 @@ class Stories:
         return SequenceStream(self._text.train_documents + 1, 1, self._seed)
 
     @cached_property
-    def _ends(self) -> dict[bool, NDArray[np.int64]]:
-        """Positions of the separators, of training and of held-out documents."""
-        splits = {False: self._text.train, True: self._text.valid}
-        return {
-            held: np.flatnonzero(np.asarray(tokens) == self._text.separator)
-            for held, tokens in splits.items()
-        }
+    def _train_ends(self) -> NDArray[np.int64]:
+        return self._separators(self._text.train)
+
+    @cached_property
+    def _held_out_ends(self) -> NDArray[np.int64]:
+        return self._separators(self._text.valid)
+
+    def _separators(self, tokens: NDArray[np.integer]) -> NDArray[np.int64]:
+        return np.flatnonzero(np.asarray(tokens) == self._text.separator)
 
     def story(self, number: int, is_held_out: bool, tokens: int) -> NDArray[np.integer]:
         """Return the first tokens of a document."""
-        ends = self._ends[is_held_out]
+        ends = self._held_out_ends if is_held_out else self._train_ends
         split = self._text.valid if is_held_out else self._text.train
         index = number % len(ends) if is_held_out else self._order.window_indices(number, 1)[0]
         start = int(ends[index - 1]) + 1 if index else 0
@@ -62,12 +64,13 @@ class Words(Stories):
     """
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        """Ask for words of a story; for others of its words where the first drawn do not fit."""
+        """Ask for words of a story; for others of them, or fewer, where those drawn do not fit."""
         text = self._text.decode(self.story(number, is_held_out, LOOKED_AT)).lower()
         found = sorted({word for word in WORD.findall(text) if len(word) >= LEAST_LETTERS})
         rng = np.random.Generator(np.random.Philox(key=[self._seed, number]))
-        for _ in range(MOST_DRAWS):
-            chosen = [found[i] for i in rng.permutation(len(found))[:WORDS]] or ["story"]
+        for turn in range(WORDS * DRAWS):
+            count = WORDS - turn // DRAWS
+            chosen = [found[i] for i in rng.permutation(len(found))[:count]] or ["story"]
             request = f"Words: {', '.join(chosen)}.\n"
             ids = tuple(self._text.encode(request))
             if len(ids) <= self._prompt_tokens:
