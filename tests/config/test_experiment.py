@@ -21,6 +21,8 @@ def test_the_reference_is_the_default():
 def test_of_another_workload_s_batches_grpo_takes_the_whole_groups(group_size, batches):
     flags = {"workload": "grpo", "group_size": group_size}
     assert load_experiment("tinystories", flags).batches == batches
+    table = {"workload": "grpo", "grpo": {"group_size": group_size} if group_size else {}}
+    assert load_experiment("tinystories", table).batches == batches
 
 
 @pytest.mark.parametrize(

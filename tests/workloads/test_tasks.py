@@ -60,6 +60,12 @@ def test_words_that_do_not_fit_are_drawn_again_and_the_others_are_not(text):
     assert min(sizes) <= 14 < max(sizes) and prompts(14) == prompts(14)
 
 
+def test_where_no_three_words_fit_fewer_are_asked_for(text):
+    asked = [task_of(text, prompt_tokens=11).prompt(number, False) for number in range(100)]
+    assert all(len(prompt.ids) <= 11 for prompt in asked)
+    assert {len(prompt.facts["words"]) for prompt in asked} >= {1, 2}
+
+
 @pytest.mark.parametrize(
     ("story", "has_ended", "words", "end"),
     [
