@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sweep
-from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import runs
 from sweep.tracking.address import one_sentence
@@ -48,7 +47,7 @@ class Delivery:
         patience: seconds by which it moves on whenever the store takes something, or is looked
             through for the first time since; None: it stays.
         has_report: whether the report on disk is whole.
-        look_seconds: what the last pass took to look for what changed.
+        look_seconds: what the last pass took to look for what changed, and to write its record.
     """
 
     def __init__(
@@ -83,26 +82,38 @@ class Delivery:
         Returns:
             The first trouble that concerned a single trial only.
         """
-        trouble = None
         client = self._client = self._client or self._connect()
         try:
             self._mirror_plan(client)
             if is_alive:
                 self._set_parent_status(client, "RUNNING")
-            for row in self._changed():
-                self._check_time()
-                try:
-                    self._mirror_trial(client, row, is_alive)
-                except Exception as error:
-                    if not _concerns_one_run(error):
-                        raise
-                    trouble = trouble or f"trial {row.id}: {one_sentence(error)}"
+            rows = self._changed()
+            trouble = self._each(rows, lambda row: self._prepare(client, row))
+            if rows:
+                self._save(now=True)  # before the first points: were a trial reset, it must be seen
+            mirrored = self._each(rows, lambda row: self._mirror_trial(client, row, is_alive))
+            trouble = trouble or mirrored
             if self.has_report:
                 self._mirror_report(client)
             if not is_alive:
                 self._set_parent_status(client, self._end_status())
         finally:
             self._save(now=True)
+        return trouble
+
+    def _each(
+        self, rows: list[PlannedTrial], deliver: Callable[[PlannedTrial], None]
+    ) -> str | None:
+        """Call this with each row; return the first trouble that concerned one of them only."""
+        trouble = None
+        for row in rows:
+            self._check_time()
+            try:
+                deliver(row)
+            except Exception as error:
+                if not runs.concerns_one_run(error):
+                    raise
+                trouble = trouble or f"trial {row.id}: {one_sentence(error)}"
         return trouble
 
     def _changed(self) -> list[PlannedTrial]:
@@ -127,6 +138,7 @@ class Delivery:
         if now or started > self._save_again:
             self.record.save(self.folder)
             ended = time.monotonic()
+            self.look_seconds += ended - started
             self._save_again = ended + max(SAVE_SECONDS, REST * (ended - started))
         if not now:
             self._has_looked = False
@@ -150,7 +162,7 @@ class Delivery:
             if entry is None or entry.run_id not in run_ids:
                 entry = Mirrored(run_id=run_ids[0])
             found[trial_id] = entry
-            _delete_others(client, run_ids, entry.run_id)
+            runs.delete_others(client, run_ids, entry.run_id)
         self.record.trials, self._has_looked = found, True
         self._stamps.clear()
         return client
@@ -174,7 +186,7 @@ class Delivery:
             }
             record.parent_run_id = found[-1] if found else self._create(client, tags)
             record.save(self.folder)
-        _delete_others(client, found, record.parent_run_id)
+        runs.delete_others(client, found, record.parent_run_id)
         return record.parent_run_id
 
     def _lost_uid(self, client: "MlflowClient", experiment: str) -> str | None:
@@ -242,18 +254,30 @@ class Delivery:
 
     # ---------------------------------------------------------------- the children
 
+    def _prepare(self, client: "MlflowClient", row: PlannedTrial) -> None:
+        """Give a trial its run, another one if it began anew, and note when its lines begin."""
+        trial = self.folder.trial(str(row.id))
+        entry = self.record.trials.get(trial.id)
+        if entry is not None and runs.began_anew(trial, entry):
+            self._supersede(client, trial.id, entry)
+            entry = None
+        if entry is None and trial.read_status().state is not State.WAITING:
+            entry = self._begin(client, trial, row)
+        if entry is not None and entry.began is None and trial.settled_length():
+            entry.began = runs.first_time(trial)
+
     def _mirror_trial(self, client: "MlflowClient", row: PlannedTrial, is_alive: bool) -> None:
         trial = self.folder.trial(str(row.id))
         stamp = _stamp(trial.state_path)
         if stamp == self._stamps.get(trial.state_path):
             return
         status, entry = trial.read_status(), self.record.trials.get(trial.id)
-        if entry is not None and runs.began_anew(trial, entry):
-            self._supersede(client, trial.id, entry)
-            entry = None
         if entry is None and status.state is not State.WAITING:
-            entry = self._begin(client, trial, row)
+            return  # it began since it was prepared: the next pass
         if entry is not None:
+            has_lines = entry.began is None and trial.settled_length() > 0
+            if has_lines or runs.began_anew(trial, entry):
+                return  # likewise
             self._bring_up_to_date(client, trial, row, entry, status, is_alive)
         if status.state is not State.RUNNING:
             self._stamps[trial.state_path] = stamp
@@ -305,7 +329,6 @@ class Delivery:
         if entry.run_status in ("", "RUNNING"):
             client.set_terminated(entry.run_id, "KILLED")
         del self.record.trials[trial_id]
-        self._save(now=True)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -319,19 +342,3 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _run_ids(client: "MlflowClient", experiment: str, tags: dict[str, str]) -> list[str]:
     return [run.info.run_id for run in search_all(client, experiment, tags)]
-
-
-def _delete_others(client: "MlflowClient", run_ids: list[str], kept: str) -> None:
-    """Delete what a request made whose answer was lost; nothing was ever written to it."""
-    for run_id in run_ids:
-        if run_id != kept:
-            client.delete_run(run_id)
-
-
-def _concerns_one_run(error: Exception) -> bool:
-    """Tell whether other trials can go on: the store refused this one, or its file is damaged."""
-    from mlflow.exceptions import MlflowException
-
-    if isinstance(error, MlflowException):
-        return error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST")
-    return isinstance(error, SweepError | ValueError | KeyError)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.config.trial import TrialConfig
+from sweep.errors import SweepError
 from sweep.tracking.record import Mirrored
 from sweep.tracking.store import document_tags
 from sweep.trial.files import sha256_of
@@ -128,9 +129,6 @@ def log_lines(
     from mlflow.entities import Metric
 
     lines = read_metrics_with_offsets(trial.metrics_path, entry.offset, trial.settled_length())
-    if lines and entry.began is None:
-        entry.began = round(lines[0][0]["time"] * 1000)
-        save(True)  # before the first point: were the trial reset now, it must be seen
     metrics: list[Metric] = []
     for number, (line, end) in enumerate(lines):
         time, tokens = round(line["time"] * 1000), line["tokens"]
@@ -205,3 +203,19 @@ def set_run_status(
 def _changed(path: Path) -> int:
     """Return when a file was last changed, in milliseconds; 0 for none."""
     return path.stat().st_mtime_ns // 10**6 if path.exists() else 0
+
+
+def delete_others(client: "MlflowClient", run_ids: list[str], kept: str) -> None:
+    """Delete what a request made whose answer was lost; nothing was ever written to it."""
+    for run_id in run_ids:
+        if run_id != kept:
+            client.delete_run(run_id)
+
+
+def concerns_one_run(error: Exception) -> bool:
+    """Tell whether other trials can go on: the store refused this one, or its file is damaged."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, MlflowException):
+        return error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST")
+    return isinstance(error, SweepError | ValueError | KeyError)

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from sweep.errors import SweepError
+from sweep.tracking import delivery
 from sweep.tracking.delivery import Delivery
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.reader import read_store
@@ -200,6 +201,21 @@ def test_a_stopped_or_killed_trial_does_not_stay_running_and_resumes_in_its_run(
     assert run_of(sweep, 0).info.run_id == before
     assert mirror.close(60).is_complete
     assert run_statuses(sweep) == ["KILLED"] * 3
+
+
+def test_the_record_is_written_as_often_for_many_trials_as_for_few(monkeypatch, sweep):
+    """It holds all of them: written for each, it would take their square."""
+    monkeypatch.setattr(delivery, "SAVE_SECONDS", 1e9)
+    written, save = [], Record.save
+    monkeypatch.setattr(Record, "save", lambda *given: written.append(1) or save(*given))
+    counts = []
+    for ended in (1, len(sweep.ids)):
+        beside, before = sweep.beside(f"with-{ended}"), len(written)
+        for index in range(ended):
+            beside.train(index, 20)
+        beside.sync()
+        counts.append(len(written) - before)
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_patient_end_does_not_wait_for_what_is_refused_again_and_again(sweep):
