@@ -115,7 +115,7 @@ def main() -> None:
     for count in counts:
         found.append(benchmark(kind, int(count)))
         print(json.dumps(found[-1], indent=1), flush=True)
-    record({f"overhead {kind}": found})
+        record({f"overhead {kind}": found})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ def record(results: dict[str, object], device: str = "cpu") -> Path:
     name, date = device_name(torch.device(device)), datetime.date.today().isoformat()
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     path = HERE / "results" / slug / f"{date}.json"
-    known = json.loads(path.read_text())["results"] if path.exists() else {}
+    document = json.loads(path.read_text()) if path.exists() else {}
+    known, commits = document.get("results", {}), document.get("commits", {})
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
     )
@@ -29,7 +30,7 @@ def record(results: dict[str, object], device: str = "cpu") -> Path:
         "cores": available_cores(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "git_commit": commit.stdout.strip() or None,
+        "commits": commits | dict.fromkeys(results, commit.stdout.strip() or None),
         "results": known | results,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
