@@ -22,6 +22,7 @@ MANY_EPOCHS = 4
 INITIAL_LOSS_TOLERANCE = 0.25  # nats around ln V; random logits add up to about 0.15
 UNEVEN_TIMES = 1.25  # longest over shortest total time of equal trials
 MIXABLE = ("device", "torch_version", "git_commit", "devices")
+FOLLOW_FROM_MICROBATCH = ("microbatch", "gradient_accumulation", "generation_batch_size")
 
 
 @dataclass(frozen=True)
@@ -195,9 +196,6 @@ def _initial_loss(sweep: Sweep, cells: pd.DataFrame) -> Limit | None:
         "loss at step 0 not near ln V",
         ("quality",),
     )
-
-
-FOLLOW_FROM_MICROBATCH = ("microbatch", "gradient_accumulation", "generation_batch_size")
 
 
 def mixed_execution(trials: pd.DataFrame) -> dict[str, list[str]]:

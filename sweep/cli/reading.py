@@ -13,7 +13,7 @@ import click
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.errors import FolderInUse, SweepError
 from sweep.trial.folder import SweepFolder
-from sweep.trial.lease import is_locked, read_owner, refuse_live_owner_elsewhere
+from sweep.trial.lease import LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
 
 STOP_SECONDS = 120.0  # a step and a checkpoint
 
@@ -77,11 +77,10 @@ def _ask_attempts(folder: SweepFolder) -> int:
     """
     count = 0
     for trial in folder.trials():
-        owner = read_owner(trial.lease_path)
-        is_elsewhere = owner.get("host", socket.gethostname()) != socket.gethostname()
-        may_live = is_locked(trial.lease_path) or (is_elsewhere and not owner.get("ended"))
-        if may_live and "fencing" in owner and not trial.result_path.exists():
-            trial.ask_to_stop(owner["fencing"])
+        if trial.result_path.exists() or not LeaseWatch(trial.lease_path).is_alive():
+            continue
+        if fencing := read_owner(trial.lease_path).get("fencing"):
+            trial.ask_to_stop(fencing)
             count += 1
     return count
 

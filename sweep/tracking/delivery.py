@@ -62,9 +62,8 @@ class Delivery:
         self._address = address or record.tracking_uri
         self.deadline, self.has_report, self.look_seconds = float("inf"), False, 0.0
         self.patience: float | None = None
-        self._has_looked = (
-            False  # through the runs that there are, and the store took nothing since
-        )
+        # through the runs that there are, and the store took nothing since
+        self._has_looked = False
         self._client: MlflowClient | None = None
         self._stamps: dict[Path, tuple[int, int]] = {}  # of files whose content the store has
         self._save_again = 0.0  # monotonic
@@ -313,7 +312,7 @@ class Delivery:
         if entry.covers(status):
             return
         entry.final = False
-        runs.log_lines(client, trial, entry, self._save)
+        runs.log_lines(client, trial, entry, lambda: self._save(now=False))
         if status.state.is_finished:
             runs.log_end(client, trial, entry, status)
             entry.final = True

@@ -120,7 +120,7 @@ def began_anew(trial: TrialFolder, entry: Mirrored) -> bool:
 
 
 def log_lines(
-    client: "MlflowClient", trial: TrialFolder, entry: Mirrored, save: Callable[[bool], None]
+    client: "MlflowClient", trial: TrialFolder, entry: Mirrored, on_accepted: Callable[[], None]
 ) -> None:
     """Log the settled lines behind the offset, and move it after each accepted batch.
 
@@ -141,7 +141,7 @@ def log_lines(
         if len(metrics) + following > BATCH_METRICS:
             client.log_batch(entry.run_id, metrics=metrics, synchronous=True)
             entry.offset, entry.last_tokens, entry.last_milliseconds = end, tokens, time
-            save(False)
+            on_accepted()
             metrics = []
 
 
