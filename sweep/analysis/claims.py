@@ -37,7 +37,7 @@ def headline(judged: Judged) -> str:
         (other,) = set(pair.batch_sizes) - {best}
         sign = 1 if pair.batch_sizes[1] == other else -1
         ends = sorted((sign * pair.difference.low, sign * pair.difference.high))
-        amount = f"{sign * pair.difference.estimate:.4f} [{ends[0]:.4f}, {ends[1]:.4f}]"
+        amount = f"{sign * pair.difference.value:.4f} [{ends[0]:.4f}, {ends[1]:.4f}]"
         if pair.is_equivalent:
             equal.append(other)
         else:

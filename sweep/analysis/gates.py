@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, difference_unit, report_trials
+from sweep.analysis.estimate import Estimate
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import (
     INITIAL_LOSS_TOLERANCE,
@@ -21,7 +22,6 @@ from sweep.analysis.limits import (
 from sweep.analysis.statistics import (
     MOST_SEEDS,
     Comparison,
-    Interval,
     Losses,
     Pair,
     compare_pairs,
@@ -56,7 +56,7 @@ class Judged:
     label: str
     gates: tuple[Gate, ...]
     comparison: Comparison
-    sigma: Interval | None  # of seeds, nats
+    sigma: Estimate | None  # of seeds, nats
     rates: tuple[TunedRate, ...]  # where they were tuned
     best: int | None  # batch size of the least mean loss, where every gate passes
     scope: str  # a sentence
@@ -85,7 +85,7 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, label: str) -> Judged:
     comparison = compare_pairs(losses, unit=difference_unit(sweep))
     sigma = seeds_sd(losses)
     is_tuned = set(cells["policy"]) == {"tuned"}
-    rates = tuned_rates(sweep, sigma.estimate if sigma else None, comparison.degrees_of_freedom)
+    rates = tuned_rates(sweep, sigma.value if sigma else None, comparison.degrees_of_freedom)
     found = tuple(rates if is_tuned else ())
     best = _least(losses, comparison.seeds) if comparison.pairs else None
     gates = (
@@ -177,7 +177,7 @@ def _beyond(rate: TunedRate, has_target: bool) -> str:
     return f"another --out with [tuning] centre = {near:.2g}, for batch size {rate.batch_size}"
 
 
-def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | None) -> Gate:
+def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Estimate | None) -> Gate:
     name = f"At least {SEEDS_FOR_SPREAD} seeds in every cell"
     fewest, count = int(cells["complete"].min()), len(comparison.batch_sizes)
     more = f"--seeds {SEEDS_FOR_SPREAD} or more (5 recommended)"
@@ -187,12 +187,12 @@ def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | No
         why = f"{fewest} complete in the poorest cell; σ of seeds is not known."
         return Gate(2, name, INCONCLUSIVE, why, more if count > 1 else "more batch sizes")
     seeds, pairs = len(comparison.seeds), len(comparison.pairs)
-    least = minimal_detectable_difference(sigma.estimate, seeds, count, pairs)
-    needed = seeds_to_detect(WANTED_DIFFERENCE, sigma.estimate, count, pairs)
+    least = minimal_detectable_difference(sigma.value, seeds, count, pairs)
+    needed = seeds_to_detect(WANTED_DIFFERENCE, sigma.value, count, pairs)
     wanted = f"{needed} seeds" if needed else "more than 1000 seeds"
     plural, unit = "s" if pairs > 1 else "", comparison.unit
     evidence = (
-        f"{fewest} seeds; σ of seeds {sigma.estimate:.4f} [{sigma.low:.4f}, {sigma.high:.4f}] "
+        f"{fewest} seeds; σ of seeds {sigma.value:.4f} [{sigma.low:.4f}, {sigma.high:.4f}] "
         f"{unit}. {seeds} seeds show a difference of {least or math.nan:.4f} {unit} with power "
         f"0.8 over {pairs} pair{plural}; {WANTED_DIFFERENCE:g} {unit} would need {wanted}."
     )
@@ -201,7 +201,7 @@ def _seed_gate(cells: pd.DataFrame, comparison: Comparison, sigma: Interval | No
 
 
 def _difference_gate(
-    comparison: Comparison, sigma: Interval | None, best: int | None, cells: pd.DataFrame
+    comparison: Comparison, sigma: Estimate | None, best: int | None, cells: pd.DataFrame
 ) -> Gate:
     name = "Every other batch size is told from the best, or found equal to it"
     if comparison.not_applicable or best is None:
@@ -221,11 +221,11 @@ def _difference_gate(
     )
     if not open_pairs:
         return Gate(3, name, PASS, evidence)
-    nearest = min(abs(pair.difference.estimate) for pair in open_pairs)
+    nearest = min(abs(pair.difference.value) for pair in open_pairs)
     assert sigma is not None
     count = len(comparison.batch_sizes)
     wanted = max(nearest, comparison.margin)
-    needed = seeds_to_detect(wanted, sigma.estimate, count, len(comparison.pairs))
+    needed = seeds_to_detect(wanted, sigma.value, count, len(comparison.pairs))
     more = max(needed or 0, len(comparison.seeds) + 1)
     settle = f"--seeds {more} for a difference of {wanted:.4f} {comparison.unit}"
     if not needed:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from sweep.analysis.comparison import CELL_KEYS, report_trials
+from sweep.analysis.estimate import Estimate
 from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.statistics import Interval, compare_pairs
+from sweep.analysis.statistics import compare_pairs
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Gain:
     learning_rate: float
     start: dict[int, float]  # by seed
     end: dict[int, float]
-    difference: Interval | None  # paired by seed; None below two seeds
+    difference: Estimate | None  # paired by seed; None below two seeds
 
 
 def find_gains(sweep: Sweep) -> tuple[Gain, ...]:

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtri, nctdtrinc, stdtr, stdtrit
 
+from sweep.analysis.estimate import Estimate
+
 ALPHA = 0.05
 POWER = 0.8
 EQUIVALENCE_MARGIN = 0.01  # nats
@@ -23,21 +25,12 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An estimate and its 95 % interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Pair:
     """Two batch sizes compared over the seeds they share."""
 
     batch_sizes: tuple[int, int]
     by_seed: tuple[float, ...]  # nats, the larger batch size's loss minus the smaller's
-    difference: Interval  # nats, their mean; the interval is this pair's alone
+    difference: Estimate  # nats, their mean; the interval is this pair's alone
     standard_error: float  # nats, the larger of the pooled one and the pair's own
     p_different: float
     p_different_holm: float  # adjusted over all pairs
@@ -155,7 +148,7 @@ def _pairs(sizes: tuple[int, ...], table: Floats, margin: float) -> tuple[Pair, 
     numbers = np.stack([*columns, equivalent, holm(equivalent)], axis=1).tolist()
     names = zip(first.tolist(), second.tolist(), by_seed.tolist(), numbers, strict=True)
     return tuple(
-        Pair((sizes[i], sizes[j]), tuple(values), Interval(*found[:3]), *found[3:])
+        Pair((sizes[i], sizes[j]), tuple(values), Estimate(*found[:3]), *found[3:])
         for i, j, values, found in names
     )
 
@@ -175,7 +168,7 @@ def holm(p_values: Floats) -> Floats:
     return adjusted
 
 
-def seeds_sd(losses: Losses) -> Interval | None:
+def seeds_sd(losses: Losses) -> Estimate | None:
     """Return σ of seeds: what is left of a loss after its batch size and its seed, in nats.
 
     The interval is by chi-square with (k-1)(n-1) degrees of freedom, for equal variances. None
@@ -187,7 +180,7 @@ def seeds_sd(losses: Losses) -> Interval | None:
     degrees = (table.shape[0] - 1) * (table.shape[1] - 1)
     squares = degrees * _mean_square(table)
     low, high = (math.sqrt(squares / chdtri(degrees, p)) for p in (ALPHA / 2, 1 - ALPHA / 2))
-    return Interval(math.sqrt(squares / degrees), low, high)
+    return Estimate(math.sqrt(squares / degrees), low, high)
 
 
 def minimal_detectable_difference(

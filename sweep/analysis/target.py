@@ -16,7 +16,7 @@ from sweep.analysis.critical_batch_size import StepsFit, fit_steps
 from sweep.analysis.estimate import Estimate
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.gates import INCONCLUSIVE, PASS, Gate
-from sweep.analysis.statistics import ALPHA, Interval, compare_pairs, seeds_sd
+from sweep.analysis.statistics import ALPHA, compare_pairs, seeds_sd
 from sweep.analysis.tuned import TunedRate, tuned_rates
 from sweep.errors import SweepError
 from sweep.plan.target import PATIENCE, crossing_tokens, smoothed
@@ -104,7 +104,7 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, trials: pd.DataFrame, label: str) 
     sigma = seeds_sd(losses) if losses else None
     degrees = compare_pairs(losses).degrees_of_freedom if losses else 0
     is_tuned = set(cells["policy"]) == {"tuned"}
-    rates = tuple(tuned_rates(sweep, sigma.estimate if sigma else None, degrees)) * is_tuned
+    rates = tuple(tuned_rates(sweep, sigma.value if sigma else None, degrees)) * is_tuned
     reports = report_trials(sweep.trials)
     reports = reports[reports["label"] == label]
     found = (
@@ -135,13 +135,13 @@ def _fit(trials: pd.DataFrame) -> tuple[tuple[int, ...], StepsFit | None, str]:
     return sizes, fit, ""
 
 
-def _seed_gate(cells: pd.DataFrame, sigma: Interval | None) -> Gate:
+def _seed_gate(cells: pd.DataFrame, sigma: Estimate | None) -> Gate:
     name = f"At least {SEEDS_FOR_SPREAD} seeds in every cell"
     fewest = int((cells["complete"] + cells["pruned"]).min())
     evidence = f"{fewest} seeds in the poorest cell"
     if sigma:
         ends = f"[{100 * sigma.low:.1f}, {100 * sigma.high:.1f}]"
-        evidence += f"; steps to the target vary by {100 * sigma.estimate:.1f} {ends} % over seeds"
+        evidence += f"; steps to the target vary by {100 * sigma.value:.1f} {ends} % over seeds"
     if fewest >= SEEDS_FOR_SPREAD:
         return Gate(2, name, PASS, f"{evidence}.")
     more = f"--seeds {SEEDS_FOR_SPREAD} or more (5 recommended)"

@@ -22,7 +22,6 @@ class TunedRate:
     # target, the logarithm of the tokens that it took (inf: not reached)
     trials: pd.DataFrame
     optimum: LearningRateOptimum
-    tokens: int
     is_full: bool  # at the tokens of the reports
     tried: int  # tuning trials of this batch size in all
     failed: int  # of them, for reasons that say nothing of their rate
@@ -58,7 +57,6 @@ def tuned_rates(sweep: Sweep, sigma: float | None, degrees: int) -> list[TunedRa
                     sigma,
                     degrees or np.inf,
                 ),
-                most,
                 has_target or own.empty or most >= int(own["tokens"].max()),
                 len(group),
                 int(((group["state"] == "FAILED") & (group["cause"] != "diverged")).sum()),

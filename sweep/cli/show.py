@@ -168,13 +168,12 @@ def _show_answer(plan: Plan, out: Console) -> None:
     )
 
 
-def status_table(document: dict[str, Any], only: set[str] | None = None) -> Table:
+def status_table(document: dict[str, Any]) -> Table:
     """Return the states as a table; running and failed trials first where there are many."""
     table = build_table(
         "id", "batch size", "seed", "rate", "state", "tokens", "loss", "tokens/s", "left"
     )
-    rows = [row for row in document["trials"] if only is None or row["id"] in only]
-    for row in rows:
+    for row in document["trials"]:
         rate, eta = row["learning_rate"], row["eta_seconds"]
         cause = f" {row['cause']}" if row["cause"] else ""
         table.add_row(

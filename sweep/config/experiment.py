@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from sweep.config.experiment_file import find_experiment, read_fields
-from sweep.config.grpo import GrpoSettings, whole_groups
+from sweep.config.grpo import GrpoSettings
 from sweep.config.models import (
     MODEL_PRESETS,
     ModelSettings,
@@ -20,7 +20,7 @@ from sweep.config.models import (
     Settings,
     model_preset,
 )
-from sweep.config.numbers import parse_batches, parse_count
+from sweep.config.numbers import nearest_multiples, parse_batches, parse_count
 from sweep.config.pretrained import find_model
 from sweep.errors import SweepError
 
@@ -189,13 +189,9 @@ class Experiment(QuietSettings):
         size, context = self.grpo.group_size, self.model.context
         for batch in self.batches:
             if batch % size:
-                below, above = whole_groups(batch, size)
                 raise ValueError(
-                    f"batches must be whole groups of {size} completions; the nearest to {batch} "
-                    f"are {below} and {above}"
-                    if below != above
-                    else f"batches must be whole groups of {size} completions; the nearest to "
-                    f"{batch} is {above}"
+                    f"batches must be whole groups of {size} completions; nearest to {batch}: "
+                    f"{nearest_multiples(batch, size)}"
                 )
         if self.grpo.tokens_per_sequence > context:
             raise ValueError(

@@ -49,12 +49,6 @@ class GrpoSettings(Settings):
         return self.prompt_tokens + self.new_tokens
 
 
-def whole_groups(batch_size: int, group_size: int) -> tuple[int, int]:
-    """Return the nearest batch sizes of whole groups, at most and at least this one."""
-    low = batch_size // group_size * group_size
-    return low or group_size, -(-batch_size // group_size) * group_size
-
-
 def is_legal_microbatch(size: int, group_size: int) -> bool:
     """Tell whether a microbatch is whole groups, or an equal part of one."""
     return size % group_size == 0 or group_size % size == 0

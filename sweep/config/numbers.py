@@ -68,6 +68,12 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
     return tuple(sorted(sizes))
 
 
+def nearest_multiples(value: int, unit: int) -> str:
+    """Write the multiples of a unit beside a number that is none: "6 or 9", "8" below the first."""
+    below, above = value // unit * unit, -(-value // unit) * unit
+    return f"{below} or {above}" if below else f"{above}"
+
+
 def format_count(number: float) -> str:
     """Write a count for people: 327.68M, 12.8k, 640."""
     for suffix, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):

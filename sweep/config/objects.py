@@ -1,6 +1,7 @@
-"""Loading the user's own code from a name such as `package.module:object`."""
+"""Code that is found by its name: the user's own, and the packages of extras."""
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,16 @@ def load_object(name: str) -> Any:
         raise SweepError(
             f"module {module_name!r} has no {attribute!r}. Check the spelling of {name!r}."
         ) from error
+
+
+def require_extra(package: str, extra: str, subject: str) -> None:
+    """Refuse what needs an extra of this project that is not installed.
+
+    Raises:
+        SweepError: naming the subject, the extra and the command that installs it.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise SweepError(
+            f"{subject} needs the extra {extra}, which is not installed. Install it with "
+            f"`pip install -e '.[{extra}]'` in the project's folder."
+        )

@@ -21,9 +21,9 @@ class Forecast:
         """What must fit: the larger peak of training and evaluation."""
         return max(self.peak_bytes, self.evaluation_bytes)
 
-    def as_document(self, status: str = "FORECAST") -> dict[str, Any]:
+    def as_document(self) -> dict[str, Any]:
         """Return it as `forecast` prints it."""
-        return {**asdict(self), "status": status}
+        return {**asdict(self), "status": "FORECAST"}
 
 
 @dataclass(frozen=True)

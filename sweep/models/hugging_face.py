@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.models import HuggingFaceSettings
+from sweep.config.objects import require_extra
 from sweep.errors import SweepError
 
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -31,13 +32,9 @@ class HuggingFace(nn.Module):
         self, settings: HuggingFaceSettings, seed: int, activation_checkpointing: bool = False
     ) -> None:
         super().__init__()
-        try:
-            from transformers import AutoConfig, AutoModelForCausalLM
-        except ImportError as error:
-            raise SweepError(
-                f"model {settings.name!r} needs the extra hf, which is not installed. Install it "
-                "with `pip install -e '.[hf]'` in the project's folder."
-            ) from error
+        require_extra("transformers", "hf", f"model {settings.name!r}")
+        from transformers import AutoConfig, AutoModelForCausalLM
+
         try:
             sizes = {**settings.sizes, "vocab_size": settings.vocabulary}
             config = AutoConfig.for_model(settings.architecture, **sizes)

@@ -1,9 +1,9 @@
 """Where and how fast: what the command line says, what is decided once, and what stays so."""
 
-import importlib.util
 from dataclasses import dataclass
 
 from sweep.config.experiment import Experiment
+from sweep.config.objects import require_extra
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.plan.plan import COMPILE_FLOPS, Plan, tokens_at_once, tokens_per_sequence
@@ -143,11 +143,8 @@ def decide_devices(experiment: Experiment, logistics: Logistics, device: str) ->
 
 
 def _check_deepspeed(experiment: Experiment, logistics: Logistics) -> None:
-    if importlib.util.find_spec("deepspeed") is None and not logistics.is_elsewhere:
-        raise SweepError(
-            "strategy deepspeed needs the extra deepspeed, which is not installed. Install it with "
-            "`pip install -e '.[deepspeed]'` in the project's folder."
-        )
+    if not logistics.is_elsewhere:
+        require_extra("deepspeed", "deepspeed", "strategy deepspeed")
     lacking = {
         "zero must be 1, 2 or 3": not logistics.zero,
         "the optimizer must be adamw": experiment.optimizer.name != "adamw",

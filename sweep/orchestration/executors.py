@@ -1,8 +1,8 @@
 """Executors by name: where attempts run, as the command line says it."""
 
-import importlib.util
 from dataclasses import dataclass
 
+from sweep.config.objects import require_extra
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.local import Executor, LocalExecutor
@@ -32,13 +32,8 @@ class Place:
                     f"{self.executor}. Add --executor {executor}, or leave it out."
                 )
         parse_request(self.slurm)
-        package = PACKAGES.get(self.executor)
-        if package and importlib.util.find_spec(package) is None:
-            raise SweepError(
-                f"executor {self.executor} needs the extra {self.executor}, which is not "
-                f"installed. Install it with `pip install -e '.[{self.executor}]'` in the "
-                "project's folder."
-            )
+        if package := PACKAGES.get(self.executor):
+            require_extra(package, self.executor, f"executor {self.executor}")
 
 
 HERE = Place()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.grpo import GrpoSettings, least_size
+from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.points import Measurement
@@ -130,10 +131,9 @@ def _recommendation(choice: Choice) -> dict[str, Any]:
 
 def _refuse_cap(cap: int | None, multiple: int) -> None:
     if cap is not None and cap % multiple:
-        lower, upper = cap // multiple * multiple, -(-cap // multiple) * multiple
         raise SweepError(
-            f"largest must be a multiple of {multiple}, got {cap}. Use "
-            f"{f'{lower} or ' if lower else ''}{upper}."
+            f"largest must be a multiple of {multiple}, got {cap}. "
+            f"Use {nearest_multiples(cap, multiple)}."
         )
 
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from sweep.config.experiment import ScheduleSettings
 from sweep.config.grpo import is_legal_microbatch
+from sweep.config.numbers import nearest_multiples
 from sweep.errors import SweepError
 
 LEAST_PROBED, MOST_PROBED = 8, 512  # sequences of one probe of the gradient noise
@@ -134,12 +135,10 @@ def per_device_of(batch_size: int, devices: int, group_size: int = 1) -> int:
     step = devices * group_size
     if devices == 1 or batch_size % step == 0:
         return batch_size // devices
-    lower, upper = batch_size // step * step, -(-batch_size // step) * step
-    near = f"{lower} or {upper}" if lower else str(upper)
     groups = f" × group_size ({group_size})" * (group_size > 1)
     raise SweepError(
         f"batch size must be a multiple of devices ({devices}){groups}, got {batch_size}. "
-        f"Use {near}."
+        f"Use {nearest_multiples(batch_size, step)}."
     )
 
 

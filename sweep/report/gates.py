@@ -65,8 +65,8 @@ def shown_pairs(judged: Judged) -> list[Pair]:
     worse = {size: 0.0 for size in judged.comparison.batch_sizes}
     for pair in pairs:
         small, large = pair.batch_sizes
-        worse[large] += pair.difference.estimate
-        worse[small] -= pair.difference.estimate
+        worse[large] += pair.difference.value
+        worse[small] -= pair.difference.value
     best = min(worse, key=lambda size: worse[size])
     return [pair for pair in pairs if best in pair.batch_sizes]
 
@@ -75,7 +75,7 @@ def _pair_table(judged: Judged) -> str:
     rows = [
         [
             f"{pair.batch_sizes[1]} − {pair.batch_sizes[0]}",
-            f"{pair.difference.estimate:+.4f}",
+            f"{pair.difference.value:+.4f}",
             f"[{pair.difference.low:+.4f}, {pair.difference.high:+.4f}]",
             _p(pair.p_different_holm),
             _p(pair.p_equivalent_holm),
@@ -240,7 +240,7 @@ def plot_differences(sweep: Sweep, judged: tuple[Judged, ...]) -> Figure | None:
         ends = [pair.difference.low, pair.difference.high]
         axis.plot(ends, [place, place], color=colour, linewidth=2)
         label = "" if verdict in named else verdict
-        axis.plot([pair.difference.estimate], [place], marker, color=colour, label=label)
+        axis.plot([pair.difference.value], [place], marker, color=colour, label=label)
         named.add(verdict)
     margin = one.comparison.margin
     axis.axvspan(

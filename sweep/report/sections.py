@@ -182,7 +182,7 @@ def rewards(sweep: Sweep) -> list[tuple[str, str]]:
         difference = md.MISSING
         if gain.difference is not None:
             found = gain.difference
-            difference = f"{found.estimate:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+            difference = f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
         means = [f"{sum(values.values()) / len(values):.3f}" for values in (gain.start, gain.end)]
         seeds = ", ".join(f"{gain.end[seed] - gain.start[seed]:+.3f}" for seed in gain.start)
         name = [str(gain.batch_size), gain.label, md.rate(gain.learning_rate)]

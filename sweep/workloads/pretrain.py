@@ -164,7 +164,7 @@ class Pretrain:
 
     def epochs(self) -> float:
         """Return tokens trained on over tokens in the stream's windows."""
-        return self.config.science.tokens / (self.stream.windows * self.tokens_per_sequence)
+        return self.stream.epochs(self.config.science.tokens)
 
     def _windows(self, tokens: NDArray[np.integer], indices: NDArray[np.int64]) -> Tensor:
         windows = gather(tokens, indices, self.tokens_per_sequence)

@@ -36,7 +36,7 @@ def test_gains_are_paired_by_seed(tmp_path):
         assert gain.difference.low == pytest.approx(low, rel=1e-9)
         assert gain.difference.high == pytest.approx(high, rel=1e-9)
     ((heading, text),) = rewards(sweep)
-    assert heading == "Rewards" and f"{gains[0].difference.estimate:+.3f}" in text
+    assert heading == "Rewards" and f"{gains[0].difference.value:+.3f}" in text
     assert "words of its own, of the same stories" in text and "differences of the seeds." in text
     started = replace(sweep, plan=sweep.plan.model_copy(update={"start": {"weights": "0"}}))
     assert "of the seeds, which all start from the same weights." in rewards(started)[0][1]

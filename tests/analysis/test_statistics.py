@@ -74,7 +74,7 @@ def test_the_standard_error_is_the_larger_of_the_pooled_and_the_pairs_own() -> N
     pairs = {pair.batch_sizes: pair for pair in comparison.pairs}
     assert list(pairs) == [(8, 16), (8, 32), (16, 32)]
     assert comparison.degrees_of_freedom == 4
-    assert [pair.difference.estimate for pair in pairs.values()] == [1.0, 5.0, 4.0]
+    assert [pair.difference.value for pair in pairs.values()] == [1.0, 5.0, 4.0]
     assert pairs[8, 16].by_seed == (1.0, 2.0, 0.0)
     pooled = math.sqrt(2 / 3)
     assert pairs[8, 16].standard_error == pytest.approx(pooled)  # own: 1/√3
@@ -240,7 +240,7 @@ def test_sigma_of_seeds_is_what_batch_size_and_seed_leave() -> None:
     sd = seeds_sd(losses_of(HAND_WORKED))
     assert sd is not None
     # 4 over the quantiles of chi-square with 4 degrees of freedom, 11.1433 and 0.484419
-    assert sd.estimate == pytest.approx(1.0)
+    assert sd.value == pytest.approx(1.0)
     assert (sd.low, sd.high) == pytest.approx((math.sqrt(4 / 11.143287), math.sqrt(4 / 0.48441856)))
 
 
@@ -257,8 +257,8 @@ def power(count: int, batch_sizes: int, seeds: int, pairs: int) -> tuple[float, 
         losses = simulated(rng, means, sds, seeds)
         pair, sd = compare_pairs(losses).pairs[batch_sizes - 2], seeds_sd(losses)
         assert sd is not None
-        error = sd.estimate * math.sqrt(2 / seeds)
-        pooled += abs(pair.difference.estimate) > critical * error
+        error = sd.value * math.sqrt(2 / seeds)
+        pooled += abs(pair.difference.value) > critical * error
         larger += pair.p_different <= alpha
         adjusted += pair.is_different
     return pooled / count, larger / count, adjusted / count

@@ -469,7 +469,7 @@ def test_chess_is_sampled_scored_and_trained_on():
 
 
 @pytest.mark.parametrize(
-    ("batches", "nearest"), [([12, 18], "16 and 20"), ([3], "is 4"), ([8, 9], "8 and 12")]
+    ("batches", "nearest"), [([12, 18], "16 or 20"), ([3], "3: 4"), ([8, 9], "8 or 12")]
 )
 def test_batches_are_whole_groups(batches, nearest):
     with pytest.raises(SweepError, match=f"whole groups of 4 .*{nearest}"):

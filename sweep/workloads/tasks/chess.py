@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sweep.errors import SweepError
+from sweep.config.objects import require_extra
 from sweep.workloads.tasks import Completion, Prompt
 
 FORMAT_REWARD, LEGAL_REWARD, BEST_REWARD = 0.2, 0.3, 0.5
@@ -17,13 +17,9 @@ POSITIONS = 1 << 41  # beyond the numbers of completions, which draw from the sa
 
 
 def _library() -> Any:
-    try:
-        import chess
-    except ImportError as error:
-        raise SweepError(
-            "task 'chess' needs the extra chess, which is not installed. Install it with "
-            "`pip install -e '.[chess]'` in the project's folder."
-        ) from error
+    require_extra("chess", "chess", "task 'chess'")
+    import chess
+
     return chess
 
 
