@@ -6,7 +6,7 @@
 
 Every count is a command of its own, in a temporary folder, and so is its resumption: the same
 command with half of the trials taken back, as if it had been killed there. Results go to
-benchmarks/results/<device>/<date>.json, under `overhead`.
+benchmarks/results/<device>/<date>.json, under `overhead KIND COUNT`.
 """
 
 import json
@@ -111,11 +111,10 @@ def main() -> None:
     if kind == "one":
         print(json.dumps(command(counts[0], int(counts[1]), Path(counts[2]))))
         return
-    found = []
     for count in counts:
-        found.append(benchmark(kind, int(count)))
-        print(json.dumps(found[-1], indent=1), flush=True)
-        record({f"overhead {kind}": found})
+        found = benchmark(kind, int(count))
+        print(json.dumps(found, indent=1), flush=True)
+        record({f"overhead {kind} {count}": found})
 
 
 if __name__ == "__main__":
