@@ -25,6 +25,7 @@ def _liger_kernel() -> Callable[..., Any] | None:
 
 
 LIGER = _liger_kernel()  # looked up here, because a compiled step cannot import
+LIGER_ABOVE = 32_768  # rows; it waits for the host, as no CUDA graph may and no small step should
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
@@ -36,7 +37,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: 
         targets: (N), ids below V.
         rows: of `hidden` whose logits exist at a time.
     """
-    if hidden.is_cuda and LIGER is not None:
+    if hidden.is_cuda and len(hidden) > LIGER_ABOVE and LIGER is not None:
         narrow = weight.to(hidden.dtype)
         fused: Tensor = LIGER(
             hidden, narrow, targets, reduction="sum", accum_dtype=_accumulator(weight.dtype)
@@ -92,9 +93,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ):
         with torch.autocast(hidden.device.type, enabled=False):
             narrow = weight.to(hidden.dtype)
-            sums = torch.zeros_like(weight, dtype=_accumulator(weight.dtype))  # (V, D)
+            dtype = _accumulator(weight.dtype)
+            sums: Tensor | None = None  # (V, D)
             slopes = torch.empty_like(hidden)  # (N, D)
-            total = torch.zeros((), dtype=sums.dtype, device=hidden.device)
+            total = torch.zeros((), dtype=dtype, device=hidden.device)
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, slopes))
             for chunk, ids, slope in zip(*chunks, strict=True):
                 logits = _widened(chunk @ narrow.T)  # (n, V)
@@ -104,11 +106,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 share.scatter_add_(1, ids[:, None], share.new_full((len(ids), 1), -1.0))
                 share = share.to(hidden.dtype)
                 slope.copy_(share @ narrow)
-                if hidden.dtype == sums.dtype:
+                if sums is None:
+                    sums = (share.T @ chunk).to(dtype)
+                elif hidden.dtype == dtype:
                     sums.addmm_(share.T, chunk)
                 else:
                     sums += share.T @ chunk
                 del logits, share
+        assert sums is not None
         ctx.save_for_backward(slopes, sums.to(weight.dtype))
         return total
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import Science, TrialConfig
 from sweep.plan.steps import learning_rate_at
 from sweep.training.device import forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import GradientSums
@@ -24,7 +24,7 @@ from sweep.workloads.protocol import OnDevice
 
 GRAPH_TOKENS = 32_768  # of the largest step worth a graph: beyond, kernels outlast their launches
 FED_STEPS = 512  # sent to the device at a time
-WARM_UP = 3  # steps before the capture, in which libraries allocate what they keep
+WARM_UP = 3  # steps before the capture, on its stream, in which libraries allocate what they keep
 SWITCH = "SWEEP_CUDA_GRAPHS"  # 0: none
 
 
@@ -167,23 +167,30 @@ class GraphedSteps(Steps):
         self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step, in them
         self._next: int | None = None  # the step that `_place` points to
         self._fed = range(0)
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._warm = 0  # steps taken to warm up
         self._replay: Callable[[], object] | None = None
         self._output: StepOutput | None = None
         self._peak_bytes = 0  # of the graph's own memory, which no replay asks for again
-        self._taken = 0
 
     def take(self, t: int, noise: GradientSums | None) -> StepOutput:
         """Take step t."""
-        self._taken += 1
-        if noise is not None or self._taken <= WARM_UP:
+        if noise is not None:
             return super().take(t, noise)
         if t not in self._fed:
             self._feed(t)
         elif t != self._next:
             self._place.fill_(t - self._fed.start)
-        if self._replay is None:
-            self._replay = self._capture()
-        self._replay()
+        if self._stream is None:
+            self._body()
+        elif self._warm < WARM_UP:
+            self._warm += 1
+            self._warm_up(self._stream)
+        else:
+            self._replay = self._replay or self._capture(self._stream)
+            self._replay()
         self._next = t + 1
         assert self._output is not None
         return self._output
@@ -211,21 +218,26 @@ class GraphedSteps(Steps):
         self._sums.add(self._output)
         self._place += 1
 
-    def _capture(self) -> Callable[[], object]:
+    def _warm_up(self, stream: torch.cuda.Stream) -> None:
+        """Take a step with the operations, and on the stream, that are captured."""
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            self._body()
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def _capture(self, stream: torch.cuda.Stream) -> Callable[[], object]:
         """Record one step, without taking it; return what replays it."""
-        if self._step.device.type != "cuda":
-            return self._body
         torch.cuda.synchronize(self._step.device)
-        graph, lacking = torch.cuda.CUDAGraph(), None
+        graph, cause = torch.cuda.CUDAGraph(), None
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=stream):
                 try:
                     self._body()
-                except torch.OutOfMemoryError as error:
-                    lacking = error
+                except Exception as error:
+                    cause = error
                     raise
-        except Exception as error:  # ending a capture that failed raises again
-            raise lacking or error from None
+        except Exception as error:  # ending a capture that failed raises again, and says less
+            raise cause or error from None
         self._peak_bytes = torch.cuda.max_memory_allocated(self._step.device)
         return graph.replay
 
@@ -235,14 +247,16 @@ def build_steps(config: TrialConfig, step: TrainingStep, sums: Sums) -> Steps:
     tokens = config.science.batch_size * config.tokens_per_sequence
     is_one = config.science.batch_size == step.microbatch_size and config.execution.devices == 1
     is_wanted = step.device.type == "cuda" and os.environ.get(SWITCH, "1") != "0"
-    if is_wanted and is_one and tokens <= GRAPH_TOKENS and can_be_graphed(step):
+    if is_wanted and is_one and tokens <= GRAPH_TOKENS and can_be_graphed(step, config.science):
         return GraphedSteps(config, step, sums)
     return Steps(config, step, sums)
 
 
-def can_be_graphed(step: TrainingStep) -> bool:
-    """Tell whether nothing in a step depends on the host: fused AdamW, no average of weights."""
+def can_be_graphed(step: TrainingStep, science: Science) -> bool:
+    """Tell whether nothing in a step depends on the host: our own model and loss, fused AdamW."""
     workload, optimizer = step.workload, step.optimizer
+    if science.workload != "pretrain" or science.model.kind not in ("transformer", "elman"):
+        return False  # a model of somebody's may read from the device, which ends a capture
     is_on_device = isinstance(workload, OnDevice) and workload.is_on_device()
     is_fused = optimizer is not None and bool(optimizer.defaults.get("fused"))
     return is_on_device and is_fused and step.average is None
