@@ -5,8 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PEERS ?= .venv-peers
 GPU_PYTHON ?= 3.12
-WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-extensions typing-inspection \
-    tokenizers safetensors pytest pytest-timeout pluggy iniconfig packaging pygments
+WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-inspection
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= -n 2 --dist loadfile
 TEXT ?= ../shared/data/tinystories
@@ -67,14 +66,15 @@ $(PEERS)/.installed: $(BIN)/.installed-test benchmarks/peers.txt
 bench-memory: install  ## the memory forecast against measurement, on this machine's device
 	$(BIN)/python benchmarks/memory.py
 
-bench-gpu: gpu-pack  ## on a GPU: its tests, throughput, memory, the reference sweep at 8.192M tokens, a minute at each batch size
-	PATH="$(CURDIR)/$(BIN):$$PATH" benchmarks/gpu.sh benchmarks/results/gpu tests throughput memory sweep steady
+bench-gpu: gpu-pack  ## on a GPU: its tests, throughput, a minute at each batch size, the reference sweep at 8.192M tokens, memory, a profile
+	PATH="$(CURDIR)/$(BIN):$$PATH" benchmarks/gpu.sh benchmarks/results tests throughput small steady sweep memory profile
 
 gpu-pack: install  ## .gpu/: what benchmarks/gpu.sh needs on a machine without a network
 	mkdir -p .gpu/text
 	cp $(TEXT)/train.txt $(TEXT)/valid.txt .gpu/text/
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
 	    --dest .gpu/wheels --constraint constraints.txt $(WORKER_PACKAGES)
+	git rev-parse HEAD > .gpu/commit
 
 docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py

@@ -24,17 +24,23 @@ from sweep.config.trial import TrialConfig
 from sweep.models import build_model
 from sweep.models.precision import autocast
 from sweep.plan.steps import learning_rate_at
+from sweep.training import loop
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import available_cores, keep_freed_memory
-from sweep.training.loop import train
 from sweep.training.step import TrainingStep
+from sweep.training.steps import Steps, build_steps
 from sweep.trial.folder import TrialFolder, TrialStatus
 from sweep.workloads.protocol import build_workload
 
 WARM_UP = 10  # steps
 WINDOWS = 32  # batches that the others go round in
 MODELS = {"small": {"model": "small"}}  # beside quick and the reference
-MATRIX = 2048
+PEAK_RATE, RATE_WARM_UP = 1e-3, 2  # so that the first steps train, and differ where one is wrong
+
+
+def matrix_size(device: str) -> int:
+    """Return N of the N × N product: large enough for the device to be busy, not its host."""
+    return 8192 if device.startswith("cuda") else 2048
 
 
 def benchmarked(model: str, batch: int, device: str, precision: str, compiled: bool) -> TrialConfig:
@@ -43,7 +49,10 @@ def benchmarked(model: str, batch: int, device: str, precision: str, compiled: b
     more = {"budget": 10**10, **MODELS.get(model, {})}
     config = trial_config(name, batch, precision, device, compiled, **more)
     execution = config.execution.model_copy(update={"checkpoint_seconds": 1e9})
-    return config.model_copy(update={"execution": execution})
+    science = config.science.model_copy(update={"learning_rate": PEAK_RATE})
+    return config.model_copy(
+        update={"execution": execution, "science": science, "warmup_steps": RATE_WARM_UP}
+    )
 
 
 class Pacer:
@@ -81,24 +90,31 @@ def run_sweep(config: TrialConfig) -> None:
     keep_freed_memory()
     losses: list[float] = []
 
-    class Step(TrainingStep):
-        def __call__(self, *arguments: Any) -> Any:
-            output = super().__call__(*arguments)
+    def recording(*arguments: Any) -> Steps:
+        steps = build_steps(*arguments)
+        take = steps.take
+
+        def recorded(*step: Any) -> Any:
+            output = take(*step)
             if len(losses) < WARM_UP:
                 losses.append(output.loss.item())
             return output
 
+        steps.take = recorded  # type: ignore[method-assign]
+        return steps
+
+    loop.build_steps = recording
     with tempfile.TemporaryDirectory() as name:
         folder = TrialFolder(Path(name) / "benchmark")
         folder.path.mkdir()
         folder.write_config(config)
         folder.write_status(TrialStatus(attempts=1, fencing=1))
         pacer = Pacer(config.execution.device, lambda: losses)
-        step = Step(config, device, config.microbatch_size)
+        step = TrainingStep(config, device, config.microbatch_size)
         store = CheckpointStore(folder, 1)
         started = time.perf_counter()
         ordered = lambda: None if pacer.tick() else "stopped"  # noqa: E731
-        train(config, step, store, device, ordered, started)
+        loop.train(config, step, store, device, ordered, started)
 
 
 def run_plain(config: TrialConfig) -> None:
@@ -235,11 +251,12 @@ def run_lightning(config: TrialConfig) -> None:
 
 
 def run_matrix_product(config: TrialConfig) -> None:
-    """A matrix product alone: 2·MATRIX³ operations are a step."""
+    """A matrix product alone: 2·N³ operations are a step."""
     device, dtype = torch.device(config.execution.device), torch.float32
     if config.science.precision.startswith("bf16"):
         dtype = torch.bfloat16
-    first, second = (torch.randn(MATRIX, MATRIX, device=device, dtype=dtype) for _ in range(2))
+    size = matrix_size(config.execution.device)
+    first, second = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     out, pacer = torch.empty_like(first), Pacer(config.execution.device)
     while True:
         torch.mm(first, second, out=out)

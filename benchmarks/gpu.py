@@ -1,22 +1,27 @@
-"""Everything to do with a lent GPU, in one command that needs only what a worker needs.
+"""What a lent GPU is for beside tests and throughput; it needs only what a worker needs.
 
-    python benchmarks/gpu.py --text FOLDER --out OUT [--budget 8.192M] [--device cuda]
+    python benchmarks/gpu.py sweep|steady|profile --text FOLDER --out OUT [--device cuda]
 
-1. the memory forecast against measurement (benchmarks/memory.py), 2. the reference sweep at a small
-budget, by the bare worker, 3. a minute of steady steps at each batch size, from which the full
-budget's time is projected, and labelled so. Every part is written as soon as it is there, so that a
-limit on the machine's time loses only what was under way. With --device cpu it rehearses all of it.
+sweep: the reference sweep at a small budget, by the bare worker; its folder is packed behind every
+trial. steady: a minute of steady steps at each batch size, from which the full budget's time is
+projected (training alone, and labelled so). profile: where the time of a step goes. Every part is
+written as soon as it is there, so that a limit on the machine's time loses only what was under way.
+With --device cpu it rehearses all of it.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
+from record import record
 
 from sweep.config.experiment import load_experiment
 from sweep.config.numbers import parse_count
@@ -30,12 +35,11 @@ from sweep.training.steps import GraphedSteps, Sums, build_steps
 from sweep.trial.folder import SweepFolder
 
 FULL_BUDGET = 327_680_000
-PARTS = ("memory", "sweep", "steady")
 
 
-def run_sweep(arguments: argparse.Namespace) -> SweepFolder:
-    """Plan the reference and run its trials one after another."""
-    folder = SweepFolder(arguments.out / "reference")
+def planned(arguments: argparse.Namespace, path: Path) -> SweepFolder:
+    """Plan the reference, without running anything."""
+    folder = SweepFolder(path)
     fields = {
         "budget": arguments.budget,
         "batches": arguments.batches,
@@ -43,12 +47,37 @@ def run_sweep(arguments: argparse.Namespace) -> SweepFolder:
         **({"model": arguments.model} if arguments.model else {}),
     }
     settings = load_experiment("tinystories", fields)
-    planned = make_plan(settings, Logistics(device=arguments.device), folder)
-    save_plan(planned.plan, folder)
+    save_plan(make_plan(settings, Logistics(device=arguments.device), folder).plan, folder)
+    return folder
+
+
+def run_sweep(arguments: argparse.Namespace, folder: SweepFolder) -> None:
+    """Run the trials one after another; pack what there is behind each."""
     for trial in folder.trials():
         print(f"trial {trial.id}, batch size {trial.read_config().science.batch_size}", flush=True)
         subprocess.run([sys.executable, "-m", "sweep.training", str(trial.path)], check=False)
-    return folder
+        with tarfile.open(arguments.out / "reference.tar.gz", "w:gz") as tar:
+            tar.add(folder.path, "reference", filter=_small)
+
+
+def _small(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if entry.name.endswith((".pt", ".safetensors")) else entry
+
+
+def profile(config: TrialConfig, count: int = 20) -> str:
+    """Return the table of what takes the most time in some steps, behind their warm-up."""
+    device = torch.device(config.execution.device)
+    step = TrainingStep(config, device, config.microbatch_size)
+    steps = build_steps(config, step, Sums(Progress(), device))
+    for t in range(1, 11):
+        steps.take(t, None)
+    with torch.profiler.profile() as found:
+        for t in range(11, 11 + count):
+            output = steps.take(t, None)
+        output.loss.item()  # waits for the device
+    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    title = f"batch size {config.science.batch_size}, {count} steps, {type(steps).__name__}"
+    return f"{title}\n{found.key_averages().table(sort_by=by, row_limit=25)}\n"
 
 
 def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
@@ -84,38 +113,40 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
         "tokens_per_second": rate,
         "mfu": flop_utilisation(config, device, rate),
         "seconds_compile": compile_seconds,
-        "projected_seconds_of_full_budget": FULL_BUDGET / rate,
+        "full_budget": FULL_BUDGET,
+        "projected_training_seconds_of_full_budget": FULL_BUDGET / rate,
     }
 
 
 def main() -> None:
-    """Run the parts that are asked for."""
+    """Run the part that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("part", choices=("sweep", "steady", "profile"))
     parser.add_argument("--text", type=Path, required=True, help="folder of train.txt, valid.txt")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", default="8.192M", type=parse_count)
     parser.add_argument("--batches", default="1,8,32,64,128,256")
     parser.add_argument("--model", default=None, help="another one, for a rehearsal")
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--steady-seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of steady, per batch size")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     print(device_name(torch.device(arguments.device)), torch.__version__, flush=True)
-    parts = arguments.parts.split(",")
-    if "memory" in parts:
-        command = [sys.executable, str(Path(__file__).parent / "memory.py")]
-        command += ["--device", arguments.device, "--out", str(arguments.out / "memory.json")]
-        subprocess.run(command, check=False)
-    if "sweep" in parts:
-        run_sweep(arguments)
-    if "steady" in parts:
-        rows = []
-        for trial in SweepFolder(arguments.out / "reference").trials():
-            rows.append(steady(trial.read_config(), arguments.steady_seconds))
-            print(json.dumps(rows[-1]), flush=True)
-            text = json.dumps({"full_budget": FULL_BUDGET, "rows": rows}, indent=1)
-            (arguments.out / "steady.json").write_text(text + "\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = planned(arguments, Path(name) / "reference")
+        if arguments.part == "sweep":
+            run_sweep(arguments, folder)
+        for trial in folder.trials() if arguments.part != "sweep" else []:
+            config = trial.read_config()
+            torch._dynamo.reset()  # it compiles the same code for eight shapes at most
+            if arguments.part == "profile":
+                with (arguments.out / "profile.txt").open("a") as file:
+                    file.write(profile(config))
+                continue
+            row = steady(config, arguments.seconds)
+            print(json.dumps(row), flush=True)
+            key = f"steady {config.science.model.name} {config.science.batch_size}"
+            record({key: row}, arguments.device, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,50 +1,63 @@
 #!/usr/bin/env bash
 # Everything that a GPU is for, on a machine that has only python3 with torch: no network, no venv.
 #
-#   make gpu-pack                                   here: wheels and text into .gpu/
-#   benchmarks/gpu.sh OUT tests throughput          there: parts, in this order; one tar comes back
-#   benchmarks/gpu.sh OUT memory sweep steady
+#   make gpu-pack                                   here: wheels, text and the commit into .gpu/
+#   benchmarks/gpu.sh OUT tests throughput          there: parts, in this order; each within its time
+#   python benchmarks/record.py OUT/DEVICE/DATE.json    here: takes the results home
 #
-# DEVICE=cpu, with SMALL=1, rehearses all of it.
+# Parts, and at most how long: tests 2 min, throughput 8, small 5, steady 9.5, sweep 8, memory 5, profile 2.
+# What there is of a part lies in OUT, also when its time is over; BATCHES=1,64 takes fewer batch sizes.
+# DEVICE=cpu with SMALL=1 rehearses all of it.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(realpath -m "$1")
 shift
 device=${DEVICE:-cuda}
 work=$(mktemp -d)
-export PYTHONPATH=$PWD SWEEP_CACHE=$work/cache PYTHONUNBUFFERED=1
-mkdir -p "$out" "$work/results"
-python3 -c "import pydantic, tokenizers, safetensors, pytest, pytest_timeout" 2>/dev/null ||
-    python3 -m pip install --quiet --no-index --no-deps .gpu/wheels/*.whl
+mkdir -p "$out"
+export PYTHONPATH=$PWD:$work/site SWEEP_CACHE=$work/cache PYTHONUNBUFFERED=1
+[ -f .gpu/commit ] && SWEEP_COMMIT=$(cat .gpu/commit) && export SWEEP_COMMIT
+python3 -c "import pydantic" 2>/dev/null || # in a folder of its own: what others need stays as it is
+    python3 -m pip install --quiet --no-index --no-deps --target "$work/site" .gpu/wheels/*.whl || exit 1
+python3 -c "import torch, pydantic, tokenizers, safetensors, pytest, pytest_timeout" || exit 1
+python3 -m pip list 2>/dev/null | grep -iE "^(torch|triton|pydantic|tokenizers|transformers|lightning) "
 
 if [ -n "${SMALL:-}" ]; then
-    steps=(--model quick --budget 32k --batches 4,8 --steady-seconds 2)
+    reference=(--model quick --budget 32k --batches 4,8)
     rates=(--models quick --batches 1,8 --rounds 2 --precision fp32)
+    tiny=("${rates[@]}") seconds=2 point=(--experiments quick --batches 1)
 else
-    steps=(--budget 8.192M --batches 1,8,32,64,128,256 --steady-seconds 60)
-    rates=(--models reference --batches 1,8,32,64,128,256,512 --rounds 15 --precision bf16)
+    reference=(--budget 8.192M --batches "${BATCHES:-1,8,32,64,128,256}")
+    # in the order of what is asked for: a limit loses the last
+    rates=(--models reference --batches "${BATCHES:-1,64,256,8,32,128}" --rounds 7 --precision bf16)
+    tiny=(--models quick,small --batches 1,32 --rounds 7 --precision bf16) seconds=60
+    point=(--precisions bf16 --modes compiled --batches 1,32,256)
 fi
+contenders="sweep,plain loop,plain loop compiled,transformers,transformers compiled"
+contenders+=",lightning,lightning compiled,matrix product"
+text=(--text .gpu/text --out "$out" --device "$device")
 
 for part in "$@"; do
     echo "== $part, $(date +%T)"
     case $part in
     tests)
-        python3 -m pytest -m gpu -W default -p no:cacheprovider tests/training/test_steps.py \
-            2>&1 | tee "$work/results/tests.log" | tail -40
+        timeout 120 python3 -m pytest -m gpu -W default -p no:cacheprovider \
+            tests/training/test_steps.py 2>&1 | tee "$out/tests.log" | tail -40
         ;;
-    throughput)
-        python3 benchmarks/throughput.py --device "$device" "${rates[@]}" \
-            --contenders "sweep,sweep eager,plain loop,plain loop compiled,matrix product" \
-            --out "$work/results/throughput.json"
+    throughput | small)
+        [ "$part" = small ] && rates=("${tiny[@]}")
+        timeout 480 python3 benchmarks/throughput.py --device "$device" "${rates[@]}" \
+            --contenders "$contenders" --out "$out"
         ;;
-    memory | sweep | steady)
-        python3 benchmarks/gpu.py --text .gpu/text --out "$work/results" --device "$device" \
-            --parts "$part" "${steps[@]}"
+    memory)
+        timeout 300 python3 benchmarks/memory.py --device "$device" "${point[@]}" --out "$out"
         ;;
+    sweep) timeout 480 python3 benchmarks/gpu.py sweep "${text[@]}" "${reference[@]}" ;;
+    steady) timeout 570 python3 benchmarks/gpu.py steady "${text[@]}" "${reference[@]}" --seconds "$seconds" ;;
+    profile) timeout 120 python3 benchmarks/gpu.py profile "${text[@]}" "${reference[@]}" ;;
     *)
-        echo "no part $part: tests, throughput, memory, sweep, steady"
+        echo "no part $part: tests, throughput, small, steady, sweep, memory, profile"
         exit 2
         ;;
-    esac
-    tar czf "$out/results.tar.gz" --exclude '*.pt' --exclude '*.safetensors' -C "$work/results" .
+    esac || echo "$part ended with $?"
 done

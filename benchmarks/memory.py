@@ -2,16 +2,18 @@
 
 Each row is a training step of one model at one batch size, forecast on tensors without data and
 measured in a fresh process. Needs only what a worker needs (torch, numpy, pydantic, tokenizers,
-safetensors; transformers for gpt2). On CUDA batch sizes are 1…512, eager and compiled; on a CPU a
-few small ones, eager.
+safetensors; transformers for gpt2). On CUDA by default batch sizes are 1…512, eager and
+compiled, in bf16 and fp32; on a CPU a few small ones, eager.
 """
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import RESULTS, record
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution, TrialConfig
@@ -19,21 +21,26 @@ from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step
 from sweep.memory.points import Measurement
+from sweep.orchestration.execution import LOSS_CHUNK_ROWS
 from sweep.plan.plan import build_plan
-from sweep.training.device import device_memory, device_name, has_compiler
+from sweep.training.device import device_memory, has_compiler
 from sweep.training.process import FreshProcess
 
-CUDA_BATCHES = tuple(2**power for power in range(10))
+CUDA_BATCHES = ",".join(str(2**power) for power in range(10))
 POINT_SECONDS = 240.0
 
 
 def trial_config(
     experiment: str, batch: int, precision: str, device: str, is_compiled: bool, **more: Any
 ) -> TrialConfig:
-    """Return the config of one step at this batch size, in one microbatch."""
+    """Return the config of one step at this batch size, in one microbatch, as `sweep run` does."""
     fields = {"batches": [batch], "precision": precision, "budget": 10**9, **more}
     execution = Execution(
-        device=device, threads=torch.get_num_threads(), compile=is_compiled, evaluation_batch_size=1
+        device=device,
+        threads=torch.get_num_threads(),
+        compile=is_compiled,
+        evaluation_batch_size=1,
+        loss_chunk_rows=LOSS_CHUNK_ROWS[device.partition(":")[0]],
     )
     settings = load_experiment(experiment, fields)
     plan = build_plan(settings, execution, data=synthetic_identity(), microbatch=batch)
@@ -67,32 +74,34 @@ def compare(config: TrialConfig, limit: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare every configuration and write the table as JSON."""
+    """Compare every configuration; record what is there behind each model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--experiments", default="", help="names, comma-separated")
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--batches", default="")
+    parser.add_argument("--precisions", default="")
+    parser.add_argument("--modes", default="", help="eager, compiled")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     is_cuda = arguments.device.startswith("cuda")
-    device = torch.device(arguments.device)
-    limit, rows = device_memory(device), []
-    default = "tinystories,gpt2" if is_cuda else "quick,tinystories"
-    for experiment in (arguments.experiments or default).split(","):
-        for precision in ("bf16", "fp32") if is_cuda else ("fp32",):
-            for is_compiled in (False, True) if is_cuda and has_compiler("cuda") else (False,):
-                for batch in CUDA_BATCHES if is_cuda else (1, 4, 16):
-                    config = trial_config(
-                        experiment, batch, precision, arguments.device, is_compiled
-                    )
-                    rows.append(compare(config, limit))
-                    print(json.dumps(rows[-1]), flush=True)
-                    if rows[-1]["status"] == "OUT_OF_MEMORY":
-                        break
-    document = {"device": device_name(device), "torch": torch.__version__, "rows": rows}
-    folder = Path(__file__).parent / "results"
-    path = arguments.out or folder / f"memory-{device.type}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    experiments = arguments.experiments or ("tinystories,gpt2" if is_cuda else "quick,tinystories")
+    batches = arguments.batches or (CUDA_BATCHES if is_cuda else "1,4,16")
+    precisions = arguments.precisions or ("bf16,fp32" if is_cuda else "fp32")
+    modes = arguments.modes or ("eager,compiled" if is_cuda and has_compiler("cuda") else "eager")
+    limit = device_memory(torch.device(arguments.device))
+    choices = product(experiments.split(","), precisions.split(","), modes.split(","))
+    for experiment, precision, mode in choices:
+        rows: list[dict[str, Any]] = []
+        for batch in map(int, batches.split(",")):
+            config = trial_config(
+                experiment, batch, precision, arguments.device, mode == "compiled"
+            )
+            rows.append(compare(config, limit))
+            print(json.dumps(rows[-1]), flush=True)
+            key = f"memory {experiment} {precision} {mode}"
+            path = record({key: rows}, arguments.device, arguments.out)
+            if rows[-1]["status"] == "OUT_OF_MEMORY":
+                break
     print(f"wrote {path}")
 
 

@@ -1,38 +1,60 @@
-"""Where results of benchmarks go: benchmarks/results/<device>/<date>.json."""
+"""Where results of benchmarks go: benchmarks/results/<device>/<date>.json.
+
+python benchmarks/record.py FILE.json …    # takes home what a lent machine wrote elsewhere
+"""
 
 import datetime
 import json
+import os
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 
 
-def record(results: dict[str, object], device: str = "cpu") -> Path:
-    """Write results beside those of the same device and day; return the file."""
+def record(results: dict[str, object], device: str = "cpu", folder: Path = RESULTS) -> Path:
+    """Write results beside those of the same device and day; return the file.
+
+    The commit is git's, or where there is no repository that of the variable SWEEP_COMMIT.
+    """
     import torch
 
     from sweep.training.device import available_cores, device_name
 
     name, date = device_name(torch.device(device)), datetime.date.today().isoformat()
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    path = HERE / "results" / slug / f"{date}.json"
-    document = json.loads(path.read_text()) if path.exists() else {}
-    known, commits = document.get("results", {}), document.get("commits", {})
-    commit = subprocess.run(
+    git = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
     )
+    commit = git.stdout.strip() or os.environ.get("SWEEP_COMMIT") or None
     document = {
         "date": date,
         "device": name,
         "cores": available_cores(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commits": commits | dict.fromkeys(results, commit.stdout.strip() or None),
-        "results": known | results,
+        "commits": dict.fromkeys(results, commit),
+        "results": results,
     }
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return _add(document, folder / slug / f"{date}.json")
+
+
+def _add(document: dict[str, Any], path: Path) -> Path:
+    """Write a document on top of the one that lies there, result by result."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    for part in ("commits", "results"):
+        document[part] = known.get(part, {}) | document[part]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
+
+
+if __name__ == "__main__":
+    for given in map(Path, sys.argv[1:]):
+        home = RESULTS / given.absolute().parent.name / given.name
+        print(f"wrote {_add(json.loads(given.read_text()), home)}")

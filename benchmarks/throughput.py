@@ -5,26 +5,33 @@
 For each model and batch size every contender (contenders.py) is started and warmed up; then they
 take turns, a slice of a second each, round after round, so that all see the same machine. A
 ratio is the median over rounds of seconds a step, a contender's over sweep's, with the 95 %
-interval of a bootstrap over rounds. Losses of the first steps are held against the plain loop's.
+interval of a bootstrap over rounds. Losses of the first steps are held against the plain loop's:
+where they differ the benchmark fails.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import CONTENDERS, MATRIX, WARM_UP, benchmarked
+from contenders import CONTENDERS, WARM_UP, benchmarked, matrix_size
 from ratios import ratio
-from record import record
+from record import RESULTS, record
 
 HERE = Path(__file__).parent
 SLICE_SECONDS = 1.0  # longer ones differ by more: the machine changes meanwhile
 MOST_STEPS = 400  # of a slice
+PATIENCE = 300.0  # seconds for an answer
+LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}  # nats, over WARM_UP steps that train
 
 
 class Contender:
@@ -32,93 +39,138 @@ class Contender:
 
     def __init__(self, name: str, model: str, batch: int, device: str, precision: str) -> None:
         self.name, self.seconds = name, list[float]()  # per step, a round each
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, str(HERE / "contenders.py"), name, model, str(batch)]
         self._process = subprocess.Popen(
             [*command, device, precision],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._stderr,
             text=True,
             env={**os.environ, "PYTHONPATH": str(HERE.parent)},
         )
+
+    def warm_up(self) -> None:
+        """Wait until it has taken its first steps; size its slices."""
         answer = self._answer()
         self.warm_up_seconds, self.losses = answer["seconds"], answer["losses"]
-        trial = self.order(2)
+        trial = self._order(2)
         self.steps = max(1, min(MOST_STEPS, round(SLICE_SECONDS / (trial / 2))))
 
-    def order(self, steps: int) -> float:
+    def take_turn(self) -> None:
+        """Take a slice of steps."""
+        self.seconds.append(self._order(self.steps) / self.steps)
+
+    def _order(self, steps: int) -> float:
         """Have steps taken; return their seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
         return float(self._answer()["seconds"])
 
-    def take_turn(self) -> None:
-        """Take a slice of steps."""
-        self.seconds.append(self.order(self.steps) / self.steps)
-
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith('{"seconds"'):
-                return dict(json.loads(line))
-        raise RuntimeError(f"{self.name} ended with {self._process.wait()}")
+        guard = threading.Timer(PATIENCE, self._process.kill)
+        guard.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith('{"seconds"'):
+                    return dict(json.loads(line))
+        finally:
+            guard.cancel()
+        code = self._process.wait()
+        self._stderr.seek(0)
+        said = self._stderr.read().strip().splitlines()[-1:]
+        raise RuntimeError(" ".join([f"ended with {code}:", *said]))
 
     def end(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
 
 
+def take_turns(names: list[str], rounds: int, *what: Any) -> tuple[list[Contender], dict[str, str]]:
+    """Start contenders, and let them take turns; return those that lived, and why others did not.
+
+    On a GPU, whose machine has many cores, they start side by side.
+    """
+    started: list[Contender] = []
+    failed: dict[str, str] = {}
+
+    def attempt(one: Contender, act: Callable[[Contender], None]) -> None:
+        if one.name not in failed:
+            try:
+                act(one)
+            except (RuntimeError, BrokenPipeError) as error:
+                failed[one.name] = str(error)
+
+    try:
+        for name in names:
+            started.append(Contender(name, *what))
+            if "cpu" in what:
+                attempt(started[-1], Contender.warm_up)
+        for one in started if "cpu" not in what else []:
+            attempt(one, Contender.warm_up)
+        for turn in range(rounds):
+            for place in range(len(started)):
+                attempt(started[(place + turn) % len(started)], Contender.take_turn)
+    finally:
+        for one in started:
+            one.end()
+    return [one for one in started if one.name not in failed], failed
+
+
 def compete(
     model: str, batch: int, device: str, precision: str, rounds: int, names: list[str]
 ) -> dict[str, Any]:
     """Let contenders train one model at one batch size; return rates and ratios."""
-    running: list[Contender] = []
-    failed: dict[str, str] = {}
-    try:
-        for name in names:
-            try:
-                running.append(Contender(name, model, batch, device, precision))
-            except (RuntimeError, BrokenPipeError) as error:
-                failed[name] = str(error)
-        for turn in range(rounds):
-            for place in range(len(running)):
-                running[(place + turn) % len(running)].take_turn()
-    finally:
-        for one in running:
-            one.end()
+    running, failed = take_turns(names, rounds, model, batch, device, precision)
     found = {one.name: one for one in running}
-    own = found["sweep"]
+    document: dict[str, Any] = {"contenders": {}, "failed": failed, "rounds": rounds}
     config = benchmarked(model, batch, device, precision, False)
     tokens = batch * config.tokens_per_sequence
-    flops = (config.science.model.flops_per_token or 0) * tokens
-    rows = {
-        one.name: {
-            "seconds_per_step": statistics.median(one.seconds),
-            "tokens_per_second": tokens / statistics.median(one.seconds),
-            "over_sweep": ratio(one.seconds, own.seconds),
+    product = found.pop("matrix product", None)
+    own = found.get("sweep")
+    for name, one in found.items():
+        seconds = statistics.median(one.seconds)
+        document["contenders"][name] = {
+            "seconds_per_step": seconds,
+            "tokens_per_second": tokens / seconds,
+            "over_sweep": own and ratio(one.seconds, own.seconds),
             "warm_up_seconds": one.warm_up_seconds,
         }
-        for one in running
-        if one.name != "matrix product"
-    }
-    document: dict[str, Any] = {"contenders": rows, "failed": failed, "rounds": rounds}
-    if "matrix product" in found:
-        product = [2 * MATRIX**3 / seconds for seconds in found["matrix product"].seconds]
-        steps = [flops / seconds for seconds in own.seconds]
-        document["matrix_product_flops_per_second"] = statistics.median(product)
-        document["share_of_matrix_product_rate"] = ratio(steps, product)
-    if "plain loop" in found:
-        differences = np.abs(np.subtract(own.losses, found["plain loop"].losses))
-        document["largest_loss_difference"] = float(differences.max())
+    if product:
+        done = [2 * matrix_size(device) ** 3 / seconds for seconds in product.seconds]
+        document["matrix_product_flops_per_second"] = statistics.median(done)
+        flops = (config.science.model.flops_per_token or 0) * tokens
+        if own:
+            reached = [flops / seconds for seconds in own.seconds]
+            document["share_of_matrix_product_rate"] = ratio(reached, done)
+    if plain := found.get("plain loop"):
+        differences = {
+            name: float(np.abs(np.subtract(one.losses, plain.losses)).max())
+            for name, one in found.items()
+            if one.losses and one is not plain
+        }
+        document["largest_loss_differences"] = differences  # nats, over the first steps
         document["steps_compared"] = WARM_UP
     return document
+
+
+def unequal(results: dict[str, Any], precision: str) -> list[str]:
+    """Name what trained otherwise than the plain loop."""
+    return [
+        f"{key}: losses of {name} differ by up to {found:.2g} nats"
+        for key, result in results.items()
+        for name, found in result.get("largest_loss_differences", {}).items()
+        if not found <= LOSS_TOLERANCE[precision]
+    ]
 
 
 def table(results: dict[str, Any]) -> str:
@@ -132,7 +184,8 @@ def table(results: dict[str, Any]) -> str:
     for key, found in results.items():
         model, batch = key.split()
         rows, share = found["contenders"], found.get("share_of_matrix_product_rate")
-        cells = [model, batch, f"{1 / rows['sweep']['seconds_per_step']:.3g}"]
+        own = rows.get("sweep")
+        cells = [model, batch, f"{1 / own['seconds_per_step']:.3g}" if own else "–"]
         cells.append(f"{share['ratio']:.0%}" if share else "")
         for name in CONTENDERS:
             if name in ("sweep", "matrix product"):
@@ -146,7 +199,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run what is asked for; record it, or write it to --out; print the table."""
+    """Run what is asked for, record it, print the table; fail where losses are not equal."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", default="reference,small,quick")
     parser.add_argument("--batches", default="1,8,32")
@@ -154,22 +207,22 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     results: dict[str, Any] = {}
     for model in arguments.models.split(","):
         for batch in arguments.batches.split(","):
             names = arguments.contenders.split(",")
-            results[f"{model} {batch}"] = compete(
+            found = compete(
                 model, int(batch), arguments.device, arguments.precision, arguments.rounds, names
             )
-            print(json.dumps(results[f"{model} {batch}"]), flush=True)
-            if arguments.out:
-                arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-            else:
-                key = f"throughput {arguments.precision}"
-                record({key: results}, arguments.device)
+            print(json.dumps(found), flush=True)
+            results[f"{model} {batch}"] = found
+            key = f"throughput {arguments.precision} {model} {batch}"
+            record({key: found}, arguments.device, arguments.out)
     print(table(results))
+    if differing := unequal(results, arguments.precision):
+        sys.exit("\n".join(differing))
 
 
 if __name__ == "__main__":

@@ -164,6 +164,10 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
     assert plan is not None
     with Lease(folder.lock_path):
         mirror = Mirror(folder, plan, tracking_uri)
+        if left := mirror.status.trials:
+            click.echo(
+                f"MLflow gets {left} trials; Ctrl-C leaves it the rest another time.", err=True
+            )
         mirror.start()
         mirror.log_report()
         status = mirror.close(60.0, is_hurried=False)

@@ -159,11 +159,12 @@ def test_nothing_is_left_to_do_in_comments() -> None:
     assert left == set()
 
 
-@pytest.mark.parametrize("name", ["gpu.py", "memory.py"])
+@pytest.mark.parametrize("name", ["gpu.py", "memory.py", "throughput.py", "contenders.py"])
 def test_what_runs_on_a_lent_gpu_needs_only_what_a_worker_needs(name: str) -> None:
     absent = "click pandas matplotlib mlflow optuna rich scipy psutil huggingface_hub markdown_it"
     program = (
         f"import sys; [sys.modules.__setitem__(name, None) for name in {absent.split()!r}]; "
+        f"sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); "
         f"import runpy; runpy.run_path({str(ROOT / 'benchmarks' / name)!r}, run_name='imported')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

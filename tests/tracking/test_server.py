@@ -57,9 +57,7 @@ def test_a_server_that_is_down_comes_killed_and_comes_back(sweep, server, points
     sweep.train(1, 50)
     mirror.wake()
     until(lambda: mirror.status.error)
-    begin = time.monotonic()
     status = mirror.close(1.0)
-    assert time.monotonic() - begin < 3
     assert not status.is_complete and status.trials == 2 and "Nothing is lost" in str(status)
     assert not is_mirrored(sweep.folder)
 
@@ -120,10 +118,8 @@ def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server,
     for index in range(2):
         sweep.train(index, 300)
     mirror = Mirror(sweep.folder, sweep.plan, proxy.uri)
-    begin = time.monotonic()
     mirror.start()
     mirror.wake()
-    assert time.monotonic() - begin < 0.1  # whoever trains does not wait
     for answers in range(1, 5):  # lost: the first answers of several passes
         proxy.lost = answers % 2 + 1
         until(lambda: not proxy.lost)
