@@ -13,7 +13,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from sweep.config.numbers import format_count
 
 POLICY_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DIVERGED_COLOUR = "#B00020"
@@ -87,6 +89,14 @@ def loss_axis(axis: Axes) -> None:
         axis.yaxis.set_major_locator(LogLocator(subs=subs))
         axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def token_axis(axis: Axes) -> None:
+    """Let x be training tokens from the first on, written as people write them."""
+    axis.set_xlabel("training tokens")
+    axis.set_xlim(left=0)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    axis.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def time_axis(axis: Axes, seconds: pd.Series) -> None:

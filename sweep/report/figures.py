@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from sweep.analysis.comparison import cell_records, report_trials
 from sweep.analysis.frames import Sweep, curves_by_trial
@@ -84,9 +84,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
             line = look.LINES[labels.index(label) % len(look.LINES)]
             axis.plot(tokens, values, line, color=colours[batch], linewidth=width, alpha=0.75)
         axis.set_ylabel(title)
-        axis.set_xlabel("training tokens")
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-        axis.xaxis.set_major_locator(MaxNLocator(5))
+        look.token_axis(axis)
         if is_loss:
             look.loss_axis(axis)
         look.mark_diverged(axis, gone["tokens"], len(gone))

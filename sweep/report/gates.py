@@ -269,7 +269,7 @@ def plot_noise(sweep: Sweep, judged: Sequence[Judged | Reached]) -> Figure | Non
         size = int(str(batch))
         axis.plot(ratio.index, ratio, "o-", color=colours[size], label=f"batch {size}")
     axis.set_yscale("log")
-    axis.set_xlabel("training tokens")
+    look.token_axis(axis)
     axis.set_ylabel("gradient noise scale [sequences]")
     look.legend_above(axis)
     return figure
