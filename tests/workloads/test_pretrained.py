@@ -264,15 +264,17 @@ def test_another_tokenizer_than_planned_is_refused(pretrained, text, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_of_gpt2_124m_begins_at_the_ratio_of_one():
+def test_a_step_of_gpt2_124m_begins_at_the_ratio_of_one(monkeypatch):
     grpo = {"task": "words", "prompt_tokens": 40, "new_tokens": 8, "group_size": 4, "kl": 0.1}
     fields = {"workload": "grpo", "batches": "8", "data": "synthetic", "budget": "8k", "grpo": grpo}
     logistics = Logistics(device="cpu", microbatch=4)
     plan = make_plan(load_experiment("gpt2", fields), logistics, NEW).plan
     step = TrainingStep(plan.sample_config(plan.trials[0]), CPU, 4)
     assert sum(p.numel() for p in step.parameters) == 124_439_808
-    before = step.parameters[-1].detach().clone()
-    step(step.workload.build_batch(0, 8), 1e-5)
-    assert not torch.equal(step.parameters[-1], before)  # by weight decay, if by nothing else
+    task = type(step.workload.task)  # of equal rewards nothing would be learned
+    monkeypatch.setattr(task, "reward", lambda _, prompt, found: {"letters": len(found.text) / 10})
+    before = step.parameters[-1].detach().clone()  # a bias: it has no weight decay
+    output = step(step.workload.build_batch(0, 8), 1e-5)
+    assert output.grad_norm > 0 and not torch.equal(step.parameters[-1], before)
     means = {name: total / count for name, (total, count) in step.workload.meter.state().items()}
     assert (means["grpo/ratio"], means["grpo/kl"]) == (1, 0) and means["grpo/entropy"] > 10
