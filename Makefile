@@ -70,11 +70,11 @@ bench-gpu: gpu-pack  ## on a GPU: its tests, throughput, a minute at each batch 
 	PATH="$(CURDIR)/$(BIN):$$PATH" benchmarks/gpu.sh benchmarks/results tests throughput small steady sweep memory profile
 
 gpu-pack: install  ## .gpu/: what benchmarks/gpu.sh needs on a machine without a network
-	mkdir -p .gpu/text
+	rm -rf .gpu && mkdir -p .gpu/text
 	cp $(TEXT)/train.txt $(TEXT)/valid.txt .gpu/text/
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
 	    --dest .gpu/wheels --constraint constraints.txt $(WORKER_PACKAGES)
-	git rev-parse HEAD > .gpu/commit
+	git describe --always --abbrev=40 --dirty > .gpu/commit
 
 docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py

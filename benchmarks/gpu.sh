@@ -5,9 +5,10 @@
 #   benchmarks/gpu.sh OUT tests throughput          there: parts, in this order; each within its time
 #   python benchmarks/record.py OUT/DEVICE/DATE.json    here: takes the results home
 #
-# Parts, and at most how long: tests 2 min, throughput 8, small 5, steady 9.5, sweep 8, memory 5, profile 2.
-# What there is of a part lies in OUT, also when its time is over; BATCHES=1,64 takes fewer batch sizes.
-# DEVICE=cpu with SMALL=1 rehearses all of it.
+# Parts, and at most how long: tests 4 min, throughput 9.5, small 9.5, steady 9.5, sweep 9.5, memory 5, profile 4.
+# What there is of a part lies in OUT, also when its time is over. BATCHES=1,64 takes fewer batch sizes, as two
+# calls of a few minutes want: steady takes at least a minute and a half for each, throughput two.
+# DEVICE=cpu with SMALL=1 rehearses all but the tests, which need a GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(realpath -m "$1")
@@ -41,20 +42,21 @@ for part in "$@"; do
     echo "== $part, $(date +%T)"
     case $part in
     tests)
-        timeout 120 python3 -m pytest -m gpu -W default -p no:cacheprovider \
+        timeout 240 python3 -m pytest -v --durations=10 -m gpu -W default -p no:cacheprovider \
             tests/training/test_steps.py 2>&1 | tee "$out/tests.log" | tail -40
         ;;
     throughput | small)
-        [ "$part" = small ] && rates=("${tiny[@]}")
-        timeout 480 python3 benchmarks/throughput.py --device "$device" "${rates[@]}" \
+        chosen=("${rates[@]}")
+        [ "$part" = small ] && chosen=("${tiny[@]}")
+        timeout 570 python3 benchmarks/throughput.py --device "$device" "${chosen[@]}" \
             --contenders "$contenders" --out "$out"
         ;;
     memory)
         timeout 300 python3 benchmarks/memory.py --device "$device" "${point[@]}" --out "$out"
         ;;
-    sweep) timeout 480 python3 benchmarks/gpu.py sweep "${text[@]}" "${reference[@]}" ;;
+    sweep) timeout 570 python3 benchmarks/gpu.py sweep "${text[@]}" "${reference[@]}" ;;
     steady) timeout 570 python3 benchmarks/gpu.py steady "${text[@]}" "${reference[@]}" --seconds "$seconds" ;;
-    profile) timeout 120 python3 benchmarks/gpu.py profile "${text[@]}" "${reference[@]}" ;;
+    profile) timeout 240 python3 benchmarks/gpu.py profile "${text[@]}" "${reference[@]}" ;;
     *)
         echo "no part $part: tests, throughput, small, steady, sweep, memory, profile"
         exit 2

@@ -8,10 +8,11 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from sweep.training.result import git_commit
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -20,17 +21,14 @@ RESULTS = HERE / "results"
 def record(results: dict[str, object], device: str = "cpu", folder: Path = RESULTS) -> Path:
     """Write results beside those of the same device and day; return the file.
 
-    The commit is git's, or where there is no repository that of the variable SWEEP_COMMIT.
+    The commit is that of the variable SWEEP_COMMIT, as where there is no repository, or git's.
     """
     import torch
 
     from sweep.training.device import available_cores, device_name
 
     name, date = device_name(torch.device(device)), datetime.date.today().isoformat()
-    git = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    commit = git.stdout.strip() or os.environ.get("SWEEP_COMMIT") or None
+    commit = os.environ.get("SWEEP_COMMIT") or git_commit()
     document = {
         "date": date,
         "device": name,

@@ -41,19 +41,23 @@ class Contender:
         self.name, self.seconds = name, list[float]()  # per step, a round each
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, str(HERE / "contenders.py"), name, model, str(batch)]
+        paths = [str(HERE.parent), os.environ.get("PYTHONPATH")]
         self._process = subprocess.Popen(
             [*command, device, precision],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
 
     def warm_up(self) -> None:
-        """Wait until it has taken its first steps; size its slices."""
+        """Wait until it has taken its first steps."""
         answer = self._answer()
         self.warm_up_seconds, self.losses = answer["seconds"], answer["losses"]
+
+    def size_slices(self) -> None:
+        """Take two steps, and from them how many a slice is."""
         trial = self._order(2)
         self.steps = max(1, min(MOST_STEPS, round(SLICE_SECONDS / (trial / 2))))
 
@@ -64,8 +68,9 @@ class Contender:
     def _order(self, steps: int) -> float:
         """Have steps taken; return their seconds."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is gone: the answer says why
+            self._process.stdin.write(f"{steps}\n")
+            self._process.stdin.flush()
         return float(self._answer()["seconds"])
 
     def _answer(self) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def take_turns(names: list[str], rounds: int, *what: Any) -> tuple[list[Contende
         if one.name not in failed:
             try:
                 act(one)
-            except (RuntimeError, BrokenPipeError) as error:
+            except RuntimeError as error:
                 failed[one.name] = str(error)
 
     try:
@@ -117,6 +122,8 @@ def take_turns(names: list[str], rounds: int, *what: Any) -> tuple[list[Contende
                 attempt(started[-1], Contender.warm_up)
         for one in started if "cpu" not in what else []:
             attempt(one, Contender.warm_up)
+        for one in started:
+            attempt(one, Contender.size_slices)
         for turn in range(rounds):
             for place in range(len(started)):
                 attempt(started[(place + turn) % len(started)], Contender.take_turn)
@@ -164,12 +171,18 @@ def compete(
 
 
 def unequal(results: dict[str, Any], precision: str) -> list[str]:
-    """Name what trained otherwise than the plain loop."""
-    return [
+    """Name what trained otherwise than the plain loop, or of ourselves and it, not at all."""
+    differing = [
         f"{key}: losses of {name} differ by up to {found:.2g} nats"
         for key, result in results.items()
         for name, found in result.get("largest_loss_differences", {}).items()
         if not found <= LOSS_TOLERANCE[precision]
+    ]
+    return differing + [
+        f"{key}: {name} {result['failed'][name]}"
+        for key, result in results.items()
+        for name in ("sweep", "plain loop")
+        if name in result["failed"]
     ]
 
 

@@ -84,10 +84,10 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
             line = look.LINES[labels.index(label) % len(look.LINES)]
             axis.plot(tokens, values, line, color=colours[batch], linewidth=width, alpha=0.75)
         axis.set_ylabel(title)
-        look.token_axis(axis)
         if is_loss:
             look.loss_axis(axis)
         look.mark_diverged(axis, gone["tokens"], len(gone))
+        look.token_axis(axis)
     look.legend_beside(figure, axes, cells, axes[0].get_legend_handles_labels()[0], is_line=True)
     return figure
 

@@ -112,6 +112,16 @@ class SlowProxy:
             end.close()
 
 
+def test_whoever_trains_waits_for_no_server(sweep):
+    """Of one that accepts and never answers every call would last for minutes."""
+    sweep.train(0, 10)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mirror = Mirror(sweep.folder, sweep.plan, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        mirror.start()
+        mirror.wake()
+        assert not mirror.close(0.5).is_complete
+
+
 def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server, points, until):
     server.start()
     proxy = SlowProxy(server.port, 0.05)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._dynamo
 
 from sweep.config.experiment import load_experiment
 from sweep.config.models import HuggingFaceSettings
@@ -13,6 +14,7 @@ from sweep.models.loss import LIGER_ABOVE
 from sweep.plan.plan import build_plan
 from sweep.training import steps as steps_module
 from sweep.training.noise import GradientSums
+from sweep.training.process import FreshProcess
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.training.steps import GraphedSteps, Steps, Sums, build_steps, can_be_graphed
@@ -49,6 +51,7 @@ def trial_config(device="cpu", batch=BATCH, precision="fp32", compile=False, row
 
 def losses_of(kind, config, device, count=COUNT, noise_at=()):
     """Take steps; return their losses, the weights and the sums."""
+    torch._dynamo.reset()  # which compiles the same code so often, and then no more
     step, progress = TrainingStep(config, device, config.microbatch_size), Progress()
     sums = Sums(progress, device)
     steps, losses = kind(config, step, sums), []
@@ -94,19 +97,22 @@ def test_on_a_cpu_steps_are_taken_one_by_one():
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("rows", [0, 100, 8192])
-def test_a_graph_takes_the_steps_that_are_taken_one_by_one(compile, precision, rows, monkeypatch):
+@pytest.mark.parametrize(("rows", "batch"), [(0, BATCH), (100, BATCH), (8192, 64)])
+def test_a_graph_takes_the_steps_that_are_taken_one_by_one(
+    compile, precision, rows, batch, monkeypatch
+):
     device = torch.device("cuda")
-    config = trial_config("cuda", precision=precision, compile=compile, rows=rows)
+    config = trial_config("cuda", batch, precision, compile, rows)
     fed, weights, progress = losses_of(build_steps, config, device, 60, noise_at=(20, 41))
     monkeypatch.setenv(steps_module.SWITCH, "0")
     one_by_one, same, summed = losses_of(build_steps, config, device, 60, noise_at=(20, 41))
     tolerance = 1e-4 if precision == "fp32" else 2e-2
     assert fed == pytest.approx(one_by_one, rel=tolerance)
     assert progress.loss_sum == pytest.approx(summed.loss_sum, rel=tolerance)
-    if precision == "fp32":
-        for first, second in zip(weights, same, strict=True):
-            torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
+    start = TrainingStep(config, CPU, batch).parameters
+    apart = sum(float((a - b).square().sum()) for a, b in zip(weights, same, strict=True))
+    moved = sum(float((a - b.detach()).square().sum()) for a, b in zip(same, start, strict=True))
+    assert apart < (1e-4 if precision == "fp32" else 1e-2) * moved  # 1 % and 10 % of the way
 
 
 @pytest.mark.gpu
@@ -126,6 +132,7 @@ def test_a_small_step_on_a_gpu_is_replayed(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("switch", ["0", "1"])
 def test_between_log_points_no_step_waits_for_a_gpu(switch, monkeypatch):
     monkeypatch.setenv(steps_module.SWITCH, switch)
@@ -143,25 +150,29 @@ def test_between_log_points_no_step_waits_for_a_gpu(switch, monkeypatch):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.gpu
-def test_a_capture_without_memory_says_so_and_a_smaller_microbatch_goes_on(monkeypatch):
+def capture_without_memory(should_stop):
+    """Say how a capture ends for which the memory is lacking."""
     config, device = trial_config("cuda"), torch.device("cuda")
     step = TrainingStep(config, device, BATCH)
     steps = build_steps(config, step, Sums(Progress(), device))
     for t in range(1, steps_module.WARM_UP + 1):
         steps.take(t, None)
     backward, hog = step.backward, []
-
-    def hungry(*arguments):
-        hog.append(torch.empty(1 << 45, dtype=torch.uint8, device=device))
-        return backward(*arguments)
-
-    monkeypatch.setattr(step, "backward", hungry)
-    with pytest.raises(torch.OutOfMemoryError):
+    step.backward = lambda *batch: (
+        hog.append(torch.empty(1 << 45, dtype=torch.uint8, device=device)) or backward(*batch)
+    )
+    try:
         steps.take(steps_module.WARM_UP + 1, None)
-    monkeypatch.undo()
-    smaller = TrainingStep(config, device, BATCH // 2)
-    assert float(Steps(config, smaller, Sums(Progress(), device)).take(1, None).loss) > 0
+    except torch.OutOfMemoryError:
+        return "out of memory"
+    return "captured"
+
+
+@pytest.mark.gpu
+def test_a_capture_without_memory_says_so():
+    """In a process of its own, as every attempt: a failed capture may leave things behind."""
+    process = FreshProcess("tests.training.test_steps:capture_without_memory")
+    assert process.result(timeout=120) == "out of memory"
 
 
 @pytest.mark.gpu
@@ -185,8 +196,11 @@ def test_a_trial_on_a_gpu_goes_on_from_its_checkpoint_between_replays(tmp_path):
         found.append(trial)
     whole, parts = (one.read_result() for one in found)
     assert parts["final_valid_loss"] == pytest.approx(whole["final_valid_loss"], rel=1e-3)
-    steps_of = [[line["step"] for line in read_metrics(one.metrics_path)] for one in found]
-    assert steps_of[0] == steps_of[1]
+    for metric in ("step", "train/loss", "train/lr", "train/grad_norm"):
+        of_whole, of_parts = (
+            [line[metric] for line in read_metrics(one.metrics_path)] for one in found
+        )
+        assert of_parts == pytest.approx(of_whole, rel=2e-2)
 
 
 def test_what_is_replayed_never_waits_for_the_host():
