@@ -74,7 +74,7 @@ gpu-pack: install  ## .gpu/: what benchmarks/gpu.sh needs on a machine without a
 	cp $(TEXT)/train.txt $(TEXT)/valid.txt .gpu/text/
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
 	    --dest .gpu/wheels --constraint constraints.txt $(WORKER_PACKAGES)
-	git describe --always --abbrev=40 --dirty > .gpu/commit
+	git describe --always --abbrev=40 --dirty --exclude '*' > .gpu/commit
 
 docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py

@@ -136,7 +136,8 @@ def main() -> None:
         folder = planned(arguments, Path(name) / "reference")
         if arguments.part == "sweep":
             run_sweep(arguments, folder)
-        for trial in folder.trials() if arguments.part != "sweep" else []:
+            return
+        for trial in folder.trials():
             config = trial.read_config()
             torch._dynamo.reset()  # it compiles the same code for eight shapes at most
             if arguments.part == "profile":

@@ -6,8 +6,8 @@
 #   python benchmarks/record.py OUT/DEVICE/DATE.json    here: takes the results home
 #
 # Parts, and at most how long: tests 4 min, throughput 9.5, small 9.5, steady 9.5, sweep 9.5, memory 5, profile 4.
-# What there is of a part lies in OUT, also when its time is over. BATCHES=1,64 takes fewer batch sizes, as two
-# calls of a few minutes want: steady takes at least a minute and a half for each, throughput two.
+# What there is of a part lies in OUT, also when its time is over. BATCHES=1,64 takes fewer batch sizes: steady needs
+# more than a minute for each, so that six do not fit in one call of ten minutes.
 # DEVICE=cpu with SMALL=1 rehearses all but the tests, which need a GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -33,7 +33,7 @@ POINT_SECONDS = 240.0
 def trial_config(
     experiment: str, batch: int, precision: str, device: str, is_compiled: bool, **more: Any
 ) -> TrialConfig:
-    """Return the config of one step at this batch size, in one microbatch, as `sweep run` does."""
+    """Return the config of one step at this batch size, in one microbatch, with the usual loss."""
     fields = {"batches": [batch], "precision": precision, "budget": 10**9, **more}
     execution = Execution(
         device=device,

@@ -1,6 +1,6 @@
 """Where results of benchmarks go: benchmarks/results/<device>/<date>.json.
 
-python benchmarks/record.py FILE.json …    # takes home what a lent machine wrote elsewhere
+`python benchmarks/record.py FILE.json …` takes home what a lent machine wrote elsewhere.
 """
 
 import datetime

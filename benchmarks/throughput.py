@@ -100,11 +100,14 @@ class Contender:
             self._process.kill()
 
 
-def take_turns(names: list[str], rounds: int, *what: Any) -> tuple[list[Contender], dict[str, str]]:
+def take_turns(
+    names: list[str], rounds: int, model: str, batch: int, device: str, precision: str
+) -> tuple[list[Contender], dict[str, str]]:
     """Start contenders, and let them take turns; return those that lived, and why others did not.
 
-    On a GPU, whose machine has many cores, they start side by side.
+    On a GPU, whose machine has many cores, they warm up side by side.
     """
+    one_by_one = device == "cpu"
     started: list[Contender] = []
     failed: dict[str, str] = {}
 
@@ -117,11 +120,12 @@ def take_turns(names: list[str], rounds: int, *what: Any) -> tuple[list[Contende
 
     try:
         for name in names:
-            started.append(Contender(name, *what))
-            if "cpu" in what:
+            started.append(Contender(name, model, batch, device, precision))
+            if one_by_one:
                 attempt(started[-1], Contender.warm_up)
-        for one in started if "cpu" not in what else []:
-            attempt(one, Contender.warm_up)
+        for one in started:
+            if not one_by_one:
+                attempt(one, Contender.warm_up)
         for one in started:
             attempt(one, Contender.size_slices)
         for turn in range(rounds):

@@ -166,7 +166,8 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
         mirror = Mirror(folder, plan, tracking_uri)
         if left := mirror.status.trials:
             click.echo(
-                f"MLflow gets {left} trials; Ctrl-C leaves it the rest another time.", err=True
+                f"MLflow lacks {left} of the trials. Ctrl-C leaves the rest to another time.",
+                err=True,
             )
         mirror.start()
         mirror.log_report()
