@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import first_probed, milestone_steps, probe_sizes
 from sweep.training.device import is_out_of_memory
-from sweep.training.optimizer import whole
+from sweep.training.optimizer import norms_of, whole
 from sweep.workloads import ranks
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class GradientSums:
 def _square(gradients: Sequence[Tensor | None]) -> Tensor:
     """Return the squared norm of them all, summed in float32 or wider."""
     found = [gradient for gradient in gradients if gradient is not None]
-    norms = torch._foreach_norm(found, 2, dtype=_wide(found[0].dtype))
+    norms = norms_of(found, _wide(found[0].dtype))
     return whole(torch.stack(norms).double().square().sum())
 
 

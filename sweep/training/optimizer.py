@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sweep.config.experiment import OptimizerSettings
 
 CLIP_EPS = 1e-6  # as in torch's clipping
+LARGE = 65_536  # numbers; below, one more call costs more than it gives
 
 
 class FusedAdamW(torch.optim.AdamW):
@@ -156,9 +157,28 @@ def total_norm(gradients: list[Tensor]) -> Tensor:
     """
     if len({gradient.dtype for gradient in gradients}) != 1:
         return whole(nn.utils.get_total_norm(gradients))
-    norms = torch._foreach_norm(gradients)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms_of(gradients)))
     return whole(norm)
+
+
+def norms_of(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Return the norm of each; on a CPU that of a large matrix from those of its rows.
+
+    All of it at once, torch adds one square after another: for five million numbers in float32
+    off by 6e-5, and slower by half and more.
+
+    Args:
+        tensors: of one dtype.
+        dtype: in which squares are summed; theirs unless given.
+    """
+    if not any(is_part(tensor) for tensor in tensors[:1]):
+        tensors = [
+            torch.linalg.vector_norm(tensor, dim=-1, dtype=dtype)
+            if tensor.is_cpu and tensor.ndim > 1 and tensor.numel() >= LARGE
+            else tensor
+            for tensor in tensors
+        ]
+    return list(torch._foreach_norm(tensors, 2, dtype))
 
 
 def clip_in_step(

@@ -12,6 +12,7 @@ from sweep.training.optimizer import (
     PlainSGD,
     build_optimizer,
     clip_in_step,
+    norms_of,
     set_learning_rate,
     total_norm,
 )
@@ -87,6 +88,16 @@ def test_its_state_is_torchs(to_torchs):
 def test_the_total_norm_is_torchs(dtypes):
     gradients = [torch.randn(7, 3, dtype=dtype) for dtype in dtypes for _ in range(3)]
     assert torch.equal(total_norm(gradients), nn.utils.get_total_norm(gradients))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_a_large_matrix_has_the_digits_of_its_numbers(dtype):
+    torch.manual_seed(0)
+    tensors = [torch.randn(10_000, 512, dtype=dtype), torch.randn(300, dtype=dtype)]
+    wide = torch.float32
+    for found, tensor in zip(norms_of(tensors, wide), tensors, strict=True):
+        assert found.dtype == wide
+        assert float(found) == pytest.approx(float(tensor.double().norm()), rel=5e-7)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
