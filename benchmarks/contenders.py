@@ -135,7 +135,10 @@ def run_plain(config: TrialConfig) -> None:
     for t in range(1, 10**9):
         loss = function(batches[(t - 1) % WINDOWS])
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if t > WARM_UP:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        else:  # what others are held against: torch's sum of five million squares is off by 6e-5
+            clip_exactly(list(model.parameters()))
         for group in optimizer.param_groups:
             group["lr"] = _rate(config, t)
         optimizer.step()
@@ -144,6 +147,12 @@ def run_plain(config: TrialConfig) -> None:
             losses.append(loss.item())
         if not pacer.tick():
             return
+
+
+def clip_exactly(parameters: list[nn.Parameter]) -> None:
+    """Clip gradients to a norm of 1, with squares summed in float64."""
+    norms = [p.grad.double().norm() for p in parameters if p.grad is not None]
+    nn.utils.clip_grads_with_norm_(parameters, 1.0, torch.stack(norms).norm().float())
 
 
 def run_transformers(config: TrialConfig) -> None:

@@ -101,6 +101,15 @@ def sum_in_one_order() -> None:
         decompositions.pop(one, None)
 
 
+def inductor_options(device: torch.device, kind: str) -> dict[str, bool]:
+    """Return what torch.compile is told of a model of this kind.
+
+    On a CPU our transformer's graphs are called from C++: a small step's from Python take up to
+    14 % longer (docs/performance.md). Others' models may hold what has no such call.
+    """
+    return {"cpp_wrapper": True} if device.type == "cpu" and kind == "transformer" else {}
+
+
 def available_memory() -> int:
     """Return bytes that may still be taken of the machine's memory, and of its cgroups'."""
     try:

@@ -14,7 +14,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
 from sweep.training.average import WeightAverage
-from sweep.training.device import evaluating, sum_in_one_order
+from sweep.training.device import evaluating, inductor_options, sum_in_one_order
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import whole
 from sweep.training.parallel import build_parallel
@@ -90,7 +90,8 @@ class TrainingStep:
         if config.execution.compile:
             if device.type == "cpu":
                 sum_in_one_order()
-            self._loss_sum = self.parallel.compiled(self.workload.loss_sum, self.model)
+            options = inductor_options(device, config.science.model.kind)
+            self._loss_sum = self.parallel.compiled(self.workload.loss_sum, self.model, options)
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
         if self.rollouts is not None and self.parallel.devices > 1:

@@ -12,7 +12,9 @@ from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.models.loss import LIGER_ABOVE
 from sweep.plan.plan import build_plan
+from sweep.training import step as step_module
 from sweep.training import steps as steps_module
+from sweep.training.device import inductor_options
 from sweep.training.noise import GradientSums
 from sweep.training.process import FreshProcess
 from sweep.training.progress import Progress
@@ -60,6 +62,31 @@ def losses_of(kind, config, device, count=COUNT, noise_at=()):
         losses.append(float(output.loss))
     sums.store(progress)
     return losses, [p.detach().cpu() for p in step.parameters], progress
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_graphs_that_are_called_from_cpp_compute_the_same_bits(precision, monkeypatch):
+    found, told, compile = [], [], torch.compile
+
+    def noting(function, options, **more):
+        told.append(options)
+        return compile(function, options=options, **more)
+
+    monkeypatch.setattr(torch, "compile", noting)
+    for options in (inductor_options(CPU, "transformer"), {}):
+        monkeypatch.setattr(step_module, "inductor_options", lambda *_, options=options: options)
+        found.append(losses_of(Steps, trial_config(compile=True, precision=precision), CPU))
+    assert told == [{"cpp_wrapper": True}, {}]
+    (losses, weights, sums), (others, other_weights, other_sums) = found
+    assert losses == others and sums == other_sums
+    assert all(torch.equal(*pair) for pair in zip(weights, other_weights, strict=True))
+
+
+def test_models_of_others_are_compiled_as_torch_does():
+    assert inductor_options(CPU, "hugging_face") == inductor_options(CPU, "object") == {}
+    assert inductor_options(torch.device("cuda"), "transformer") == {}
 
 
 @pytest.mark.parametrize("noise_at", [(), (6, 11)])
