@@ -118,7 +118,10 @@ def run_sweep(config: TrialConfig) -> None:
 
 
 def run_plain(config: TrialConfig) -> None:
-    """A loop as one writes it by hand: fused AdamW, compiled where the config says so."""
+    """A loop as one writes it by hand: fused AdamW, compiled where the config says so.
+
+    Its first steps, whose losses others' are held against, clip with an exact norm.
+    """
     science, device = config.science, torch.device(config.execution.device)
     torch.manual_seed(science.seed)
     model = build_model(science.model, science.seed, False).to(device)
@@ -138,7 +141,7 @@ def run_plain(config: TrialConfig) -> None:
         if t > WARM_UP:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         else:  # what others are held against: torch's sum of five million squares is off by 6e-5
-            clip_exactly(list(model.parameters()))
+            _clip_exactly(list(model.parameters()))
         for group in optimizer.param_groups:
             group["lr"] = _rate(config, t)
         optimizer.step()
@@ -149,7 +152,7 @@ def run_plain(config: TrialConfig) -> None:
             return
 
 
-def clip_exactly(parameters: list[nn.Parameter]) -> None:
+def _clip_exactly(parameters: list[nn.Parameter]) -> None:
     """Clip gradients to a norm of 1, with squares summed in float64."""
     norms = [p.grad.double().norm() for p in parameters if p.grad is not None]
     nn.utils.clip_grads_with_norm_(parameters, 1.0, torch.stack(norms).norm().float())

@@ -86,42 +86,41 @@ def first_step(folder: Path) -> dict[str, object]:
 
 
 def tracking(folder: Path) -> dict[str, object]:
-    """Step time of a trial with the MLflow mirror beside it over that of the bare worker.
+    """Training seconds of a trial with the MLflow mirror beside it, and by the bare worker.
 
-    The mirror begins once a sweep (it imports MLflow and makes a store): what that costs the first
-    quarter of a trial is told apart, in seconds.
+    The mirror begins once a sweep (it imports MLflow and makes a store), so that the steps behind
+    a trial's first quarter are held against each other apart.
     """
-    starts: dict[str, list[float]] = {"mirrored": [], "bare": []}
+    later: dict[str, list[float]] = {"mirrored": [], "bare": []}
 
-    def seconds_of_steps(out: Path, name: str) -> float:
-        (metrics,) = out.glob("trials/*/metrics.jsonl")
+    def training_seconds(out: Path, name: str) -> float:
+        (result,), (metrics,) = out.glob("trials/*/result.json"), out.glob("trials/*/metrics.jsonl")
         seconds, tokens = [], 0
         for line in map(json.loads, metrics.read_text().splitlines()):
             if rate := line.get("perf/tokens_per_second"):
                 seconds.append((line["tokens"] - tokens) / rate)
                 tokens = line["tokens"]
-        starts[name].append(sum(seconds[: len(seconds) // 4]))
-        return sum(seconds[len(seconds) // 4 :])
+        later[name].append(sum(seconds[len(seconds) // 4 :]))
+        return float(json.loads(result.read_text())["seconds_training"])
 
     def mirrored(index: int) -> float:
         out = folder / f"mirrored-{index}"
         seconds_of([*SWEEP, *LONGER, "--out", str(out)])
-        return seconds_of_steps(out, "mirrored")
+        return training_seconds(out, "mirrored")
 
     def bare(index: int) -> float:
         out = folder / f"bare-{index}"
         seconds_of([*SWEEP, "plan", *LONGER[1:-2], "--out", str(out)])
         (trial,) = out.glob("trials/*")
         seconds_of([sys.executable, "-m", "sweep.training", str(trial)])
-        return seconds_of_steps(out, "bare")
+        return training_seconds(out, "bare")
 
     found = interleaved(9, mirrored=mirrored, bare=bare)
-    more = [one - other for one, other in zip(*starts.values(), strict=True)]
     return {
         **found,
         "mirrored_over_bare": ratio(*found["seconds"].values()),  # type: ignore[attr-defined]
-        "seconds_of_first_quarters": starts,
-        "median_seconds_more_once": statistics.median(more),
+        "seconds_behind_first_quarter": later,
+        "mirrored_over_bare_behind_first_quarter": ratio(*later.values()),
     }
 
 

@@ -5,8 +5,8 @@
 For each model and batch size every contender (contenders.py) is started and warmed up; then they
 take turns, a slice of a second each, round after round, so that all see the same machine. A
 ratio is the median over rounds of seconds a step, a contender's over sweep's, with the 95 %
-interval of a bootstrap over rounds. Losses of the first steps are held against the plain loop's:
-where they differ the benchmark fails.
+interval of a bootstrap over rounds. Losses of the first steps are held against the plain loop's,
+which clips them by a norm in float64: where they differ the benchmark fails.
 """
 
 import argparse

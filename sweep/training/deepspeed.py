@@ -66,7 +66,7 @@ class DeepSpeedZero(DataParallel):
         found: torch.optim.Optimizer = self._optimizer
         return found
 
-    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, bool]) -> LossSum:
+    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, Any]) -> LossSum:
         return loss_sum
 
     def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:

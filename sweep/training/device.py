@@ -10,10 +10,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.trial import Execution, Science, TrialConfig
 from sweep.errors import SweepError
 from sweep.training.memory_limit import available_in_cgroups
 
@@ -101,13 +102,14 @@ def sum_in_one_order() -> None:
         decompositions.pop(one, None)
 
 
-def inductor_options(device: torch.device, kind: str) -> dict[str, bool]:
-    """Return what torch.compile is told of a model of this kind.
+def inductor_options(device: torch.device, science: Science) -> dict[str, Any]:
+    """Return what torch.compile is told.
 
-    On a CPU our transformer's graphs are called from C++: a small step's from Python take up to
-    14 % longer (docs/performance.md). Others' models may hold what has no such call.
+    On a CPU graphs of our transformer are called from C++: a small step with them takes up to 14 %
+    less (docs/performance.md). Others' models and losses may hold what has no such call.
     """
-    return {"cpp_wrapper": True} if device.type == "cpu" and kind == "transformer" else {}
+    is_own = science.model.kind == "transformer" and science.workload in ("pretrain", "grpo")
+    return {"cpp_wrapper": True} if device.type == "cpu" and is_own else {}
 
 
 def available_memory() -> int:

@@ -56,9 +56,9 @@ class Parallel:
         """Build the optimizer of the weights."""
         return build_optimizer(settings, model, learning_rate)
 
-    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, bool]) -> LossSum:
+    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, Any]) -> LossSum:
         """Compile what a training step computes, as far as it can be; `options` are Inductor's."""
-        compiled: LossSum = torch.compile(loss_sum, dynamic=False, options=dict(options))
+        compiled: LossSum = torch.compile(loss_sum, dynamic=False, options=options)
         return compiled
 
     def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
@@ -214,9 +214,9 @@ class FullyShard(DataParallel):
     def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
         return state_bytes(model, optimizer)
 
-    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, bool]) -> LossSum:
+    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, Any]) -> LossSum:
         for layer in layers_of(model):  # weights are gathered between them
-            layer.compile(dynamic=False, options=dict(options))
+            layer.compile(dynamic=False, options=options)
         return loss_sum
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:

@@ -90,7 +90,7 @@ class TrainingStep:
         if config.execution.compile:
             if device.type == "cpu":
                 sum_in_one_order()
-            options = inductor_options(device, config.science.model.kind)
+            options = inductor_options(device, config.science)
             self._loss_sum = self.parallel.compiled(self.workload.loss_sum, self.model, options)
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None

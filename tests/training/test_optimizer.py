@@ -100,6 +100,17 @@ def test_the_norm_of_a_large_matrix_has_the_digits_of_its_numbers(dtype):
         assert float(found) == pytest.approx(float(tensor.double().norm()), rel=5e-7)
 
 
+@pytest.mark.parametrize("shape", [(1_000_000, 3), (512, 64, 3, 3), (70_000,), (0, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_norms_of_tensors_of_any_shape_are_theirs(shape, dtype):
+    tensors = [torch.rand(shape, dtype=dtype), torch.rand(4, 4, dtype=dtype)]
+    tolerance = 2**-8 if dtype == torch.bfloat16 else 1e-4
+    for found, tensor in zip(norms_of(tensors), tensors, strict=True):
+        assert found.dtype == dtype and found.ndim == 0
+        assert float(found) == pytest.approx(float(tensor.double().norm()), rel=tolerance)
+    assert total_norm(tensors).dtype == dtype
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_sgd_takes_the_steps_of_torchs(decay):
     own, other = two_models()

@@ -75,7 +75,7 @@ def test_graphs_that_are_called_from_cpp_compute_the_same_bits(precision, monkey
         return compile(function, options=options, **more)
 
     monkeypatch.setattr(torch, "compile", noting)
-    for options in (inductor_options(CPU, "transformer"), {}):
+    for options in (inductor_options(CPU, trial_config().science), {}):
         monkeypatch.setattr(step_module, "inductor_options", lambda *_, options=options: options)
         found.append(losses_of(Steps, trial_config(compile=True, precision=precision), CPU))
     assert told == [{"cpp_wrapper": True}, {}]
@@ -85,8 +85,11 @@ def test_graphs_that_are_called_from_cpp_compute_the_same_bits(precision, monkey
 
 
 def test_models_of_others_are_compiled_as_torch_does():
-    assert inductor_options(CPU, "hugging_face") == inductor_options(CPU, "object") == {}
-    assert inductor_options(torch.device("cuda"), "transformer") == {}
+    science = trial_config().science
+    assert inductor_options(CPU, science)
+    assert inductor_options(torch.device("cuda"), science) == {}
+    for others in ({"model": HuggingFaceSettings(**GPT2)}, {"workload": "my_module:Workload"}):
+        assert inductor_options(CPU, science.model_copy(update=others)) == {}
 
 
 @pytest.mark.parametrize("noise_at", [(), (6, 11)])
