@@ -35,12 +35,18 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}  # nats, over WARM_UP steps that t
 
 
 class Contender:
-    """A process that takes steps when it is told to."""
+    """A process that takes steps when it is told to.
+
+    Its name may end with variables of its own: `sweep GOMP_SPINCOUNT=1000`.
+    """
 
     def __init__(self, name: str, model: str, batch: int, device: str, precision: str) -> None:
         self.name, self.seconds = name, list[float]()  # per step, a round each
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = [sys.executable, str(HERE / "contenders.py"), name, model, str(batch)]
+        words = name.split()
+        variables = dict(word.split("=", 1) for word in words if "=" in word)
+        which = " ".join(word for word in words if "=" not in word)
+        command = [sys.executable, str(HERE / "contenders.py"), which, model, str(batch)]
         paths = [str(HERE.parent), os.environ.get("PYTHONPATH")]
         self._process = subprocess.Popen(
             [*command, device, precision],
@@ -48,7 +54,7 @@ class Contender:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
 
     def warm_up(self) -> None:
@@ -190,11 +196,12 @@ def unequal(results: dict[str, Any], precision: str) -> list[str]:
     ]
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: dict[str, Any], names: list[str]) -> str:
     """Write the ratios as markdown."""
+    others = [name for name in names if name not in ("sweep", "matrix product")]
     lines = [
         "| model | batch size | steps/s of sweep | share of matrix-product rate | "
-        + " | ".join(n for n in CONTENDERS if n not in ("sweep", "matrix product"))
+        + " | ".join(others)
         + " |"
     ]
     lines.append("| --- " * (lines[0].count("|") - 1) + "|")
@@ -204,9 +211,7 @@ def table(results: dict[str, Any]) -> str:
         own = rows.get("sweep")
         cells = [model, batch, f"{1 / own['seconds_per_step']:.3g}" if own else "–"]
         cells.append(f"{share['ratio']:.0%}" if share else "")
-        for name in CONTENDERS:
-            if name in ("sweep", "matrix product"):
-                continue
+        for name in others:
             one = rows.get(name, {}).get("over_sweep")
             cells.append(
                 f"{one['ratio']:.2f} [{one['low']:.2f}, {one['high']:.2f}]" if one else "–"
@@ -227,9 +232,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     results: dict[str, Any] = {}
+    names = arguments.contenders.split(",")
     for model in arguments.models.split(","):
         for batch in arguments.batches.split(","):
-            names = arguments.contenders.split(",")
             found = compete(
                 model, int(batch), arguments.device, arguments.precision, arguments.rounds, names
             )
@@ -237,7 +242,7 @@ def main() -> None:
             results[f"{model} {batch}"] = found
             key = f"throughput {arguments.precision} {model} {batch}"
             record({key: found}, arguments.device, arguments.out)
-    print(table(results))
+    print(table(results, names))
     if differing := unequal(results, arguments.precision):
         sys.exit("\n".join(differing))
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from sweep.config.experiment import OptimizerSettings
 
 CLIP_EPS = 1e-6  # as in torch's clipping
-LARGE = 65_536  # numbers of a matrix; fewer are summed well in one
-ROW = 32  # numbers, at least
+LARGE = 65_536  # numbers of a matrix; the squares of fewer are added well in one
+ROW = 32  # numbers of a row, at least
 
 
 class FusedAdamW(torch.optim.AdamW):
@@ -172,16 +172,14 @@ def norms_of(tensors: list[Tensor], dtype: torch.dtype | None = None) -> list[Te
         tensors: of one dtype.
         dtype: of the norms; theirs unless given.
     """
-    rows = [_norms_of_rows(t, dtype) if _is_large(t, dtype or t.dtype) else t for t in tensors]
-    return list(torch._foreach_norm(rows, 2, dtype))
+    return list(torch._foreach_norm([_rows_first(t, dtype or t.dtype) for t in tensors], 2, dtype))
 
 
-def _is_large(tensor: Tensor, dtype: torch.dtype) -> bool:
+def _rows_first(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the norms of the rows of a large matrix on a CPU, (n), and any other as it is."""
     is_wide = tensor.is_cpu and tensor.ndim > 1 and dtype != torch.bfloat16
-    return is_wide and tensor.numel() >= max(LARGE, ROW * len(tensor)) and not is_part(tensor)
-
-
-def _norms_of_rows(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if not is_wide or tensor.numel() < max(LARGE, ROW * len(tensor)) or is_part(tensor):
+        return tensor
     norms: Tensor = torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=dtype)
     return norms
 
