@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ TYPED = (
 )
 
 
-def _read(experiment: str, flags: dict[str, Any]) -> tuple[Planned, SweepFolder]:
+def _read(
+    experiment: str, flags: dict[str, Any], before_forecast: Callable[[], None] = lambda: None
+) -> tuple[Planned, SweepFolder]:
     overrides = read_overrides(experiment, flags)
     settings = load_experiment(experiment, overrides)
     logistics = read_logistics(flags)
@@ -45,7 +48,8 @@ def _read(experiment: str, flags: dict[str, Any]) -> tuple[Planned, SweepFolder]
     if flags["out"] or "only" in flags:  # something may be written
         check_writable(folder)
     given = {name: flags[name] for name in TYPED if (name, flags[name]) != ("device", "auto")}
-    return make_plan(settings, logistics, folder, typed_command(experiment, given)), folder
+    command = typed_command(experiment, given)
+    return make_plan(settings, logistics, folder, command, before_forecast), folder
 
 
 def refuse_file(out: Path) -> None:
@@ -119,10 +123,11 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
 def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
+    from sweep.tracking.store import warm_up
 
     place = Place(flags["executor"], flags["ray_address"], flags["slurm"])
     place.check()
-    planned, folder = _read(experiment, flags)
+    planned, folder = _read(experiment, flags, (lambda: None) if flags["dry_run"] else warm_up)
     check_trains(planned.plan)
     if flags["only"]:
         planned = _only(planned, flags["only"])
@@ -140,6 +145,8 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         open_storage(flags["storage"])
     summary = finished_summary(planned, folder, flags["tracking_uri"], also)
     if summary is None or flags["dry_run"]:
+        if not flags["dry_run"]:
+            warm_up()
         planned = estimate(planned, folder)
         if flags["dry_run"]:
             _print_plan(planned.command_rows(), flags["json"], to_stderr=False)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from sweep.config.numbers import format_bytes
 from sweep.errors import SweepError, WorkerDied
-from sweep.orchestration.planning import FORECAST_SECONDS, Planned
+from sweep.orchestration.execution import FORECAST_SECONDS
+from sweep.orchestration.planning import Planned
 from sweep.plan.estimates import disk_needed, with_estimates
 from sweep.plan.plan import Plan, tokenizer_of
 from sweep.training.process import FreshProcess

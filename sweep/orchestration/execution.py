@@ -1,15 +1,25 @@
 """Where and how fast: what the command line says, what is decided once, and what stays so."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sweep.config.experiment import Experiment
 from sweep.config.objects import require_extra
 from sweep.config.trial import Execution
-from sweep.errors import SweepError
+from sweep.errors import SweepError, WorkerDied
 from sweep.plan.plan import COMPILE_FLOPS, Plan, tokens_at_once, tokens_per_sequence
 from sweep.plan.steps import devices_left
+from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder
 
+if TYPE_CHECKING:  # because it imports torch
+    from sweep.memory.presets import Chosen
+
+FORECAST_SECONDS = 120.0  # at most
+UNBOUNDED = (
+    "Microbatches are not bounded by a forecast: this machine has no such device, and no "
+    "--device-memory says what those of the cluster hold"
+)
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
 
@@ -177,3 +187,68 @@ def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
         compiles, reason = False, f"eager: {flops:.1e} training FLOPs are too few to compile for"
     execution = plan.execution.model_copy(update={"compile": compiles, "compile_reason": reason})
     return plan.model_copy(update={"execution": execution})
+
+
+def within_memory(plan: Plan) -> Execution:
+    """Return the execution with the largest microbatch that fits the device by forecast."""
+    from sweep.training.device import is_here
+
+    row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
+    execution = plan.execution
+    if execution.device_memory_bytes is None and not is_here(execution.device):
+        return execution.model_copy(update={"reason": UNBOUNDED})
+    try:
+        process = FreshProcess("sweep.memory.forecast:largest_here", plan.sample_config(row))
+        bound, evaluation = process.result(timeout=FORECAST_SECONDS)
+    except WorkerDied:  # a user's model that fake tensors cannot run
+        return execution
+    found = {"microbatch_bound": None, "evaluation_batch_size": evaluation}
+    if bound < row.microbatch_size:
+        found["microbatch_bound"] = bound
+    return execution.model_copy(update=found)
+
+
+def choose_by_preset(plan: Plan, precision: str, logistics: Logistics) -> tuple[Execution, str]:
+    """Return the execution and the precision that a preset chooses, with its reason.
+
+    Args:
+        plan: as it would be without.
+        precision: as given; of `auto` another may be chosen.
+        logistics: as given.
+
+    Raises:
+        SweepError: if the model cannot be forecast.
+    """
+    from sweep.memory.presets import Asked
+    from sweep.training.device import is_here
+
+    device = plan.execution.device
+    if plan.execution.device_memory_bytes is None and not is_here(device):
+        raise SweepError(
+            f"preset chooses by what a device holds, and this machine has no {device}. Say with "
+            "--device-memory what those of the cluster hold, or leave --preset out."
+        )
+    row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
+    asked = Asked(
+        zero=logistics.zero,
+        activation_checkpointing=logistics.activation_checkpointing,
+        precision=precision != "auto" or plan.execution.strategy == "deepspeed",
+        microbatch=logistics.is_split,
+    )
+    arguments = (plan.sample_config(row), logistics.preset, asked)
+    try:
+        process = FreshProcess("sweep.memory.presets:choose", *arguments)
+        chosen: Chosen = process.result(timeout=FORECAST_SECONDS)
+    except WorkerDied as error:
+        raise SweepError(
+            f"preset must be of a model whose memory can be forecast, but that failed ({error}). "
+            "Leave it out, and give --microbatch."
+        ) from error
+    settled = {
+        "zero": chosen.zero,
+        "activation_checkpointing": chosen.activation_checkpointing,
+        "microbatch_bound": None if logistics.is_split else chosen.microbatch_size,
+        "evaluation_batch_size": min(plan.execution.evaluation_batch_size, chosen.microbatch_size),
+        "reason": chosen.reason,
+    }
+    return plan.execution.model_copy(update=settled), chosen.precision

@@ -1,21 +1,24 @@
 """From an experiment and flags to the plan of this machine, grown from the one on disk."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.trial import Execution
-from sweep.errors import SweepError, WorkerDied
+from sweep.errors import SweepError
 from sweep.orchestration.execution import (
     Logistics,
+    choose_by_preset,
     decide_compile,
     decide_execution,
     refuse_other_execution,
     refuse_sampling,
+    within_memory,
 )
-from sweep.orchestration.inputs import identify_inputs
+from sweep.orchestration.inputs import Inputs, identify_inputs
 from sweep.plan.commands import typed_command
 from sweep.plan.growth import grow_plan, with_decided_rates
 from sweep.plan.plan import (
@@ -23,18 +26,8 @@ from sweep.plan.plan import (
     build_plan,
     load_plan,
 )
-from sweep.training.process import FreshProcess
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
-
-if TYPE_CHECKING:  # because it imports torch
-    from sweep.memory.presets import Chosen
-
-FORECAST_SECONDS = 120.0  # at most
-UNBOUNDED = (
-    "Microbatches are not bounded by a forecast: this machine has no such device, and no "
-    "--device-memory says what those of the cluster hold"
-)
 
 
 @dataclass(frozen=True)
@@ -94,13 +87,15 @@ def plan_call(
     device: str,
     microbatch: int | None,
     overrides: dict[str, Any],
+    before_forecast: Callable[[], None] = lambda: None,
 ) -> tuple["Planned", SweepFolder]:
     """Plan what a call from Python names, as the command line would have been typed."""
     settings = load_experiment(experiment, overrides)
     folder = SweepFolder(Path(out) if out else default_out(settings))
     flags = {"device": None if device == "auto" else device, "microbatch": microbatch, "out": out}
     command = typed_command(experiment, {**overrides, **flags})
-    return make_plan(settings, Logistics(device, microbatch), folder, command), folder
+    logistics = Logistics(device, microbatch)
+    return make_plan(settings, logistics, folder, command, before_forecast), folder
 
 
 def make_plan(
@@ -108,8 +103,12 @@ def make_plan(
     logistics: Logistics,
     folder: SweepFolder,
     command: tuple[str, ...] = (),
+    before_forecast: Callable[[], None] = lambda: None,
 ) -> Planned:
-    """Plan what the command names on top of what the folder holds. Imports torch only when new."""
+    """Plan what the command names on top of what the folder holds.
+
+    Only what is new needs torch: a process imports it, and is waited for after `before_forecast`.
+    """
     refuse_sampling(experiment, logistics)
     inputs, precision = identify_inputs(experiment, folder), experiment.precision
     old = load_plan(folder)
@@ -138,31 +137,44 @@ def make_plan(
 
     new = build(execution)
     if old is not None:
-        known = {row.id for row in old.known_trials}
-        new = with_decided_rates(new, old)
-        grown = grow_plan(old, new)
-        requested = _requested(new, old)
-        if not known.issuperset(requested):
-            if not logistics.is_split and _largest_microbatch(new) > _largest_microbatch(old):
-                bounded = build(_within_memory(new))  # larger than what was forecast before
-                new = with_decided_rates(bounded, old)
-                grown = grow_plan(old, new)
-            _with_parameters(new)
-            _check_workload(new)
-            _check_task(new, logistics, folder)
-        rows = (*grown.trials, *(row for row in new.trials if row.id is None))
-        plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
-        return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
+        return _grown(old, new, build, logistics, folder, inputs)
     _check_workload(new)
     _check_task(new, logistics, folder)
+    before_forecast()
     if logistics.preset:
-        execution, chosen = _choose_by_preset(new, precision, logistics)
+        execution, chosen = choose_by_preset(new, precision, logistics)
         experiment = _resolve_precision(experiment, chosen, is_forced=True)
         new = build(execution)
     elif not logistics.asks_memory:
-        new = build(_within_memory(new))
+        new = build(within_memory(new))
     new = decide_compile(_with_parameters(new), logistics.is_elsewhere)
     return Planned(new, _requested(new, None), False)
+
+
+def _grown(
+    old: Plan,
+    new: Plan,
+    build: Callable[[Execution], Plan],
+    logistics: Logistics,
+    folder: SweepFolder,
+    inputs: Inputs,
+) -> Planned:
+    """Return the folder's plan with what the command names; `build` does so within other bounds."""
+    known = {row.id for row in old.known_trials}
+    new = with_decided_rates(new, old)
+    grown = grow_plan(old, new)
+    requested = _requested(new, old)
+    if not known.issuperset(requested):
+        if not logistics.is_split and _largest_microbatch(new) > _largest_microbatch(old):
+            bounded = build(within_memory(new))  # larger than what was forecast before
+            new = with_decided_rates(bounded, old)
+            grown = grow_plan(old, new)
+        _with_parameters(new)
+        _check_workload(new)
+        _check_task(new, logistics, folder)
+    rows = (*grown.trials, *(row for row in new.trials if row.id is None))
+    plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
+    return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
 
 
 def _requested(new: Plan, old: Plan | None) -> tuple[str, ...]:
@@ -178,71 +190,6 @@ def _requested(new: Plan, old: Plan | None) -> tuple[str, ...]:
 
 def _largest_microbatch(plan: Plan) -> int:
     return max(row.microbatch_size for row in plan.trials)
-
-
-def _within_memory(plan: Plan) -> Execution:
-    """Return the execution with the largest microbatch that fits the device by forecast."""
-    from sweep.training.device import is_here
-
-    row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
-    execution = plan.execution
-    if execution.device_memory_bytes is None and not is_here(execution.device):
-        return execution.model_copy(update={"reason": UNBOUNDED})
-    try:
-        process = FreshProcess("sweep.memory.forecast:largest_here", plan.sample_config(row))
-        bound, evaluation = process.result(timeout=FORECAST_SECONDS)
-    except WorkerDied:  # a user's model that fake tensors cannot run
-        return execution
-    found = {"microbatch_bound": None, "evaluation_batch_size": evaluation}
-    if bound < row.microbatch_size:
-        found["microbatch_bound"] = bound
-    return execution.model_copy(update=found)
-
-
-def _choose_by_preset(plan: Plan, precision: str, logistics: Logistics) -> tuple[Execution, str]:
-    """Return the execution and the precision that a preset chooses, with its reason.
-
-    Args:
-        plan: as it would be without.
-        precision: as given; of `auto` another may be chosen.
-        logistics: as given.
-
-    Raises:
-        SweepError: if the model cannot be forecast.
-    """
-    from sweep.memory.presets import Asked
-    from sweep.training.device import is_here
-
-    device = plan.execution.device
-    if plan.execution.device_memory_bytes is None and not is_here(device):
-        raise SweepError(
-            f"preset chooses by what a device holds, and this machine has no {device}. Say with "
-            "--device-memory what those of the cluster hold, or leave --preset out."
-        )
-    row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
-    asked = Asked(
-        zero=logistics.zero,
-        activation_checkpointing=logistics.activation_checkpointing,
-        precision=precision != "auto" or plan.execution.strategy == "deepspeed",
-        microbatch=logistics.is_split,
-    )
-    arguments = (plan.sample_config(row), logistics.preset, asked)
-    try:
-        process = FreshProcess("sweep.memory.presets:choose", *arguments)
-        chosen: Chosen = process.result(timeout=FORECAST_SECONDS)
-    except WorkerDied as error:
-        raise SweepError(
-            f"preset must be of a model whose memory can be forecast, but that failed ({error}). "
-            "Leave it out, and give --microbatch."
-        ) from error
-    settled = {
-        "zero": chosen.zero,
-        "activation_checkpointing": chosen.activation_checkpointing,
-        "microbatch_bound": None if logistics.is_split else chosen.microbatch_size,
-        "evaluation_batch_size": min(plan.execution.evaluation_batch_size, chosen.microbatch_size),
-        "reason": chosen.reason,
-    }
-    return plan.execution.model_copy(update=settled), chosen.precision
 
 
 def _check_workload(plan: Plan) -> None:

@@ -26,6 +26,7 @@ from sweep.orchestration.tuning import Round, Tuning
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.retry import is_to_run
+from sweep.tracking.store import warm_up
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
@@ -86,10 +87,11 @@ def run_sweep(
     Raises:
         SweepError: for bad input, before anything is written.
     """
-    planned, folder = plan_call(experiment, out, device, microbatch, overrides)
+    planned, folder = plan_call(experiment, out, device, microbatch, overrides, warm_up)
     check_writable(folder)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
+    warm_up()
     return run_plan(estimate(planned, folder), folder, place=place, tracking_uri=tracking_uri)
 
 

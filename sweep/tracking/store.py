@@ -3,15 +3,20 @@
 Importing this costs nothing; MLflow itself is imported by `connect`.
 """
 
+import contextlib
+import functools
 import json
 import logging
 import os
 import re
+import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sweep.config.paths import cache_dir
 from sweep.errors import SweepError
 from sweep.tracking.address import (
     ANSWER_SECONDS,
@@ -37,6 +42,8 @@ ENVIRONMENT = {  # set only where the user did not
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of `sweep ui`
     "PGCONNECT_TIMEOUT": ANSWER_SECONDS,
 }
+
+_one_maker = threading.Lock()  # of the empty store, within this process
 
 
 def default_tracking_uri(folder: SweepFolder) -> str:
@@ -89,6 +96,24 @@ def sqlite_path(uri: str) -> Path:
     return Path(uri.partition(":///")[2])
 
 
+@functools.cache
+def warm_up() -> None:
+    """Import MLflow and make an empty store to copy, once, in a thread that the process ends after.
+
+    Three seconds of one core the first time, else half: for a command that waits for something
+    else before it trains, or its first trial would pay them. What fails here fails in `connect`.
+    """
+    threading.Thread(target=_warm_up, name="warm-up").start()
+
+
+def _warm_up() -> None:
+    with contextlib.suppress(Exception):
+        prepare_environment()
+        from mlflow import MlflowClient
+
+        MlflowClient(f"sqlite:///{_empty_store()}").search_experiments()  # imports more
+
+
 def connect(uri: str) -> "MlflowClient":
     """Import MLflow, quietly and without telemetry, and return a client of this store.
 
@@ -97,13 +122,36 @@ def connect(uri: str) -> "MlflowClient":
     prepare_environment()
     from mlflow import MlflowClient
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     uri = with_driver(uri)
     if uri.startswith("sqlite") and not sqlite_path(uri).exists():
-        # MLflow makes its tables one by one: whoever is killed meanwhile must leave none of them.
         with replacing(sqlite_path(uri)) as part:
-            MlflowClient(f"sqlite:///{part}", f"sqlite:///{part}").search_experiments()
+            try:
+                shutil.copyfile(_empty_store(), part)
+            except OSError:  # of the cache, which only saves time
+                _make_tables(part)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _empty_store() -> Path:
+    """Return a database with the tables of this version of MLflow; made once, in the cache."""
+    from mlflow import __version__
+
+    path = cache_dir() / "mlflow" / f"empty-{__version__}.db"
+    with _one_maker:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # MLflow makes table after table: whoever is killed meanwhile must leave none of them.
+            with replacing(path) as part:
+                part.touch()  # MLflow would ask a folder that refuses this for minutes
+                _make_tables(part)
+    return path
+
+
+def _make_tables(path: Path) -> None:
+    from mlflow import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    MlflowClient(f"sqlite:///{path}", f"sqlite:///{path}").search_experiments()
 
 
 def prepare_environment() -> None:
