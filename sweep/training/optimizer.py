@@ -51,6 +51,8 @@ class FusedAdamW(torch.optim.AdamW):
                 grad_scale=self.grad_scale,
             )
 
+    step.hooked = True  # type: ignore[attr-defined]  # torch wraps others for its profiler
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of torch's AdamW."""
         super().load_state_dict(state_dict)
@@ -190,7 +192,8 @@ def clip_in_step(
     """Let the next step see gradients of a global norm of at most so much.
 
     A fused optimizer divides them as it reads them, by the factor that it has for loss scaling:
-    a pass over all gradients less than `clip_grads_with_norm_`, which the others get.
+    a pass over all gradients less than `clip_grads_with_norm_`, which the others get. On a CPU,
+    where it may be looked at, a factor of 1 is left out: it would be divided by, and written back.
 
     Args:
         optimizer: of the parameters.
@@ -200,7 +203,8 @@ def clip_in_step(
     """
     if optimizer.defaults.get("fused") and not is_part(parameters[0]):
         inner: Any = getattr(optimizer, "optim", optimizer)  # of one with a part of the states
-        inner.grad_scale = ((norm.float() + CLIP_EPS) / most).clamp(min=1.0)
+        scale = ((norm.float() + CLIP_EPS) / most).clamp(min=1.0)
+        inner.grad_scale = None if scale.is_cpu and scale == 1.0 else scale
     else:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
 

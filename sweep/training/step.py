@@ -14,7 +14,8 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models.precision import weight_dtype
 from sweep.training.average import WeightAverage
-from sweep.training.device import evaluating, inductor_options, sum_in_one_order
+from sweep.training.backward import ByAutograd, build_backward
+from sweep.training.device import evaluating
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import whole
 from sweep.training.parallel import build_parallel
@@ -86,12 +87,9 @@ class TrainingStep:
         self.average = WeightAverage(self.parameters, width) if width else None
         self.clip = config.science.optimizer.clip or math.inf
         self.microbatch_size = microbatch_size
-        self._loss_sum: Callable[[nn.Module, Batch], Tensor] = self.workload.loss_sum
-        if config.execution.compile:
-            if device.type == "cpu":
-                sum_in_one_order()
-            options = inductor_options(device, config.science)
-            self._loss_sum = self.parallel.compiled(self.workload.loss_sum, self.model, options)
+        self._backward = build_backward(
+            config, self.parallel, self.workload.loss_sum, self.model, microbatch_size
+        )
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
         if self.rollouts is not None and self.parallel.devices > 1:
@@ -132,11 +130,10 @@ class TrainingStep:
         for micro in split(batch, self.microbatch_size):
             left -= micro[0].shape[0]
             with self.parallel.exchanging(is_last=sums is not None or not left):
-                loss = self.parallel.call(self._loss_sum, self.model, micro) / tokens
-                self.parallel.backward(loss)
+                loss = self._backward(micro, tokens)
             if sums is not None:
                 sums.take(self.parameters)
-            total = loss.detach() if total is None else total + loss.detach()
+            total = loss if total is None else total + loss
         if sums is not None:
             sums.give_back(self.parameters)
         assert total is not None
@@ -148,9 +145,9 @@ class TrainingStep:
         On several devices the batch and the parts are this one's share.
         """
         sums, tokens = GradientSums(), self.parallel.tokens(self.workload.loss_tokens(batch))
+        eager = ByAutograd(self.parallel, self.workload.loss_sum, self.model)
         for micro in split(batch, size):
-            loss = self.parallel.call(self.workload.loss_sum, self.model, micro) / tokens
-            self.parallel.backward(loss)
+            eager(micro, tokens)
             sums.take(self.parameters)
         sums.give_back(self.parameters)
         self.model.zero_grad(set_to_none=True)

@@ -12,7 +12,7 @@ from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.models.loss import LIGER_ABOVE
 from sweep.plan.plan import build_plan
-from sweep.training import step as step_module
+from sweep.training import backward
 from sweep.training import steps as steps_module
 from sweep.training.device import inductor_options
 from sweep.training.noise import GradientSums
@@ -76,7 +76,7 @@ def test_graphs_that_are_called_from_cpp_compute_the_same_bits(precision, monkey
 
     monkeypatch.setattr(torch, "compile", noting)
     for options in (inductor_options(CPU, trial_config().science), {}):
-        monkeypatch.setattr(step_module, "inductor_options", lambda *_, options=options: options)
+        monkeypatch.setattr(backward, "inductor_options", lambda *_, options=options: options)
         found.append(losses_of(Steps, trial_config(compile=True, precision=precision), CPU))
     assert told == [{"cpp_wrapper": True}, {}]
     (losses, weights, sums), (others, other_weights, other_sums) = found
