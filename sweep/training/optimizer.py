@@ -51,8 +51,6 @@ class FusedAdamW(torch.optim.AdamW):
                 grad_scale=self.grad_scale,
             )
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch wraps others for its profiler
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of torch's AdamW."""
         super().load_state_dict(state_dict)
@@ -204,7 +202,8 @@ def clip_in_step(
     if optimizer.defaults.get("fused") and not is_part(parameters[0]):
         inner: Any = getattr(optimizer, "optim", optimizer)  # of one with a part of the states
         scale = ((norm.float() + CLIP_EPS) / most).clamp(min=1.0)
-        inner.grad_scale = None if scale.is_cpu and scale == 1.0 else scale
+        is_seen = scale.is_cpu and type(scale) is Tensor  # not one of a forecast, without a value
+        inner.grad_scale = None if is_seen and scale == 1.0 else scale
     else:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
 
