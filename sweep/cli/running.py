@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,14 @@ from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate, is_quickly_prepared
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.executors import Place
-from sweep.orchestration.planning import Planned, check_writable, default_out, make_plan
+from sweep.orchestration.planning import (
+    BeforeForecast,
+    Planned,
+    check_writable,
+    default_out,
+    do_nothing,
+    make_plan,
+)
 from sweep.plan.cluster import ClusterSchedule
 from sweep.plan.commands import typed_command
 from sweep.plan.plan import Plan
@@ -38,7 +44,7 @@ TYPED = (
 
 
 def _read(
-    experiment: str, flags: dict[str, Any], before_forecast: Callable[[], None] = lambda: None
+    experiment: str, flags: dict[str, Any], before_forecast: BeforeForecast = do_nothing
 ) -> tuple[Planned, SweepFolder]:
     overrides = read_overrides(experiment, flags)
     settings = load_experiment(experiment, overrides)
@@ -123,11 +129,15 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
 def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
-    from sweep.tracking.store import warm_up
+    from sweep.tracking.store import import_ahead
+
+    def ahead(folder: SweepFolder) -> None:
+        if not flags["dry_run"]:
+            import_ahead(folder, flags["tracking_uri"])
 
     place = Place(flags["executor"], flags["ray_address"], flags["slurm"])
     place.check()
-    planned, folder = _read(experiment, flags, (lambda: None) if flags["dry_run"] else warm_up)
+    planned, folder = _read(experiment, flags, ahead)
     check_trains(planned.plan)
     if flags["only"]:
         planned = _only(planned, flags["only"])
@@ -145,8 +155,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         open_storage(flags["storage"])
     summary = finished_summary(planned, folder, flags["tracking_uri"], also)
     if summary is None or flags["dry_run"]:
-        if not flags["dry_run"]:
-            warm_up()
+        ahead(folder)
         planned = estimate(planned, folder)
         if flags["dry_run"]:
             _print_plan(planned.command_rows(), flags["json"], to_stderr=False)

@@ -29,6 +29,12 @@ from sweep.plan.plan import (
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
+BeforeForecast = Callable[[SweepFolder], None]
+
+
+def do_nothing(folder: SweepFolder) -> None:
+    """Begin nothing while a plan is forecast."""
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -87,7 +93,7 @@ def plan_call(
     device: str,
     microbatch: int | None,
     overrides: dict[str, Any],
-    before_forecast: Callable[[], None] = lambda: None,
+    before_forecast: BeforeForecast = do_nothing,
 ) -> tuple["Planned", SweepFolder]:
     """Plan what a call from Python names, as the command line would have been typed."""
     settings = load_experiment(experiment, overrides)
@@ -103,11 +109,11 @@ def make_plan(
     logistics: Logistics,
     folder: SweepFolder,
     command: tuple[str, ...] = (),
-    before_forecast: Callable[[], None] = lambda: None,
+    before_forecast: BeforeForecast = do_nothing,
 ) -> Planned:
-    """Plan what the command names on top of what the folder holds.
+    """Plan what the command names on top of what the folder holds. Imports torch only when new.
 
-    Only what is new needs torch: a process imports it, and is waited for after `before_forecast`.
+    A new plan is forecast by a process that imports torch; `before_forecast` is called first.
     """
     refuse_sampling(experiment, logistics)
     inputs, precision = identify_inputs(experiment, folder), experiment.precision
@@ -140,7 +146,7 @@ def make_plan(
         return _grown(old, new, build, logistics, folder, inputs)
     _check_workload(new)
     _check_task(new, logistics, folder)
-    before_forecast()
+    before_forecast(folder)
     if logistics.preset:
         execution, chosen = choose_by_preset(new, precision, logistics)
         experiment = _resolve_precision(experiment, chosen, is_forced=True)

@@ -26,7 +26,7 @@ from sweep.orchestration.tuning import Round, Tuning
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.retry import is_to_run
-from sweep.tracking.store import warm_up
+from sweep.tracking.store import import_ahead
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
@@ -87,11 +87,15 @@ def run_sweep(
     Raises:
         SweepError: for bad input, before anything is written.
     """
-    planned, folder = plan_call(experiment, out, device, microbatch, overrides, warm_up)
+
+    def ahead(folder: SweepFolder) -> None:
+        import_ahead(folder, tracking_uri)
+
+    planned, folder = plan_call(experiment, out, device, microbatch, overrides, ahead)
     check_writable(folder)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
-    warm_up()
+    ahead(folder)
     return run_plan(estimate(planned, folder), folder, place=place, tracking_uri=tracking_uri)
 
 

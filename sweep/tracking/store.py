@@ -1,22 +1,20 @@
 """Where MLflow keeps things: addresses, the client, experiments, and long documents in tags.
 
-Importing this costs nothing; MLflow itself is imported by `connect`.
+Importing this costs nothing; MLflow itself is imported by `connect` and `import_ahead`.
 """
 
 import contextlib
-import functools
 import json
 import logging
 import os
 import re
-import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweep.config.paths import cache_dir
 from sweep.errors import SweepError
 from sweep.tracking.address import (
     ANSWER_SECONDS,
@@ -42,8 +40,6 @@ ENVIRONMENT = {  # set only where the user did not
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of `sweep ui`
     "PGCONNECT_TIMEOUT": ANSWER_SECONDS,
 }
-
-_one_maker = threading.Lock()  # of the empty store, within this process
 
 
 def default_tracking_uri(folder: SweepFolder) -> str:
@@ -96,22 +92,39 @@ def sqlite_path(uri: str) -> Path:
     return Path(uri.partition(":///")[2])
 
 
-@functools.cache
-def warm_up() -> None:
-    """Import MLflow and make an empty store to copy, once, in a thread that the process ends after.
+def import_ahead(folder: SweepFolder, tracking_uri: str | None) -> None:
+    """Import MLflow, and make a new SQLite store's tables, in a thread that the process ends after.
 
-    Three seconds of one core the first time, else half: for a command that waits for something
-    else before it trains, or its first trial would pay them. What fails here fails in `connect`.
+    Three seconds of one core, for a command that waits for something else before it trains: its
+    first trial would pay them. Once a process. What fails here is done again by `connect`.
     """
-    threading.Thread(target=_warm_up, name="warm-up").start()
-
-
-def _warm_up() -> None:
-    with contextlib.suppress(Exception):
+    global _ahead
+    if _ahead is None:
         prepare_environment()
-        from mlflow import MlflowClient
+        uri = tracking_uri or default_tracking_uri(folder)
+        _ahead = _Ahead(uri.startswith("sqlite") and not sqlite_path(uri).exists())
+        _ahead.start()
 
-        MlflowClient(f"sqlite:///{_empty_store()}").search_experiments()  # imports more
+
+class _Ahead(threading.Thread):
+    """Imports MLflow, and makes an empty database."""
+
+    def __init__(self, makes_tables: bool) -> None:
+        super().__init__(name="import-ahead")
+        self._makes_tables = makes_tables
+        self.database: bytes | None = None
+
+    def run(self) -> None:
+        with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as name:
+            import mlflow  # noqa: F401
+
+            if self._makes_tables:
+                path = Path(name) / "mlflow.db"
+                _make_tables(path)
+                self.database = path.read_bytes()
+
+
+_ahead: _Ahead | None = None
 
 
 def connect(uri: str) -> "MlflowClient":
@@ -122,29 +135,18 @@ def connect(uri: str) -> "MlflowClient":
     prepare_environment()
     from mlflow import MlflowClient
 
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     uri = with_driver(uri)
     if uri.startswith("sqlite") and not sqlite_path(uri).exists():
+        if _ahead:
+            _ahead.join()
+        # MLflow makes its tables one by one: whoever is killed meanwhile must leave none of them.
         with replacing(sqlite_path(uri)) as part:
-            try:
-                shutil.copyfile(_empty_store(), part)
-            except OSError:  # of the cache, which only saves time
+            if _ahead and _ahead.database:
+                part.write_bytes(_ahead.database)
+            else:
                 _make_tables(part)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _empty_store() -> Path:
-    """Return a database with the tables of this version of MLflow; made once, in the cache."""
-    from mlflow import __version__
-
-    path = cache_dir() / "mlflow" / f"empty-{__version__}.db"
-    with _one_maker:
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # MLflow makes table after table: whoever is killed meanwhile must leave none of them.
-            with replacing(path) as part:
-                part.touch()  # MLflow would ask a folder that refuses this for minutes
-                _make_tables(part)
-    return path
 
 
 def _make_tables(path: Path) -> None:

@@ -35,7 +35,7 @@ class ByAutograd:
 
 
 class InOneGraph:
-    """Both in one call: a small step spends a fifth of its time between them.
+    """Both in one call: a small step spends up to a fifth of its time between them.
 
     Args:
         loss_sum: of a model and a microbatch.
@@ -44,22 +44,24 @@ class InOneGraph:
     """
 
     def __init__(self, loss_sum: LossSum, model: nn.Module, options: dict[str, Any]) -> None:
-        torch._dynamo.config.trace_autograd_ops = True
+        torch._dynamo.config.trace_autograd_ops = True  # else autograd joins two graphs as ever
         self._parameters = parameters = [p for p in model.parameters() if p.requires_grad]
-        self._seed = torch.ones(()), 1  # the gradient of the mean with respect to the sum
+        self._tokens: int | Tensor = 1
+        self._share = torch.ones(())  # of the summed loss in the mean
 
-        def differentiated(batch: Batch, seed: Tensor) -> tuple[Tensor, list[Tensor]]:
+        def differentiated(batch: Batch, share: Tensor) -> tuple[Tensor, list[Tensor]]:
             loss = loss_sum(model, batch)
-            gradients = torch.autograd.grad(loss, parameters, seed)
+            gradients = torch.autograd.grad(loss, parameters, share)
             return loss.detach(), [gradient.contiguous() for gradient in gradients]
 
-        self._graph = torch.compile(differentiated, dynamic=False, fullgraph=True, options=options)
+        self._graph = torch.compile(differentiated, dynamic=False, options=options)
 
     def __call__(self, batch: Batch, tokens: int | Tensor) -> Tensor:
-        if self._seed[1] != tokens:
-            self._seed = torch.ones(()) / tokens, int(tokens)
-        loss, gradients = self._graph(batch, self._seed[0])
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+        if self._tokens != tokens:
+            self._tokens, self._share = tokens, torch.ones(()) / tokens
+        loss, gradients = self._graph(batch, self._share)
+        for parameter in self._parameters:
+            gradient = gradients.pop(0)
             if parameter.grad is None:
                 parameter.grad = gradient
             else:
@@ -92,6 +94,8 @@ def is_one_graph(config: TrialConfig, size: int) -> bool:
     is_own = science.model.kind == "transformer" and science.workload == "pretrain"
     is_plain = execution.devices == 1 and not execution.activation_checkpointing
     if not (is_own and is_plain and torch.device(execution.device).type == "cpu"):
+        return False
+    if not hasattr(torch._dynamo.config, "trace_autograd_ops"):  # private, since torch 2.11
         return False
     flops = science.model.flops_per_token
     return flops is not None and flops * config.tokens_per_sequence * size <= SMALL_FLOPS

@@ -1,10 +1,9 @@
-"""A new database is a copy of an empty one, whose making may be interrupted or impossible."""
+"""A new database: made in one piece, or ahead and copied."""
 
 import subprocess
 import sys
 
-import pytest
-
+from sweep.tracking import store
 from sweep.tracking.store import connect
 
 KILLED_WHILE_MAKING_TABLES = """
@@ -16,53 +15,60 @@ from sweep.tracking.store import connect
 connect(sys.argv[1]).search_experiments()
 """
 
-WARM_UP = """
-import threading
-from sweep.tracking.store import warm_up
-warm_up()
-warm_up()
-(thread,) = [one for one in threading.enumerate() if one.name == "warm-up"]
+AHEAD = """
+import sys, threading
+from pathlib import Path
+from sweep.tracking import store
+from sweep.trial.folder import SweepFolder
+for _ in range(2):
+    store.import_ahead(SweepFolder(Path(sys.argv[1])), sys.argv[2] or None)
+(thread,) = [one for one in threading.enumerate() if one.name == "import-ahead"]
 thread.join()
+assert "mlflow" in sys.modules
+store._make_tables = lambda path: (print("made in place"), path.touch())
+print(store.connect(sys.argv[3]).search_experiments()[0].name)
 """
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """A cache of its own."""
-    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_a_kill_while_tables_are_made_leaves_no_half_made_database(tmp_path, cache):
+def test_a_kill_while_tables_are_made_leaves_no_half_made_database(tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     command = [sys.executable, "-c", KILLED_WHILE_MAKING_TABLES, uri]
     killed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert killed.returncode == -9, killed.stderr
     assert not (tmp_path / "mlflow.db").exists()
-    assert not list(cache.rglob("empty*"))
     assert [found.name for found in connect(uri).search_experiments()] == ["Default"]
 
 
-def test_tables_are_made_once_in_the_cache_and_copied(tmp_path, cache):
-    first, second = (f"sqlite:///{tmp_path}/{name}.db" for name in ("first", "second"))
-    connect(first).create_experiment("one")
-    (empty,) = cache.rglob("empty*")
-    made = empty.stat().st_mtime_ns
-    assert [found.name for found in connect(second).search_experiments()] == ["Default"]
-    assert empty.stat().st_mtime_ns == made
+def ahead(folder, tracking_uri, uri):
+    command = [sys.executable, "-c", AHEAD, str(folder), tracking_uri, uri]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)
+    assert not done.stderr
+    return done.stdout.split("\n")[:-1]
 
 
-def test_without_a_cache_tables_are_made_in_place(tmp_path, cache):
-    cache.write_text("no folder")
+def test_tables_made_ahead_are_copied(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    assert ahead(tmp_path, "", uri) == ["Default"]
+    (experiment,) = connect(uri).search_experiments()
+    assert experiment.artifact_location == f"{tmp_path}/mlruns/0"  # as if they were made in place
+
+
+def test_none_are_made_for_a_server_or_for_a_store_that_exists(tmp_path):
+    uris = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
+    assert ahead(tmp_path, "http://127.0.0.1:1", uris[0])[0] == "made in place"
+    (tmp_path / "mlflow.db").touch()
+    assert ahead(tmp_path, "", uris[1])[0] == "made in place"
+
+
+def test_what_fails_ahead_is_done_by_connect(tmp_path, monkeypatch):
+    def failing(path):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_make_tables", failing)
+        thread = store._Ahead(makes_tables=True)
+        thread.start()
+        thread.join()
+    monkeypatch.setattr(store, "_ahead", thread)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert [found.name for found in connect(uri).search_experiments()] == ["Default"]
-
-
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_a_command_warms_up_before_it_trains_and_may_fail_at_it(tmp_path, cache, is_refused):
-    if is_refused:
-        cache.write_text("no folder")
-    command = [sys.executable, "-c", WARM_UP]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert not done.stderr
-    assert len(list(tmp_path.rglob("empty*"))) == (0 if is_refused else 1)

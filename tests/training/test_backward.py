@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.plan.plan import build_plan
 from sweep.training.backward import ByAutograd, InOneGraph, is_one_graph
+from sweep.training.noise import GradientSums
 from sweep.training.step import TrainingStep
 
 CPU = torch.device("cpu")
@@ -26,6 +28,7 @@ def trial_config(precision="fp32", model="quick", rows=100, **execution):
 def take_steps(config, microbatch):
     """Take steps of six sequences; return losses, norms and weights."""
     torch._dynamo.reset()  # which compiles the same code so often, and then no more
+    counters.clear()
     step = TrainingStep(config, CPU, microbatch)
     outputs = [step(step.workload.build_batch(6 * t, 6), 1e-2) for t in range(4)]
     measured = [value.item() for one in outputs for value in (one.loss, one.grad_norm)]
@@ -39,7 +42,9 @@ def traced(monkeypatch):
     monkeypatch.setattr(
         torch,
         "compile",
-        lambda function, options, **more: compile(function, backend="aot_eager", **more),
+        lambda function, options, **more: compile(
+            function, backend="aot_eager", fullgraph=True, **more
+        ),
     )
 
 
@@ -53,13 +58,25 @@ def traced(monkeypatch):
 def test_one_graph_trains_as_autograd_does(traced, precision, microbatch, rows):
     step, measured, weights = take_steps(trial_config(precision, rows=rows), microbatch)
     assert isinstance(step._backward, InOneGraph)
+    assert counters["stats"]["unique_graphs"] == 1  # a second microbatch adds to gradients
     eager = trial_config(precision, rows=rows, compile=False)
     other, expected, other_weights = take_steps(eager, microbatch)
     assert isinstance(other._backward, ByAutograd)
     bounds = {"rtol": 1e-5, "atol": 1e-6} if precision == "fp32" else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(measured, expected, **bounds)
     torch.testing.assert_close(weights, other_weights, **bounds)
-    assert all(p.is_contiguous() for p in weights)
+
+
+def test_gradients_are_laid_out_as_weights_are_and_their_noise_is_that_of_autograd(traced):
+    found = []
+    for compiled in (True, False):
+        config = trial_config(compile=compiled)
+        torch._dynamo.reset()
+        step, sums = TrainingStep(config, CPU, 2), GradientSums()
+        step.backward(step.workload.build_batch(0, 6), sums)
+        assert all(p.grad.stride() == p.stride() for p in step.parameters)
+        found.append((sums.estimates(2), [p.grad for p in step.parameters]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_of_another_number_of_tokens_are_those_of_its_mean(traced):
