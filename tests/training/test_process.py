@@ -68,3 +68,22 @@ def test_it_does_not_outlive_a_parent_that_was_killed(tmp_path):
         while time.monotonic() < deadline:
             os.kill(int(pid.read_text()), 0)
             time.sleep(0.05)
+
+
+def test_ctrl_c_while_the_server_imports_torch_shows_no_traceback():
+    code = """
+import os, signal, threading
+from sweep.training.process import FreshProcess
+signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
+threading.Timer(1.0, lambda: os.killpg(0, signal.SIGINT)).start()
+process = FreshProcess("os:getpid")  # waits for the server, which imports for longer
+try:
+    process.result(60)
+except Exception as error:  # os.getpid takes no arguments
+    print(type(error).__name__)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True, start_new_session=True
+    )
+    assert done.stdout.split() == ["interrupted", "WorkerDied"] and not done.stderr
