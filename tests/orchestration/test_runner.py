@@ -1,5 +1,6 @@
 """Retries, crashes and resumption, with real worker processes."""
 
+import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor, attempt_slots
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
+from sweep.tracking.delivery import Delivery
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import FileLock
 from sweep.trial.metrics import read_metrics
@@ -153,25 +155,33 @@ READS = ("read_status", "read_config", "read_result", "write_status", "write_con
 
 
 def test_what_is_read_and_written_grows_with_the_trials_and_no_faster(tmp_path, monkeypatch):
-    counts = Counter()
+    runner, passes = Counter(), [Counter()]  # a pass looks at all trials; time says how many
 
     def counted(name, real):
         def call(self, *arguments):
-            counts[name] += 1
+            is_mirror = threading.current_thread().name == "mirror"
+            (passes[-1] if is_mirror else runner)[name] += 1
             return real(self, *arguments)
 
         return call
 
+    def one_pass(self, is_alive, real=Delivery.run):
+        passes.append(Counter())
+        return real(self, is_alive)
+
+    monkeypatch.setattr(Delivery, "run", one_pass)
     for name in READS:
         monkeypatch.setattr(TrialFolder, name, counted(name, getattr(TrialFolder, name)))
 
     def counts_of(trials):
-        counts.clear()
+        runner.clear()
+        passes[:] = [Counter()]
         folder = SweepFolder(tmp_path / str(trials))
         settings = {"batches": "4", "budget": "4", "seeds": trials}
         planned = make_plan(load_experiment("quadratic", settings), Logistics("cpu"), folder)
         run_plan(planned, folder, executor=InlineExecutor())
-        return dict(counts)
+        assert len(passes) > 1 and all(n <= 5 * trials for one in passes for n in one.values())
+        return dict(runner)
 
     few, many = counts_of(8), counts_of(32)
     assert few.keys() == many.keys() == set(READS)
