@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.training.device import inductor_options, sum_in_one_order
+from sweep.training.compiler import is_own_model, set_up_compiler
 from sweep.training.parallel import LossSum, Parallel
 from sweep.workloads.protocol import Batch
 
@@ -74,12 +74,9 @@ def build_backward(
     config: TrialConfig, parallel: Parallel, loss_sum: LossSum, model: nn.Module, size: int
 ) -> Backward:
     """Return what differentiates microbatches of so many sequences, as the trial says."""
-    device = torch.device(config.execution.device)
     if not config.execution.compile:
         return ByAutograd(parallel, loss_sum, model)
-    if device.type == "cpu":
-        sum_in_one_order()
-    options = inductor_options(device, config.science)
+    options = set_up_compiler(torch.device(config.execution.device), config.science)
     if is_one_graph(config, size):
         return InOneGraph(loss_sum, model, options)
     return ByAutograd(parallel, parallel.compiled(loss_sum, model, options), model)
@@ -91,9 +88,9 @@ def is_one_graph(config: TrialConfig, size: int) -> bool:
     Not where activations are computed again, whose second time one graph would leave out.
     """
     science, execution = config.science, config.execution
-    is_own = science.model.kind == "transformer" and science.workload == "pretrain"
+    is_ours = is_own_model(science) and science.workload == "pretrain"
     is_plain = execution.devices == 1 and not execution.activation_checkpointing
-    if not (is_own and is_plain and torch.device(execution.device).type == "cpu"):
+    if not (is_ours and is_plain and torch.device(execution.device).type == "cpu"):
         return False
     if not hasattr(torch._dynamo.config, "trace_autograd_ops"):  # private, since torch 2.11
         return False

@@ -2,19 +2,16 @@
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 import platform
 import resource
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from sweep.config.trial import Execution, Science, TrialConfig
+from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError
 from sweep.training.memory_limit import available_in_cgroups
 
@@ -78,38 +75,6 @@ def available_cores() -> int:
     except (OSError, ValueError):
         limit = sys.maxsize
     return max(1, min(cores or 1, limit))
-
-
-def has_compiler(device: str) -> bool:
-    """Tell whether torch.compile can work here: a C++ compiler, and Triton on CUDA."""
-    if device.startswith("cuda"):
-        if importlib.util.find_spec("triton") is None:
-            return False
-        return shutil.which("cc") is not None or shutil.which("gcc") is not None
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
-
-
-def sum_in_one_order() -> None:
-    """Let compiled steps on a CPU add an embedding's gradients in one order, whatever the threads.
-
-    Inductor would let threads add them atomically: other bits each time, and much slower where few
-    ids are most of the text (docs/performance.md).
-    """
-    from torch._inductor.decomposition import decompositions
-
-    gradient = torch.ops.aten.embedding_dense_backward
-    for one in (gradient.default, gradient.out):
-        decompositions.pop(one, None)
-
-
-def inductor_options(device: torch.device, science: Science) -> dict[str, Any]:
-    """Return what torch.compile is told.
-
-    On a CPU graphs of our transformer are called from C++: a small step with them takes up to 14 %
-    less (docs/performance.md). Others' models and losses may hold what has no such call.
-    """
-    is_own = science.model.kind == "transformer" and science.workload in ("pretrain", "grpo")
-    return {"cpp_wrapper": True} if device.type == "cpu" and is_own else {}
 
 
 def available_memory() -> int:

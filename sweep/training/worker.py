@@ -17,9 +17,9 @@ from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
+from sweep.training.compiler import has_compiler
 from sweep.training.device import (
     EvaluationOutOfMemory,
-    has_compiler,
     is_out_of_memory,
     keep_freed_memory,
 )

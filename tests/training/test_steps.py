@@ -14,7 +14,7 @@ from sweep.models.loss import LIGER_ABOVE
 from sweep.plan.plan import build_plan
 from sweep.training import backward
 from sweep.training import steps as steps_module
-from sweep.training.device import inductor_options
+from sweep.training.compiler import set_up_compiler
 from sweep.training.noise import GradientSums
 from sweep.training.process import FreshProcess
 from sweep.training.progress import Progress
@@ -75,21 +75,13 @@ def test_graphs_that_are_called_from_cpp_compute_the_same_bits(precision, monkey
         return compile(function, options=options, **more)
 
     monkeypatch.setattr(torch, "compile", noting)
-    for options in (inductor_options(CPU, trial_config().science), {}):
-        monkeypatch.setattr(backward, "inductor_options", lambda *_, options=options: options)
+    for options in (set_up_compiler(CPU, trial_config().science), {}):
+        monkeypatch.setattr(backward, "set_up_compiler", lambda *_, options=options: options)
         found.append(losses_of(Steps, trial_config(compile=True, precision=precision), CPU))
     assert told == [{"cpp_wrapper": True}, {}]
     (losses, weights, sums), (others, other_weights, other_sums) = found
     assert losses == others and sums == other_sums
     assert all(torch.equal(*pair) for pair in zip(weights, other_weights, strict=True))
-
-
-def test_models_of_others_are_compiled_as_torch_does():
-    science = trial_config().science
-    assert inductor_options(CPU, science)
-    assert inductor_options(torch.device("cuda"), science) == {}
-    for others in ({"model": HuggingFaceSettings(**GPT2)}, {"workload": "my_module:Workload"}):
-        assert inductor_options(CPU, science.model_copy(update=others)) == {}
 
 
 @pytest.mark.parametrize("noise_at", [(), (6, 11)])
