@@ -13,12 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ratios import ratio
 from record import record
 
+from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
+from sweep.orchestration.execution import Logistics
+from sweep.orchestration.planning import make_plan
+from sweep.orchestration.runner import run_plan
+from sweep.trial.folder import SweepFolder
 
 SWEEP = [sys.executable, "-m", "sweep"]
 STEP = "--step"  # one measurement of `kept_memory`, in a process of its own
@@ -83,6 +89,27 @@ def first_step(folder: Path) -> dict[str, object]:
 
     until_first_line(-1)  # prepares the tokens
     return interleaved(3, first_logged_step=until_first_line)
+
+
+def compiled_trials(folder: Path) -> dict[str, object]:
+    """Seconds of compiled trials of `small` but for training and evaluation: first, then later.
+
+    The first compiles anew, in a cache of its own; the others find its step there.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    out = SweepFolder(folder / "compiled")
+    fields = {"model": "small", "data": "synthetic", "budget": "40960", "batches": [16], "seeds": 8}
+    planned = make_plan(load_experiment("tinystories", fields), Logistics("cpu"), out)
+    execution = planned.plan.execution.model_copy(update={"compile": True})  # small as the plan is
+    run_plan(replace(planned, plan=planned.plan.model_copy(update={"execution": execution})), out)
+    results = [trial.read_result() or {} for trial in out.trials()]
+    spent = ("seconds_training", "seconds_evaluation", "seconds_checkpoint", "seconds_noise")
+    others = {
+        int(result["seed"]): result["seconds_total"] - sum(result[name] for name in spent)
+        for result in results
+    }
+    first, *later = (others[seed] for seed in sorted(others))
+    return {"first_seconds": first, "later_seconds": later, "median": statistics.median(later)}
 
 
 def tracking(folder: Path) -> dict[str, object]:
@@ -238,8 +265,8 @@ def noise_probes(folder: Path) -> dict[str, object]:
 
 
 BENCHMARKS = (
-    *(start_up, finished_sweep, first_step, tracking, chunked_loss),
-    *(report, tokenizing, kept_memory, noise_probes),
+    *(start_up, finished_sweep, first_step, compiled_trials, tracking),
+    *(chunked_loss, report, tokenizing, kept_memory, noise_probes),
 )
 
 

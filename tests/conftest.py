@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before any test module imports mlflow
+# Before any imports torch: several train at a time on the same cores (docs/performance.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 REAL_TEXT = Path(__file__).parents[2] / "shared" / "data" / "tinystories"
 

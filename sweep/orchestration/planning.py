@@ -26,6 +26,7 @@ from sweep.plan.plan import (
     build_plan,
     load_plan,
 )
+from sweep.training.process import start_server
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
@@ -123,6 +124,7 @@ def make_plan(
         refuse_other_execution(old, logistics, folder)
         execution = old.execution
     else:
+        start_server()  # imports torch while this process does
         execution = decide_execution(experiment, logistics)
         is_half = execution.device.startswith("cuda") and experiment.model.kind != "quadratic"
         experiment = _resolve_precision(experiment, "bf16" if is_half else "fp32")

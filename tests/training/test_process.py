@@ -26,6 +26,10 @@ def wait_until_told(should_stop):
     return word
 
 
+def has_inductor(should_stop):
+    return "torch._inductor.compile_fx" in sys.modules
+
+
 def sleep(path, should_stop):
     path.write_text(str(os.getpid()))
     time.sleep(60)
@@ -41,6 +45,19 @@ def test_a_result_comes_back_and_a_death_is_named():
     with pytest.raises(WorkerDied) as died:
         FreshProcess("test_process:die").result()
     assert died.value.exit_code == -signal.SIGKILL
+
+
+def test_inductor_is_imported_once_told_for_the_processes_that_follow():
+    code = """
+from sweep.training.process import FreshProcess, import_inductor_ahead
+print(FreshProcess("test_process:has_inductor").result())
+import_inductor_ahead()
+import_inductor_ahead()
+print([FreshProcess("test_process:has_inductor").result() for _ in range(2)])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    printed = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert printed.split("\n") == ["False", "[True, True]", ""]
 
 
 def test_it_can_be_told_to_stop_and_is_killed_after_a_timeout(tmp_path):
