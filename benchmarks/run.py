@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from ratios import ratio
 from record import record
@@ -92,22 +93,24 @@ def first_step(folder: Path) -> dict[str, object]:
 
 
 def compiled_trials(folder: Path) -> dict[str, object]:
-    """Seconds of compiled trials of `small` but for training and evaluation: first, then later.
+    """Seconds of compiled trials of `small` until the first step: first, then later.
 
-    The first compiles anew, in a cache of its own; the others find its step there.
+    The first compiles anew, in a cache of its own; the others find its step there. What their
+    processes take to be forked is not in it.
     """
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     out = SweepFolder(folder / "compiled")
     fields = {"model": "small", "data": "synthetic", "budget": "40960", "batches": [16], "seeds": 8}
     planned = make_plan(load_experiment("tinystories", fields), Logistics("cpu"), out)
     execution = planned.plan.execution.model_copy(update={"compile": True})  # small as the plan is
-    run_plan(replace(planned, plan=planned.plan.model_copy(update={"execution": execution})), out)
-    results = [trial.read_result() or {} for trial in out.trials()]
+    planned = replace(planned, plan=planned.plan.model_copy(update={"execution": execution}))
+    with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")):
+        run_plan(planned, out)
     spent = ("seconds_training", "seconds_evaluation", "seconds_checkpoint", "seconds_noise")
-    others = {
-        int(result["seed"]): result["seconds_total"] - sum(result[name] for name in spent)
-        for result in results
-    }
+    others = {}
+    for trial in out.trials():
+        result = trial.read_result()
+        assert result is not None, trial
+        others[result["seed"]] = result["seconds_total"] - sum(result[name] for name in spent)
     first, *later = (others[seed] for seed in sorted(others))
     return {"first_seconds": first, "later_seconds": later, "median": statistics.median(later)}
 

@@ -71,6 +71,11 @@ def _devices() -> tuple[list[dict[str, Any]], list[str]]:
         {"device": "cpu", "name": device_name(cpu), "cores": available_cores()}
     ]
     problems = []
+    if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) >= 1:
+        problems.append(
+            f"something took {load:.1f} cores in the last minute: beside it trials on the CPU are "
+            "slow out of proportion, less so with GOMP_SPINCOUNT=3000 (docs/performance.md)"
+        )
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)

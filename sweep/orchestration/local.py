@@ -55,7 +55,7 @@ class LocalExecutor:
 
     def __init__(self, device: str, devices: int = 1, compiles: bool = False) -> None:
         self.slots = attempt_slots(device, devices)
-        self._imports_ahead = compiles and device == "cpu"
+        self._imports_ahead = compiles and device == "cpu" and devices == 1
         if not self.slots:
             raise SweepError(
                 f"each trial of this sweep takes {devices} devices, and fewer are visible here. "

@@ -124,7 +124,8 @@ def make_plan(
         refuse_other_execution(old, logistics, folder)
         execution = old.execution
     else:
-        start_server()  # imports torch while this process does
+        if logistics.preset or not logistics.asks_memory:
+            start_server()  # imports torch while this process does
         execution = decide_execution(experiment, logistics)
         is_half = execution.device.startswith("cuda") and experiment.model.kind != "quadratic"
         experiment = _resolve_precision(experiment, "bf16" if is_half else "fp32")

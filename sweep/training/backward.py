@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.training.compiler import is_own_model, set_up_compiler
+from sweep.training.compiler import is_own_transformer, set_up_compiler
 from sweep.training.parallel import LossSum, Parallel
 from sweep.workloads.protocol import Batch
 
@@ -76,7 +76,7 @@ def build_backward(
     """Return what differentiates microbatches of so many sequences, as the trial says."""
     if not config.execution.compile:
         return ByAutograd(parallel, loss_sum, model)
-    options = set_up_compiler(torch.device(config.execution.device), config.science)
+    options = set_up_compiler(config)
     if is_one_graph(config, size):
         return InOneGraph(loss_sum, model, options)
     return ByAutograd(parallel, parallel.compiled(loss_sum, model, options), model)
@@ -88,7 +88,7 @@ def is_one_graph(config: TrialConfig, size: int) -> bool:
     Not where activations are computed again, whose second time one graph would leave out.
     """
     science, execution = config.science, config.execution
-    is_ours = is_own_model(science) and science.workload == "pretrain"
+    is_ours = is_own_transformer(science) and science.workload == "pretrain"
     is_plain = execution.devices == 1 and not execution.activation_checkpointing
     if not (is_ours and is_plain and torch.device(execution.device).type == "cpu"):
         return False

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from sweep.config.trial import Science
-
-CACHE_TAG = "sweep: embeddings summed in one order"
+from sweep.config.trial import Science, TrialConfig
 
 
 def has_compiler(device: str) -> bool:
@@ -22,25 +20,26 @@ def has_compiler(device: str) -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
-def is_own_model(science: Science) -> bool:
-    """Tell whether all that is compiled is ours, and so tried with what is set here."""
+def is_own_transformer(science: Science) -> bool:
+    """Tell whether all that is compiled is our transformer and its losses."""
     return science.model.kind == "transformer" and science.workload in ("pretrain", "grpo")
 
 
-def set_up_compiler(device: torch.device, science: Science) -> dict[str, Any]:
-    """Set torch.compile up in this process, for trials on this device; return Inductor's options.
+def set_up_compiler(config: TrialConfig) -> dict[str, Any]:
+    """Set torch.compile up in this process, for such a trial; return Inductor's options.
 
     On a CPU graphs of our transformer are called from C++: a small step with them takes up to 14 %
-    less (docs/performance.md). Others' models and losses may hold what has no such call.
+    less (docs/performance.md). Others' models and losses may hold what has no such call, and so
+    does attention that is computed again.
     """
-    if device.type != "cpu":
+    if torch.device(config.execution.device).type != "cpu":
         return {}
-    _sum_in_one_order()
     _probe_in_process()
-    if not is_own_model(science):
+    _sum_in_one_order()
+    if not is_own_transformer(config.science):
         return {}
     _cache_whole_graphs()
-    return {"cpp_wrapper": True}
+    return {} if config.execution.activation_checkpointing else {"cpp_wrapper": True}
 
 
 def _sum_in_one_order() -> None:
@@ -49,19 +48,26 @@ def _sum_in_one_order() -> None:
     Inductor would let threads add them atomically: other bits each time, and much slower where few
     ids are most of the text (docs/performance.md).
     """
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.decomposition import decompositions
 
     gradient = torch.ops.aten.embedding_dense_backward
-    for one in (gradient.default, gradient.out):
+    whole = (gradient.default, gradient.out)
+    for one in whole:
         decompositions.pop(one, None)
-    # Without it a graph that others compiled, adding atomically, would be found in the cache.
-    torch.compiler.config.cache_key_tag = CACHE_TAG
+    # Neither this nor the instructions are in the key under which torch keeps what it compiled:
+    # graphs of others, which add atomically or are for another processor, would be found.
+    tag = f"whole: {', '.join(map(str, whole))}; for {pick_vec_isa()}"
+    config = torch.compiler.config
+    if tag not in config.cache_key_tag:
+        config.cache_key_tag = f"{config.cache_key_tag} {tag}"
 
 
 def _probe_in_process() -> None:
     """Let Inductor ask which vector instructions work without a process for each, a second in all.
 
-    A private method, as of torch 2.13; without it Inductor asks as ever.
+    Each is a small library that is loaded, of those instructions alone that the processor has. A
+    private method, as of torch 2.13; without it Inductor asks as ever.
     """
     from torch._inductor.cpu_vec_isa import VecISA
 

@@ -104,12 +104,20 @@ def start_server() -> None:
 def import_inductor_ahead() -> None:
     """Let the fork server import what compiling needs, 0.9 s, for the processes that follow.
 
-    Call it behind the start of a process, when the server has nothing else to do.
+    Only a server that was started here is asked; it imports while it has nobody to fork.
     """
-    server = getattr(forkserver, "_forkserver", None)
-    if pid := getattr(server, "_forkserver_pid", None):
+    _context()
+    if _server is not None and _server == _server_pid():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
+            os.kill(_server, signal.SIGUSR1)
+
+
+_server: int | None = None  # the process that listens to SIGUSR1
+
+
+def _server_pid() -> int | None:
+    found: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return found
 
 
 @functools.cache
@@ -119,12 +127,16 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     # The server ignores Ctrl-C once it has imported torch; until then it would show a traceback.
+    # SIGUSR1 waits likewise until there is somebody to handle it.
+    global _server
     resource_tracker.ensure_running()  # which unblocks signals
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    others = _server_pid()  # which the user's program started before, without our imports
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    _server = None if others else _server_pid()
     return context
 
 
@@ -150,6 +162,8 @@ def _run(
     os.environ.update(environment)
     asked: list[str] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # which the fork server listens to
     signal.signal(signal.SIGTERM, lambda *_: asked.append("preempted"))
 
     def listen() -> None:

@@ -1,6 +1,7 @@
 """The commands as scripts use them: JSON keys, exit codes, environment variables."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -310,6 +311,13 @@ def test_help_names_every_command(call):
     assert code == 0
     for name in ("run", "plan", "status", "stop", "log", "clean", "report", "ui", "data", "doctor"):
         assert f"  {name} " in out
+
+
+@pytest.mark.parametrize(("load", "is_noted"), [(2.54, True), (0.4, False)])
+def test_doctor_notes_that_something_else_takes_the_cores(call, monkeypatch, load, is_noted):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    code, out = call("doctor")
+    assert code == 0 and ("took 2.5 cores" in out) is is_noted
 
 
 def test_doctor_finds_what_is_installed(call):

@@ -155,18 +155,18 @@ READS = ("read_status", "read_config", "read_result", "write_status", "write_con
 
 
 def test_what_is_read_and_written_grows_with_the_trials_and_no_faster(tmp_path, monkeypatch):
-    runner, passes = Counter(), [Counter()]  # a pass looks at all trials; time says how many
+    runner, mirror, passes = Counter(), Counter(), []  # time says how many passes there are
 
     def counted(name, real):
         def call(self, *arguments):
             is_mirror = threading.current_thread().name == "mirror"
-            (passes[-1] if is_mirror else runner)[name] += 1
+            (mirror if is_mirror else runner)[name] += 1
             return real(self, *arguments)
 
         return call
 
     def one_pass(self, is_alive, real=Delivery.run):
-        passes.append(Counter())
+        passes.append(self)
         return real(self, is_alive)
 
     monkeypatch.setattr(Delivery, "run", one_pass)
@@ -174,13 +174,16 @@ def test_what_is_read_and_written_grows_with_the_trials_and_no_faster(tmp_path, 
         monkeypatch.setattr(TrialFolder, name, counted(name, getattr(TrialFolder, name)))
 
     def counts_of(trials):
-        runner.clear()
-        passes[:] = [Counter()]
+        for one in (runner, mirror, passes):
+            one.clear()
         folder = SweepFolder(tmp_path / str(trials))
         settings = {"batches": "4", "budget": "4", "seeds": trials}
         planned = make_plan(load_experiment("quadratic", settings), Logistics("cpu"), folder)
         run_plan(planned, folder, executor=InlineExecutor())
-        assert len(passes) > 1 and all(n <= 5 * trials for one in passes for n in one.values())
+        changes = runner["write_status"] + mirror["write_status"] + len(passes)
+        for name in READS:  # what changed, and all of them at the end
+            assert mirror[name] <= 4 * changes + 2 * trials, (name, mirror, changes)
+        assert passes and mirror["read_status"] >= trials
         return dict(runner)
 
     few, many = counts_of(8), counts_of(32)

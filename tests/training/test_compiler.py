@@ -20,9 +20,11 @@ CPU = torch.device("cpu")
 GPT2 = {"name": "gpt2", "architecture": "gpt2", "vocabulary": 512, "context": 64}
 
 
-def trial_config(batch=4):
-    settings = {"batches": [batch], "budget": 200 * batch * 64, "precision": "fp32"}
-    execution = Execution(device="cpu", threads=2, compile=True)
+def trial_config(batch=4, precision="fp32", checkpointing=False):
+    settings = {"batches": [batch], "budget": 200 * batch * 64, "precision": precision}
+    execution = Execution(
+        device="cpu", threads=2, compile=True, activation_checkpointing=checkpointing
+    )
     plan = build_plan(load_experiment("quick", settings), execution, data=synthetic_identity())
     row = plan.trials[0].model_copy(update={"learning_rate": 1e-3, "id": "x"})
     return plan.trial_config(row, "sweep")
@@ -37,15 +39,18 @@ def printed(script, *arguments, cache):
 
 
 def test_models_of_others_are_compiled_as_torch_does():
-    science = trial_config().science
-    assert set_up_compiler(CPU, science)
-    assert set_up_compiler(torch.device("cuda"), science) == {}
+    ours = trial_config()
+    assert set_up_compiler(ours)
+    on_cuda = ours.execution.model_copy(update={"device": "cuda"})
+    assert set_up_compiler(ours.model_copy(update={"execution": on_cuda})) == {}
     for others in ({"model": HuggingFaceSettings(**GPT2)}, {"workload": "my_module:Workload"}):
-        assert set_up_compiler(CPU, science.model_copy(update=others)) == {}
+        science = ours.science.model_copy(update=others)
+        assert set_up_compiler(ours.model_copy(update={"science": science})) == {}
 
 
+@pytest.mark.skipif(not hasattr(VecISA, "_probe_load"), reason="this torch probes otherwise")
 def test_vector_instructions_whose_probe_does_not_load_are_not_used(tmp_path):
-    set_up_compiler(CPU, trial_config().science)
+    set_up_compiler(trial_config())
     broken = tmp_path / "probe.so"
     broken.write_bytes(b"no library")
     assert not VecISA._probe_load(None, str(broken))
@@ -66,7 +71,7 @@ subprocess.run = lambda command, *args, **kwargs: (
 )
 torch.set_num_threads(2)
 torch.manual_seed(0)
-config = trial_config(int(sys.argv[1]))
+config = trial_config(int(sys.argv[1]), sys.argv[2], sys.argv[3] == "checkpointing")
 step = TrainingStep(config, CPU, config.microbatch_size)
 steps = Steps(config, step, Sums(Progress(), CPU))
 losses = [steps.take(t, None).loss.item() for t in range(1, 6)]
@@ -76,18 +81,28 @@ print(json.dumps([losses, counters["aot_autograd"].get("autograd_cache_hit", 0),
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [4, 256])  # in one graph, in two
-def test_the_next_trial_finds_the_compiled_step_and_computes_the_same_bits(tmp_path, batch):
-    losses, hits, probes = printed(STEPS, str(batch), cache=tmp_path)
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        (("4", "fp32", "plain"), 1),  # in one graph
+        (("256", "fp32", "plain"), 1),  # in two
+        (("256", "bf16", "plain"), 0),  # torch does not keep autocast's, only what is below them
+        (("4", "fp32", "checkpointing"), 1),
+    ],
+)
+def test_the_next_trial_finds_the_compiled_step_and_computes_the_same_bits(
+    tmp_path, settings, found
+):
+    losses, hits, probes = printed(STEPS, *settings, cache=tmp_path)
     assert hits == 0 and probes == 0 and losses[-1] < losses[0]
-    assert printed(STEPS, str(batch), cache=tmp_path) == [losses, 1, 0]
+    assert printed(STEPS, *settings, cache=tmp_path) == [losses, found, 0]
 
 
 GRADIENT = """
 import json, sys, torch
 from torch._dynamo.utils import counters
 from sweep.training.compiler import set_up_compiler
-from tests.training.test_compiler import CPU, trial_config
+from tests.training.test_compiler import trial_config
 
 class Times(torch.autograd.Function):
     @staticmethod
@@ -99,7 +114,9 @@ class Times(torch.autograd.Function):
         return gradient * FACTOR
 
 if sys.argv[1] != "torch":
-    set_up_compiler(CPU, trial_config().science.model_copy(update={"workload": sys.argv[1]}))
+    config = trial_config()
+    science = config.science.model_copy(update={"workload": sys.argv[1]})
+    set_up_compiler(config.model_copy(update={"science": science}))
 table, ids = torch.ones(8, 8, requires_grad=True), torch.zeros(5, dtype=torch.long)
 function = Times.apply if sys.argv[2] == "times" else torch.relu
 torch.compile(lambda: function(torch.nn.functional.embedding(ids, table)).sum())().backward()

@@ -75,7 +75,7 @@ def test_graphs_that_are_called_from_cpp_compute_the_same_bits(precision, monkey
         return compile(function, options=options, **more)
 
     monkeypatch.setattr(torch, "compile", noting)
-    for options in (set_up_compiler(CPU, trial_config().science), {}):
+    for options in (set_up_compiler(trial_config()), {}):
         monkeypatch.setattr(backward, "set_up_compiler", lambda *_, options=options: options)
         found.append(losses_of(Steps, trial_config(compile=True, precision=precision), CPU))
     assert told == [{"cpp_wrapper": True}, {}]
