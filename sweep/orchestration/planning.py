@@ -26,7 +26,6 @@ from sweep.plan.plan import (
     build_plan,
     load_plan,
 )
-from sweep.training.process import start_server
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
 
@@ -124,8 +123,6 @@ def make_plan(
         refuse_other_execution(old, logistics, folder)
         execution = old.execution
     else:
-        if logistics.preset or not logistics.asks_memory:
-            start_server()  # imports torch while this process does
         execution = decide_execution(experiment, logistics)
         is_half = execution.device.startswith("cuda") and experiment.model.kind != "quadratic"
         experiment = _resolve_precision(experiment, "bf16" if is_half else "fp32")

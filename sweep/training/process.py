@@ -96,11 +96,6 @@ class _Raised:
     message: str
 
 
-def start_server() -> None:
-    """Start the fork server, for a caller that does something else while it imports torch."""
-    _context()
-
-
 def import_inductor_ahead() -> None:
     """Let the fork server import what compiling needs, 0.9 s, for the processes that follow.
 

@@ -1,7 +1,5 @@
 """What is decided once, when plan.json is first written."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,24 +41,6 @@ def test_compiling_is_decided_by_device_size_and_compiler(
     execution = plan_here(tmp_path, budget, device).execution
     assert execution.compile is compiles
     assert ("no compiler" in execution.compile_reason) is (not has_compiler)
-
-
-def test_the_fork_server_starts_before_this_process_imports_torch(tmp_path):
-    code = """
-import sys
-from pathlib import Path
-from sweep.config.experiment import load_experiment
-from sweep.orchestration import planning
-from sweep.orchestration.execution import Logistics
-from sweep.trial.folder import SweepFolder
-
-start = planning.start_server
-planning.start_server = lambda: print("torch" in sys.modules) or start()
-planning.make_plan(load_experiment("quick", {}), Logistics("cpu"), SweepFolder(Path(sys.argv[1])))
-print("torch" in sys.modules)
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "sweep")]
-    assert subprocess.check_output(command, text=True).split() == ["False", "True"]
 
 
 def test_what_was_decided_is_read_again_and_not_decided_anew(tmp_path, monkeypatch):
