@@ -22,6 +22,7 @@ from sweep.config.models import (
 )
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count
 from sweep.config.pretrained import find_model
+from sweep.config.traits import WorkloadTraits, workload_traits
 from sweep.errors import SweepError
 
 AVERAGE = 0.1  # with a target
@@ -121,6 +122,11 @@ class Experiment(QuietSettings):
     tuning: TuningSettings = TuningSettings()
     grpo: GrpoSettings | None = None  # of the workload grpo
     target: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # loss to train to
+
+    @property
+    def traits(self) -> WorkloadTraits:
+        """Capabilities of the workload."""
+        return workload_traits(self.workload, self.model, self.grpo)
 
     @model_validator(mode="before")
     @classmethod

@@ -43,8 +43,19 @@ class QuietSettings(Settings):
         return document
 
 
-class TransformerSettings(Settings):
+class ModelBase(Settings):
+    """Capabilities that every model declares; other code asks these, never a model's kind."""
+
+    uses_all_parameters: ClassVar[bool] = False  # whether every step gives each one a gradient
+    is_worth_compiling: ClassVar[bool] = True  # whether torch.compile can pay for its time
+    supports_half_precision: ClassVar[bool] = True  # whether bf16 may be chosen
+    is_forecast_checked_on_cuda: ClassVar[bool] = False  # against published peaks
+
+
+class TransformerSettings(ModelBase):
     """Pre-norm transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied embeddings."""
+
+    uses_all_parameters: ClassVar[bool] = True
 
     kind: Literal["transformer"] = "transformer"
     name: str
@@ -82,8 +93,11 @@ class TransformerSettings(Settings):
         return 6 * matrices + 6 * self.layers * self.context * self.d_model
 
 
-class ElmanSettings(Settings):
+class ElmanSettings(ModelBase):
     """The E1 model: a gated Elman network, LayerNorm with bias, tied embeddings."""
+
+    uses_all_parameters: ClassVar[bool] = True
+    is_forecast_checked_on_cuda: ClassVar[bool] = True
 
     kind: Literal["elman"] = "elman"
     name: str
@@ -109,7 +123,7 @@ class ElmanSettings(Settings):
         return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
 
 
-class HuggingFaceSettings(QuietSettings):
+class HuggingFaceSettings(QuietSettings, ModelBase):
     """A causal language model of the library transformers, from its configuration alone."""
 
     quiet = ("sizes", "end", "tokenizer_sha256")
@@ -128,7 +142,7 @@ class HuggingFaceSettings(QuietSettings):
     flops_per_token: None = None
 
 
-class ObjectSettings(Settings):
+class ObjectSettings(ModelBase):
     """A user's model: `module:object`, called with vocabulary, context and the options.
 
     The object returns a `torch.nn.Module` from token ids (B, T) to logits (B, T, V).
@@ -145,8 +159,13 @@ class ObjectSettings(Settings):
     flops_per_token: None = None
 
 
-class QuadraticSettings(Settings):
+class QuadraticSettings(ModelBase):
     """The noisy quadratic model: h_i = c_i = 1/i for i = 1 … dimensions (Zhang et al. 2019)."""
+
+    uses_all_parameters: ClassVar[bool] = True
+    is_worth_compiling: ClassVar[bool] = False
+    supports_half_precision: ClassVar[bool] = False
+    vocabulary: ClassVar[None] = None
 
     kind: Literal["quadratic"] = "quadratic"
     name: str = "quadratic"

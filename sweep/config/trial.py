@@ -8,6 +8,7 @@ from typing import Any, Literal
 from sweep.config.experiment import EvaluationSettings, OptimizerSettings, ScheduleSettings
 from sweep.config.grpo import SAMPLED_MICROBATCHES, GrpoSettings
 from sweep.config.models import ModelSettings, QuietSettings, Settings
+from sweep.config.traits import WorkloadTraits, workload_traits
 
 FORMAT_VERSION = 1
 TELLING_MICROBATCHES = 2  # gradients of the first are held beside the second
@@ -47,6 +48,11 @@ class Science(QuietSettings):
     grpo: GrpoSettings | None = None  # without its init, which is a path
     start: dict[str, Any] | None = None  # identity of the weights it starts from; None: the seed's
     target: float | None = None  # loss that ends the trial; `tokens` is the most it may take
+
+    @property
+    def traits(self) -> WorkloadTraits:
+        """Capabilities of the workload."""
+        return workload_traits(self.workload, self.model, self.grpo)
 
 
 class Execution(QuietSettings):

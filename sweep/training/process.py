@@ -29,7 +29,8 @@ class FreshProcess:
     """Starts `function(*arguments, should_stop)` at once; its result is waited for.
 
     Args:
-        function: named as `module:function`, so that this process need not import it.
+        function: a module-level function, pickled by reference (or, until every caller is
+            converted, its name as `module:function`).
         arguments: to be pickled.
         environment: variables that differ from this process's.
         ends_itself: whether the function asks `should_stop`, and so ends by itself once this
@@ -38,7 +39,7 @@ class FreshProcess:
 
     def __init__(
         self,
-        function: str,
+        function: Callable[..., Any] | str,
         *arguments: object,
         environment: Mapping[str, str] | None = None,
         ends_itself: bool = False,
@@ -147,7 +148,7 @@ def _no_main_module() -> Iterator[None]:
 
 
 def _run(
-    function: str,
+    function: Callable[..., Any] | str,
     arguments: tuple[object, ...],
     pipe: Connection,
     environment: dict[str, str],
@@ -172,7 +173,8 @@ def _run(
     threading.Thread(target=listen, daemon=True).start()
     found: object
     try:
-        found = load_object(function)(*arguments, lambda: asked[0] if asked else None)
+        body = load_object(function) if isinstance(function, str) else function
+        found = body(*arguments, lambda: asked[0] if asked else None)
     except Exception as error:
         found = _Raised(f"{type(error).__name__}: {error}")
     with contextlib.suppress(OSError):
