@@ -1,6 +1,6 @@
-"""The command line. `sweep --help` loads click and the standard library only.
+"""The command line. `sweep --help` imports only click and the standard library.
 
-Every command returns its exit code; this is the one place where errors become messages.
+Every command returns its exit code. `main` turns errors into messages and exit codes.
 """
 
 import signal
@@ -12,13 +12,16 @@ import click
 
 from sweep.cli.options import (
     FOLDER,
+    GroupedOption,
+    SettingsCommand,
+    common_options,
     data_options,
-    experiment_options,
     folder_argument,
     json_option,
-    memory_options,
 )
 from sweep.errors import SweepError
+
+DEVICES, OUTPUT = "Devices and machines", "Output and tracking"
 
 
 @click.group(
@@ -39,23 +42,25 @@ def sweep() -> None:
     """
 
 
-@sweep.command()
-@experiment_options
-@click.option("--tracking-uri", help="MLflow store: http://…, sqlite:///…; in DIR by default.")
-@click.option("--storage", metavar="URL", help="Optuna's store, postgresql://…; optuna.db in DIR.")
-@click.option(
-    "--executor",
-    type=click.Choice(["local", "ray", "slurm"]),
-    default="local",
-    help="Where trials run: on this machine by default; docs/ray.md, docs/slurm.md.",
-)
-@click.option("--ray-address", metavar="HOST:PORT", help="A running Ray cluster; else a local one.")
-@click.option("--slurm", metavar="KEY=VALUE,…", help="What to ask SLURM for: partition=gpu,time=4h")
-@click.option("--only", multiple=True, metavar="ID", help="Run this trial only; repeatable.")
+@sweep.command(cls=SettingsCommand)
+@common_options
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--retry", type=click.Choice(["diverged"]), help="Also run diverged trials again.")
+@click.option(
+    "--quiet", cls=GroupedOption, group=OUTPUT, is_flag=True, help="No plan, no progress."
+)
+@click.option(
+    "--only", cls=GroupedOption, group=OUTPUT, multiple=True, metavar="ID", help="Run this trial."
+)
+@click.option(
+    "--retry",
+    cls=GroupedOption,
+    group=OUTPUT,
+    type=click.Choice(["diverged"]),
+    help="Also run diverged trials again.",
+)
 def run(experiment: str, **flags: Any) -> int:
-    """Plan, run every trial, report. The same command again resumes.
+    """Plan, run every trial, write the report. The same command again resumes.
 
     EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
     grpo-words, grpo-chess) or a TOML file.
@@ -65,36 +70,46 @@ def run(experiment: str, **flags: Any) -> int:
     return run_command(experiment, flags)
 
 
-@sweep.command()
-@experiment_options
+@sweep.command(cls=SettingsCommand)
+@common_options
 @click.option(
-    "--cluster", metavar="nodes=N,gpus=G", help="Also place the trials on it: time, cost."
+    "--cluster",
+    cls=GroupedOption,
+    group=DEVICES,
+    metavar="nodes=N,gpus=G",
+    help="Also print makespan, device-hours and price on this cluster.",
 )
-@click.option("--price", type=float, metavar="PRICE", help="With --cluster: of a device-hour.")
+@click.option(
+    "--price",
+    cls=GroupedOption,
+    group=DEVICES,
+    type=float,
+    metavar="PRICE",
+    help="With --cluster: price of one device-hour.",
+)
 def plan(experiment: str, **flags: Any) -> int:
-    """Print the plan with time and disk; trains nothing. With --out, writes it there."""
+    """Print the plan with memory, time, disk and cost; trains nothing. --out writes it there."""
     from sweep.cli.running import plan_command
 
     return plan_command(experiment, flags)
 
 
-@sweep.command()
-@memory_options
+@sweep.command(cls=SettingsCommand, for_memory=True)
+@common_options
 def forecast(experiment: str, **flags: Any) -> int:
-    """Predict memory per batch size, without the device; what fits into --device-memory."""
+    """Predict memory per batch size without the device, and the largest that fits."""
     from sweep.cli.memory import forecast_command
 
     return forecast_command(experiment, flags)
 
 
-@sweep.command()
-@memory_options
-@click.option("--largest", metavar="N", help="Look no further than this size.")
-@click.option("--multiple", metavar="N", help="Only multiples of N are legal sizes.")
-@click.option("--soak", metavar="STEPS", help="Each choice gets through these; GRPO: 20; 0: none.")
-@click.option("--ablate", is_flag=True, help="GRPO: undo each saving in turn; forecast, measured.")
+@sweep.command(cls=SettingsCommand, for_memory=True)
+@common_options
+@click.option("--largest", metavar="N", help="Do not try sizes above this one.")
+@click.option("--multiple", metavar="N", help="Only try multiples of N.")
+@click.option("--soak", metavar="STEPS", help="Run each choice for this many steps; 0: none.")
 def probe(experiment: str, **flags: Any) -> int:
-    """Measure the largest microbatch that fits, each point in a fresh process, and prove it."""
+    """Measure the largest microbatch that fits, and prove it in fresh processes."""
     from sweep.cli.memory import probe_command
 
     return probe_command(experiment, flags)
@@ -123,7 +138,7 @@ def stop(folder: Path) -> int:
 @folder_argument
 @click.argument("trial", metavar="ID")
 def log(folder: Path, trial: str) -> int:
-    """Print a trial's log; the start of its id is enough."""
+    """Print a trial's log. The start of its id is enough."""
     from sweep.cli.reading import log_command
 
     return log_command(folder, trial)
@@ -131,8 +146,8 @@ def log(folder: Path, trial: str) -> int:
 
 @sweep.command()
 @folder_argument
-@click.option("--weights", is_flag=True, help="The weights of finished trials too.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--weights", is_flag=True, help="Also the weights of finished trials.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(folder: Path, weights: bool, yes: bool) -> int:
     """List what a sweep no longer needs, then remove it."""
     from sweep.cli.reading import clean_command
@@ -143,8 +158,8 @@ def clean(folder: Path, weights: bool, yes: bool) -> int:
 @sweep.command()
 @click.argument("folder", type=FOLDER, metavar="[DIR]", required=False)
 @click.option("--from-mlflow", metavar="URI", help="Read an MLflow store instead of a folder.")
-@click.option("--experiment", metavar="NAME", help="Its experiment.")
-@click.option("--run", "run_id", metavar="ID", help="Its parent run; the newest by default.")
+@click.option("--experiment", metavar="NAME", help="The experiment in that store.")
+@click.option("--run", "run_id", metavar="ID", help="The parent run; by default the newest.")
 @click.option("--out", type=FOLDER, help="Folder to write to.")
 @click.option("--tracking-uri", help="Also mirror DIR to this MLflow store.")
 def report(
@@ -165,9 +180,9 @@ def report(
 @click.argument("table", type=FOLDER, metavar="FILE.csv|.md|DIR")
 @json_option
 def audit(table: Path, as_json: bool) -> int:
-    """Tell what is impossible or confounded in a table of somebody's sweep.
+    """Check a published table of batch-size results for impossible or confounded entries.
 
-    The columns and what is looked for: docs/audit.md.
+    docs/audit.md lists the columns and the checks.
     """
     from sweep.cli.audit import audit_command
 
@@ -208,7 +223,7 @@ def data_prepare(source: str, tokenizer: str, vocabulary: str) -> int:
 @data_options
 @json_option
 def data_info(source: str, tokenizer: str, vocabulary: str, as_json: bool) -> int:
-    """Describe SOURCE: identity, documents, bytes, tokens where it is prepared."""
+    """Describe SOURCE: identity, documents, bytes, and tokens once it is prepared."""
     from sweep.cli.reading import data_command
 
     return data_command(source, tokenizer, vocabulary, is_prepared=False, as_json=as_json)
@@ -217,7 +232,7 @@ def data_info(source: str, tokenizer: str, vocabulary: str, as_json: bool) -> in
 @sweep.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    """Tell what is installed, which devices there are, and what would not work."""
+    """Check this machine: what is installed, which devices exist, what is missing."""
     from sweep.cli.reading import doctor_command
 
     return doctor_command(as_json)
@@ -229,7 +244,7 @@ def _interrupt(*_: object) -> None:
 
 def main() -> None:
     """Run the command line: the console script `sweep`."""
-    signal.signal(signal.SIGTERM, _interrupt)  # `sweep run` has its own while trials run
+    signal.signal(signal.SIGTERM, _interrupt)  # `sweep run` replaces this while trials run
     try:
         code = sweep.main(standalone_mode=False, prog_name="sweep")
     except SweepError as error:
@@ -245,7 +260,7 @@ def main() -> None:
         click.echo("Interrupted.", err=True)
         code = 130
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone
+        sys.stderr.close()  # the reader of our output has ended
         code = 0
     except OSError as error:
         where = f" {str(error.filename)!r}" if error.filename else ""

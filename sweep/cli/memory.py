@@ -6,78 +6,43 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.running import read_logistics, read_overrides, refuse_file
+from sweep.cli.running import request_of
 from sweep.config.numbers import format_bytes, parse_count
-from sweep.errors import SweepError
 
 if TYPE_CHECKING:
-    from sweep.memory.ablation import Row
+    from sweep.memory.points import Measurement
 
 
 def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
-    """Print what memory each batch size would take."""
-    if flags["out"]:
-        refuse_file(flags["out"])
-    from sweep.orchestration.forecast import forecast_memory
+    """Print the memory that each batch size would take."""
+    from sweep.orchestration.memory import forecast_request
 
-    document = forecast_memory(
-        experiment, logistics=read_logistics(flags), **read_overrides(experiment, flags)
-    )
-    return _print(document, flags)
+    return _print(forecast_request(request_of(experiment, flags)), flags)
 
 
 def probe_command(experiment: str, flags: dict[str, Any]) -> int:
-    """Measure, showing each point, and print what fits."""
-    if flags["out"]:
-        refuse_file(flags["out"])
-    if flags["ablate"]:
-        return _ablate(experiment, flags)
-    from sweep.memory.points import Measurement
-    from sweep.orchestration.memory import probe_memory
-
-    def show(point: Measurement) -> None:
-        peak = "" if point.peak_bytes is None else f", peak {format_bytes(point.peak_bytes)}"
-        sizes = f"batch size {point.batch_size} in microbatches of {point.microbatch_size}"
-        click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
+    """Measure, showing each point, and print the largest that fits."""
+    from sweep.orchestration.memory import probe_request
 
     cap, soak, multiple = flags["largest"], flags["soak"], flags["multiple"]
-    document = probe_memory(
-        experiment,
-        logistics=read_logistics(flags),
+    document = probe_request(
+        request_of(experiment, flags),
         cap=None if cap is None else parse_count(cap, "largest"),
         multiple=1 if multiple is None else parse_count(multiple, "multiple"),
         soak_steps=None if soak is None else _read_soak(soak),
-        on_point=show,
-        **read_overrides(experiment, flags),
+        on_point=_show_point,
     )
     return _print(document, flags)
+
+
+def _show_point(point: "Measurement") -> None:
+    peak = "" if point.peak_bytes is None else f", peak {format_bytes(point.peak_bytes)}"
+    sizes = f"batch size {point.batch_size} in microbatches of {point.microbatch_size}"
+    click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
 
 
 def _read_soak(text: str) -> int:
-    """Read a number of steps; 0: none."""
     return 0 if text.strip() == "0" else parse_count(text, "soak")
-
-
-def _ablate(experiment: str, flags: dict[str, Any]) -> int:
-    for name in ("largest", "multiple", "soak"):
-        if flags[name] is not None:
-            raise SweepError(
-                f"--{name} must be left out with --ablate, which measures one batch size, got "
-                f"{flags[name]}."
-            )
-    from sweep.orchestration.memory import ablate_memory
-
-    def show(row: "Row") -> None:
-        peak = "" if row.peak_bytes is None else f", peak {format_bytes(row.peak_bytes)}"
-        click.echo(f"{row.name}: {row.status}{peak} {row.message}".rstrip(), err=True)
-
-    document = ablate_memory(
-        experiment,
-        logistics=read_logistics(flags),
-        on_row=show,
-        **read_overrides(experiment, flags),
-    )
-    return _print(document, flags)
 
 
 def _print(document: dict[str, Any], flags: dict[str, Any]) -> int:

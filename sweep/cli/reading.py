@@ -1,4 +1,4 @@
-"""The commands that read a sweep: status, stop, log, clean, report, ui, data, doctor."""
+"""The commands that read a sweep or this machine: status, stop, log, clean, report, ui, data."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from sweep.errors import FolderInUse, SweepError
 from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
 
-STOP_SECONDS = 120.0  # a step and a checkpoint
+STOP_SECONDS = 120.0  # for a step and a checkpoint
 
 
 def status_command(path: Path, as_json: bool) -> int:
@@ -33,36 +33,27 @@ def status_command(path: Path, as_json: bool) -> int:
 
 
 def stop_command(path: Path) -> int:
-    """Send SIGTERM to the folder's runner and wait for it to end."""
+    """Send SIGTERM to the process that runs the sweep, and wait for its end."""
     folder = SweepFolder(path)
-    if not is_locked(folder.lock_path) and not _lives_elsewhere(folder.lock_path):
-        bare = [trial.id for trial in folder.trials() if is_locked(trial.runner_lock_path)]
-        if bare:
-            raise SweepError(
-                f"{path} is not run by a command, but trial {bare[0]} by a worker of its own. End "
-                f"process {read_owner(folder.trial(bare[0]).lease_path).get('pid', '?')}."
-            )
-        asked = _ask_attempts(folder)
-        what = f"Asked {asked} attempts that no command waits for to checkpoint and end."
-        click.echo(what if asked else f"Nothing runs in {path}.")
-        return 0
+    if not is_locked(folder.lock_path) and not _is_held_elsewhere(folder.lock_path):
+        return _stop_attempts(folder)
     owner = read_owner(folder.lock_path)
     if owner.get("host") != socket.gethostname():
         raise SweepError(
-            f"stop must be called on the machine of the runner, {owner.get('host', 'unknown')}, "
-            f"got {socket.gethostname()}."
+            f"stop must be called on the machine that runs the sweep, "
+            f"{owner.get('host', 'unknown')}, got {socket.gethostname()}."
         )
     os.kill(owner["pid"], signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while is_locked(folder.lock_path):
         if time.monotonic() > deadline:
-            raise SweepError(f"process {owner['pid']} has not ended yet; look at its log.")
+            raise SweepError(f"process {owner['pid']} has not ended yet. Read its log.")
         time.sleep(0.1)
-    click.echo("Stopped; the same `sweep run` resumes it.")
+    click.echo("Stopped. The same `sweep run` resumes it.")
     return 0
 
 
-def _lives_elsewhere(lock: Path) -> bool:
+def _is_held_elsewhere(lock: Path) -> bool:
     try:
         refuse_live_owner_elsewhere(lock)
     except FolderInUse:
@@ -70,19 +61,24 @@ def _lives_elsewhere(lock: Path) -> bool:
     return False
 
 
-def _ask_attempts(folder: SweepFolder) -> int:
-    """Ask the attempts that a dead command left running on a cluster; return how many.
-
-    Of one on another machine nothing tells at once whether it still lives.
-    """
+def _stop_attempts(folder: SweepFolder) -> int:
+    """Stop attempts that run without a command, such as SLURM jobs."""
     count = 0
     for trial in folder.trials():
+        if is_locked(trial.runner_lock_path):
+            pid = read_owner(trial.lease_path).get("pid", "?")
+            raise SweepError(
+                f"{folder.path} is not run by a command, but trial {trial.id} is run by process "
+                f"{pid}. End that process."
+            )
         if trial.result_path.exists() or not LeaseWatch(trial.lease_path).is_alive():
             continue
         if fencing := read_owner(trial.lease_path).get("fencing"):
             trial.ask_to_stop(fencing)
             count += 1
-    return count
+    message = f"Asked {count} attempts to checkpoint and end."
+    click.echo(message if count else f"Nothing runs in {folder.path}.")
+    return 0
 
 
 def log_command(path: Path, trial: str) -> int:
@@ -91,13 +87,13 @@ def log_command(path: Path, trial: str) -> int:
 
     log = find_trial(SweepFolder(path), trial).log_path
     if not log.exists():
-        raise SweepError(f"trial {log.parent.name} has not started yet: it has no log.")
+        raise SweepError(f"trial {log.parent.name} must have started to have a log. Run it first.")
     click.echo(log.read_text(errors="replace"), nl=False)
     return 0
 
 
-def clean_command(path: Path, weights: bool, is_agreed: bool) -> int:
-    """List what is not needed, ask, remove."""
+def clean_command(path: Path, weights: bool, is_confirmed: bool) -> int:
+    """List the files that are not needed, ask, and remove them."""
     from sweep.orchestration.cleaning import list_unneeded, remove
 
     folder = SweepFolder(path)
@@ -108,9 +104,9 @@ def clean_command(path: Path, weights: bool, is_agreed: bool) -> int:
         click.echo("Nothing to remove.")
         return 0
     total = format_bytes(sum(item.size for item in unneeded))
-    if not is_agreed:
+    if not is_confirmed:
         if not os.isatty(0):
-            raise SweepError(f"removing {len(unneeded)} files needs a yes. Confirm with --yes.")
+            raise SweepError(f"removing {len(unneeded)} files needs confirmation. Add --yes.")
         click.confirm(f"Remove {len(unneeded)} files, {total}?", abort=True)
     remove(folder, unneeded)
     click.echo(f"Removed {len(unneeded)} files, {total}.")
@@ -125,12 +121,12 @@ def report_command(
     out: Path | None,
     tracking_uri: str | None,
 ) -> int:
-    """Write the report from a folder, which is mirrored too, or from a store alone."""
+    """Write the report from a folder, which is mirrored too, or from an MLflow store alone."""
     from sweep.report.report import write_report, write_report_from_store
     from sweep.tracking.store import check_tracking_uri
 
     if (folder is None) == (uri is None):
-        raise SweepError("report must be given either a folder or --from-mlflow URI.")
+        raise SweepError("report needs either a folder or --from-mlflow URI.")
     if uri is not None:
         if experiment is None:
             raise SweepError("--from-mlflow needs --experiment NAME.")
@@ -138,7 +134,7 @@ def report_command(
         return 0
     assert folder is not None
     if experiment is not None or run_id is not None:
-        raise SweepError("--experiment and --run go with --from-mlflow, not with a folder.")
+        raise SweepError("--experiment and --run need --from-mlflow.")
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
     sweep = SweepFolder(folder)
@@ -149,7 +145,7 @@ def report_command(
 
 
 def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
-    """Bring the tracking store up to date, where the sweep has one or one is named."""
+    """Bring the tracking store up to date, if the sweep has one or one is named."""
     is_tracked = tracking_uri is not None or folder.tracking_path.exists()
     if not is_tracked and not _has_bare_results(folder):
         return
@@ -158,17 +154,12 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
     from sweep.trial.lease import Lease
 
     if is_locked(folder.lock_path):
-        click.echo("A command works on this sweep, and mirrors it where it was told to.", err=True)
+        click.echo("A running command mirrors this sweep.", err=True)
         return
     plan = load_plan(folder)
     assert plan is not None
     with Lease(folder.lock_path):
         mirror = Mirror(folder, plan, tracking_uri)
-        if left := mirror.status.trials:
-            click.echo(
-                f"MLflow lacks {left} of the trials. Ctrl-C leaves the rest to another time.",
-                err=True,
-            )
         mirror.start()
         mirror.log_report()
         status = mirror.close(60.0, is_hurried=False)
@@ -177,7 +168,7 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
 
 
 def _has_bare_results(folder: SweepFolder) -> bool:
-    """Tell whether some trial ended that was never mirrored anywhere: a bare worker's."""
+    """Return True if a bare worker ended a trial that was never mirrored."""
     return any(
         trial.result_path.exists() and trial.read_status().mlflow_run_id is None
         for trial in folder.trials()
@@ -211,11 +202,11 @@ def data_command(
     if is_prepared:
         is_named = source in ("tinystories", "synthetic")
         path = None if is_named else str(Path(source).expanduser().absolute())
-        said: set[str] = set()
+        printed: set[str] = set()
 
-        def show(what: str, fraction: float) -> None:
-            if (line := f"{what}: {fraction:.0%}") not in said:
-                said.add(line)
+        def show(stage: str, fraction: float) -> None:
+            if (line := f"{stage}: {fraction:.0%}") not in printed:
+                printed.add(line)
                 click.echo(line, err=True)
 
         prepare_data(identify_data(source), path, settings, show)
@@ -235,20 +226,19 @@ def _as_lines(document: dict[str, object], indent: str = "") -> str:
 
 
 def doctor_command(as_json: bool) -> int:
-    """Print what is here and what would not work."""
+    """Print what is installed and what would not work."""
     from sweep.orchestration.doctor import examine
 
-    found = examine()
+    document = examine()
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(document, indent=1))
         return 0
-    problems = found.pop("problems")
-    devices = found.pop("devices")
-    click.echo(_as_lines(found))
+    problems, devices = document.pop("problems"), document.pop("devices")
+    click.echo(_as_lines(document))
     for device in devices:
         click.echo("device: " + ", ".join(f"{key} {value}" for key, value in device.items()))
     for problem in problems:
         click.echo(f"note: {problem}")
     if not problems:
-        click.echo("Everything needed is here.")
+        click.echo("Nothing is missing.")
     return 0

@@ -2,121 +2,50 @@
 
 import json
 import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from sweep.cli.cluster import read_cluster, schedule_left, show_schedule
 from sweep.cli.show import Progress, show_plan, show_status
-from sweep.config.experiment import batches_left_out, load_experiment
-from sweep.config.numbers import format_seconds, parse_bytes, parse_count
+from sweep.config.numbers import format_seconds
 from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate, is_quickly_prepared
-from sweep.orchestration.execution import Logistics
-from sweep.orchestration.executors import Place
-from sweep.orchestration.planning import (
-    BeforeForecast,
-    Planned,
-    check_writable,
-    default_out,
-    do_nothing,
-    make_plan,
-)
-from sweep.plan.cluster import ClusterSchedule
-from sweep.plan.commands import typed_command
+from sweep.orchestration.planning import Planned, Request, check_writable, read_request
+from sweep.plan.cluster import ClusterCost, cost_on_cluster, parse_cluster
 from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, SweepFolder
 
-ASK_ABOVE_SECONDS = 3600
-FIELDS = (
-    *("budget", "batches", "model", "data", "workload", "lr", "seeds"),
-    *("context", "vocabulary", "tokenizer", "precision", "tune", "tune_budget"),
-    *("target", "init", "group_size"),
-)
-# Of these the command that is kept in plan.json consists.
-TYPED = (
-    *(*FIELDS, "device", "microbatch", "accumulation", "activation_checkpointing", "device_memory"),
-    *("devices_per_trial", "zero", "strategy", "preset"),
-    *("loss_chunk_rows", "generation_batch_size", "shares_prompts", "keep", "out"),
-)
+CONFIRM_SECONDS = 3600
+NOT_SETTINGS = {  # flags of the commands themselves
+    *("out", "json", "yes", "dry_run", "quiet", "only", "retry", "cluster", "price"),
+    *("largest", "multiple", "soak"),
+}
 
 
-def _read(
-    experiment: str, flags: dict[str, Any], before_forecast: BeforeForecast = do_nothing
-) -> tuple[Planned, SweepFolder]:
-    overrides = read_overrides(experiment, flags)
-    settings = load_experiment(experiment, overrides)
-    logistics = read_logistics(flags)
-    folder = SweepFolder(flags["out"] or default_out(settings))
-    refuse_file(folder.path)
-    if flags["out"] or "only" in flags:  # something may be written
-        check_writable(folder)
-    given = {name: flags[name] for name in TYPED if (name, flags[name]) != ("device", "auto")}
-    command = typed_command(experiment, given)
-    return make_plan(settings, logistics, folder, command, before_forecast), folder
-
-
-def refuse_file(out: Path) -> None:
-    """Refuse an --out that is a file."""
-    if out.exists() and not out.is_dir():
-        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
-
-
-def read_overrides(experiment: str, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an experiment that flags override; say what that leaves out of it."""
-    overrides = {name: flags.get(name) for name in FIELDS}
-    for name in ("seeds", "context", "vocabulary", "group_size"):
-        if (given := overrides[name]) is not None:
-            overrides[name] = parse_count(given, name)
-    if (left_out := batches_left_out(experiment, overrides)) and not flags.get("quiet"):
-        listed = ", ".join(map(str, left_out))
-        click.echo(
-            f"Batch sizes of {experiment} that are no whole groups of completions are left out: "
-            f"{listed}. Name others with --batches.",
-            err=True,
-        )
-    return overrides
-
-
-def read_logistics(flags: dict[str, Any]) -> Logistics:
-    """Return what flags say of where and how fast."""
-    microbatch, memory, rows = (
-        flags[name] for name in ("microbatch", "device_memory", "loss_chunk_rows")
-    )
-    at_once, parts = flags["generation_batch_size"], flags["accumulation"]
-    devices = flags["devices_per_trial"]
-    if rows is not None:
-        rows = 0 if rows.strip() == "0" else parse_count(rows, "loss-chunk-rows")
-    return Logistics(
-        device=flags["device"],
-        microbatch=None if microbatch is None else parse_count(microbatch, "microbatch"),
-        accumulation=parts and parse_count(parts, "accumulation"),
-        devices=devices and parse_count(devices, "devices-per-trial"),
-        zero=flags["zero"],
-        strategy=flags.get("strategy"),
-        preset=flags.get("preset"),
-        activation_checkpointing=flags["activation_checkpointing"],
-        device_memory=None if memory is None else parse_bytes(memory, "device-memory"),
-        loss_chunk_rows=rows,
-        generation_batch_size=at_once and parse_count(at_once, "generation-batch-size"),
-        shares_prompts=flags["shares_prompts"],
-        keep=flags.get("keep"),
-        is_elsewhere=flags["device"] == "cuda"
-        and (flags.get("executor", "local") != "local" or flags.get("cluster") is not None),
-    )
+def request_of(experiment: str, flags: dict[str, Any]) -> Request:
+    """Parse the flags that are settings."""
+    values = {name: value for name, value in flags.items() if name not in NOT_SETTINGS}
+    return read_request(experiment, values, flags["out"])
 
 
 def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the plan; with --out, write it there for `python -m sweep.training`."""
-    cluster = read_cluster(flags)
-    planned, folder = _read(experiment, flags)
-    planned = estimate(planned, folder)
-    shown = planned.command_rows()
-    schedule = schedule_left(shown, folder, *cluster) if cluster else None
-    _print_plan(shown, flags["json"], to_stderr=False, schedule=schedule)
+    request, folder = request_of(experiment, flags), None
+    cluster = parse_cluster(flags["cluster"]) if flags["cluster"] else None
+    if flags["price"] is not None and cluster is None:
+        raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     if flags["out"]:
+        folder = request.folder
+        check_writable(folder)
+    planned = estimate(request.plan(is_elsewhere=cluster is not None), request.folder)
+    rows, cost = planned.command_rows(), None
+    if cluster:
+        done = _finished(rows, request.folder)
+        cost = cost_on_cluster(rows, *cluster, flags["price"], done)
+    _print_plan(rows, flags["json"], to_stderr=False, cost=cost)
+    if folder:
         from sweep.orchestration.runner import holding, save_grown
 
         with holding(folder):
@@ -128,52 +57,39 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
 
 def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
+    from sweep.orchestration.executors import check_services
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
-    from sweep.tracking.store import import_ahead
 
-    def ahead(folder: SweepFolder) -> None:
-        if not flags["dry_run"]:
-            import_ahead(folder, flags["tracking_uri"])
-
-    place = Place(flags["executor"], flags["ray_address"], flags["slurm"])
-    place.check()
-    planned, folder = _read(experiment, flags, ahead)
+    request = request_of(experiment, flags)
+    folder, services = request.folder, request.services
+    check_services(services)
+    check_writable(folder)
+    planned = request.plan()
     check_trains(planned.plan)
     if flags["only"]:
         planned = _only(planned, flags["only"])
     also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())
-    if flags["tracking_uri"]:
-        from sweep.tracking.record import is_recorded
-        from sweep.tracking.store import check_answers, check_tracking_uri
-
-        check_tracking_uri(flags["tracking_uri"])
-        if not is_recorded(folder, flags["tracking_uri"]):
-            check_answers(flags["tracking_uri"])
-    if flags["storage"] and planned.is_tuned:
-        from sweep.orchestration.studies import open_storage
-
-        open_storage(flags["storage"])
-    summary = finished_summary(planned, folder, flags["tracking_uri"], also)
-    if summary is None or flags["dry_run"]:
-        ahead(folder)
+    _check_stores(request, planned)
+    summary = finished_summary(planned, folder, services, also)
+    if flags["dry_run"]:
+        rows = estimate(planned, folder).command_rows()
+        _print_plan(rows, flags["json"], to_stderr=False)
+        return 0
+    if summary is None:
         planned = estimate(planned, folder)
-        if flags["dry_run"]:
-            _print_plan(planned.command_rows(), flags["json"], to_stderr=False)
-            return 0
         if is_quickly_prepared(planned.plan, folder):
-            prepare(planned, folder)  # what it refuses is refused before the plan is shown
+            prepare(planned, folder)  # refuses bad data before the plan is shown
+        rows = planned.command_rows()
         if not flags["quiet"]:
-            _print_plan(planned.command_rows(), as_json=False, to_stderr=True)
-        _confirm(planned.command_rows(), folder, flags["yes"], also)
-        shown = None if planned.is_tuned else set(planned.requested)
-        progress = Progress(folder, shown, is_quiet=flags["quiet"])
+            _print_plan(rows, as_json=False, to_stderr=True)
+        _confirm(rows, folder, flags["yes"], also)
+        ids = None if planned.is_tuned else set(planned.requested)
+        progress = Progress(folder, ids, is_quiet=flags["quiet"])
         with progress:
             summary = run_plan(
                 planned,
                 folder,
-                place=place,
-                tracking_uri=flags["tracking_uri"],
-                storage=flags["storage"],
+                services,
                 also=also,
                 on_prepare=progress.preparing,
                 on_change=progress.update,
@@ -183,8 +99,29 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         _report(folder)
     _print_end(folder, flags["json"], summary.untracked)
     if summary.is_interrupted:
-        click.echo("Interrupted; the same command resumes.", err=True)
+        click.echo("Interrupted. The same command resumes.", err=True)
     return summary.exit_code
+
+
+def _finished(plan: Plan, folder: SweepFolder) -> set[str]:
+    """Return the ids of trials that `sweep run` would not run again."""
+    ids = (str(row.id) for row in plan.known_trials)
+    return {i for i in ids if not is_to_run(folder.trial(i).read_status())}
+
+
+def _check_stores(request: Request, planned: Planned) -> None:
+    """Refuse stores that do not answer, before anything is written."""
+    if uri := request.services.tracking_uri:
+        from sweep.tracking.record import is_recorded
+        from sweep.tracking.store import check_answers, check_tracking_uri
+
+        check_tracking_uri(uri)
+        if not is_recorded(request.folder, uri):
+            check_answers(uri)
+    if request.services.storage and planned.is_tuned:
+        from sweep.orchestration.studies import open_storage
+
+        open_storage(request.services.storage)
 
 
 def _report(folder: SweepFolder) -> None:
@@ -196,28 +133,28 @@ def _report(folder: SweepFolder) -> None:
 def _only(planned: Planned, prefixes: tuple[str, ...]) -> Planned:
     chosen = []
     for prefix in prefixes:
-        found = [trial for trial in planned.requested if trial.startswith(prefix)]
-        if len(found) != 1:
+        matches = [trial for trial in planned.requested if trial.startswith(prefix)]
+        if len(matches) != 1:
             raise SweepError(
-                f"only must name one trial of this plan, got {prefix!r}, which names "
-                f"{len(found)}. `sweep plan --json` lists the ids."
+                f"only must name one trial of this plan, got {prefix!r}, which matches "
+                f"{len(matches)}. `sweep plan --json` lists the ids."
             )
-        chosen += found
-    known = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
-    return Planned(known, tuple(chosen), planned.is_known)
+        chosen += matches
+    plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
+    return replace(planned, plan=plan, requested=tuple(chosen))
 
 
-def _confirm(plan: Plan, folder: SweepFolder, is_agreed: bool, also: frozenset[Cause]) -> None:
-    """Ask before more than an hour of estimated time is still to run."""
+def _confirm(plan: Plan, folder: SweepFolder, is_confirmed: bool, also: frozenset[Cause]) -> None:
+    """Ask before running more than an hour of estimated time."""
     seconds = sum(
         row.forecast_seconds or 0
         for row in plan.trials
         if row.id is None or is_to_run(folder.trial(row.id).read_status(), also)
     )
-    if is_agreed or seconds <= ASK_ABOVE_SECONDS:
+    if is_confirmed or seconds <= CONFIRM_SECONDS:
         return
     hint = " `sweep run quick` takes a minute." if plan.execution.device == "cpu" else ""
-    question = f"This is estimated to take {format_seconds(seconds)}.{hint}"
+    question = f"This takes an estimated {format_seconds(seconds)}.{hint}"
     if not sys.stdin.isatty():
         raise SweepError(f"{question} Confirm with --yes.")
     if not click.confirm(f"{question} Run it?", err=True):
@@ -225,17 +162,23 @@ def _confirm(plan: Plan, folder: SweepFolder, is_agreed: bool, also: frozenset[C
 
 
 def _print_plan(
-    plan: Plan, as_json: bool, to_stderr: bool, schedule: ClusterSchedule | None = None
+    plan: Plan, as_json: bool, to_stderr: bool, cost: ClusterCost | None = None
 ) -> None:
     if as_json:
         document = plan.model_dump(mode="json")
-        if schedule:
-            document["cluster"] = schedule.as_document()
+        if cost:
+            document["cluster"] = cost.as_document()
         click.echo(json.dumps(document, indent=1), err=to_stderr)
-    else:
-        show_plan(plan, to_stderr)
-        if schedule:
-            show_schedule(schedule)
+        return
+    show_plan(plan, to_stderr)
+    if cost:
+        click.echo(f"Cluster: {cost.devices} devices, {cost.trials} trials to run")
+        click.echo(f"Makespan: {format_seconds(cost.makespan_seconds)}")
+        click.echo(f"Device-hours: {cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}")
+        if cost.price is not None:
+            click.echo(f"Price: {cost.price:.4g}")
+        if any(row.id is None for row in plan.trials):
+            click.echo("Tuning trials that follow from these are not counted.")
 
 
 def _print_end(folder: SweepFolder, as_json: bool, untracked: str) -> None:

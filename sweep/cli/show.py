@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from sweep.config.execution import Execution
 from sweep.config.numbers import format_bytes, format_count, format_seconds
-from sweep.config.trial import Execution
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.commands import ANSWERING_SEEDS, answering_command, answering_cost
 from sweep.plan.plan import Plan

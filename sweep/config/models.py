@@ -1,50 +1,21 @@
-"""What a model is, as settings: sizes, parameter counts and FLOPs in closed form.
+"""Model settings: sizes, parameter counts and FLOPs in closed form.
 
 `sweep.models.build_model` turns these into modules. Pure arithmetic; no torch.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
+from sweep.config.settings import Settings
 from sweep.errors import SweepError
 
 Positive = Annotated[int, Field(gt=0, le=10**9, strict=True)]
 Layers = Annotated[int, Field(gt=0, le=10_000, strict=True)]
 
 
-class Settings(BaseModel):
-    """Base of all settings: immutable, and unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class QuietSettings(Settings):
-    """Settings some of whose fields leave no trace at their default, neither in files nor in ids.
-
-    So a field can be added without making every trial of before another one.
-    """
-
-    quiet: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_quiet(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = handler(self)
-        for name in self.quiet:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                document.pop(name, None)
-        return document
-
-
 class ModelBase(Settings):
-    """Capabilities that every model declares; other code asks these, never a model's kind."""
+    """Capabilities that every model declares. Other code asks for these, never for the kind."""
 
     uses_all_parameters: ClassVar[bool] = False  # whether every step gives each one a gradient
     is_worth_compiling: ClassVar[bool] = True  # whether torch.compile can pay for its time
@@ -123,21 +94,19 @@ class ElmanSettings(ModelBase):
         return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
 
 
-class HuggingFaceSettings(QuietSettings, ModelBase):
-    """A causal language model of the library transformers, from its configuration alone."""
-
-    quiet = ("sizes", "end", "tokenizer_sha256")
+class HuggingFaceSettings(ModelBase):
+    """A causal language model of the transformers library, built from its configuration."""
 
     kind: Literal["hugging_face"] = "hugging_face"
     name: str
     architecture: str  # model_type of transformers, such as gpt2
     vocabulary: Positive
     context: Positive
-    sizes: dict[str, Any] = {}  # of its configuration, where they are not the architecture's own
-    end: int = 0  # the model's own id of the end of a text, which changes places with id 0
-    tokenizer_sha256: str | None = None  # of tokenizer.json, of a pretrained model
+    sizes: dict[str, Any] = Field({})  # entries of its configuration that differ from the defaults
+    end: int = 0  # id of the end-of-text token, which swaps places with id 0
+    tokenizer_sha256: str | None = None  # hash of a pretrained model's tokenizer.json
 
-    parameters: None = None  # known once built
+    parameters: None = None  # known after the model is built
     embedding_parameters: None = None
     flops_per_token: None = None
 
@@ -152,9 +121,9 @@ class ObjectSettings(ModelBase):
     name: str  # "module:object"
     vocabulary: Positive
     context: Positive
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field({})
 
-    parameters: None = None  # known once built
+    parameters: None = None  # known after the model is built
     embedding_parameters: None = None
     flops_per_token: None = None
 
@@ -190,53 +159,33 @@ ModelSettings = Annotated[
     Field(discriminator="kind"),
 ]
 
-MODEL_PRESETS: dict[str, dict[str, Any]] = {
-    "tinystories": {
-        "kind": "transformer",
-        "vocabulary": 10_000,
-        "context": 256,
-        "d_model": 512,
-        "layers": 4,
-        "heads": 16,
-        "d_ff": 1344,
-    },
-    "small": {
-        "kind": "transformer",
-        "vocabulary": 2048,
-        "context": 128,
-        "d_model": 128,
-        "layers": 4,
-        "heads": 4,
-        "d_ff": 256,
-    },
-    "quick": {
-        "kind": "transformer",
-        "vocabulary": 512,
-        "context": 64,
-        "d_model": 64,
-        "layers": 3,
-        "heads": 4,
-        "d_ff": 176,
-    },
-    "elman": {
-        "kind": "elman",
-        "vocabulary": 256,
-        "context": 512,
-        "d_model": 3584,
-        "layers": 6,
-    },
-    "gpt2": {
-        "kind": "hugging_face",
-        "architecture": "gpt2",
-        "vocabulary": 50_257,
-        "context": 1024,
-    },
-    "quadratic": {"kind": "quadratic"},
+MODEL_PRESETS: dict[str, ModelBase] = {
+    model.name: model
+    for model in (
+        TransformerSettings(
+            name="tinystories",
+            vocabulary=10_000,
+            context=256,
+            d_model=512,
+            layers=4,
+            heads=16,
+            d_ff=1344,
+        ),
+        TransformerSettings(
+            name="small", vocabulary=2048, context=128, d_model=128, layers=4, heads=4, d_ff=256
+        ),
+        TransformerSettings(
+            name="quick", vocabulary=512, context=64, d_model=64, layers=3, heads=4, d_ff=176
+        ),
+        ElmanSettings(name="elman", vocabulary=256, context=512, d_model=3584, layers=6),
+        HuggingFaceSettings(name="gpt2", architecture="gpt2", vocabulary=50_257, context=1024),
+        QuadraticSettings(),
+    )
 }
 
 
 def model_preset(name: str) -> dict[str, Any]:
-    """Return the fields of a shipped model, or of a user's `module:object`.
+    """Return the fields of a built-in model, or of a user's `module:object`.
 
     Raises:
         SweepError: if the name is neither.
@@ -248,7 +197,7 @@ def model_preset(name: str) -> dict[str, Any]:
     if name not in MODEL_PRESETS:
         known = ", ".join(sorted(MODEL_PRESETS))
         raise SweepError(
-            f"model must be one of {known}, or a module:object of yours, got {name!r}. "
+            f"model must be one of {known}, or your module:object, got {name!r}. "
             "Choose one of them."
         )
-    return {"name": name, **MODEL_PRESETS[name]}
+    return MODEL_PRESETS[name].model_dump()

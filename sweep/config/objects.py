@@ -1,8 +1,12 @@
-"""Code that is found by its name: the user's own, and the packages of extras."""
+"""User code named as `module:object`: importing it, and what identifies it."""
 
+import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Iterable
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +14,32 @@ from sweep.errors import SweepError
 
 
 def load_object(name: str) -> Any:
-    """Import `module:object`; modules in the current folder are found too.
+    """Import `module:object`. Modules in the current folder can be imported too.
 
     Raises:
         SweepError: if the name is malformed, or the module or the object is missing.
     """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise SweepError(f"an object must be named as module:object, got {name!r}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    module_name, attribute = _split(name)
+    _add_current_folder()
     try:
         module = importlib.import_module(module_name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the user's module does, sys.exit too
+    except BaseException as error:  # the user's module may raise anything, even SystemExit
         raise SweepError(
             f"module {module_name!r} of {name!r} cannot be imported "
             f"({type(error).__name__}: {error}). Correct it, install it, or run from its folder."
         ) from error
     try:
         return getattr(module, attribute)
-    except Exception as error:  # a module may have a __getattr__ of its own
+    except Exception as error:  # the module may define __getattr__
         raise SweepError(
             f"module {module_name!r} has no {attribute!r}. Check the spelling of {name!r}."
         ) from error
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
-    """Refuse what needs an extra of this project that is not installed.
+    """Check that an optional dependency is installed.
 
     Raises:
         SweepError: naming the subject, the extra and the command that installs it.
@@ -49,3 +49,71 @@ def require_extra(package: str, extra: str, subject: str) -> None:
             f"{subject} needs the extra {extra}, which is not installed. Install it with "
             f"`pip install -e '.[{extra}]'` in the project's folder."
         )
+
+
+def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
+    """Return hashes of the source that user objects are made of, without running it.
+
+    Args:
+        names: each `module:object`.
+
+    Returns:
+        `files`: sha256 by path, of each object's module and of the modules of the same project
+        that it imports, relative to the folder they are imported from; `packages`: the versions
+        of the installed packages that they import. None without names.
+
+    Raises:
+        SweepError: if a name is malformed or its module does not exist.
+    """
+    files: dict[str, str] = {}
+    imported: set[str] = set()
+    for name in names:
+        module, _ = _split(name)
+        _add_current_folder()
+        path = _source_of(module, name)
+        root = path.parents[module.count(".") + (path.name == "__init__.py")]
+        sources = {path}
+        if "site-packages" in root.parts:  # an installed package: its version identifies it
+            imported.add(module.partition(".")[0])
+        else:
+            finder = ModuleFinder([str(root)])
+            finder.run_script(str(path))
+            imported |= {missing.partition(".")[0] for missing in finder.badmodules}
+            paths = [getattr(found, "__file__", None) for found in finder.modules.values()]
+            sources |= {Path(p) for p in paths if p}
+        for source in sorted(sources):
+            digest = hashlib.sha256(source.read_bytes()).hexdigest()
+            files[source.relative_to(root).as_posix()] = digest
+    if not files:
+        return None
+    distributions = importlib.metadata.packages_distributions()
+    packages = {distributions[top][0] for top in imported if top in distributions}
+    versions = {name: importlib.metadata.version(name) for name in sorted(packages)}
+    return {"files": files, "packages": versions}
+
+
+def _split(name: str) -> tuple[str, str]:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise SweepError(f"an object must be named as module:object, got {name!r}.")
+    return module, attribute
+
+
+def _add_current_folder() -> None:
+    if (current := str(Path.cwd())) not in sys.path:
+        sys.path.append(current)
+
+
+def _source_of(module: str, name: str) -> Path:
+    """Return the source file of a module without importing it (only its parent packages)."""
+    importlib.invalidate_caches()
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise SweepError(f"module {module!r} of {name!r} cannot be found ({error}).") from error
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        raise SweepError(
+            f"module {module!r} of {name!r} must be a Python file that can be found here. "
+            "Correct it, install it, or run from its folder."
+        )
+    return Path(spec.origin).resolve()

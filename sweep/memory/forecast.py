@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.execution import Execution
+from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.points import Forecast
 from sweep.memory.search import Found, Look, find_largest

@@ -97,7 +97,7 @@ def _calibration_path(plan: Plan) -> Path:
         "precision": plan.settings.precision,
     }
     if plan.settings.grpo is not None:
-        key["grpo"] = plan.settings.grpo.model_dump(mode="json", exclude={"init"})
+        key["grpo"] = plan.settings.grpo.model_dump(mode="json")
     return cache_dir() / "calibration" / f"{sha256_of(key)[:16]}.json"
 
 

@@ -6,12 +6,13 @@ import shutil
 from dataclasses import replace
 
 from sweep.config.numbers import format_bytes
-from sweep.errors import SweepError, WorkerDied
-from sweep.orchestration.execution import FORECAST_SECONDS
+from sweep.config.trial import tokenizer_of
+from sweep.errors import SweepError
+from sweep.memory import jobs
+from sweep.orchestration.jobs import run_job
 from sweep.orchestration.planning import Planned
 from sweep.plan.estimates import disk_needed, with_estimates
-from sweep.plan.plan import Plan, tokenizer_of
-from sweep.training.process import FreshProcess
+from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
 
 # For estimates before anything is tokenized.
@@ -54,9 +55,8 @@ def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
     rows = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
     configs = [plan.sample_config(row) for row in rows.values()]
     try:
-        process = FreshProcess("sweep.memory.forecast:forecast_rows", configs)
-        found = process.result(timeout=FORECAST_SECONDS)
-    except WorkerDied:  # a user's model that fake tensors cannot run
+        found = run_job(jobs.forecast_rows, configs)
+    except SweepError:  # a user's model that fake tensors cannot run
         return {}
     return {key: one.peak_bytes for key, one in zip(rows, found, strict=True)}
 

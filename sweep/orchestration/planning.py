@@ -1,52 +1,111 @@
-"""From an experiment and flags to the plan of this machine, grown from the one on disk."""
+"""From an experiment and flags to this machine's plan, grown from the one on disk."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.trial import Execution
+from sweep.config.models import ObjectSettings
+from sweep.config.objects import identify_code
+from sweep.config.settings import parse_settings, settings_of
+from sweep.config.trial import tokenizer_of
 from sweep.errors import SweepError
 from sweep.orchestration.execution import (
-    Logistics,
+    bound_by_memory,
     choose_by_preset,
     decide_compile,
     decide_execution,
     refuse_other_execution,
-    refuse_sampling,
-    within_memory,
 )
-from sweep.orchestration.inputs import Inputs, identify_inputs
+from sweep.orchestration.jobs import identities_of, inspect_trial, run_job
 from sweep.plan.commands import typed_command
 from sweep.plan.growth import grow_plan, with_decided_rates
-from sweep.plan.plan import (
-    Plan,
-    build_plan,
-    load_plan,
-)
+from sweep.plan.plan import Inputs, Plan, build_plan, load_plan
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
+from sweep.trial.start import identify_start
 
-BeforeForecast = Callable[[SweepFolder], None]
+
+@dataclass(frozen=True)
+class Request:
+    """A parsed command.
+
+    Attributes:
+        experiment: what to measure.
+        execution: the user's choices, in `model_fields_set`.
+        services: executor and stores.
+        folder: of the sweep.
+        command: the words that make the same request on the command line.
+    """
+
+    experiment: Experiment
+    execution: Execution
+    services: Services
+    folder: SweepFolder
+    command: tuple[str, ...] = ()
+
+    def plan(self, is_elsewhere: bool = False) -> "Planned":
+        """Make the plan.
+
+        Args:
+            is_elsewhere: whether trials run on other machines, which may have devices that this
+                one lacks; with an executor other than local they always do.
+        """
+        is_elsewhere = is_elsewhere or self.services.executor != "local"
+        return make_plan(
+            self.experiment,
+            self.execution,
+            self.folder,
+            command=self.command,
+            is_elsewhere=is_elsewhere and self.execution.device == "cuda",
+        )
 
 
-def do_nothing(folder: SweepFolder) -> None:
-    """Begin nothing while a plan is forecast."""
+def read_request(
+    experiment: str, values: Mapping[str, Any], out: str | Path | None = None
+) -> Request:
+    """Parse what a command asks for.
+
+    Args:
+        experiment: a shipped name or the path of a TOML file.
+        values: settings by name; None if not given. Names that are neither of the execution nor
+            of the services belong to the experiment.
+        out: the sweep's folder; results/<experiment> by default.
+
+    Raises:
+        SweepError: naming the setting, the value and the remedy.
+    """
+    values = {name: value for name, value in values.items() if value is not None}
+    tables = {table: {s.name for s in settings_of(table)} for table in (Execution, Services)}
+    execution, services = (
+        parse_settings(table, {n: v for n, v in values.items() if n in names}, "settings")
+        for table, names in tables.items()
+    )
+    taken = set().union(*tables.values())
+    settings = load_experiment(experiment, {n: v for n, v in values.items() if n not in taken})
+    folder = SweepFolder(Path(out) if out else Path("results") / settings.name)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
+    kept = {n: v for n, v in values.items() if n not in tables[Services]}
+    command = typed_command(experiment, {**kept, "out": out})
+    assert isinstance(execution, Execution) and isinstance(services, Services)
+    return Request(settings, execution, services, folder, command)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and what this command wants of it."""
+    """A plan, and the part of it that this command names."""
 
     plan: Plan  # with everything that the folder already holds
     requested: tuple[str, ...]  # ids that this command names
-    is_known: bool  # plan.json already holds all of them, with their rates
+    is_known: bool  # whether plan.json already has all of them, with their rates
 
     @property
     def is_tuned(self) -> bool:
-        """Whether some reports await their rate."""
+        """Whether some reports still need their rate."""
         return any(row.id is None for row in self.plan.trials)
 
     def command_rows(self) -> Plan:
@@ -56,135 +115,108 @@ class Planned:
         return self.plan.model_copy(update={"trials": rows})
 
 
-def default_out(experiment: Experiment) -> Path:
-    """Return results/<experiment>."""
-    return Path("results") / experiment.name
-
-
 def plan_sweep(
-    experiment: str = "tinystories",
-    *,
-    out: str | Path | None = None,
-    device: str = "auto",
-    microbatch: int | None = None,
-    **overrides: Any,
+    experiment: str = "tinystories", *, out: str | Path | None = None, **settings: Any
 ) -> Plan:
     """Plan a sweep; trains and writes nothing.
 
     Args:
         experiment: a shipped name or the path of a TOML file.
-        out: the sweep's folder, whose plan is grown if there is one.
-        device: auto, cpu, cuda, cuda:i or mps.
-        microbatch: sequences per forward-backward; chosen by default.
-        **overrides: fields of the experiment: budget, batches, model, data, lr, seeds, …
+        out: the sweep's folder; if it has a plan, that plan grows.
+        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
 
     Raises:
-        SweepError: for anything that cannot be planned.
+        SweepError: if this cannot be planned.
     """
     from sweep.orchestration.costs import estimate
 
-    planned, folder = plan_call(experiment, out, device, microbatch, overrides)
-    return estimate(planned, folder).command_rows()
-
-
-def plan_call(
-    experiment: str,
-    out: str | Path | None,
-    device: str,
-    microbatch: int | None,
-    overrides: dict[str, Any],
-    before_forecast: BeforeForecast = do_nothing,
-) -> tuple["Planned", SweepFolder]:
-    """Plan what a call from Python names, as the command line would have been typed."""
-    settings = load_experiment(experiment, overrides)
-    folder = SweepFolder(Path(out) if out else default_out(settings))
-    flags = {"device": None if device == "auto" else device, "microbatch": microbatch, "out": out}
-    command = typed_command(experiment, {**overrides, **flags})
-    logistics = Logistics(device, microbatch)
-    return make_plan(settings, logistics, folder, command, before_forecast), folder
+    request = read_request(experiment, settings, out)
+    return estimate(request.plan(), request.folder).command_rows()
 
 
 def make_plan(
     experiment: Experiment,
-    logistics: Logistics,
+    chosen: Execution,
     folder: SweepFolder,
+    *,
     command: tuple[str, ...] = (),
-    before_forecast: BeforeForecast = do_nothing,
+    is_elsewhere: bool = False,
+    asks_memory: bool = False,
 ) -> Planned:
-    """Plan what the command names on top of what the folder holds. Imports torch only when new.
+    """Plan what a command names on top of what the folder holds.
 
-    A new plan is forecast by a process that imports torch; `before_forecast` is called first.
+    Args:
+        experiment: what to measure.
+        chosen: with the user's choices in `model_fields_set`.
+        folder: of the sweep.
+        command: words of the command line.
+        is_elsewhere: whether the device may be on another machine.
+        asks_memory: whether the plan is for a memory search, which takes sizes as they are.
+
+    Raises:
+        SweepError: if this cannot be planned.
     """
-    refuse_sampling(experiment, logistics)
-    inputs, precision = identify_inputs(experiment, folder), experiment.precision
-    old = load_plan(folder)
+    inputs, old = identify_inputs(experiment, folder), load_plan(folder)
     if old is not None:
-        experiment = _resolve_precision(experiment, old.settings.precision)
-        refuse_other_execution(old, logistics, folder)
-        execution = old.execution
+        refuse_other_execution(old, chosen, folder)
+        default, execution = old.settings.precision, old.execution
     else:
-        execution = decide_execution(experiment, logistics)
-        is_half = execution.device.startswith("cuda") and experiment.model.kind != "quadratic"
-        experiment = _resolve_precision(experiment, "bf16" if is_half else "fp32")
-    also = tuple({row.batch_size for row in old.trials}) if old else ()
+        execution = decide_execution(experiment, chosen, is_elsewhere)
+        is_half = execution.device_type == "cuda" and experiment.model.supports_half_precision
+        default = "bf16" if is_half else "fp32"
+    is_precision_open = experiment.precision == "auto"
+    if is_precision_open:
+        experiment = experiment.model_copy(update={"precision": default})
+    batches = tuple({row.batch_size for row in old.trials}) if old else ()
 
-    def build(execution: Execution) -> Plan:
+    def build(changes: Mapping[str, Any]) -> Plan:
+        changes = dict(changes)
+        precision = changes.pop("precision", experiment.precision)
         return build_plan(
-            experiment,
-            execution,
-            data=inputs.data,
-            data_path=inputs.data_path,
-            start=inputs.start,
-            microbatch=logistics.microbatch,
-            accumulation=logistics.accumulation,
-            also_batches=also,
+            experiment.model_copy(update={"precision": precision}),
+            execution.model_copy(update=changes),
+            inputs,
+            other_batches=batches,
             command=command,
         )
 
-    new = build(execution)
+    new = build({})
     if old is not None:
-        return _grown(old, new, build, logistics, folder, inputs)
-    _check_workload(new)
-    _check_task(new, logistics, folder)
-    before_forecast(folder)
-    if logistics.preset:
-        execution, chosen = choose_by_preset(new, precision, logistics)
-        experiment = _resolve_precision(experiment, chosen, is_forced=True)
-        new = build(execution)
-    elif not logistics.asks_memory:
-        new = build(within_memory(new))
-    new = decide_compile(_with_parameters(new), logistics.is_elsewhere)
+        return _grown(old, new, build, folder, inputs)
+    parameters = _inspect(new, folder, asks_memory)
+    if execution.preset:
+        new = build(choose_by_preset(new, chosen, is_precision_open))
+    elif not asks_memory:
+        new = build(bound_by_memory(new))
+    new = decide_compile(new, is_elsewhere)
+    new = new.model_copy(update={"model": {**new.model, "parameters": parameters}})
     return Planned(new, _requested(new, None), False)
 
 
 def _grown(
     old: Plan,
     new: Plan,
-    build: Callable[[Execution], Plan],
-    logistics: Logistics,
+    build: Callable[[Mapping[str, Any]], Plan],
     folder: SweepFolder,
     inputs: Inputs,
 ) -> Planned:
-    """Return the folder's plan with what the command names; `build` does so within other bounds."""
-    known = {row.id for row in old.known_trials}
+    """Return the folder's plan with the command's trials added."""
+    present = {row.id for row in old.known_trials}
     new = with_decided_rates(new, old)
-    grown = grow_plan(old, new)
-    requested = _requested(new, old)
-    if not known.issuperset(requested):
-        if not logistics.is_split and _largest_microbatch(new) > _largest_microbatch(old):
-            bounded = build(within_memory(new))  # larger than what was forecast before
-            new = with_decided_rates(bounded, old)
+    grown, requested = grow_plan(old, new), _requested(new, old)
+    if not present.issuperset(requested):
+        is_split = old.execution.microbatch or old.execution.accumulation
+        if not is_split and new.largest_step.microbatch_size > old.largest_step.microbatch_size:
+            new = with_decided_rates(build(bound_by_memory(new)), old)
             grown = grow_plan(old, new)
-        _with_parameters(new)
-        _check_workload(new)
-        _check_task(new, logistics, folder)
+        _inspect(new, folder, False)
     rows = (*grown.trials, *(row for row in new.trials if row.id is None))
     plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
-    return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
+    return Planned(plan, requested, present.issuperset(row.id for row in new.trials))
 
 
 def _requested(new: Plan, old: Plan | None) -> tuple[str, ...]:
-    """Return the ids that a command names; of rates still being tuned all that were tried."""
+    """Return the ids that a command names; while a rate is being tuned, all that were tried."""
     tuning = {row.batch_size for row in new.trials if row.id is None}
     tried = [
         row
@@ -194,74 +226,87 @@ def _requested(new: Plan, old: Plan | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(row.id) for row in (*tried, *new.known_trials)))
 
 
-def _largest_microbatch(plan: Plan) -> int:
-    return max(row.microbatch_size for row in plan.trials)
-
-
-def _check_workload(plan: Plan) -> None:
-    """Build a user's workload once, so that its mistakes show before anything is written."""
-    if ":" not in plan.settings.workload:
-        return
-    import torch
-
-    from sweep.workloads.protocol import build_workload
-
-    try:
-        build_workload(plan.sample_config(plan.trials[0]), torch.device("cpu"))
-    except SweepError:
-        raise
-    except Exception as error:
-        raise SweepError(
-            f"workload {plan.settings.workload!r} must be built from a trial's config and a "
-            f"device, but raised {type(error).__name__}: {error}. Correct it."
-        ) from error
-
-
-def _check_task(plan: Plan, logistics: Logistics, folder: SweepFolder) -> None:
-    """Refuse a task of GRPO that cannot be scored, likewise; memory can be asked about."""
-    if plan.settings.grpo is None or logistics.asks_memory:
-        return
-    from sweep.workloads.tasks import check_task
-
-    check_task(plan.settings.grpo)
-    check_prompts(plan, folder)
+def _inspect(plan: Plan, folder: SweepFolder, asks_memory: bool) -> int | None:
+    """Check user code and prompts in a child process; return the number of parameters."""
+    settings = plan.settings
+    is_checked = plan.code is not None or (settings.traits.samples and not asks_memory)
+    if settings.model.parameters is not None and not is_checked:
+        return settings.model.parameters
+    config = plan.located(folder).sample_config(plan.trials[0])
+    parameters: int | None = run_job(inspect_trial, config)
+    return parameters
 
 
 def check_prompts(plan: Plan, folder: SweepFolder) -> None:
-    """Refuse prompts of GRPO that do not fit, as soon as their text is prepared.
+    """Check that sampled prompts fit, once the text is prepared.
 
     Raises:
-        SweepError: naming one.
+        SweepError: naming a prompt that does not fit.
     """
-    if plan.settings.grpo is None:
-        return
-    from sweep.data.tokens import find_prepared
-    from sweep.workloads.tasks import try_prompts
-
-    config, text = plan.located(folder).sample_config(plan.trials[0]), None
-    if config.science.data is not None:
-        assert config.science.tokenizer is not None
-        text = find_prepared(config.science.data, config.science.tokenizer)
-        if text is None:
-            return
-    try_prompts(config, text)
+    if plan.settings.traits.samples:
+        run_job(inspect_trial, plan.located(folder).sample_config(plan.trials[0]))
 
 
-def _resolve_precision(experiment: Experiment, default: str, is_forced: bool = False) -> Experiment:
-    if experiment.precision != "auto" and not is_forced:
-        return experiment
-    return experiment.model_copy(update={"precision": default})
+def user_objects(experiment: Experiment) -> list[str]:
+    """Return every `module:object` that an experiment names."""
+    model = experiment.model
+    names = [
+        experiment.workload if ":" in experiment.workload else None,
+        model.name if isinstance(model, ObjectSettings) else None,
+        experiment.grpo.reward if experiment.grpo else None,
+    ]
+    return [name for name in names if name]
 
 
-def _with_parameters(plan: Plan) -> Plan:
-    """Count a user's model by building it once without weights, as trials will build it."""
-    if plan.settings.model.parameters is not None:
-        return plan
-    from sweep.models import count_parameters
+def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
+    """Identify the text, the initial weights and the user code; downloads nothing.
 
-    checkpointing = plan.execution.activation_checkpointing
-    parameters = count_parameters(plan.settings.model, checkpointing)
-    return plan.model_copy(update={"model": {**plan.model, "parameters": parameters}})
+    Raises:
+        SweepError: if one of them is missing, or not what the experiment needs.
+    """
+    inputs = Inputs()
+    if experiment.data is not None:
+        from sweep.data.identity import identify_data
+        from sweep.data.sources import check_text_length
+        from sweep.data.tokenizer import check_tokenizer
+
+        check_tokenizer(tokenizer_of(experiment))
+        check_text_length(experiment.data, experiment.traits.tokens_per_sequence)
+        is_path = experiment.data not in ("tinystories", "synthetic")
+        path = _relative_to(folder, experiment.data) if is_path else None
+        inputs = replace(inputs, data=identify_data(experiment.data), data_path=path)
+    if names := user_objects(experiment):
+        code = identify_code(names)
+        assert code is not None
+        if identities := run_job(identities_of, names):
+            code["identity"] = identities
+        inputs = replace(inputs, code=code)
+    if experiment.init is None:
+        return inputs
+    start = identify_start(experiment.init)
+    has_tokenizer = inputs.data is not None or experiment.tokenizer == "pretrained"
+    own = {
+        "model": experiment.model.model_dump(mode="json"),
+        "data": inputs.data,
+        "tokenizer": tokenizer_of(experiment).model_dump(mode="json") if has_tokenizer else None,
+    }
+    for name, wanted in own.items():
+        if name in start and start[name] != wanted:
+            raise SweepError(
+                f"init must be a trial with the experiment's {name} ({wanted!r}), got one with "
+                f"{start[name]!r}. Give the {name} of that trial."
+            )
+    return replace(
+        inputs,
+        start={"weights": start["weights"]},
+        init_path=_relative_to(folder, experiment.init),
+    )
+
+
+def _relative_to(folder: SweepFolder, source: str) -> str:
+    """Keep an absolute path; write another one relative to the sweep folder."""
+    path = Path(source).expanduser()
+    return str(path) if path.is_absolute() else os.path.relpath(path, folder.path)
 
 
 def save_plan(plan: Plan, folder: SweepFolder) -> None:
@@ -272,27 +317,25 @@ def save_plan(plan: Plan, folder: SweepFolder) -> None:
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        known = plan.model_copy(update={"trials": plan.known_trials})
-        for row in known.trials:
-            assert row.id
-            trial = folder.trial(row.id)
+        plan = plan.model_copy(update={"trials": plan.known_trials})
+        for row in plan.trials:
+            trial = folder.trial(str(row.id))
             if not trial.config_path.exists():
                 trial.write_config(plan.trial_config(row, folder.name))
-        write_json(folder.plan_path, known.model_dump(mode="json"))
+        write_json(folder.plan_path, plan.model_dump(mode="json"))
     except OSError as error:
-        raise SweepError(
-            f"out must be a folder that can be written, got {str(folder.path)!r} "
-            f"({error.strerror}). Choose another --out."
-        ) from error
+        raise SweepError(_not_writable(folder, f" ({error.strerror})")) from error
 
 
 def check_writable(folder: SweepFolder) -> None:
     """Refuse a folder that cannot be written, before anything is prepared; writes nothing."""
-    existing = folder.path
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise SweepError(
-            f"out must be a folder that can be written, got {str(folder.path)!r}. "
-            "Choose another --out."
-        )
+        raise SweepError(_not_writable(folder))
+
+
+def _not_writable(folder: SweepFolder, reason: str = "") -> str:
+    return (
+        f"out must be a folder that can be written, got {str(folder.path)!r}{reason}. "
+        "Choose another --out."
+    )

@@ -19,7 +19,7 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.memory_limit import oom_kills

@@ -1,4 +1,4 @@
-"""Runs a plan to its end: prepares, holds the folder, runs the trials, mirrors, stops, resumes."""
+"""Run a plan to its end: prepare, hold the folder, run the trials, mirror, stop, resume."""
 
 import contextlib
 import logging
@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweep.config.execution import Services
+from sweep.config.trial import tokenizer_of
 from sweep.errors import SweepError
 from sweep.orchestration.costs import at_most_at_once, check_disk, estimate
-from sweep.orchestration.executors import HERE, Place, build_executor
+from sweep.orchestration.executors import build_executor
 from sweep.orchestration.local import Executor
 from sweep.orchestration.planning import (
     Planned,
     check_prompts,
     check_writable,
-    plan_call,
+    read_request,
     save_plan,
 )
 from sweep.orchestration.schedule import POLL_SECONDS, Schedule
@@ -26,12 +28,12 @@ from sweep.orchestration.tuning import Round, Tuning
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.retry import is_to_run
-from sweep.tracking.store import import_ahead
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
-MIRROR_SECONDS = 30.0  # for the tracking server at the end: at most, or without a sign of life
-STORAGE_PAUSES = (1.0, 30.0)  # seconds until it is asked again: the first, the longest
+MIRROR_SECONDS = 30.0  # longest wait for the tracking server at the end
+STORAGE_PAUSES = (1.0, 30.0)  # seconds between retries of the storage: the first, the longest
+LOCAL = Services()
 LOG = logging.getLogger(__name__)
 
 
@@ -41,74 +43,60 @@ class Summary:
 
     folder: SweepFolder
     states: dict[str, TrialStatus]  # of the trials that the command named
-    is_stopped: bool = False  # by somebody
-    is_placeless: bool = False  # there was nowhere left to run
-    untracked: str = ""  # what the tracking server did not get, in one sentence
+    is_stopped: bool = False  # by the user
+    lacks_slots: bool = False  # the executor had no machines left
+    untracked: str = ""  # one sentence about what the tracking server did not get
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the same command goes on with what is left; not where something failed."""
-        causes = {one.cause for one in self.states.values() if one.state is State.FAILED}
-        return self.is_stopped or (self.is_placeless and causes <= {Cause.DIVERGED})
+        """Whether the same command would continue."""
+        causes = {s.cause for s in self.states.values() if s.state is State.FAILED}
+        return self.is_stopped or (self.lacks_slots and causes <= {Cause.DIVERGED})
 
     @property
     def exit_code(self) -> int:
         """0 complete, pruned or diverged; 1 any other failure; 130 interrupted."""
         if self.is_interrupted:
             return 130
-        fine = all(
+        is_fine = all(
             status.state in (State.COMPLETE, State.PRUNED) or status.cause is Cause.DIVERGED
             for status in self.states.values()
         )
-        return 0 if fine else 1
+        return 0 if is_fine else 1
 
 
 def run_sweep(
-    experiment: str = "tinystories",
-    *,
-    out: str | Path | None = None,
-    device: str = "auto",
-    microbatch: int | None = None,
-    tracking_uri: str | None = None,
-    place: Place = HERE,
-    **overrides: Any,
+    experiment: str = "tinystories", *, out: str | Path | None = None, **settings: Any
 ) -> Summary:
-    """Run every trial of a sweep, or what is left of it; then `sweep.write_report(folder)`.
+    """Run the unfinished trials of a sweep; afterwards call `sweep.write_report(folder)`.
 
     Args:
         experiment: a shipped name or the path of a TOML file.
         out: the sweep's folder; results/<experiment> by default.
-        device: auto, cpu, cuda, cuda:i or mps.
-        microbatch: sequences per forward-backward; chosen by default.
-        tracking_uri: of an MLflow store; one in the folder by default.
-        place: where attempts run; processes of this machine by default.
-        **overrides: fields of the experiment: budget, batches, model, data, lr, seeds, …
+        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device,
+            executor, tracking_uri, …
 
     Raises:
         SweepError: for bad input, before anything is written.
     """
-
-    def ahead(folder: SweepFolder) -> None:
-        import_ahead(folder, tracking_uri)
-
-    planned, folder = plan_call(experiment, out, device, microbatch, overrides, ahead)
-    check_writable(folder)
-    if summary := finished_summary(planned, folder, tracking_uri):
+    request = read_request(experiment, settings, out)
+    check_writable(request.folder)
+    planned = request.plan()
+    if summary := finished_summary(planned, request.folder, request.services):
         return summary
-    ahead(folder)
-    return run_plan(estimate(planned, folder), folder, place=place, tracking_uri=tracking_uri)
+    return run_plan(estimate(planned, request.folder), request.folder, request.services)
 
 
 def finished_summary(
     planned: Planned,
     folder: SweepFolder,
-    tracking_uri: str | None = None,
+    services: Services = LOCAL,
     also: frozenset[Cause] = frozenset(),
 ) -> Summary | None:
-    """Recognise that nothing is left to do, from files alone; else None."""
+    """Return the summary of a sweep with nothing left to do, from files alone; else None."""
     from sweep.tracking.record import is_mirrored, is_recorded
 
-    if not planned.is_known or not is_recorded(folder, tracking_uri):
+    if not planned.is_known or not is_recorded(folder, services.tracking_uri):
         return None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     if any(is_to_run(status, also) for status in states.values()) or not is_mirrored(folder):
@@ -117,10 +105,10 @@ def finished_summary(
 
 
 def check_trains(plan: Plan) -> None:
-    """Refuse an experiment without an optimizer: it is there to be forecast and probed."""
+    """Refuse an experiment without an optimizer, which is only for memory forecasts."""
     if plan.settings.optimizer.name == "none":
         raise SweepError(
-            f"experiment {plan.experiment!r} has no optimizer and trains nothing. Ask "
+            f"experiment {plan.experiment!r} has no optimizer and trains nothing. Use "
             "`sweep forecast` or `sweep probe`, or give it an optimizer."
         )
 
@@ -133,33 +121,30 @@ def prepare(
     """Check the machine and tokenize the data, before anything of the sweep is written.
 
     Raises:
-        SweepError: if the plan cannot be run here.
+        SweepError: if the plan cannot run here.
     """
     from sweep.data.tokens import prepare_data
 
     plan = planned.plan
     check_trains(plan)
     check_disk(plan, folder)
-    if plan.data is not None:
-        tokenizer = plan.science(plan.trials[0], 1.0).tokenizer
-        assert tokenizer is not None
-        path = folder.locate(plan.data_path)
-        start = folder.locate(plan.init_path)
-        text = prepare_data(plan.data, path, tokenizer, on_progress, start)
-        if plan.settings.grpo is None:
-            text.check_window(plan.tokens_per_sequence)
-        else:
-            check_prompts(plan, folder)
+    if plan.data is None:
+        return
+    here = plan.located(folder)
+    tokenizer = tokenizer_of(plan.settings)
+    text = prepare_data(plan.data, here.data_path, tokenizer, on_progress, here.init_path)
+    if plan.settings.traits.samples:
+        check_prompts(plan, folder)
+    else:
+        text.check_window(plan.tokens_per_sequence)
 
 
 def run_plan(
     planned: Planned,
     folder: SweepFolder,
+    services: Services = LOCAL,
     *,
     executor: Executor | None = None,
-    place: Place = HERE,
-    tracking_uri: str | None = None,
-    storage: str | None = None,
     also: frozenset[Cause] = frozenset(),
     on_prepare: Callable[[str, float], None] | None = None,
     on_change: Callable[[], None] = lambda: None,
@@ -170,35 +155,33 @@ def run_plan(
     Args:
         planned: the plan and the ids to run.
         folder: of the sweep.
-        executor: where attempts run; by default what `place` names.
-        place: where attempts run; fresh processes of this machine by default.
-        tracking_uri: of an MLflow store; one in the folder by default.
-        storage: URL of Optuna's; optuna.db in the folder by default.
+        services: executor and stores.
+        executor: in place of the one that `services` names.
         also: causes of failure that the user asked to retry.
-        on_prepare: called with what is being prepared and the fraction done.
-        on_change: called a few times a second, to show progress.
-        on_finished: called when trials have ended and before tracking is closed: the report.
+        on_prepare: called with a description and the fraction done.
+        on_change: called a few times per second, to show progress.
+        on_finished: called after the trials, before tracking is closed: writes the report.
 
     Raises:
-        SweepError: if the plan cannot be run here, or another runner works on this folder.
+        SweepError: if the plan cannot run here, or another command works on this folder.
     """
     from sweep.tracking.mirror import Mirror
 
     with holding(folder):
         prepare(planned, folder, on_prepare)
-        executor = executor or build_executor(place, planned.plan.execution, folder)
+        executor = executor or build_executor(services, planned.plan.execution, folder)
         mirror: Mirror | None = None
         try:
             if executor.queues:
                 check_disk(at_most_at_once(planned.plan, len(executor.slots)), folder)
             plan = save_grown(planned.plan, folder)
             schedule = Schedule(plan, folder, executor)
-            mirror = Mirror(folder, plan, tracking_uri, schedule.note_mlflow_run)
+            mirror = Mirror(folder, plan, services.tracking_uri, schedule.note_mlflow_run)
             tuning = None
             if planned.is_tuned:
-                tuning = Tuning(planned.plan, schedule, storage, mirror.sweep_uid)
+                tuning = Tuning(planned.plan, schedule, services.storage, mirror.sweep_uid)
             mirror.start()
-            with stopping_on_signals(schedule):
+            with _stopping_on_signals(schedule):
                 requested = _run_rounds(planned, schedule, tuning, also, on_change, mirror.wake)
             on_finished()
             mirror.log_report()
@@ -210,7 +193,7 @@ def run_plan(
             status = mirror.close(MIRROR_SECONDS, schedule.is_stopping) if mirror else None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
     untracked = "" if status is None or status.is_complete else str(status)
-    return Summary(folder, states, schedule.is_stopping, not schedule.has_place, untracked)
+    return Summary(folder, states, schedule.is_stopping, not schedule.has_slots, untracked)
 
 
 def _run_rounds(
@@ -221,10 +204,10 @@ def _run_rounds(
     on_change: Callable[[], None],
     on_end: Callable[[], None],
 ) -> tuple[str, ...]:
-    """Run what has its rate, then round after round of tuning; return the ids of all of it."""
+    """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
     tried = {row.id for row in planned.plan.known_trials if tuning and row.stage == "tune"}
-    first = [one for one in planned.requested if one not in tried]
-    schedule.go(dict.fromkeys(first), also, on_change, on_end)
+    first = [trial_id for trial_id in planned.requested if trial_id not in tried]
+    schedule.run(dict.fromkeys(first), also, on_change, on_end)
     added: list[str] = []
     while tuning and not schedule.is_ending and (following := _next_round(tuning, schedule)):
         if following.rows:
@@ -232,12 +215,12 @@ def _run_rounds(
             plan = schedule.plan.model_copy(update={"trials": rows})
             schedule.plan = save_grown(plan, schedule.folder)
             added += [str(row.id) for row in following.rows]
-        schedule.go(following.pauses, also, on_change, on_end)
+        schedule.run(following.pauses, also, on_change, on_end)
     return (*planned.requested, *added)
 
 
 def _next_round(tuning: Tuning, schedule: Schedule) -> Round | None:
-    """Ask what is next, again and again while the storage of the studies does not answer."""
+    """Ask for the next round; retry while the storage of the studies does not answer."""
     pause = STORAGE_PAUSES[0]
     while not schedule.is_stopping:
         try:
@@ -248,7 +231,7 @@ def _next_round(tuning: Tuning, schedule: Schedule) -> Round | None:
             if not is_without_answer(error):
                 raise
             if pause == STORAGE_PAUSES[0]:
-                LOG.warning("Optuna's storage does not answer. Tuning goes on when it does again.")
+                LOG.warning("Optuna's storage does not answer. Tuning continues when it does.")
         end = time.monotonic() + pause
         while time.monotonic() < end and not schedule.is_stopping:
             time.sleep(POLL_SECONDS)
@@ -257,8 +240,8 @@ def _next_round(tuning: Tuning, schedule: Schedule) -> Round | None:
 
 
 def save_grown(plan: Plan, folder: SweepFolder) -> Plan:
-    """Write a plan on top of the one that lies there, while the folder is held; return both."""
-    stored = load_plan(folder)  # another command may have written it while this one prepared
+    """Write a plan together with the one on disk, while the folder is held; return both."""
+    stored = load_plan(folder)  # another command may have written it during preparation
     grown = grow_plan(stored, plan) if stored else plan
     save_plan(grown, folder)
     return grown
@@ -266,12 +249,12 @@ def save_grown(plan: Plan, folder: SweepFolder) -> Plan:
 
 @contextlib.contextmanager
 def holding(folder: SweepFolder) -> Iterator[None]:
-    """Hold the sweep's lock; a command that ends before it wrote a plan leaves nothing behind.
+    """Hold the sweep's lock. If no plan is written, leave no new folder.
 
     Raises:
-        FolderInUse: if another runner holds it.
+        FolderInUse: if another command holds it.
     """
-    made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
+    created = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
     folder.path.mkdir(parents=True, exist_ok=True)
     try:
         refuse_live_owner_elsewhere(folder.lock_path)
@@ -282,14 +265,14 @@ def holding(folder: SweepFolder) -> Iterator[None]:
                 if not folder.plan_path.exists():
                     folder.lock_path.unlink(missing_ok=True)
     finally:
-        for path in made:
+        for path in created:
             with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
 
 
 @contextlib.contextmanager
-def stopping_on_signals(schedule: Schedule) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM stop the run; a second one kills."""
+def _stopping_on_signals(schedule: Schedule) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM stop the schedule; a second one kills the attempts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from sweep.config.execution import Execution
 from sweep.config.numbers import parse_bytes, parse_count
 from sweep.config.paths import cache_dir
-from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.trial.files import sha256_of

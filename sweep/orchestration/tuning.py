@@ -226,7 +226,7 @@ class Tuning:
             kept = survivors(at_rung)
             for one in set(going) - kept:
                 why = f"pruned at step {rungs[lowest - 1]}: among the worse half there"
-                self.schedule.prune(self.folder.trial(one), why, is_last_word=False)
+                self.schedule.prune(self.folder.trial(one), why, keep_checkpoint=True)
             going = [one for one in going if one in kept]
         step = rungs[lowest] if lowest < len(rungs) else None
         found.pauses |= dict.fromkeys(going, step)

@@ -1,4 +1,4 @@
-"""Attempts: how one begins, how its end is judged, and one table of what follows (DESIGN.md §6)."""
+"""The retry table: how an attempt begins, how its end is judged, what follows (DESIGN.md §6)."""
 
 import signal
 from collections import Counter
@@ -11,7 +11,7 @@ from sweep.trial.folder import Cause, MemoryBounds, State, TrialStatus
 
 UNBOUNDED = 10**9
 
-# How often one command starts a trial again, by why the attempt ended.
+# Times that one command starts a trial again, by the cause of the failure.
 RETRIES_WITHIN_COMMAND = {
     Cause.OUT_OF_MEMORY: UNBOUNDED,  # until a microbatch of 1 fails
     Cause.PREEMPTED: UNBOUNDED,
@@ -20,18 +20,18 @@ RETRIES_WITHIN_COMMAND = {
     Cause.DIVERGED: 0,
 }
 
-# What the next command starts again without being asked.
+# Causes that the next command retries without being asked.
 RETRIED_BY_NEXT_COMMAND = {Cause.PREEMPTED, Cause.OUT_OF_MEMORY, Cause.LOST, Cause.ERROR}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: `complete`, `paused`, `stopped`, `superseded`, or why it failed."""
+    """How an attempt ended: complete, paused, stopped, superseded, or a cause of failure."""
 
     kind: str
     message: str = ""  # one line for people
-    in_evaluation: bool = False  # memory ran out while nothing was trained
-    has_begun: bool = True  # else it counts as no attempt
+    in_evaluation: bool = False  # out of memory during an evaluation
+    has_begun: bool = True  # if False, it does not count as an attempt
 
 
 def begin_attempt(status: TrialStatus) -> TrialStatus:
@@ -47,12 +47,12 @@ def begin_attempt(status: TrialStatus) -> TrialStatus:
 
 
 def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outcome:
-    """Judge a worker that ended without a word.
+    """Judge a worker that ended without reporting an outcome.
 
     Args:
         exit_code: of the process; negative for a signal.
-        memory_ran_out: whether the kernel killed a process of this cgroup for memory meanwhile.
-        log: of the trial, whose end shows the last words; None where there is none.
+        memory_ran_out: whether the kernel killed a process of this cgroup for lack of memory.
+        log: of the trial, to name in the message; None: no log.
     """
     if memory_ran_out and exit_code == -signal.SIGKILL:
         return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
@@ -61,7 +61,7 @@ def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outco
     if exit_code < 0:
         how = f"killed by {names.get(-exit_code, -exit_code)}"
     see = f"; see {log}" if log else ""
-    return Outcome("lost", f"the worker ended without a word: {how}{see}")
+    return Outcome("lost", f"the worker ended without reporting: {how}{see}")
 
 
 def status_after(
@@ -73,10 +73,10 @@ def status_after(
     """Return the trial's next status, and whether this command starts it again.
 
     Args:
-        status: while the attempt was RUNNING.
-        outcome: of the attempt.
-        config: of the trial.
-        retries: of this trial within this command, by cause; counted up here.
+        status: during the attempt.
+        outcome: how the attempt ended.
+        config: the trial's.
+        retries: of this trial within this command, by cause; incremented here.
     """
     if not outcome.has_begun:
         status = status.changed(attempts=status.attempts - 1)
@@ -100,7 +100,7 @@ def status_after(
 def _smaller_sizes(
     status: TrialStatus, config: TrialConfig, in_evaluation: bool
 ) -> dict[str, int] | None:
-    """Return the size to try next where memory ran out; None where not even one sequence fits."""
+    """Return the size to try after out-of-memory; None if not even one sequence fits."""
     if in_evaluation:
         size = status.evaluation_batch_size or config.execution.evaluation_batch_size
         return {"evaluation_batch_size": size // 2} if size > 1 else None
@@ -111,7 +111,7 @@ def _smaller_sizes(
 
 
 def within_bounds(status: TrialStatus, config: TrialConfig, bounds: MemoryBounds) -> TrialStatus:
-    """Return the status of a trial about to start, with sizes that memory allowed other trials."""
+    """Return the status of a trial about to start, with sizes that fitted other trials."""
     planned = status.microbatch_size or config.microbatch_size
     if bounds.microbatch_size and planned > bounds.microbatch_size:
         per_device = config.science.batch_size // config.execution.devices
@@ -126,14 +126,14 @@ def within_bounds(status: TrialStatus, config: TrialConfig, bounds: MemoryBounds
 def tightened(
     bounds: MemoryBounds, before: TrialStatus, after: TrialStatus, config: TrialConfig
 ) -> MemoryBounds:
-    """Return the bounds once memory ran out, by the trial's status before and after.
+    """Return the bounds after out-of-memory, from the trial's status before and after.
 
-    A microbatch is bounded by half of what failed, not by the divisor that is left of this trial's
-    batch size: of a prime one that is 1.
+    The bound is half of the microbatch that failed, not the next divisor of this trial's batch
+    size, which is 1 for a prime batch size.
     """
-    left = after.evaluation_batch_size
-    if left is not None and left != before.evaluation_batch_size:
-        least = min(left, bounds.evaluation_batch_size or UNBOUNDED)
+    size = after.evaluation_batch_size
+    if size is not None and size != before.evaluation_batch_size:
+        least = min(size, bounds.evaluation_batch_size or UNBOUNDED)
         return replace(bounds, evaluation_batch_size=least)
     failed = before.microbatch_size or config.microbatch_size
     size = min(failed // 2, bounds.microbatch_size or UNBOUNDED)
@@ -141,10 +141,10 @@ def tightened(
 
 
 def is_to_run(status: TrialStatus, also: frozenset[Cause] = frozenset()) -> bool:
-    """Tell whether a command that starts now runs this trial.
+    """Return True if a command that starts now runs this trial.
 
     Args:
-        status: of a trial that no live worker holds.
+        status: of a trial without a live worker.
         also: causes that the user asked to retry.
     """
     if status.state is State.FAILED:

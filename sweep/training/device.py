@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.execution import Execution
+from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.training.memory_limit import available_in_cgroups
 

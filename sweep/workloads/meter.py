@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sweep.config.grpo import OF_REWARDS
+from sweep.config.grpo import REWARD_STATISTICS
 
 
 class Meter:
@@ -74,7 +74,7 @@ def watch_rewards(
     meter.add("reward/mean", rewards.sum(), rewards.size)
     meter.add("reward/std", rewards.std(), 1)
     meter.add("reward/group_std", groups.std(axis=1).sum(), len(groups))
-    own = {f"reward/{name}" for name in OF_REWARDS}
+    own = {f"reward/{name}" for name in REWARD_STATISTICS}
     others = [name for name in meter.names() if name.startswith("reward/") and name not in own]
     sums = {f"reward/{name}": values.sum() for name, values in parts.items()}
     meter.add_parts({**dict.fromkeys(others, 0.0), **sums}, "reward/mean")

@@ -406,7 +406,7 @@ def test_folders_that_hold_no_sweep(call, tmp_path, command):
         (("forecast", "quick", "--device-memory", "0"), "device-memory must be"),
         (("probe", "quick", "--soak", "many"), "soak must be"),
         (("ui", "x", "--port", "70000"), "70000"),
-        (("report", "x", "--run", "abc"), "go with --from-mlflow"),
+        (("report", "x", "--run", "abc"), "need --from-mlflow"),
         (("report", "x", "--tracking-uri", "foo"), "tracking URI must be"),
     ],
 )

@@ -8,12 +8,8 @@ import sys
 
 import pytest
 
-from sweep import run_sweep
-from sweep.orchestration import runner
-from sweep.tracking import store
 from sweep.tracking.reader import read_store
 from sweep.tracking.store import default_tracking_uri
-from sweep.training.process import FreshProcess
 from sweep.trial.files import canonical_json, read_json, seal, sha256_of, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease
@@ -241,28 +237,6 @@ def test_dry_run_writes_nothing(call, tmp_path):
     code, out = call(*QUADRATIC, "--dry-run", "--json")
     assert code == 0 and len(json.loads(out)["trials"]) == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_mlflow_starts_before_the_plan_is_forecast_and_only_to_train(call, monkeypatch, tmp_path):
-    events, start = [], FreshProcess.__init__
-    noting = lambda *of, **more: events.append(of[1]) or start(*of, **more)  # noqa: E731
-    monkeypatch.setattr(FreshProcess, "__init__", noting)
-    ahead = lambda folder, uri: events.append((folder.path, uri))  # noqa: E731
-    monkeypatch.setattr(store, "import_ahead", ahead)
-    started = (tmp_path / "s", None)
-    command = (*QUADRATIC, "--out", tmp_path / "s")
-    for other in (("plan", *command[1:6], "--device", "cpu"), (*command, "--dry-run")):
-        assert call(*other)[0] == 0
-    assert events and started not in events
-    events.clear()
-    assert call(*command)[0] == 0
-    assert events[0] == started
-    assert "sweep.training.worker:run_logged_attempt" in events
-    events.clear()
-    assert call(*command)[0] == 0 and not events
-    monkeypatch.setattr(runner, "import_ahead", ahead)
-    run_sweep("quadratic", out=tmp_path / "p", device="cpu", batches=[4], budget=40)
-    assert events[0] == (tmp_path / "p", None)
 
 
 def test_what_tuning_searches_is_read_from_flags(call):

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from sweep.cli.running import read_overrides
-
 KEYS = {
     *("experiment", "model", "device_memory_bytes", "points", "line"),
     "largest_microbatch_size",
@@ -84,22 +82,6 @@ def test_grpo_is_planned_and_forecast_on_the_default_experiment(command, rows, c
     code, out = call(command, "--workload", "grpo", "--device", "cpu", "--json")
     sizes = [row["batch_size"] for row in json.loads(out)[rows]]
     assert code == 0 and sizes == [8, 32, 64, 128, 256]
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"workload": "grpo"}, "left out: 1. Name others with --batches."),
-        ({"workload": "grpo", "group_size": "32"}, "left out: 1, 8. Name others with --batches."),
-        ({"workload": "grpo", "quiet": True}, ""),
-        ({"workload": "grpo", "batches": "8"}, ""),
-        ({}, ""),
-    ],
-)
-def test_batch_sizes_that_are_left_out_are_named(flags, said, capsys):
-    read_overrides("tinystories", flags)
-    err = capsys.readouterr().err.strip()
-    assert err.endswith(said) and bool(err) == bool(said)
 
 
 def test_grpo_is_probed_on_an_experiment_of_another_workload(call):

@@ -34,7 +34,7 @@ def test_of_another_workload_s_batches_grpo_takes_the_whole_groups(group_size, b
     ],
 )
 def test_other_batches_that_are_no_whole_groups_are_refused(name, flags):
-    with pytest.raises(SweepError, match="batches must be whole groups"):
+    with pytest.raises(SweepError, match="batches must be multiples of group_size"):
         load_experiment(name, flags)
 
 
@@ -102,3 +102,17 @@ def test_unknown_experiments_are_refused_with_the_known_names():
         load_experiment("nope")
     with pytest.raises(SweepError, match="must exist"):
         load_experiment("nope.toml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "dropped"),
+    [
+        ({"workload": "grpo"}, "1"),
+        ({"workload": "grpo", "group_size": "32"}, "1, 8"),
+        ({"workload": "grpo", "batches": "8"}, None),
+        ({}, None),
+    ],
+)
+def test_batch_sizes_that_are_left_out_are_named(flags, dropped, caplog):
+    load_experiment("tinystories", flags)
+    assert [record.args[0] for record in caplog.records] == ([dropped] if dropped else [])

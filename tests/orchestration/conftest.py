@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import Summary, run_plan
 from sweep.trial.folder import SweepFolder
@@ -26,7 +26,7 @@ def run(tmp_path):
         folder = SweepFolder(tmp_path / "sweep")
         fields = {"batches": "4,8", "budget": "800", **settings}
         experiment = load_experiment("quadratic", fields)
-        planned = make_plan(experiment, logistics or Logistics(device="cpu"), folder)
+        planned = make_plan(experiment, logistics or Execution(device="cpu"), folder)
         return run_plan(planned, folder, executor=executor, also=also)
 
     return run_here

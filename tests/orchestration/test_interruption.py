@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.reader import read_store
@@ -81,7 +81,7 @@ def uninterrupted(tmp_path_factory):
     """Metric lines by batch size of the same trials without a disturbance, and faster."""
     folder = SweepFolder(tmp_path_factory.mktemp("whole") / "sweep")
     settings = {"batches": "4,8", "budget": "1200"}
-    planned = make_plan(load_experiment("quadratic", settings), Logistics(device="cpu"), folder)
+    planned = make_plan(load_experiment("quadratic", settings), Execution(device="cpu"), folder)
     assert run_plan(planned, folder).exit_code == 0
     return {trial.read_config().science.batch_size: science(trial) for trial in folder.trials()}
 
@@ -202,7 +202,7 @@ def test_a_bare_worker_that_is_told_to_stop_goes_on_from_its_checkpoint(
     fields = {"batches": "4,8", "budget": "1200", "workload": "faulty:Slow"}
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     planned = make_plan(
-        load_experiment("quadratic", fields), Logistics(device="cpu"), command.folder
+        load_experiment("quadratic", fields), Execution(device="cpu"), command.folder
     )
     save_plan(planned.plan, command.folder)
     trial = command.folder.trials()[0]

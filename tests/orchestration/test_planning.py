@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import calibration, costs, planning
 from sweep.orchestration.calibration import estimate_seconds, record_measurement, time_one_step
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import Planned, make_plan, save_plan
 from sweep.training import compiler
 from sweep.training import device as machine
@@ -19,7 +19,7 @@ from sweep.trial.folder import SweepFolder
 
 def plan_here(path, budget="196608", device="cpu", **settings):
     experiment = load_experiment("quick", {"budget": budget, **settings})
-    return make_plan(experiment, Logistics(device=device), SweepFolder(path)).plan
+    return make_plan(experiment, Execution(device=device), SweepFolder(path)).plan
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_was_decided_is_read_again_and_not_decided_anew(tmp_path, monkeypat
     save_plan(first, SweepFolder(tmp_path))
     monkeypatch.setattr(planning, "decide_execution", None)  # would fail if it were asked
     again = make_plan(
-        load_experiment("quick", {"batches": "128"}), Logistics(), SweepFolder(tmp_path)
+        load_experiment("quick", {"batches": "128"}), Execution(), SweepFolder(tmp_path)
     )
     assert again.plan.execution == first.execution and not again.is_known
 
@@ -105,7 +105,7 @@ def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_given(tmp_pa
 
     def execution(memory):
         settings = load_experiment("quick", {"batches": "64"})
-        elsewhere = Logistics(device="cuda", is_elsewhere=True, device_memory=memory)
+        elsewhere = Execution(device="cuda", is_elsewhere=True, device_memory_bytes=memory)
         folder = SweepFolder(tmp_path / str(memory))
         return make_plan(settings, elsewhere, folder).plan.execution
 
@@ -116,7 +116,7 @@ def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_given(tmp_pa
 
 def test_a_preset_without_the_device_needs_the_memory_that_it_has(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "is_here", lambda _: False)
-    elsewhere = Logistics(device="cuda", is_elsewhere=True, preset="speed")
+    elsewhere = Execution(device="cuda", is_elsewhere=True, preset="speed")
     settings = load_experiment("quick", {"batches": "64"})
     with pytest.raises(SweepError, match="--device-memory"):
         make_plan(settings, elsewhere, SweepFolder(tmp_path))
@@ -157,7 +157,7 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
     grpo = {"group_size": 4, "prompt_tokens": 40, "new_tokens": 4}
     fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000, "grpo": grpo}
     folder = SweepFolder(Path("nowhere"))
-    plan = make_plan(load_experiment("grpo-words", fields), Logistics(device="cpu"), folder).plan
+    plan = make_plan(load_experiment("grpo-words", fields), Execution(device="cpu"), folder).plan
     found = time_one_step(plan.sample_config(plan.trials[0]), lambda: None)
     assert found["seconds_per_sequence"] > 0 and found["seconds_per_update"] > 0
 
@@ -175,19 +175,19 @@ def test_what_was_held_already_is_not_asked_of_the_disk_again(tmp_path, monkeypa
 
 
 def test_a_larger_microbatch_than_was_forecast_is_forecast_when_the_plan_grows(tmp_path):
-    folder, within = SweepFolder(tmp_path), Logistics(device="cpu", device_memory=24 << 20)
+    folder, within = SweepFolder(tmp_path), Execution(device="cpu", device_memory_bytes=24 << 20)
     first = make_plan(load_experiment("quick", {"batches": "8"}), within, folder).plan
     assert [row.microbatch_size for row in first.trials] == [8]
     save_plan(first, folder)
     both = load_experiment("quick", {"batches": "8,64"})
-    grown = make_plan(both, Logistics(), folder).plan
+    grown = make_plan(both, Execution(), folder).plan
     assert [(row.batch_size, row.microbatch_size) for row in grown.trials] == [(8, 8), (64, 8)]
     assert grown.execution == first.execution
 
 
 def several(**logistics):
     fields = {"batches": [8, 16], "budget": 64 * 16 * 10}
-    asked = Logistics(device="cpu", **logistics)
+    asked = Execution(device="cpu", **logistics)
     return make_plan(load_experiment("quick", fields), asked, SweepFolder(Path("nowhere"))).plan
 
 
@@ -200,7 +200,7 @@ def test_any_two_of_microbatch_devices_and_accumulation_give_the_third():
     assert sizes(devices=2, microbatch=2) == [(2, 2, 2), (2, 2, 4)]
     assert sizes(devices=4, accumulation=2) == [(1, 4, 2), (2, 4, 2)]
     one = load_experiment("quick", {"batches": [16], "budget": 64 * 16 * 10})
-    asked = Logistics(device="cpu", microbatch=2, accumulation=4)
+    asked = Execution(device="cpu", microbatch=2, accumulation=4)
     row = make_plan(one, asked, SweepFolder(Path("nowhere"))).plan.trials[0]
     assert (row.microbatch_size, row.devices, row.gradient_accumulation_steps) == (2, 2, 4)
 
@@ -224,7 +224,7 @@ def test_what_does_not_divide_or_split_is_refused(given, message):
 def test_grpo_runs_on_one_device():
     with pytest.raises(SweepError, match="each trial on one device"):
         experiment = load_experiment("grpo-words", {"batches": [16], "data": "synthetic"})
-        make_plan(experiment, Logistics(device="cpu", devices=2), SweepFolder(Path("nowhere")))
+        make_plan(experiment, Execution(device="cpu", devices=2), SweepFolder(Path("nowhere")))
 
 
 def test_cores_are_shared_by_the_processes_of_a_trial():

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import FolderInUse, SweepError
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor, attempt_slots
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
@@ -139,7 +139,7 @@ class TwoAtATime(InlineExecutor):
 def test_where_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
     folder, executor = SweepFolder(tmp_path / "sweep"), TwoAtATime()
     experiment = load_experiment("quadratic", {"batches": "2,4,8,16", "budget": "800"})
-    planned = make_plan(experiment, Logistics(device="cpu"), folder)
+    planned = make_plan(experiment, Execution(device="cpu"), folder)
     seconds = dict(zip((2, 4, 8, 16), (3.0, 1.0, 4.0, 2.0), strict=True))
     rows = [
         row.model_copy(update={"forecast_seconds": seconds[row.batch_size]})
@@ -178,7 +178,7 @@ def test_what_is_read_and_written_grows_with_the_trials_and_no_faster(tmp_path, 
             one.clear()
         folder = SweepFolder(tmp_path / str(trials))
         settings = {"batches": "4", "budget": "4", "seeds": trials}
-        planned = make_plan(load_experiment("quadratic", settings), Logistics("cpu"), folder)
+        planned = make_plan(load_experiment("quadratic", settings), Execution(device="cpu"), folder)
         run_plan(planned, folder, executor=InlineExecutor())
         changes = runner["write_status"] + mirror["write_status"] + len(passes)
         for name in READS:  # what changed, and all of them at the end
@@ -216,7 +216,7 @@ def test_a_command_that_ends_stops_no_attempts_of_an_earlier_one(run):
 def test_what_fails_before_the_first_trial_leaves_no_executor_open(tmp_path):
     folder, executor = SweepFolder(tmp_path / "sweep"), Noted()
     experiment = load_experiment("quadratic", {"batches": "4", "budget": "800"})
-    planned = make_plan(experiment, Logistics(device="cpu"), folder)
+    planned = make_plan(experiment, Execution(device="cpu"), folder)
     with pytest.raises(SweepError, match="tracking URI"):
         run_plan(planned, folder, executor=executor, tracking_uri="ftp://nowhere")
     assert executor.ended == ["stop", "close"]
@@ -280,7 +280,7 @@ def test_flags_that_contradict_the_plan_are_refused(run):
 
     run()
     with pytest.raises(SweepError, match="microbatch was decided as 4"):
-        run(logistics=Logistics(device="cpu", microbatch=2))
+        run(logistics=Execution(device="cpu", microbatch=2))
 
 
 def test_a_failed_trial_reads_the_same_from_mlflow_as_from_its_folder(run, faulty, tmp_path):
@@ -359,7 +359,7 @@ def test_out_of_memory_changes_the_loss_curve_by_rounding_only(run, faulty, tmp_
 
 
 def test_what_would_help_is_said_where_not_even_one_sequence_fits(tmp_path):
-    limit = Logistics(device="cpu", device_memory=2 << 20)
+    limit = Execution(device="cpu", device_memory_bytes=2 << 20)
     experiment = load_experiment("quick", {"batches": "4", "budget": "8192"})
     folder = SweepFolder(tmp_path / "sweep")
     summary = run_plan(make_plan(experiment, limit, folder), folder)

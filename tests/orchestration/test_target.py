@@ -13,9 +13,9 @@ from sweep.analysis.critical_batch_size import fit_steps
 from sweep.analysis.frames import load_sweep
 from sweep.analysis.gates import PASS, judge
 from sweep.analysis.target import headline, judge_target, steps_to_target
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
@@ -44,7 +44,7 @@ def reach(tmp_path):
     def reach_here(**settings):
         folder = SweepFolder(tmp_path / "sweep")
         experiment = load_experiment("quadratic", {**SMALL, **settings})
-        planned = make_plan(experiment, Logistics(device="cpu"), folder)
+        planned = make_plan(experiment, Execution(device="cpu"), folder)
         return run_plan(planned, folder, executor=InlineExecutor())
 
     return reach_here
@@ -118,7 +118,7 @@ def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone(
     assert plain.schedule.name == "cosine" and not plain.schedule.average
     assert aimed.schedule.name == "constant" and aimed.schedule.average == 0.1
     folder = SweepFolder(Path("nowhere"))
-    plan = make_plan(plain, Logistics(device="cpu"), folder).plan
+    plan = make_plan(plain, Execution(device="cpu"), folder).plan
     science = plan.science(plan.trials[0], 1e-3)
     document = science.model_dump(mode="json")
     assert "target" not in document and "average" not in document["schedule"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import optuna
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import finished_summary, run_plan
@@ -54,7 +54,7 @@ def tune_in(path, stop_at=0, **settings):
     folder = SweepFolder(path)
     tuning = {**SMALL["tuning"], **settings.pop("tuning", {})}
     experiment = load_experiment("quadratic", {**SMALL, "tuning": tuning, **settings})
-    planned = make_plan(experiment, Logistics(device="cpu"), folder)
+    planned = make_plan(experiment, Execution(device="cpu"), folder)
     found = finished_summary(planned, folder)
     return found or run_plan(planned, folder, executor=Interrupted(stop_at))
 
@@ -124,7 +124,7 @@ def test_a_sweep_without_pruning_finds_the_same_rates(whole, tune):
 
 def test_a_finished_tuned_sweep_is_recognised_and_nothing_starts_again(whole):
     experiment = load_experiment("quadratic", SMALL)
-    planned = make_plan(experiment, Logistics(device="cpu"), whole.folder)
+    planned = make_plan(experiment, Execution(device="cpu"), whole.folder)
     found = finished_summary(planned, whole.folder)
     assert found is not None and found.exit_code == 0 and planned.is_known
     assert len(found.states) == len(rows_of(whole, "report"))
@@ -209,7 +209,7 @@ def test_sweeps_that_share_a_storage_and_a_name_keep_apart(whole, tmp_path):
     for name, settings in (("one", {"optimizer": {"name": "sgd"}, "batches": "16"}), ("two", {})):
         folder = SweepFolder(tmp_path / name / "sweep")
         experiment = load_experiment("quadratic", {**SMALL, **settings})
-        planned = make_plan(experiment, Logistics(device="cpu"), folder)
+        planned = make_plan(experiment, Execution(device="cpu"), folder)
         found.append(run_plan(planned, folder, executor=InlineExecutor(), storage=storage))
     assert [row.id for row in rows_of(found[1], "tune")] == [
         row.id for row in rows_of(whole, "tune")
@@ -222,7 +222,7 @@ def test_a_sweep_in_the_place_of_one_that_was_removed_gets_studies_of_its_own(tm
     experiment = load_experiment("quadratic", settings)
     for _ in range(2):  # as on two machines whose folders have the same path
         folder = SweepFolder(tmp_path / "sweep")
-        planned = make_plan(experiment, Logistics(device="cpu"), folder)
+        planned = make_plan(experiment, Execution(device="cpu"), folder)
         found = run_plan(planned, folder, executor=InlineExecutor(), storage=storage)
         tuned.append(sorted(row.id for row in rows_of(found, "tune")))
         shutil.rmtree(folder.path)

@@ -2,11 +2,11 @@
 
 import shlex
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
 from sweep.plan.commands import answering_command, answering_cost, typed_command
 from sweep.plan.growth import grow_plan
-from sweep.plan.plan import build_plan
+from tests.plans import build_plan
 
 CPU = Execution(device="cpu", threads=1)
 

@@ -2,12 +2,13 @@
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import SweepError
 from sweep.plan.growth import grow_plan
-from sweep.plan.plan import build_plan
 from sweep.trial.files import sha256_of
+from tests.plans import build_plan
 
 DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0}
 CPU = Execution(device="cpu", threads=2)
@@ -16,7 +17,7 @@ CPU = Execution(device="cpu", threads=2)
 def make(execution=CPU, data=DATA, microbatch=None, also=(), **overrides):
     settings = {"precision": "fp32", "batches": "4,8", "budget": "65536", **overrides}
     experiment = load_experiment("quick", settings)
-    return build_plan(experiment, execution, data=data, microbatch=microbatch, also_batches=also)
+    return build_plan(experiment, execution, data=data, microbatch=microbatch, other_batches=also)
 
 
 def ids(plan):
@@ -28,7 +29,7 @@ def test_id_is_the_hash_of_the_science_fields():
     for row in plan.trials:
         science = plan.science(row, row.learning_rate).model_dump(mode="json")
         assert row.id == sha256_of(science)[:12]
-        assert science["format_version"] == 1
+        assert science["format_version"] == FORMAT_VERSION
 
 
 def test_steps_times_batch_times_context_is_tokens():

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
-from sweep.plan.plan import build_plan
 from sweep.plan.retry import (
     Outcome,
     begin_attempt,
@@ -18,6 +17,7 @@ from sweep.plan.retry import (
     within_bounds,
 )
 from sweep.trial.folder import Cause, MemoryBounds, State, TrialStatus
+from tests.plans import build_plan
 
 LOG = Path("log.txt")
 RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)

@@ -10,7 +10,7 @@ from sweep.config.experiment import ScheduleSettings
 from sweep.errors import SweepError
 from sweep.plan.steps import (
     choose_microbatch,
-    devices_left,
+    devices_from_split,
     first_probed,
     learning_rate_at,
     milestone_steps,
@@ -147,7 +147,7 @@ def _last_two(message):
 
 
 def test_microbatch_and_accumulation_leave_the_devices():
-    assert devices_left([12], 3, 2) == 2
+    assert devices_from_split([12], 3, 2) == 2
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_microbatch_and_accumulation_leave_the_devices():
     [
         ([12], (5, 1), r"microbatch_size must divide batch_size \(12\), got 5. Use 4 or 6"),
         ([12], (3, 3), r"divide batch_size / microbatch_size \(4\), got 3. Use 2 or 4"),
-        ([12, 24], (3, 2), "the same whole number of devices at every batch size"),
+        ([12, 24], (3, 2), "the same number of devices at every batch size"),
     ],
 )
 def test_what_leaves_no_devices_is_refused_with_the_nearest_legal_values(batches, sizes, sentence):
     with pytest.raises(SweepError, match=sentence):
-        devices_left(batches, *sizes)
+        devices_from_split(batches, *sizes)
 
 
 def test_the_example_of_the_style_guide_is_refused_with_its_neighbours():

@@ -4,14 +4,16 @@ import json
 
 import pytest
 
+from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import CorruptFile, SweepError
 from sweep.trial.files import read_json, replacing, sha256_of_file, write_json
 
 
 def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "a.json"
-    write_json(path, {"x": [1, 2.5, None], "y": {"z": "ü"}})
-    assert read_json(path) == {"format_version": 1, "x": [1, 2.5, None], "y": {"z": "ü"}}
+    document = {"x": [1, 2.5, None], "y": {"z": "ü"}}
+    write_json(path, document)
+    assert read_json(path) == {"format_version": FORMAT_VERSION, **document}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"x": 1}', "\x00\x01"])

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sweep.config.grpo import OF_REWARDS, GrpoSettings
+from sweep.config.grpo import REWARD_STATISTICS, GrpoSettings
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer, load_tokenizer
@@ -141,10 +141,10 @@ class OwnReward:
                 f"reward {self._name!r} must return a finite number or a dict of them, got "
                 f"{found!r}. Correct it."
             )
-        if taken := values.keys() & set(OF_REWARDS):
+        if taken := values.keys() & set(REWARD_STATISTICS):
             raise SweepError(
-                f"reward {self._name!r} must name no component {' or '.join(OF_REWARDS)}, which "
-                f"are of the whole, got {min(taken)!r}. Rename it."
+                f"reward {self._name!r} must not name a component "
+                f"{' or '.join(REWARD_STATISTICS)}, got {min(taken)!r}. Rename it."
             )
         return values
 

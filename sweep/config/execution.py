@@ -1,0 +1,133 @@
+"""Where and how fast trials run: settings that never change a result beyond rounding."""
+
+from typing import Annotated, Literal
+
+from sweep.config.settings import (
+    DEVICES,
+    EVERYDAY,
+    GRPO,
+    MEMORY,
+    OUTPUT,
+    Bytes,
+    Count,
+    CountOrZero,
+    Flag,
+    Settings,
+)
+
+
+class Execution(Settings):
+    """How trials of a sweep run; decided when plan.json is first written, and then kept.
+
+    `model_fields_set` of the settings from the command line says which of them the user chose;
+    planning decides the others.
+    """
+
+    device: Annotated[str, Flag("auto, cpu, cuda, cuda:i or mps.", EVERYDAY)] = "auto"
+    microbatch: Annotated[
+        Count | None, Flag("Sequences per forward-backward; by default as many as fit.", MEMORY)
+    ] = None
+    accumulation: Annotated[
+        Count | None,
+        Flag("Gradient accumulation steps; sets the microbatch.", MEMORY, metavar="N"),
+    ] = None
+    device_memory_bytes: Annotated[
+        Bytes | None,
+        Flag(
+            "Memory limit of a trial, such as 16GiB. On a CPU this counts every tensor, so steps "
+            "run eagerly.",
+            MEMORY,
+            name="device-memory",
+            metavar="SIZE",
+        ),
+    ] = None
+    activation_checkpointing: Annotated[
+        bool, Flag("Recompute activations: less memory, more time.", MEMORY)
+    ] = False
+    loss_chunk_rows: Annotated[
+        CountOrZero,
+        Flag("Tokens whose logits exist at the same time; 0: all.", MEMORY, metavar="N"),
+    ] = 0
+    preset: Annotated[
+        Literal["speed", "balanced", "memory"] | None,
+        Flag(
+            "Choose microbatch, checkpointing, ZeRO stage and precision by forecast.",
+            MEMORY,
+            concerns_memory=False,
+        ),
+    ] = None
+    devices: Annotated[
+        Count, Flag("Devices per trial, one process each.", DEVICES, "devices-per-trial", "N")
+    ] = 1
+    zero: Annotated[
+        Literal[0, 1, 2, 3],
+        Flag("Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights.", DEVICES),
+    ] = 0
+    strategy: Annotated[
+        Literal["torch", "deepspeed"],
+        Flag("Library that shards.", DEVICES, concerns_memory=False),
+    ] = "torch"
+    generation_batch_size: Annotated[
+        Count | None,
+        Flag("Completions sampled at once; by default four microbatches.", GRPO, metavar="N"),
+    ] = None
+    shares_prompts: Annotated[
+        bool, Flag("Compute each prompt once for all its completions.", GRPO)
+    ] = False
+    keep: Annotated[
+        Literal["none", "weights", "checkpoints"],
+        Flag("Files that a finished trial keeps.", OUTPUT, concerns_memory=False),
+    ] = "weights"
+
+    threads: int = 1  # CPU threads per process
+    compile: bool = False  # torch.compile
+    compile_reason: str = ""
+    microbatch_bound: int | None = None  # largest microbatch that fits by forecast
+    evaluation_batch_size: int = 32  # sequences
+    checkpoint_seconds: float = 60.0  # longest time between two checkpoints
+    reason: str = ""  # of a preset's choices, or why no forecast bounds the microbatch
+
+    @property
+    def device_type(self) -> str:
+        """The device without its number: cpu, cuda or mps."""
+        return self.device.partition(":")[0]
+
+
+class Services(Settings):
+    """Which executor and stores a command uses; may differ from command to command."""
+
+    executor: Annotated[
+        Literal["local", "ray", "slurm"],
+        Flag("Where trials run: docs/ray.md, docs/slurm.md.", DEVICES, concerns_memory=False),
+    ] = "local"
+    ray_address: Annotated[
+        str | None,
+        Flag("A running Ray cluster.", DEVICES, metavar="HOST:PORT", concerns_memory=False),
+    ] = None
+    slurm: Annotated[
+        str | None,
+        Flag(
+            "Options of the SLURM jobs, such as partition=gpu,time=4h.",
+            DEVICES,
+            metavar="KEY=VALUE,…",
+            concerns_memory=False,
+        ),
+    ] = None
+    tracking_uri: Annotated[
+        str | None,
+        Flag(
+            "MLflow store, such as http://HOST:5000; by default mlflow.db in the sweep's folder.",
+            OUTPUT,
+            metavar="URI",
+            concerns_memory=False,
+        ),
+    ] = None
+    storage: Annotated[
+        str | None,
+        Flag(
+            "Optuna storage, such as postgresql://…; by default optuna.db in the sweep's folder.",
+            OUTPUT,
+            metavar="URL",
+            concerns_memory=False,
+        ),
+    ] = None
