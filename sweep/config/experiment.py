@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from sweep.config.grpo import GrpoSettings
 from sweep.config.models import ModelSettings, Positive, model_preset
-from sweep.config.numbers import nearest_multiples, parse_batches
+from sweep.config.numbers import nearest_multiples, parse_batches, parse_count
 from sweep.config.paths import experiments_dir
 from sweep.config.pretrained import find_initial_model
 from sweep.config.settings import (
@@ -386,9 +386,9 @@ def _use_the_initial_model(fields: dict[str, Any], flags: Mapping[str, Any]) -> 
 
 def _keep_whole_groups(fields: dict[str, Any], name: str) -> None:
     """Leave out batch sizes of another workload's experiment that are not whole groups."""
-    size = fields["grpo"].get("group_size", GrpoSettings().group_size)
+    size = parse_count(fields["grpo"].get("group_size", GrpoSettings().group_size), "group_size")
     batches = parse_batches(fields.get("batches", ()))
-    whole = [batch for batch in batches if isinstance(size, int) and batch % size == 0]
+    whole = [batch for batch in batches if batch % size == 0]
     if whole and len(whole) < len(batches):
         dropped = ", ".join(str(batch) for batch in batches if batch not in whole)
         LOG.warning(

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,14 @@ def _add_current_folder() -> None:
 
 
 def _source_of(module: str, name: str) -> Path:
-    """Return the source file of a module without importing it (only its parent packages)."""
-    importlib.invalidate_caches()
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as error:
-        raise SweepError(f"module {module!r} of {name!r} cannot be found ({error}).") from error
+    """Return the source file of a module without importing anything."""
+    PathFinder.invalidate_caches()
+    path: list[str] | None = None
+    spec, parent = None, ""
+    for part in module.split("."):
+        parent = f"{parent}.{part}" if parent else part
+        spec = PathFinder.find_spec(parent, path)
+        path = spec.submodule_search_locations if spec else []
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise SweepError(
             f"module {module!r} of {name!r} must be a Python file that can be found here. "
