@@ -157,9 +157,9 @@ class Experiment(Settings):
     # Sizes of the model. They complete `model` before validation and are None afterwards.
     vocabulary: Annotated[
         Count | None, Flag("Size of the tokenizer and the embeddings.", MODEL)
-    ] = Field(None, exclude=True)
+    ] = Field(default=None, exclude=True)
     context: Annotated[Count | None, Flag("Tokens per sequence.", MODEL)] = Field(
-        None, exclude=True
+        default=None, exclude=True
     )
     init: Annotated[
         str | None,

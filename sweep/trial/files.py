@@ -1,6 +1,6 @@
-"""JSON files that are either whole or absent, and say when they were changed by other hands.
+"""JSON files that are written atomically and carry a hash of their content.
 
-Every file holds `format_version` and `sha256`, the hash of the canonical rest.
+Every file has `format_version` and `sha256`, the hash of the canonical rest.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from sweep.errors import CorruptFile, SweepError
 
 
 def canonical_json(data: Any) -> str:
-    """Write JSON in the one form that hashes are taken of."""
+    """Return JSON in the form that is hashed."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -28,11 +28,12 @@ def sha256_of(data: Any) -> str:
 
 def sha256_of_file(path: Path, length: int | None = None) -> str:
     """Return the hex sha256 of a file, or of its first `length` bytes."""
-    digest, left = hashlib.sha256(), path.stat().st_size if length is None else length
+    digest = hashlib.sha256()
+    remaining = path.stat().st_size if length is None else length
     with path.open("rb") as file:
-        while left > 0 and (chunk := file.read(min(left, 1 << 20))):
+        while remaining > 0 and (chunk := file.read(min(remaining, 1 << 20))):
             digest.update(chunk)
-            left -= len(chunk)
+            remaining -= len(chunk)
     return digest.hexdigest()
 
 
@@ -48,7 +49,7 @@ def parse_sealed(text: str | bytes, subject: str) -> dict[str, Any]:
 
     Raises:
         CorruptFile: if it is not JSON, or not what was sealed.
-        SweepError: if a newer version of sweep wrote it.
+        SweepError: if another version of sweep wrote it.
     """
     try:
         data = json.loads(text)
@@ -73,12 +74,17 @@ def parse_sealed(text: str | bytes, subject: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a sealed JSON file; FileNotFoundError where there is none."""
+    """Read a sealed JSON file.
+
+    Raises:
+        FileNotFoundError: if it does not exist.
+        CorruptFile: if it is damaged.
+    """
     return parse_sealed(path.read_bytes(), str(path))
 
 
 def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | None = None) -> None:
-    """Write a sealed JSON file, whole or not at all; `check` runs before the rename."""
+    """Write a sealed JSON file atomically; `check` runs before the rename."""
     text = json.dumps(seal(data), indent=1, allow_nan=False) + "\n"
     with replacing(path, check) as part:
         part.write_text(text, encoding="utf-8")
@@ -86,7 +92,7 @@ def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | Non
 
 @contextlib.contextmanager
 def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; on success it durably replaces `path`.
+    """Yield a temporary path; on success it durably replaces `path`.
 
     Args:
         check: called between writing and renaming; raises to keep the old file.
@@ -114,7 +120,7 @@ def sync_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; nothing where there is none."""
+    """Remove a file, or a folder with its content, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,4 +1,4 @@
-"""The folders of a sweep and of its trials: what is where, and the states a trial can be in."""
+"""The folders of a sweep and of its trials, and the states of a trial."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, remove, write_json
 
-MESSAGE_CHARACTERS = 1000  # of a message that reports and tracking stores keep
+MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
 
 
 class State(StrEnum):
-    """Where a trial stands."""
+    """The state of a trial."""
 
     WAITING = "WAITING"
     RUNNING = "RUNNING"
@@ -27,7 +27,7 @@ class State(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether no attempt is under way or awaited."""
+        """Whether no attempt is running or to be started."""
         return self not in (State.WAITING, State.RUNNING)
 
 
@@ -43,16 +43,16 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """state.json: written by the runner only."""
+    """state.json, which only the runner writes."""
 
     state: State = State.WAITING
     cause: Cause | None = None
     message: str = ""  # one line for people
     attempts: int = 0
-    fencing: int = 0  # of the newest attempt
+    fencing: int = 0  # number of the newest attempt
     microbatch_size: int | None = None  # None: as planned
     evaluation_batch_size: int | None = None  # None: as planned
-    pause_step: int | None = None  # where the attempt checkpoints and ends; None: at the last
+    pause_step: int | None = None  # step at which the attempt checkpoints and ends
     mlflow_run_id: str | None = None
 
     def changed(self, **fields: Any) -> "TrialStatus":
@@ -62,7 +62,7 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class MemoryBounds:
-    """memory.json: sizes that later trials do not exceed, because memory ran out before."""
+    """memory.json: sizes that later trials must not exceed, after an out-of-memory error."""
 
     model: str
     device: str
@@ -72,14 +72,14 @@ class MemoryBounds:
 
 
 class CheckpointName(NamedTuple):
-    """What a checkpoint's file name says."""
+    """A checkpoint and the numbers in its file name."""
 
     path: Path
     step: int
-    metrics_length: int  # bytes of metrics.jsonl that it knows of
+    metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
 
 
-CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)(\.pt)?")  # without: a folder, of several devices
+CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)(\.pt)?")  # a folder if there is no suffix
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ class TrialFolder:
 
     @property
     def runner_lock_path(self) -> Path:
-        """Held by a bare worker, which is its own runner, as long as it may write state.json."""
+        """Lock of a bare worker, which writes state.json itself."""
         return self.path / "runner.lock"
 
     @property
     def stop_path(self) -> Path:
-        """Tells an attempt on another machine to checkpoint and end; see `ask_to_stop`."""
+        """Asks an attempt on another machine to checkpoint and end."""
         return self.path / "stop.json"
 
     @property
@@ -133,7 +133,7 @@ class TrialFolder:
 
     @property
     def tokenizer_path(self) -> Path:
-        """A pretrained model's, beside the weights that were made of it."""
+        """Tokenizer of the pretrained model that the trial started from."""
         return self.path / "tokenizer.json"
 
     @property
@@ -144,13 +144,13 @@ class TrialFolder:
         """Read config.json.
 
         Raises:
-            SweepError: if there is none, or it is not a trial's.
+            SweepError: if there is none.
         """
         try:
             data = read_json(self.config_path)
         except FileNotFoundError:
             raise SweepError(
-                f"{self.path} must be a trial folder with a config.json, and has none. "
+                f"{self.path} must be a trial folder with a config.json, which is missing. "
                 "Write one with `sweep plan --out DIR`."
             ) from None
         data.pop("format_version")
@@ -160,12 +160,12 @@ class TrialFolder:
         return TrialConfig.model_validate(data)
 
     def write_config(self, config: TrialConfig) -> None:
-        """Write config.json, and the folder if need be."""
+        """Write config.json; create the folder if necessary."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.config_path, config.model_dump(mode="json"))
 
     def read_status(self) -> TrialStatus:
-        """Read state.json; a trial without one is WAITING."""
+        """Read state.json. A trial without one is WAITING."""
         try:
             data = read_json(self.state_path)
         except FileNotFoundError:
@@ -179,25 +179,24 @@ class TrialFolder:
         write_json(self.state_path, asdict(status))
 
     def read_result(self) -> dict[str, Any] | None:
-        """Read result.json: the final record, or None while there is none."""
+        """Read result.json, the final record; return None if it does not exist yet."""
         try:
             return read_json(self.result_path)
         except FileNotFoundError:
             return None
 
     def checkpoints(self) -> list[CheckpointName]:
-        """List checkpoints, newest first."""
-        found = []
+        """Return the checkpoints, newest first."""
+        names = []
         for path in self.path.glob("checkpoint-*"):
             if match := CHECKPOINT.fullmatch(path.name):
-                found.append(CheckpointName(path, int(match[1]), int(match[2])))
-        return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
+                names.append(CheckpointName(path, int(match[1]), int(match[2])))
+        return sorted(names, key=lambda checkpoint: checkpoint.step, reverse=True)
 
     def settled_length(self) -> int:
-        """Return how many bytes of metrics.jsonl no resume will take back.
+        """Return how many bytes of metrics.jsonl no resume will truncate.
 
-        All of them once result.json is there or the trial was pruned, else up to the older of two
-        kept checkpoints.
+        These are all bytes once the trial has ended, else those up to the older of two checkpoints.
         """
         if self.result_path.exists() or self.read_status().state is State.PRUNED:
             return self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
@@ -205,7 +204,7 @@ class TrialFolder:
         return kept[1].metrics_length if len(kept) > 1 else 0
 
     def fence(self, number: int) -> Callable[[], None]:
-        """Return a check that raises Superseded once a newer attempt holds the trial."""
+        """Return a check that raises Superseded once there is a newer attempt."""
 
         def check() -> None:
             newest = self.read_status().fencing
@@ -215,37 +214,37 @@ class TrialFolder:
         return check
 
     def ask_to_stop(self, number: int) -> None:
-        """Ask an attempt, wherever it runs, to checkpoint and end; later ones are not meant."""
+        """Ask attempts up to this number, on any machine, to checkpoint and end."""
         write_json(self.stop_path, {"fencing": number})
 
     def is_asked_to_stop(self, number: int) -> bool:
-        """Tell whether the attempt of this fencing number is to end."""
+        """Return True if the attempt of this number is to end."""
         if self.stop_path.name not in self.listed():
             return False
         return bool(read_json(self.stop_path)["fencing"] >= number)
 
     def listed(self) -> list[str]:
-        """Return the names of the files here; over a network file system this looks anew.
+        """Return the names of the files here.
 
-        Without it, what was not there a moment ago may stay unseen for a minute.
+        Listing the folder makes a network file system notice new files at once.
         """
         return os.listdir(self.path)
 
     def remove_half_written(self) -> None:
-        """Remove what dead attempts left unfinished; state.json is the runner's own."""
+        """Remove partial files of dead attempts, except the runner's."""
         for part in self.path.glob(".*.part"):
             if not part.name.startswith(f".{self.state_path.name}"):
                 remove(part)
 
     def remove_checkpoints(self, kept: int = 0) -> None:
-        """Remove what only a resume would need; all but the newest so many."""
+        """Remove all checkpoints but the newest `kept`."""
         for checkpoint in self.checkpoints()[kept:]:
             remove(checkpoint.path)
 
     def clear(self) -> None:
-        """Remove what attempts wrote, so that the trial starts anew; config and log stay."""
-        made = (self.result_path, self.metrics_path, self.losses_path)
-        for path in (*made, self.weights_path, self.tokenizer_path):
+        """Remove everything that attempts wrote, except the log."""
+        written = (self.result_path, self.metrics_path, self.losses_path)
+        for path in (*written, self.weights_path, self.tokenizer_path):
             path.unlink(missing_ok=True)
         self.remove_checkpoints()
 
@@ -258,7 +257,7 @@ class SweepFolder:
 
     @property
     def name(self) -> str:
-        """The sweep's name: that of its folder."""
+        """The sweep's name, which is the folder's."""
         return self.path.absolute().name
 
     @property
@@ -282,11 +281,11 @@ class SweepFolder:
         return self.path / "figures"
 
     def locate(self, data_path: str | None) -> str | None:
-        """Return where data lie whose path is absolute or as seen from this folder."""
+        """Return the absolute form of a path that may be relative to this folder."""
         return data_path and os.path.normpath(self.path.absolute() / data_path)
 
     def read_bounds(self, config: TrialConfig) -> MemoryBounds:
-        """Read memory.json for a trial's model, device and precision; unbounded where none is."""
+        """Read the bounds for a trial's model, device and precision from memory.json."""
         science = config.science
         key = (science.model.name, config.execution.device, science.precision)
         with contextlib.suppress(FileNotFoundError, CorruptFile, TypeError):
@@ -306,7 +305,7 @@ class SweepFolder:
         return TrialFolder(self.path / "trials" / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
-        """Read plan.json, or None where nothing was planned yet.
+        """Read plan.json; return None if it does not exist.
 
         Raises:
             CorruptFile: if it is damaged.
@@ -316,15 +315,15 @@ class SweepFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         if not isinstance(plan.get("trials"), list):
-            raise CorruptFile(f"{self.plan_path} must hold a plan, but lists no trials.")
+            raise CorruptFile(f"{self.plan_path} must be a plan, but it lists no trials.")
         return plan
 
     def require_plan(self) -> dict[str, Any]:
-        """Read plan.json of a folder that must be a sweep's."""
+        """Read plan.json of a folder that must have one."""
         plan = self.read_plan()
         if plan is None:
             raise SweepError(
-                f"{self.path} must be a sweep folder with a plan.json, and has none. "
+                f"{self.path} must be a sweep folder with a plan.json, which is missing. "
                 "Give the folder that `sweep run` wrote to."
             )
         return plan

@@ -1,6 +1,6 @@
-"""Who works on a folder: OS locks that die with their owner, and a counter for other machines.
+"""Leases on folders: an OS lock for this machine, and a counter for other machines.
 
-A lock file holds one line of sealed JSON about its owner, overwritten in place.
+A lock file contains one line of sealed JSON about its owner, overwritten in place.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from typing import Any
 from sweep.errors import CorruptFile, FolderInUse
 from sweep.trial.files import canonical_json, parse_sealed, seal
 
-BEAT_SECONDS = 5.0  # between two raises of the counter
-DEAD_SECONDS = 20.0  # not raised for this long, by the watcher's clock: dead
+BEAT_SECONDS = 5.0  # between two increments of the counter
+DEAD_SECONDS = 20.0  # without an increment, by the watcher's clock
 LINE_BYTES = 512
 
 
 class FileLock:
-    """An OS lock on a file, with a line in it that says who holds it; not inherited.
+    """An OS lock on a file that names its owner. Child processes do not inherit it.
 
     Raises:
         FolderInUse: on construction, if another live process holds it.
@@ -29,7 +29,7 @@ class FileLock:
 
     def __init__(self, path: Path, owner: dict[str, Any] | None = None) -> None:
         self.path = path
-        for _ in range(10):  # `is_locked` holds a lock for an instant
+        for _ in range(10):  # `is_locked` takes the lock for an instant
             if self._try():
                 break
             time.sleep(0.02)
@@ -42,18 +42,18 @@ class FileLock:
         with contextlib.suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(self._fd), self.path.stat()):
-                return True  # else its last owner has just removed the file
+                return True  # otherwise its last owner has just removed the file
         os.close(self._fd)
         return False
 
     def write(self, owner: dict[str, Any]) -> None:
-        """Say who holds the lock: pid and host are added."""
+        """Write the owner into the file, with pid and host added."""
         line = canonical_json(seal({"pid": os.getpid(), "host": socket.gethostname(), **owner}))
         os.pwrite(self._fd, line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
-        os.fsync(self._fd)  # over a network file system others see it only then
+        os.fsync(self._fd)  # a network file system shows it to other machines only then
 
     def release(self) -> None:
-        """Give the lock up; the file stays."""
+        """Release the lock and keep the file."""
         os.close(self._fd)
 
     def __enter__(self) -> "FileLock":
@@ -64,16 +64,16 @@ class FileLock:
 
 
 def _in_use(path: Path) -> FolderInUse:
-    held = read_owner(path)
+    owner = read_owner(path)
     remedy = f", or end it with `sweep stop {path.parent}`" if path.name == "sweep.lock" else ""
     return FolderInUse(
-        f"{path.parent} is in use by process {held.get('pid', '?')} on "
-        f"{held.get('host', 'another machine')}. Wait for it{remedy}."
+        f"{path.parent} is in use by process {owner.get('pid', '?')} on "
+        f"{owner.get('host', 'another machine')}. Wait for it{remedy}."
     )
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a live process of this machine holds the lock."""
+    """Return True if a live process of this machine holds the lock."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -88,7 +88,7 @@ def is_locked(path: Path) -> bool:
 
 
 def read_owner(path: Path) -> dict[str, Any]:
-    """Return what the last owner wrote, or {} where it cannot be read just now."""
+    """Return what the last owner wrote, or {} if it cannot be read now."""
     try:
         return parse_sealed(path.read_bytes(), str(path))
     except (OSError, CorruptFile):
@@ -96,7 +96,7 @@ def read_owner(path: Path) -> dict[str, Any]:
 
 
 class Lease:
-    """A hold on a trial or a sweep: the lock on its file and a thread that raises its counter.
+    """The lock on a trial or a sweep, and a thread that increments its counter.
 
     Args:
         path: of lease.json, or of sweep.lock.
@@ -117,11 +117,11 @@ class Lease:
         counter = 0
         while not self._ended.wait(BEAT_SECONDS):
             counter += 1
-            with contextlib.suppress(OSError):  # of a file system that may be back at the next beat
+            with contextlib.suppress(OSError):  # the file system may be back at the next beat
                 self._lock.write({"fencing": self._fencing, "counter": counter})
 
     def release(self) -> None:
-        """End the thread and give the lock up, and say so to those who see only the file."""
+        """End the thread, note the end in the file, and release the lock."""
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ class Lease:
 
 
 class LeaseWatch:
-    """A watcher's view of one lease, judged by the watcher's own monotonic clock."""
+    """A lease as another process sees it, judged by that process's monotonic clock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -144,8 +144,8 @@ class LeaseWatch:
         self._changed = time.monotonic()
 
     def is_alive(self) -> bool:
-        """Tell whether the owner lives: on this machine by its lock, elsewhere by its counter."""
-        owner = read_owner(self._path) or self._seen  # as it was, where it cannot be read just now
+        """Return True if the owner lives: on this machine by its lock, elsewhere by its counter."""
+        owner = read_owner(self._path) or self._seen  # unreadable now: as last read
         if not owner or owner.get("host") == socket.gethostname():
             return is_locked(self._path)
         if owner.get("ended"):
@@ -157,12 +157,12 @@ class LeaseWatch:
 
 
 def refuse_live_owner_elsewhere(path: Path) -> None:
-    """Refuse a folder whose owner on another machine lives; it may share no lock with this one.
+    """Refuse a folder whose owner lives on another machine, which OS locks may not show.
 
-    Waits until the owner's counter is raised, or has stood still for too long: at most 20 s.
+    Waits until the owner's counter increases, or has not done so for 20 s.
 
     Raises:
-        FolderInUse: if it was raised.
+        FolderInUse: if it increases.
     """
     watch, before = LeaseWatch(path), read_owner(path)
     while watch.is_alive() and before.get("host") != socket.gethostname():

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per log point, appended whole, truncated to the checkpoint on resume."""
+"""metrics.jsonl: one line per log point, truncated to the checkpoint on resume."""
 
 import hashlib
 import json
@@ -13,15 +13,15 @@ from sweep.trial.files import replacing, sha256_of_file
 
 
 class MetricsLog:
-    """The worker's end of metrics.jsonl.
+    """Appends to metrics.jsonl.
 
-    Opening it keeps the first `length` bytes, in a new file, so that a handle of an older
-    attempt reaches nothing.
+    Opening it copies the first `length` bytes to a new file, so that a handle of an older attempt
+    cannot write to it.
 
     Args:
         path: of metrics.jsonl.
-        length: bytes to keep: those that the checkpoint knows of; 0 starts anew.
-        check: raises if this attempt must not write any more.
+        length: bytes up to the checkpoint; 0 for a new trial.
+        check: raises if this attempt must not write.
     """
 
     def __init__(self, path: Path, length: int, check: Callable[[], None]) -> None:
@@ -33,11 +33,11 @@ class MetricsLog:
 
     @property
     def sha256(self) -> str:
-        """Hash of everything appended so far."""
+        """Hash of all bytes so far."""
         return self._digest.hexdigest()
 
     def append(self, line: dict[str, Any]) -> None:
-        """Append one line: time, step, tokens and metrics; non-finite values become null."""
+        """Append one line of time, step, tokens and metrics; non-finite values become null."""
         clean = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in line.items()
@@ -60,24 +60,24 @@ class MetricsLog:
 
 
 class SilentLog(MetricsLog):
-    """That of a process which is not the one of its trial that writes."""
+    """The log of ranks other than 0, which writes nothing."""
 
     def __init__(self) -> None:
         self.length = 0
 
     @property
     def sha256(self) -> str:
-        """Of nothing."""
+        """Empty."""
         return ""
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write nothing."""
+        """Do nothing."""
 
     close = flush = lambda self: None
 
 
 def copy_start(source: Path, target: Path, length: int) -> None:
-    """Copy the first `length` bytes of a file; of a missing one, nothing."""
+    """Copy the first `length` bytes of a file; a missing file counts as empty."""
     with target.open("wb") as out:
         if length and source.exists():
             with source.open("rb") as file:
@@ -86,14 +86,14 @@ def copy_start(source: Path, target: Path, length: int) -> None:
 
 
 def read_metrics(path: Path, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-    """Read the whole lines between two byte offsets; a torn last line is left out."""
+    """Read the lines between two byte offsets, without an incomplete last line."""
     return [line for line, _ in read_metrics_with_offsets(path, start, end)]
 
 
 def read_metrics_with_offsets(
     path: Path, start: int = 0, end: int | None = None
 ) -> list[tuple[dict[str, Any], int]]:
-    """Read whole lines, each with the byte offset behind it."""
+    """Read complete lines, each with the byte offset after it."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -108,7 +108,7 @@ def read_metrics_with_offsets(
 
 
 def is_start_intact(path: Path, length: int, sha256: str) -> bool:
-    """Tell whether the first `length` bytes are those with this hash."""
+    """Return True if the first `length` bytes have this hash."""
     if length == 0 and not path.exists():
         return sha256 == hashlib.sha256().hexdigest()
     return (

@@ -1,4 +1,4 @@
-"""What weights a trial starts from, by their content: another trial's, or a pretrained model's."""
+"""Identify the weights that a trial starts from, by their content."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from sweep.trial.folder import TrialFolder
 
 
 def identify_start(path: str) -> dict[str, Any]:
-    """Return what weights are: their hash, and of a trial its model, tokenizer and data.
+    """Return the hash of initial weights, and for a trial its model, tokenizer and data.
 
-    Of a trial that began with a pretrained model, whose tokenizer is of no data, only the former.
+    The data are left out if the trial started from a pretrained model, whose tokenizer does not
+    depend on them.
 
     Raises:
-        SweepError: if the folder is not that of a trial with weights, nor of a pretrained model.
+        SweepError: if the folder is neither a trial with weights nor a pretrained model.
     """
     if (pretrained := find_pretrained(path)) is not None:
         return {"weights": _pretrained_sha256(pretrained)}
@@ -30,26 +31,26 @@ def identify_start(path: str) -> dict[str, Any]:
     is_pretrained = science.tokenizer is not None and science.tokenizer.kind == "pretrained"
     if is_pretrained and not folder.tokenizer_path.is_file():
         raise SweepError(
-            f"init must hold the model's tokenizer, got {path!r} without "
+            f"init must contain the model's tokenizer, got {path!r} without "
             f"{folder.tokenizer_path.name}. Copy it there from the pretrained model's folder."
         )
     return {
         "weights": sha256_of_file(folder.weights_path),
         "model": science.model.model_dump(mode="json"),
         "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
-        **({} if is_pretrained else {"data": science.data}),  # its tokens are of no text
+        **({} if is_pretrained else {"data": science.data}),  # the tokenizer is not trained on data
     }
 
 
 def check_start(path: str, start: dict[str, Any] | None) -> None:
-    """Refuse other weights than those that a trial was planned with.
+    """Check that the weights are those that a trial was planned with.
 
     Raises:
-        SweepError: if they are not there, or are others.
+        SweepError: if they are missing or different.
     """
     if start is None or identify_start(path)["weights"] != start["weights"]:
         raise SweepError(
-            f"init must hold the weights that were planned with, and {path} holds others. Restore "
+            f"init must contain the weights that the plan names, but {path} contains others. Restore "
             "them, or start a new sweep in another folder."
         )
 
@@ -58,7 +59,7 @@ def _pretrained_sha256(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise SweepError(
-            f"init must hold weights in safetensors, got {str(folder)!r} without any. Save them "
+            f"init must contain weights in safetensors, got {str(folder)!r} without any. Save them "
             "there with save_pretrained."
         )
     return sha256_of({file.name: sha256_of_file(file) for file in files})
