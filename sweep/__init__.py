@@ -1,29 +1,16 @@
-"""sweep: which batch size should I use? Answered by a measurement.
+"""sweep: measure which batch size to use.
 
     sweep run --budget 327M --batches 1,8,32,64,128,256
 
-The names below load on first use, so that `import sweep` costs nothing.
+The names in `__all__` are imported on first use, so that `import sweep` is fast.
 """
 
-import importlib
 from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "SweepError": "sweep.errors",
-    "ablate_memory": "sweep.orchestration.memory",
-    "forecast_memory": "sweep.orchestration.forecast",
-    "load_sweep": "sweep.analysis.frames",
-    "probe_memory": "sweep.orchestration.memory",
-    "plan_sweep": "sweep.orchestration.planning",
-    "run_sweep": "sweep.orchestration.runner",
-    "write_report": "sweep.report.report",
-}
-
 __all__ = [
     "SweepError",
-    "ablate_memory",
     "forecast_memory",
     "load_sweep",
     "plan_sweep",
@@ -34,9 +21,24 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sweep' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    match name:
+        case "SweepError":
+            from sweep.errors import SweepError as value
+        case "forecast_memory":
+            from sweep.orchestration.memory import forecast_memory as value
+        case "load_sweep":
+            from sweep.analysis.frames import load_sweep as value
+        case "plan_sweep":
+            from sweep.orchestration.planning import plan_sweep as value
+        case "probe_memory":
+            from sweep.orchestration.memory import probe_memory as value
+        case "run_sweep":
+            from sweep.orchestration.runner import run_sweep as value
+        case "write_report":
+            from sweep.report.report import write_report as value
+        case _:
+            raise AttributeError(f"module 'sweep' has no attribute {name!r}")
+    return value
 
 
 def __dir__() -> list[str]:

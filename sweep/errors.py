@@ -1,13 +1,13 @@
 """The exceptions of sweep.
 
     SweepError            the user can act on it; the command line prints it and exits with 2
-    ├── CorruptFile       a file on disk does not hold what was written to it
+    ├── CorruptFile       a file on disk is damaged
     ├── FolderInUse       another process works on this folder
-    └── WorkerDied        a process ended without a word; holds its exit code
+    └── WorkerDied        a process ended without returning a result
 
-    Superseded            not for users: a newer attempt owns the trial, this one must write nothing
+    Superseded            internal: a newer attempt owns the trial, so this one must not write
 
-A message names the subject, what must hold, what was given, and the remedy.
+A message says what must hold, what was given, and the remedy.
 """
 
 
@@ -16,7 +16,7 @@ class SweepError(Exception):
 
 
 class CorruptFile(SweepError):
-    """A file does not hold what was written to it."""
+    """A file does not contain what was written to it."""
 
 
 class FolderInUse(SweepError):
@@ -27,15 +27,15 @@ class WorkerDied(SweepError):
     """A process ended without returning a result.
 
     Attributes:
-        exit_code: as `multiprocessing.Process.exitcode`: negative for a signal.
-        timed_out: whether we ended it.
+        exit_code: negative for a signal.
+        timed_out: whether we ended the process after a time limit.
     """
 
     def __init__(self, exit_code: int, message: str = "", timed_out: bool = False) -> None:
-        super().__init__(message or f"a process ended without a word, exit code {exit_code}")
+        super().__init__(message or f"a process ended without a result, exit code {exit_code}")
         self.timed_out = timed_out
         self.exit_code = exit_code
 
 
 class Superseded(Exception):
-    """A newer attempt holds a higher fencing number."""
+    """A newer attempt has a higher fencing number."""

@@ -102,7 +102,9 @@ class HuggingFaceSettings(ModelBase):
     architecture: str  # model_type of transformers, such as gpt2
     vocabulary: Positive
     context: Positive
-    sizes: dict[str, Any] = Field(default={})  # entries of its configuration that differ from the defaults
+    sizes: dict[str, Any] = Field(
+        default={}
+    )  # entries of its configuration that differ from the defaults
     end: int = 0  # id of the end-of-text token, which swaps places with id 0
     tokenizer_sha256: str | None = None  # hash of a pretrained model's tokenizer.json
 

@@ -1,70 +1,104 @@
-"""What a plan costs on this machine: seconds, memory, epochs, disk. Estimates, all of them."""
+"""Estimate what a plan costs on this machine: seconds, memory, epochs and disk."""
 
 import contextlib
 import os
 import shutil
 from dataclasses import replace
+from fractions import Fraction
+from itertools import islice
 
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import tokenizer_of
 from sweep.errors import SweepError
 from sweep.memory import jobs
+from sweep.orchestration.calibration import estimate_seconds
 from sweep.orchestration.jobs import run_job
+from sweep.orchestration.local import attempt_slots
 from sweep.orchestration.planning import Planned
-from sweep.plan.estimates import disk_needed, with_estimates
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
 
-# For estimates before anything is tokenized.
+# Before the text is tokenized.
 BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0, "pretrained": 4.0}
 SMALL_TEXT = 1 << 22  # bytes
+OVERHEAD_BYTES = 1 << 20  # curves, log, losses and MLflow, per trial
 
 
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:
-    """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
-    from sweep.data.tokens import find_prepared
-    from sweep.orchestration.calibration import estimate_seconds, seconds_of_finished
-    from sweep.orchestration.local import attempt_slots
-
+    """Fill in the estimates of a plan."""
     plan = planned.plan
     here = plan.located(folder)
-    seconds = estimate_seconds(here, seconds_of_finished(plan, folder))
-    tokens, is_exact = None, False
-    if plan.data is not None:
-        text = find_prepared(plan.data, tokenizer_of(plan.settings))
-        if text is not None:
-            tokens, is_exact = len(text.train), True
-        else:
-            tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
-    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices)) or 1  # elsewhere
-    plan = with_estimates(plan, seconds, _forecast_bytes(here), tokens, is_exact, at_once)
-    return replace(planned, plan=plan)
+    seconds, factor = estimate_seconds(here, folder)
+    peaks = _forecast_bytes(here)
+    rows = tuple(
+        row.model_copy(
+            update={
+                "forecast_seconds": seconds.get((row.batch_size, row.tokens)),
+                "forecast_bytes": peaks.get((row.batch_size, row.microbatch_size)),
+            }
+        )
+        for row in plan.trials
+    )
+    epochs, is_exact = _epochs(plan, folder)
+    slots = len(attempt_slots(plan.execution.device, plan.execution.devices)) or 1
+    plan = plan.model_copy(
+        update={
+            "trials": rows,
+            "forecast_factor": factor if seconds else None,
+            "epochs": epochs,
+            "epochs_are_estimated": not is_exact,
+        }
+    )
+    return replace(planned, plan=with_disk(plan, slots))
 
 
-def at_most_at_once(plan: Plan, trials: int) -> Plan:
-    """Return the plan with the disk that it takes where so many trials run at a time."""
-    parameters, rows = plan.model["parameters"], plan.trials
+def with_disk(plan: Plan, at_once: int) -> Plan:
+    """Return the plan with the most bytes that it writes while `at_once` trials run at a time.
+
+    A checkpoint has the weights and AdamW's two moments in float32; two are kept while a third is
+    written.
+    """
+    parameters = plan.model["parameters"]
     if parameters is None:
         return plan
-    disk = disk_needed(parameters, rows, plan.execution.keep, min(trials, len(rows)))
+    weights, checkpoint = 4 * parameters, 12 * parameters
+    kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
+    reports = sum(row.stage == "report" for row in plan.trials)
+    running = min(at_once, len(plan.trials)) * 3 * checkpoint
+    disk = running + reports * kept[plan.execution.keep] + len(plan.trials) * OVERHEAD_BYTES
     return plan.model_copy(update={"disk_bytes": disk})
 
 
+def _epochs(plan: Plan, folder: SweepFolder) -> tuple[float | None, bool]:
+    """Return the most epochs of a trial, and whether the tokens were counted."""
+    from sweep.data.tokens import find_prepared
+
+    if plan.data is None:
+        return None, False
+    text = find_prepared(plan.data, tokenizer_of(plan.settings))
+    if text is None:
+        tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
+    else:
+        tokens = len(text.train)
+    sequence = plan.tokens_per_sequence
+    windows = max(1, (tokens - 1) // sequence)
+    most = max(row.tokens for row in plan.trials)
+    return float(Fraction(most, windows * sequence)), text is not None
+
+
 def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
-    """Return forecast peaks by batch and microbatch size; {} where they cannot be forecast."""
+    """Return peak bytes by batch and microbatch size; {} if they cannot be forecast."""
     rows = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
     configs = [plan.sample_config(row) for row in rows.values()]
     try:
-        found = run_job(jobs.forecast_rows, configs)
+        forecasts = run_job(jobs.forecast_rows, configs)
     except SweepError:  # a user's model that fake tensors cannot run
         return {}
-    return {key: one.peak_bytes for key, one in zip(rows, found, strict=True)}
+    return {key: forecast.peak_bytes for key, forecast in zip(rows, forecasts, strict=True)}
 
 
 def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
-    """Return about how many bytes the training text has, without tokenizing it."""
-    from itertools import islice
-
+    """Return roughly how many bytes the training text has, without tokenizing it."""
     from sweep.data.sources import find_text_files
     from sweep.data.synthetic import synthetic_documents
     from sweep.data.tinystories import TINYSTORIES
@@ -80,24 +114,21 @@ def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
 
 
 def is_quickly_prepared(plan: Plan, folder: SweepFolder) -> bool:
-    """Tell whether the data are tokenized in a second or two: a small text, or built in."""
+    """Return True if tokenizing takes a second or two: a small text, or a built-in one."""
     if plan.data is None or plan.data["name"] == "tinystories":
         return plan.data is None
     return _data_bytes(plan, folder) <= SMALL_TEXT
 
 
 def check_disk(plan: Plan, folder: SweepFolder) -> None:
-    """Refuse a sweep that the disk cannot hold."""
-    existing = next(
-        path for path in (folder.path, *folder.path.absolute().parents) if path.exists()
-    )
-    free = shutil.disk_usage(existing).free
-    held = 0
-    for place, _, names in os.walk(folder.path):
+    """Refuse a sweep that the disk has no room for."""
+    existing = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
+    free, written = shutil.disk_usage(existing).free, 0
+    for parent, _, names in os.walk(folder.path):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # an attempt may still run
-                held += os.stat(os.path.join(place, name)).st_size
-    needed = (plan.disk_bytes or 0) - held
+            with contextlib.suppress(FileNotFoundError):  # attempts may be running
+                written += os.stat(os.path.join(parent, name)).st_size
+    needed = (plan.disk_bytes or 0) - written
     if needed > free:
         raise SweepError(
             f"the disk must have {format_bytes(needed)} free for this sweep, got "

@@ -13,7 +13,7 @@ from typing import Any
 from sweep.config.execution import Services
 from sweep.config.trial import tokenizer_of
 from sweep.errors import SweepError
-from sweep.orchestration.costs import at_most_at_once, check_disk, estimate
+from sweep.orchestration.costs import check_disk, estimate, with_disk
 from sweep.orchestration.executors import build_executor
 from sweep.orchestration.local import Executor
 from sweep.orchestration.planning import (
@@ -173,7 +173,7 @@ def run_plan(
         mirror: Mirror | None = None
         try:
             if executor.queues:
-                check_disk(at_most_at_once(planned.plan, len(executor.slots)), folder)
+                check_disk(with_disk(planned.plan, len(executor.slots)), folder)
             plan = save_grown(planned.plan, folder)
             schedule = Schedule(plan, folder, executor)
             mirror = Mirror(folder, plan, services.tracking_uri, schedule.note_mlflow_run)

@@ -86,6 +86,7 @@ class Plan(Settings):
     epochs: float | None
     epochs_are_estimated: bool = True
     disk_bytes: int | None
+    forecast_factor: float | None = None  # forecast_seconds may be off by this factor
     commands: tuple[tuple[str, ...], ...] = ()  # words of the commands that planned trials
     trials: tuple[PlannedTrial, ...]
 

@@ -1,6 +1,5 @@
 """What is decided once, when plan.json is first written."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,13 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import calibration, costs, planning
-from sweep.orchestration.calibration import estimate_seconds, record_measurement, time_one_step
+from sweep.orchestration.calibration import (
+    UNCERTAIN,
+    estimate_seconds,
+    fit_step_time,
+    record_measurement,
+    time_one_step,
+)
 from sweep.orchestration.planning import Planned, make_plan, save_plan
 from sweep.training import compiler
 from sweep.training import device as machine
@@ -59,45 +64,71 @@ def test_another_device_than_the_decided_one_is_refused(tmp_path):
         plan_here(tmp_path, device="cuda:0")
 
 
-def test_estimates_are_measured_once_and_then_replaced_by_what_trials_took(tmp_path, monkeypatch):
-    calls = []
+def test_a_line_through_seconds_per_step_minimises_relative_errors():
+    exact = fit_step_time({4: 0.5 + 4 * 0.1, 8: 0.5 + 8 * 0.1, 64: 0.5 + 64 * 0.1})
+    assert (exact.per_step, exact.per_sequence) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert exact.factor == pytest.approx(1) and exact.at(16) == pytest.approx(2.1)
+    single = fit_step_time({8: 2.0})
+    assert single.at(16) == pytest.approx(4.0) and single.factor == UNCERTAIN
+    steep = fit_step_time({1: 1.0, 2: 4.0})  # a negative intercept would be cheaper than nothing
+    assert steep.per_step == 0 and steep.factor > 1
+    flat = fit_step_time({1: 2.0, 8: 1.0})
+    assert flat.per_sequence == 0 and flat.at(1) == flat.at(8)
 
-    def measure(_):
-        calls.append(1)
-        return {"seconds_per_sequence": 0.01, "seconds_per_update": 0.001}
 
+def finish(folder, rows, seconds_per_step, overhead=0.0):
+    """Write results of these rows as if their training had taken so long."""
+    for row in rows:
+        training = seconds_per_step(row.batch_size) * row.steps
+        result = {
+            "state": "COMPLETE",
+            "batch_size": row.batch_size,
+            "steps": row.steps,
+            "seconds_training": training,
+            "seconds_total": training + overhead,
+        }
+        write_json(folder.trial(row.id).result_path, result)
+
+
+def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch):
     monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibration, "_measure", measure)
-    plan = plan_here(tmp_path / "s")
-    result = {"batch_size": 8, "seconds_training": 10.0, "tokens": 196_608}
-    record_measurement(plan, result)  # of a run that never estimated anything
-    evaluated = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4)
-    for _ in range(2):
-        seconds = estimate_seconds(plan, {})
-        of = {batch: one for (batch, _), one in seconds.items()}
-        assert of[8] == pytest.approx(10.0 + evaluated / 3 * 0.01)
-        assert of[4] > of[64] > 10
-        record_measurement(plan, {**result, "seconds_training": 0.03, "tokens": 256})  # too short
-    assert len(calls) == 1
-
-
-def test_complete_trials_of_the_sweep_count_before_what_is_known_of_this_machine(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibration, "_measure", lambda _: {})
     folder = SweepFolder(tmp_path / "s")
-    plan = plan_here(folder.path, batches="8,16", seeds=3)
+    plan = plan_here(folder.path, batches="8,16,32", seeds=3)
+    jobs_run = []
+
+    def measure(function, *arguments, seconds):
+        jobs_run.append(function)
+        return {"seconds_per_sequence": 0.01, "seconds_per_update": 0.002}
+
+    monkeypatch.setattr(calibration, "run_job", measure)
+
+    def seconds_of_8_16_32():
+        seconds, factor = estimate_seconds(plan, folder)
+        return [seconds[row.batch_size, row.tokens] for row in plan.trials[::3]], factor
+
+    sequences = plan.settings.evaluation.sequences * (plan.settings.evaluation.points + 4)
+    steps = [row.steps for row in plan.trials[::3]]
+    for _ in range(2):  # the machine is measured once
+        measured, factor = seconds_of_8_16_32()
+        expected = [n * (0.002 + 0.01 * b) for n, b in zip(steps, (8, 16, 32), strict=True)]
+        assert measured == pytest.approx([e + sequences * 0.01 / 3 for e in expected])
+        assert factor == UNCERTAIN
+    assert jobs_run == [time_one_step]
+    # What this machine trained before replaces the measurement for every batch size.
+    record_measurement(plan, {"batch_size": 8, "steps": 10, "seconds_training": 8.0})
+    record_measurement(plan, {"batch_size": 64, "steps": 10, "seconds_training": 0.1})  # too short
+    stored, _ = seconds_of_8_16_32()
+    per_step = [0.1 * batch for batch in (8, 16, 32)]
+    forward = [s - n * p for s, n, p in zip(stored, steps, per_step, strict=True)]
+    assert forward == pytest.approx([sequences * 0.1 / 3] * 3)
+    # The sweep's own complete trials replace both; they include the time outside of training.
     save_plan(plan, folder)
-    ended = [row for row in plan.trials if row.batch_size == 8][:2]
-    for row, seconds in zip(ended, (30.0, 20.0), strict=True):
-        write_json(
-            folder.trial(row.id).result_path,
-            {"state": "COMPLETE", "seconds_total": seconds, "tokens": row.tokens},
-        )
-    estimated = costs.estimate(Planned(plan, (), False), folder).plan
-    seconds = {row.batch_size: row.forecast_seconds for row in estimated.trials}
-    assert seconds == {8: pytest.approx(25.0), 16: None}
+    finish(folder, plan.trials[:6], lambda batch: 0.5 + 0.25 * batch, overhead=7.0)
+    own, factor = seconds_of_8_16_32()
+    assert own == pytest.approx(
+        [n * (0.5 + 0.25 * b) + 7 for n, b in zip(steps, (8, 16, 32), strict=True)]
+    )
+    assert factor == pytest.approx(1)
 
 
 def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_given(tmp_path, monkeypatch):
@@ -105,23 +136,23 @@ def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_given(tmp_pa
 
     def execution(memory):
         settings = load_experiment("quick", {"batches": "64"})
-        elsewhere = Execution(device="cuda", is_elsewhere=True, device_memory_bytes=memory)
+        elsewhere = Execution(device="cuda", device_memory_bytes=memory)
         folder = SweepFolder(tmp_path / str(memory))
-        return make_plan(settings, elsewhere, folder).plan.execution
+        return make_plan(settings, elsewhere, folder, is_elsewhere=True).plan.execution
 
     unknown, small = execution(None), execution(40 << 20)
-    assert unknown.microbatch_bound is None and "not bounded" in unknown.reason
+    assert unknown.microbatch_bound is None and unknown.reason
     assert small.microbatch_bound is not None and not small.reason
 
 
 def test_a_preset_without_the_device_needs_the_memory_that_it_has(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "is_here", lambda _: False)
-    elsewhere = Execution(device="cuda", is_elsewhere=True, preset="speed")
+    unknown = Execution(device="cuda", preset="speed")
     settings = load_experiment("quick", {"batches": "64"})
     with pytest.raises(SweepError, match="--device-memory"):
-        make_plan(settings, elsewhere, SweepFolder(tmp_path))
-    told = replace(elsewhere, device_memory=40 << 20)
-    plan = make_plan(settings, told, SweepFolder(tmp_path)).plan
+        make_plan(settings, unknown, SweepFolder(tmp_path), is_elsewhere=True)
+    given = Execution(device="cuda", preset="speed", device_memory_bytes=40 << 20)
+    plan = make_plan(settings, given, SweepFolder(tmp_path), is_elsewhere=True).plan
     assert plan.execution.preset == "speed" and 1 <= plan.trials[0].microbatch_size < 64
 
 
@@ -146,11 +177,12 @@ def test_which_rows_a_command_names_is_found_without_comparing_all_with_all(tmp_
 def test_trials_of_fewer_tokens_are_estimated_to_take_less(tmp_path, monkeypatch):
     monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
     plan = plan_here(tmp_path / "s", lr="tuned", tuning={"budget": 49_152}, batches="8")
-    record_measurement(plan, {"batch_size": 8, "seconds_training": 10.0, "tokens": 196_608})
-    monkeypatch.setattr(calibration, "_measure", lambda _: {"seconds_per_sequence": 0.0})
+    save_plan(plan, SweepFolder(tmp_path / "s"))
+    finish(SweepFolder(tmp_path / "s"), plan.trials[:1], lambda batch: 0.1)
     estimated = costs.estimate(Planned(plan, (), False), SweepFolder(tmp_path / "s")).plan
     seconds = {row.stage: row.forecast_seconds for row in estimated.trials}
-    assert seconds == {"tune": pytest.approx(2.5), "report": pytest.approx(10.0)}
+    assert seconds["report"] == pytest.approx(4 * seconds["tune"])
+    assert estimated.forecast_factor == UNCERTAIN
 
 
 def test_a_step_of_grpo_is_timed_with_its_sampling():
@@ -210,7 +242,7 @@ def test_any_two_of_microbatch_devices_and_accumulation_give_the_third():
     [
         ({"devices": 3}, r"multiple of devices \(3\), got 8. Use 6 or 9"),
         ({"devices": 2, "microbatch": 3}, r"divide .*\(4\), got 3. Use 2 or 4"),
-        ({"microbatch": 2, "accumulation": 4}, "the same whole number of devices"),
+        ({"microbatch": 2, "accumulation": 4}, "the same number of devices"),
         ({"zero": 1}, "Add --devices-per-trial"),
         ({"strategy": "deepspeed"}, "Add --devices-per-trial"),
         ({"devices": 2, "strategy": "deepspeed"}, "zero must be 1, 2 or 3|extra deepspeed"),
@@ -222,7 +254,7 @@ def test_what_does_not_divide_or_split_is_refused(given, message):
 
 
 def test_grpo_runs_on_one_device():
-    with pytest.raises(SweepError, match="each trial on one device"):
+    with pytest.raises(SweepError, match="one device per trial"):
         experiment = load_experiment("grpo-words", {"batches": [16], "data": "synthetic"})
         make_plan(experiment, Execution(device="cpu", devices=2), SweepFolder(Path("nowhere")))
 
