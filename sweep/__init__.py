@@ -23,22 +23,35 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     match name:
         case "SweepError":
-            from sweep.errors import SweepError as value
+            from sweep.errors import SweepError
+
+            return SweepError
         case "forecast_memory":
-            from sweep.orchestration.memory import forecast_memory as value
+            from sweep.orchestration.memory import forecast_memory
+
+            return forecast_memory
         case "load_sweep":
-            from sweep.analysis.frames import load_sweep as value
+            from sweep.analysis.frames import load_sweep
+
+            return load_sweep
         case "plan_sweep":
-            from sweep.orchestration.planning import plan_sweep as value
+            from sweep.orchestration.planning import plan_sweep
+
+            return plan_sweep
         case "probe_memory":
-            from sweep.orchestration.memory import probe_memory as value
+            from sweep.orchestration.memory import probe_memory
+
+            return probe_memory
         case "run_sweep":
-            from sweep.orchestration.runner import run_sweep as value
+            from sweep.orchestration.runner import run_sweep
+
+            return run_sweep
         case "write_report":
-            from sweep.report.report import write_report as value
+            from sweep.report.report import write_report
+
+            return write_report
         case _:
             raise AttributeError(f"module 'sweep' has no attribute {name!r}")
-    return value
 
 
 def __dir__() -> list[str]:
