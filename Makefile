@@ -43,8 +43,9 @@ format: install  ## ruff, changing files
 types: install  ## mypy, strict
 	$(BIN)/mypy
 
-contracts: install  ## the architecture and packaging tests
+contracts: install  ## the architecture and packaging tests, and the figures that they bound
 	$(BIN)/python -m pytest tests/contracts
+	$(BIN)/python -m tests.contracts.figures
 
 check: lint types contracts  ## lint, types and contracts
 

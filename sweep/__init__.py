@@ -7,10 +7,11 @@ The names in `__all__` are imported on first use, so that `import sweep` is fast
 
 from typing import Any
 
-__version__ = "0.1.0"
+from sweep.version import __version__
 
 __all__ = [
     "SweepError",
+    "__version__",
     "forecast_memory",
     "load_sweep",
     "plan_sweep",
@@ -35,7 +36,7 @@ def __getattr__(name: str) -> Any:
 
             return load_sweep
         case "plan_sweep":
-            from sweep.orchestration.planning import plan_sweep
+            from sweep.orchestration.costs import plan_sweep
 
             return plan_sweep
         case "probe_memory":
@@ -55,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return __all__

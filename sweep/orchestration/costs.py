@@ -6,6 +6,8 @@ import shutil
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import tokenizer_of
@@ -14,7 +16,7 @@ from sweep.memory import jobs
 from sweep.orchestration.calibration import estimate_seconds
 from sweep.orchestration.jobs import run_job
 from sweep.orchestration.local import attempt_slots
-from sweep.orchestration.planning import Planned
+from sweep.orchestration.planning import Planned, read_request
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
 
@@ -22,6 +24,23 @@ from sweep.trial.folder import SweepFolder
 BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0, "pretrained": 4.0}
 SMALL_TEXT = 1 << 22  # bytes
 OVERHEAD_BYTES = 1 << 20  # curves, log, losses and MLflow, per trial
+
+
+def plan_sweep(
+    experiment: str = "tinystories", *, out: str | Path | None = None, **settings: Any
+) -> Plan:
+    """Plan a sweep; trains and writes nothing.
+
+    Args:
+        experiment: a shipped name or the path of a TOML file.
+        out: the sweep's folder; if it has a plan, that plan grows.
+        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
+
+    Raises:
+        SweepError: if this cannot be planned.
+    """
+    request = read_request(experiment, settings, out)
+    return estimate(request.plan(), request.folder).command_rows()
 
 
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:

@@ -115,25 +115,6 @@ class Planned:
         return self.plan.model_copy(update={"trials": rows})
 
 
-def plan_sweep(
-    experiment: str = "tinystories", *, out: str | Path | None = None, **settings: Any
-) -> Plan:
-    """Plan a sweep; trains and writes nothing.
-
-    Args:
-        experiment: a shipped name or the path of a TOML file.
-        out: the sweep's folder; if it has a plan, that plan grows.
-        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
-
-    Raises:
-        SweepError: if this cannot be planned.
-    """
-    from sweep.orchestration.costs import estimate
-
-    request = read_request(experiment, settings, out)
-    return estimate(request.plan(), request.folder).command_rows()
-
-
 def make_plan(
     experiment: Experiment,
     chosen: Execution,

@@ -1,21 +1,26 @@
 """The structure that DESIGN.md promises: imports, sizes, names."""
 
-import ast
 import json
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "sweep").rglob("*.py"))
+from tests.contracts.figures import (
+    ROOT,
+    SOURCES,
+    code_named_by_strings,
+    definitions,
+    lines_of,
+    long_functions,
+    name_of,
+    private_interfaces,
+)
 
-MAX_FILE_LINES = 350
+MAX_LINES, MAX_LINES_OF_TESTS = 12_500, 13_500
 MAX_FUNCTION_LINES = 60
 MAX_LOOP_LINES = 120  # one function: the training loop tells the whole story
 LOOP_FILE = "sweep/training/loop.py"
@@ -30,8 +35,6 @@ def import_all(package):
     for module in pkgutil.walk_packages(folder, package + "."): importlib.import_module(module.name)
 """
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
 
 def _run_fresh(code: str) -> object:
     """Run code in a fresh interpreter and return the JSON of its last line."""
@@ -40,20 +43,6 @@ def _run_fresh(code: str) -> object:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def _definitions(path: Path) -> Iterator[Definition]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, Definition):
-            yield node
-
-
-def _lines(function: Definition) -> int:
-    return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
 def test_imports_keep_the_contracts_of_the_design() -> None:
@@ -65,19 +54,21 @@ def test_imports_keep_the_contracts_of_the_design() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_files_are_short_enough_to_read() -> None:
-    counts = {_name(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
-    assert counts
-    assert {name: n for name, n in counts.items() if n > MAX_FILE_LINES} == {}
+def test_the_code_stays_within_its_bounds() -> None:
+    assert lines_of("sweep") <= MAX_LINES
+    assert lines_of("tests") <= MAX_LINES_OF_TESTS
+
+
+def test_no_private_interface_of_a_dependency_is_used() -> None:
+    assert private_interfaces() == set()
+
+
+def test_no_internal_code_is_named_by_a_string() -> None:
+    assert code_named_by_strings() == set()
 
 
 def test_functions_are_short_except_the_training_loop() -> None:
-    long = {
-        f"{_name(path)}:{node.name}": _lines(node)
-        for path in SOURCES
-        for node in _definitions(path)
-        if not isinstance(node, ast.ClassDef) and _lines(node) > MAX_FUNCTION_LINES
-    }
+    long = long_functions(MAX_FUNCTION_LINES)
     loop = {name: n for name, n in long.items() if name.startswith(f"{LOOP_FILE}:")}
     assert long == loop
     assert len(loop) <= 1
@@ -126,9 +117,9 @@ def _words(name: str) -> set[str]:
 
 
 def test_names_say_what_things_are() -> None:
-    names = {(_name(path), path.parent.name if path.stem == "__init__" else path.stem)
+    names = {(name_of(path), path.parent.name if path.stem == "__init__" else path.stem)
              for path in SOURCES}  # fmt: skip
-    names |= {(_name(path), node.name) for path in SOURCES for node in _definitions(path)}
+    names |= {(name_of(path), node.name) for path in SOURCES for node in definitions(path)}
     vague = {
         (where, name)
         for where, name in names
@@ -150,7 +141,7 @@ def test_nothing_is_left_to_do_in_comments() -> None:
         path for path in files if path.suffix in {".py", ".toml", ".md", ""} and path.is_file()
     ]
     left = {
-        f"{_name(path)}:{number}"
+        f"{name_of(path)}:{number}"
         for path in texts
         if "__pycache__" not in path.parts
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
