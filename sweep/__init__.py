@@ -11,7 +11,6 @@ from sweep.version import __version__
 
 __all__ = [
     "SweepError",
-    "__version__",
     "forecast_memory",
     "load_sweep",
     "plan_sweep",
@@ -56,4 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

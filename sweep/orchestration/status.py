@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sweep.orchestration.tuning_trials import has_ended_well
+from sweep.orchestration.tuning_results import is_complete
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
 
@@ -40,7 +40,7 @@ def _is_tuning(folder: SweepFolder, plan: dict[str, Any]) -> bool:
     target = plan["settings"].get("target")
     reported = {row["batch_size"] for row in tuned if row["stage"] == "report"}
     open_ones = (row for row in tuned if row["batch_size"] not in reported)
-    return any(has_ended_well(folder.trial(row["id"]), target) for row in open_ones)
+    return any(is_complete(folder.trial(row["id"]), target) for row in open_ones)
 
 
 def time_left(rows: list[dict[str, Any]]) -> float | None:

@@ -12,9 +12,9 @@ from sweep.plan.tuning import (
     FINEST,
     GRID,
     Search,
-    Shown,
+    TuningResult,
     Tried,
-    best_place,
+    best_index,
     next_rates,
     rung_steps,
     survivors,
@@ -41,7 +41,7 @@ def test_the_best_is_strictly_inside_with_neighbours_within_a_factor_of_root_two
     optimum = 2.0**steps
     tried = search(bowl(optimum))
     ordered = sorted(tried, key=lambda one: one.rate)
-    place = best_place(ordered)
+    place = best_index(ordered)
     assert 0 < place < len(ordered) - 1
     for beside in (ordered[place - 1], ordered[place + 1]):
         assert max(beside.rate, ordered[place].rate) / min(
@@ -100,7 +100,7 @@ def test_rungs_are_milestones_of_the_evaluation_before_the_end():
 
 
 def test_a_search_of_several_dimensions_ends_by_count():
-    shown = [Shown({"learning_rate": rate}, 1.0, False, ()) for rate in GRID]
+    shown = [TuningResult({"learning_rate": rate}, 1.0, False, ()) for rate in GRID]
     search = Search("s", GRID, extra=("beta2",), trials=7)
     assert not search.is_done(shown, 0) and search.is_done([*shown, *shown[:2]], 0)
     assert not search.is_done([*shown, *shown[:2]], 9)

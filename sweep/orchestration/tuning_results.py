@@ -1,29 +1,29 @@
-"""What the folders of tuning trials show: how good their rates are, as far as they came."""
+"""Results of tuning trials, read from their folders."""
 
 import math
 
-from sweep.plan.tuning import Shown
+from sweep.plan.tuning import TuningResult
 from sweep.trial.folder import Cause, State, TrialFolder
 from sweep.trial.metrics import read_metrics
 
 
-def show(
+def read_tuning_result(
     trial: TrialFolder, values: dict[str, float], rungs: tuple[int, ...], target: float | None
-) -> Shown:
+) -> TuningResult:
     """Read one tuning trial.
 
     Args:
         trial: its folder.
-        values: what it was to try, as its study knows them.
-        rungs: steps at which trials are compared on the way.
-        target: the loss that trials are to reach, if there is one.
+        values: its rate and other dimensions, as its study knows them.
+        rungs: steps at which trials are compared.
+        target: loss to train to, if there is one.
     """
     is_pruned = trial.read_status().state is State.PRUNED and target is None
-    return Shown(values, _loss(trial, target), is_pruned, tuple(_losses_at(trial, rungs)))
+    return TuningResult(values, _loss(trial, target), is_pruned, tuple(_losses_at(trial, rungs)))
 
 
-def has_ended_well(trial: TrialFolder, target: float | None) -> bool:
-    """Tell whether a trial is complete, and at the target where there is one."""
+def is_complete(trial: TrialFolder, target: float | None) -> bool:
+    """Return True if a trial is complete, and reached the target if there is one."""
     result = trial.read_result() or {}
     return result.get("state") == State.COMPLETE and (
         target is None or bool(result["tokens_to_target"])
@@ -31,21 +31,21 @@ def has_ended_well(trial: TrialFolder, target: float | None) -> bool:
 
 
 def _loss(trial: TrialFolder, target: float | None) -> float | None:
-    """Return what is to be least: the final loss, or the tokens that the target took."""
+    """Return what tuning minimizes: the final loss, or the tokens to the target."""
     status = trial.read_status()
     if status.state is State.FAILED and status.cause is not Cause.DIVERGED:
-        return None  # tried again
+        return None  # it will be tried again
     if target is not None and status.state in (State.COMPLETE, State.PRUNED):
-        return _tokens(trial, target)
+        return _tokens_to_target(trial, target)
     if status.state is State.COMPLETE:
         return float((trial.read_result() or {})["final_valid_loss"])
     return math.inf if status.state.is_finished else None
 
 
-def _tokens(trial: TrialFolder, target: float) -> float:
-    """Return the tokens to the target; where it was not reached, more than were trained.
+def _tokens_to_target(trial: TrialFolder, target: float) -> float:
+    """Return the tokens to the target, or more than were trained if it was not reached.
 
-    The more loss is lacking the more, so that the search knows on which side to go on.
+    They grow with the distance to the target, which tells the search where to continue.
     """
     if tokens := (trial.read_result() or {}).get("tokens_to_target"):
         return float(tokens)
@@ -57,10 +57,10 @@ def _tokens(trial: TrialFolder, target: float) -> float:
 
 def _losses_at(trial: TrialFolder, rungs: tuple[int, ...]) -> list[tuple[int, float]]:
     lines = {line["step"]: line for line in read_metrics(trial.metrics_path)}
-    found = []
+    losses = []
     for step in rungs:
         if step not in lines or "valid/loss" not in lines[step]:
             break
         loss = lines[step]["valid/loss"]
-        found.append((step, math.inf if loss is None else float(loss)))
-    return found
+        losses.append((step, math.inf if loss is None else float(loss)))
+    return losses
