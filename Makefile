@@ -81,8 +81,6 @@ docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py
 
 # What git should not carry or what means nothing elsewhere stays behind.
-LEFT_BEHIND = "*.pt", "*.safetensors", "*.db", "*.db-*", "*.lock", "*.tmp", "log.txt", "*.log", \
-  "lease.json", "stop.json", "tokenizer.json", "tracking.json", "mlartifacts", "mlruns", "__pycache__", ".*"
 
 publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \
@@ -92,8 +90,8 @@ publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/
 	  echo "SWEEP must be a sweep folder with a plan.json, got $(SWEEP)." >&2; exit 2; fi
 	@if [ -e "results/published/$(NAME)" ]; then \
 	  echo "results/published/$(NAME) exists already. Remove it, or choose another NAME." >&2; exit 2; fi
-	@$(PYTHON) -c 'import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], ignore=shutil.ignore_patterns($(LEFT_BEHIND)))' \
-	  "$(SWEEP)" "results/published/$(NAME)"
+	@mkdir -p "results/published/$(NAME)"
+	@cp -r "$(SWEEP)/plan.json" "$(SWEEP)/trials.csv" "$(SWEEP)/report.md" "$(SWEEP)/figures" "results/published/$(NAME)"
 	@du -sh "results/published/$(NAME)"
 
 clean:  ## caches and builds; .venv and results stay
