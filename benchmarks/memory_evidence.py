@@ -16,8 +16,7 @@ from memory import trial_config
 
 from sweep.memory.measure import measure
 from sweep.orchestration.execution import Logistics
-from sweep.orchestration.forecast import forecast_memory
-from sweep.orchestration.memory import probe_memory
+from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.training.device import USABLE_SHARE
 
 HERE = Path(__file__).parent

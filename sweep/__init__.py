@@ -12,8 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "SweepError": "sweep.errors",
-    "ablate_memory": "sweep.orchestration.memory",
-    "forecast_memory": "sweep.orchestration.forecast",
+    "forecast_memory": "sweep.orchestration.memory",
     "load_sweep": "sweep.analysis.frames",
     "probe_memory": "sweep.orchestration.memory",
     "plan_sweep": "sweep.orchestration.planning",
@@ -23,7 +22,6 @@ _HOMES = {
 
 __all__ = [
     "SweepError",
-    "ablate_memory",
     "forecast_memory",
     "load_sweep",
     "plan_sweep",

@@ -92,7 +92,6 @@ def forecast(experiment: str, **flags: Any) -> int:
 @click.option("--largest", metavar="N", help="Look no further than this size.")
 @click.option("--multiple", metavar="N", help="Only multiples of N are legal sizes.")
 @click.option("--soak", metavar="STEPS", help="Each choice gets through these; GRPO: 20; 0: none.")
-@click.option("--ablate", is_flag=True, help="GRPO: undo each saving in turn; forecast, measured.")
 def probe(experiment: str, **flags: Any) -> int:
     """Measure the largest microbatch that fits, each point in a fresh process, and prove it."""
     from sweep.cli.memory import probe_command

@@ -2,23 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sweep.cli.running import read_logistics, read_overrides, refuse_file
 from sweep.config.numbers import format_bytes, parse_count
-from sweep.errors import SweepError
-
-if TYPE_CHECKING:
-    from sweep.memory.ablation import Row
 
 
 def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print what memory each batch size would take."""
     if flags["out"]:
         refuse_file(flags["out"])
-    from sweep.orchestration.forecast import forecast_memory
+    from sweep.orchestration.memory import forecast_memory
 
     document = forecast_memory(
         experiment, logistics=read_logistics(flags), **read_overrides(experiment, flags)
@@ -30,8 +26,6 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
     """Measure, showing each point, and print what fits."""
     if flags["out"]:
         refuse_file(flags["out"])
-    if flags["ablate"]:
-        return _ablate(experiment, flags)
     from sweep.memory.points import Measurement
     from sweep.orchestration.memory import probe_memory
 
@@ -58,36 +52,14 @@ def _read_soak(text: str) -> int:
     return 0 if text.strip() == "0" else parse_count(text, "soak")
 
 
-def _ablate(experiment: str, flags: dict[str, Any]) -> int:
-    for name in ("largest", "multiple", "soak"):
-        if flags[name] is not None:
-            raise SweepError(
-                f"--{name} must be left out with --ablate, which measures one batch size, got "
-                f"{flags[name]}."
-            )
-    from sweep.orchestration.memory import ablate_memory
-
-    def show(row: "Row") -> None:
-        peak = "" if row.peak_bytes is None else f", peak {format_bytes(row.peak_bytes)}"
-        click.echo(f"{row.name}: {row.status}{peak} {row.message}".rstrip(), err=True)
-
-    document = ablate_memory(
-        experiment,
-        logistics=read_logistics(flags),
-        on_row=show,
-        **read_overrides(experiment, flags),
-    )
-    return _print(document, flags)
-
-
 def _print(document: dict[str, Any], flags: dict[str, Any]) -> int:
-    from sweep.report.memory import markdown_of, write_memory
+    from sweep.report.memory import memory_markdown, write_memory
 
     out: Path | None = flags["out"]
     if flags["json"]:
         click.echo(json.dumps(document, indent=1))
     else:
-        click.echo(markdown_of(document), nl=False)
+        click.echo(memory_markdown(document), nl=False)
     if out is not None:
         path = write_memory(document, out)
         if not flags["json"]:

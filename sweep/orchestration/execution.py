@@ -1,19 +1,17 @@
 """Where and how fast: what the command line says, what is decided once, and what stays so."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sweep.config.experiment import Experiment
 from sweep.config.objects import require_extra
 from sweep.config.trial import Execution
 from sweep.errors import SweepError, WorkerDied
+from sweep.memory.jobs import largest_here
+from sweep.memory.presets import choose_preset
 from sweep.plan.plan import COMPILE_FLOPS, Plan, tokens_at_once, tokens_per_sequence
 from sweep.plan.steps import devices_left
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder
-
-if TYPE_CHECKING:  # because it imports torch
-    from sweep.memory.presets import Chosen
 
 FORECAST_SECONDS = 120.0  # at most
 UNBOUNDED = (
@@ -198,7 +196,7 @@ def within_memory(plan: Plan) -> Execution:
     if execution.device_memory_bytes is None and not is_here(execution.device):
         return execution.model_copy(update={"reason": UNBOUNDED})
     try:
-        process = FreshProcess("sweep.memory.forecast:largest_here", plan.sample_config(row))
+        process = FreshProcess(largest_here, plan.sample_config(row))
         bound, evaluation = process.result(timeout=FORECAST_SECONDS)
     except WorkerDied:  # a user's model that fake tensors cannot run
         return execution
@@ -219,7 +217,6 @@ def choose_by_preset(plan: Plan, precision: str, logistics: Logistics) -> tuple[
     Raises:
         SweepError: if the model cannot be forecast.
     """
-    from sweep.memory.presets import Asked
     from sweep.training.device import is_here
 
     device = plan.execution.device
@@ -229,26 +226,20 @@ def choose_by_preset(plan: Plan, precision: str, logistics: Logistics) -> tuple[
             "--device-memory what those of the cluster hold, or leave --preset out."
         )
     row = max(plan.trials, key=lambda row: (row.microbatch_size, row.batch_size))
-    asked = Asked(
-        zero=logistics.zero,
-        activation_checkpointing=logistics.activation_checkpointing,
-        precision=precision != "auto" or plan.execution.strategy == "deepspeed",
-        microbatch=logistics.is_split,
-    )
-    arguments = (plan.sample_config(row), logistics.preset, asked)
+    given = {
+        "zero": logistics.zero is not None,
+        "activation_checkpointing": logistics.activation_checkpointing,
+        "precision": precision != "auto" or plan.execution.strategy == "deepspeed",
+        "microbatch": logistics.is_split,
+    }
+    fixed = frozenset(name for name, is_given in given.items() if is_given)
     try:
-        process = FreshProcess("sweep.memory.presets:choose", *arguments)
-        chosen: Chosen = process.result(timeout=FORECAST_SECONDS)
+        process = FreshProcess(choose_preset, plan.sample_config(row), logistics.preset, fixed)
+        chosen = process.result(timeout=FORECAST_SECONDS)
     except WorkerDied as error:
         raise SweepError(
             f"preset must be of a model whose memory can be forecast, but that failed ({error}). "
             "Leave it out, and give --microbatch."
         ) from error
-    settled = {
-        "zero": chosen.zero,
-        "activation_checkpointing": chosen.activation_checkpointing,
-        "microbatch_bound": None if logistics.is_split else chosen.microbatch_size,
-        "evaluation_batch_size": min(plan.execution.evaluation_batch_size, chosen.microbatch_size),
-        "reason": chosen.reason,
-    }
-    return plan.execution.model_copy(update=settled), chosen.precision
+    precision = chosen.pop("precision")
+    return plan.execution.model_copy(update=chosen), precision

@@ -54,7 +54,6 @@ VALUES = {
     "largest": "64",
     "multiple": "2",
     "soak": "5",
-    "ablate": "1",
 }
 MODULES = {"run": "running", "plan": "running", "forecast": "memory", "probe": "memory"}
 OPTIONS = [
