@@ -4,7 +4,10 @@ from collections.abc import Iterable
 
 from sweep.config.trial import TrialConfig
 from sweep.memory.points import Forecast, Measurement
+from sweep.memory.presets import choose_preset, describe_remedies
 from sweep.training.process import ShouldStop
+
+__all__ = ["choose_preset", "describe_remedies", "forecast_rows", "largest_here", "measure"]
 
 
 def measure(

@@ -27,7 +27,7 @@ def choose_preset(
     Args:
         config: with the largest microbatch that the plan would take.
         preset: a key of `PRESETS`.
-        fixed: names of the settings that the user gave, which are not chosen.
+        fixed: names of returned settings that the user gave, which are not chosen.
 
     Returns:
         Values by name: zero, activation_checkpointing, microbatch_bound, evaluation_batch_size,
@@ -39,7 +39,7 @@ def choose_preset(
     usable, share = usable_memory(config.execution), SHARES[PRESETS[preset]]
     limit, devices = int(share * usable), config.execution.devices
     per_device = config.science.batch_size // devices
-    is_split = bool(fixed & {"microbatch", "accumulation"})
+    is_split = "microbatch_bound" in fixed
     wanted, group, fit = config.microbatch_size, config.group_size, "no microbatch fits"
     for variants in _variants(config, preset, fixed):
         bounds, sizes = [], []  # by ZeRO stage: what fits, and the divisor of the batch that does

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sweep.config.numbers import format_bytes
 from sweep.errors import SweepError, WorkerDied
-from sweep.memory.jobs import forecast_rows
+from sweep.memory import jobs
 from sweep.orchestration.execution import FORECAST_SECONDS
 from sweep.orchestration.planning import Planned
 from sweep.plan.estimates import disk_needed, with_estimates
@@ -55,7 +55,7 @@ def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
     rows = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
     configs = [plan.sample_config(row) for row in rows.values()]
     try:
-        process = FreshProcess(forecast_rows, configs)
+        process = FreshProcess(jobs.forecast_rows, configs)
         found = process.result(timeout=FORECAST_SECONDS)
     except WorkerDied:  # a user's model that fake tensors cannot run
         return {}

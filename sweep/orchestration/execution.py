@@ -6,8 +6,7 @@ from sweep.config.experiment import Experiment
 from sweep.config.objects import require_extra
 from sweep.config.trial import Execution
 from sweep.errors import SweepError, WorkerDied
-from sweep.memory.jobs import largest_here
-from sweep.memory.presets import choose_preset
+from sweep.memory import jobs
 from sweep.plan.plan import COMPILE_FLOPS, Plan, tokens_at_once, tokens_per_sequence
 from sweep.plan.steps import devices_left
 from sweep.training.process import FreshProcess
@@ -196,7 +195,7 @@ def within_memory(plan: Plan) -> Execution:
     if execution.device_memory_bytes is None and not is_here(execution.device):
         return execution.model_copy(update={"reason": UNBOUNDED})
     try:
-        process = FreshProcess(largest_here, plan.sample_config(row))
+        process = FreshProcess(jobs.largest_here, plan.sample_config(row))
         bound, evaluation = process.result(timeout=FORECAST_SECONDS)
     except WorkerDied:  # a user's model that fake tensors cannot run
         return execution
@@ -230,11 +229,11 @@ def choose_by_preset(plan: Plan, precision: str, logistics: Logistics) -> tuple[
         "zero": logistics.zero is not None,
         "activation_checkpointing": logistics.activation_checkpointing,
         "precision": precision != "auto" or plan.execution.strategy == "deepspeed",
-        "microbatch": logistics.is_split,
+        "microbatch_bound": logistics.is_split,
     }
     fixed = frozenset(name for name, is_given in given.items() if is_given)
     try:
-        process = FreshProcess(choose_preset, plan.sample_config(row), logistics.preset, fixed)
+        process = FreshProcess(jobs.choose_preset, plan.sample_config(row), logistics.preset, fixed)
         chosen = process.result(timeout=FORECAST_SECONDS)
     except WorkerDied as error:
         raise SweepError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
-from sweep.memory.presets import describe_remedies
+from sweep.memory import jobs
 from sweep.orchestration.local import Executor
 from sweep.plan.plan import Plan
 from sweep.plan.retry import (
@@ -291,6 +291,6 @@ class Schedule:
             self.folder.write_bounds(tightened(known, before, status, config))
             return
         with contextlib.suppress(WorkerDied):
-            process = FreshProcess(describe_remedies, config)
+            process = FreshProcess(jobs.describe_remedies, config)
             remedies = process.result(timeout=REMEDY_SECONDS)
             self._update(trial, lambda s: s.changed(message=f"{s.message.rstrip('.')}. {remedies}"))
