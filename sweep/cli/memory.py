@@ -1,6 +1,7 @@
 """`sweep forecast` and `sweep probe`."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,7 @@ def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
         refuse_file(flags["out"])
     from sweep.orchestration.memory import forecast_memory
 
-    document = forecast_memory(
-        experiment, logistics=read_logistics(flags), **read_overrides(experiment, flags)
-    )
-    return _print(document, flags)
+    return _print(forecast_memory(experiment, **_read_settings(experiment, flags)), flags)
 
 
 def probe_command(experiment: str, flags: dict[str, Any]) -> int:
@@ -37,14 +35,19 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
     cap, soak, multiple = flags["largest"], flags["soak"], flags["multiple"]
     document = probe_memory(
         experiment,
-        logistics=read_logistics(flags),
         cap=None if cap is None else parse_count(cap, "largest"),
         multiple=1 if multiple is None else parse_count(multiple, "multiple"),
         soak_steps=None if soak is None else _read_soak(soak),
         on_point=show,
-        **read_overrides(experiment, flags),
+        **_read_settings(experiment, flags),
     )
     return _print(document, flags)
+
+
+def _read_settings(experiment: str, flags: dict[str, Any]) -> dict[str, Any]:
+    logistics = asdict(read_logistics(flags))
+    logistics["device_memory_bytes"] = logistics.pop("device_memory")
+    return {**logistics, **read_overrides(experiment, flags)}
 
 
 def _read_soak(text: str) -> int:

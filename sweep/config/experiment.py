@@ -188,7 +188,8 @@ class Experiment(QuietSettings):
         return self
 
     def _check_grpo(self) -> None:
-        if (self.workload == "grpo") != (self.grpo is not None):
+        is_own = ":" in self.workload  # a user's workload may sample with these settings too
+        if (self.workload == "grpo") != (self.grpo is not None) and not is_own:
             raise ValueError("the workload grpo and the table grpo belong together")
         if self.grpo is None:
             return

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import load_experiment
+from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.grpo import least_size
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
@@ -27,15 +27,23 @@ MEASURED = {"cuda": "bytes reserved by the allocator, plus the context"}  # else
 NOWHERE = SweepFolder(Path("/dev/null/sweep"))  # a folder without a plan
 
 
+def _read_settings(experiment: str, settings: dict[str, Any]) -> tuple[Experiment, Logistics]:
+    """Split settings by name into those of the experiment and those of its execution."""
+    names = {field.name for field in fields(Logistics)}
+    own = {name: settings[name] for name in names & {*settings}}
+    own["device_memory"] = settings.get("device_memory_bytes")
+    others = {*settings} - names - {"device_memory_bytes"}
+    return load_experiment(experiment, {name: settings[name] for name in others}), Logistics(**own)
+
+
 def _plan_steps(
-    experiment: str, overrides: dict[str, Any], logistics: Logistics
+    settings: Experiment, logistics: Logistics
 ) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
     """Plan one trial per batch size, in one microbatch unless the user asked for a split.
 
     Returns:
         The plan, the trial of each batch size, and the fields that both documents begin with.
     """
-    settings = load_experiment(experiment, overrides)
     whole = logistics.microbatch if logistics.is_split else max(settings.batches)
     asked = replace(logistics, microbatch=whole, asks_memory=True)
     one = settings.model_copy(update={"seeds": 1, "lr": "1e-3"})
@@ -52,16 +60,14 @@ def _plan_steps(
     return plan, {row.batch_size: plan.trial_config(row, "") for row in plan.trials}, head
 
 
-def forecast_memory(
-    experiment: str = "tinystories", *, logistics: Logistics | None = None, **overrides: Any
-) -> dict[str, Any]:
+def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[str, Any]:
     """Forecast peak memory at every batch size of an experiment; the device need not exist.
 
     Args:
         experiment: a shipped name or the path of a TOML file.
-        logistics: with `device_memory` the largest microbatch that fits is found and used, with
+        **settings: any setting of `sweep forecast` by name: batches, model, precision, … With
+            `device_memory_bytes` the largest microbatch that fits is found and used, with
             `microbatch` that one is used; with neither each step is one microbatch.
-        **overrides: fields of the experiment: batches, model, context, precision, …
 
     Returns:
         The document that `sweep forecast --json` prints (DESIGN.md §5).
@@ -72,10 +78,9 @@ def forecast_memory(
     from sweep.memory.forecast import Forecasts, forecast_stages
     from sweep.training.device import USABLE_SHARE
 
-    logistics = logistics or Logistics(device="cpu")
+    asked, logistics = _read_settings(experiment, {"device": "cpu", **settings})
     is_cuda = logistics.device.startswith("cuda")
-    logistics = replace(logistics, is_elsewhere=is_cuda)
-    plan, configs, head = _plan_steps(experiment, overrides, logistics)
+    plan, configs, head = _plan_steps(asked, replace(logistics, is_elsewhere=is_cuda))
     devices, zero, limit = plan.execution.devices, plan.execution.zero, logistics.device_memory
     forecasts, largest, group = Forecasts(devices, zero), None, head["group_size"]
     most, part = configs[max(configs)], 0  # part: fits in addition to accumulated gradients
@@ -136,25 +141,24 @@ def _accuracy(plan: Plan) -> dict[str, Any]:
 def probe_memory(
     experiment: str = "tinystories",
     *,
-    logistics: Logistics | None = None,
     cap: int | None = None,
     multiple: int = 1,
     soak_steps: int | None = None,
     on_point: Callable[[Measurement], None] | None = None,
-    **overrides: Any,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Measure the largest microbatch that fits this machine's device, and prove it.
 
     Args:
         experiment: a shipped name or the path of a TOML file.
-        logistics: `device_memory` is half of the available memory by default on a CPU; with a
-            `microbatch` every batch size is measured in such microbatches, without a search.
         cap: the largest size of interest.
         multiple: sizes must be multiples of it; GRPO adds its group size.
         soak_steps: steps that each recommended size must complete; 0 for none; by default 20 for
             GRPO, else none.
         on_point: called after each measured point.
-        **overrides: fields of the experiment: batches, model, context, precision, …
+        **settings: any setting of `sweep probe` by name: batches, model, precision, … On a CPU
+            `device_memory_bytes` is half of the available memory by default. With a `microbatch`
+            every batch size is measured in such microbatches, without a search.
 
     Returns:
         The document that `sweep probe --json` prints (DESIGN.md §5).
@@ -163,8 +167,8 @@ def probe_memory(
         SweepError: for bad input, or if steps fail for another reason than memory.
     """
 
-    logistics = logistics or Logistics()
-    plan, configs, head = _plan_steps(experiment, overrides, logistics)
+    asked, logistics = _read_settings(experiment, settings)
+    plan, configs, head = _plan_steps(asked, logistics)
     config, limit = _to_probe(configs[max(configs)], logistics.device_memory)
     multiple = math.lcm(multiple, config.group_size)
     if cap is not None and cap % multiple:
@@ -173,8 +177,8 @@ def probe_memory(
     if soak_steps is None:
         soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
     sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
-    asked = sizes if logistics.is_split else ()
-    probed = probe(config, limit, multiple, cap, on_point, soak_steps, asked)
+    sizes = sizes if logistics.is_split else []
+    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
     found, device = probed.found, config.execution.device
     choices = [
         {

@@ -11,7 +11,6 @@ from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_step
 from sweep.memory.measure import measure
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.memory import ERROR_ON_CPU, forecast_memory
 from sweep.plan.plan import build_plan
 
@@ -158,20 +157,20 @@ def test_a_model_that_needs_values_is_refused_and_a_probe_is_proposed(tmp_path, 
 
 
 def test_a_gpu_need_not_exist_and_a_tenth_of_its_memory_is_reserved():
-    here = forecast_memory("quick", logistics=Logistics("cpu", device_memory=64 << 20), batches=[8])
-    gpu = Logistics("cuda", device_memory=64 << 20)
-    there = forecast_memory("quick", logistics=gpu, batches=[8], precision="fp32")
+    here = forecast_memory("quick", device_memory_bytes=64 << 20, batches=[8])
+    gpu = {"device": "cuda", "device_memory_bytes": 64 << 20}
+    there = forecast_memory("quick", **gpu, batches=[8], precision="fp32")
     assert there["usable_bytes"] == int(0.9 * (64 << 20)) < here["usable_bytes"]
     assert there["largest_microbatch_size"] < here["largest_microbatch_size"]
-    assert forecast_memory("quick", logistics=Logistics("cuda"))["precision"] == "bf16"
+    assert forecast_memory("quick", device="cuda")["precision"] == "bf16"
     assert here["error_bar_share"] == 0.02 and there["error_bar_share"] is None
 
 
 @pytest.mark.slow
 def test_the_gpu_of_e1_fits_the_size_that_ran_and_not_the_next():
     """192 ran on its 47.4 GiB, 208 did not, although its tensors alone would have fitted."""
-    card = Logistics("cuda", device_memory=int(47.4 * GIB))
-    document = forecast_memory("elman", logistics=card, batches=[192])
+    gpu = {"device": "cuda", "device_memory_bytes": int(47.4 * GIB)}
+    document = forecast_memory("elman", **gpu, batches=[192])
     assert 192 <= document["largest_microbatch_size"] < 208
 
 

@@ -12,7 +12,6 @@ from sweep.errors import SweepError
 from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.memory.probe import STEPS, Probe, find_leak
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.plan.plan import build_plan
 from sweep.report.memory import memory_markdown
@@ -38,8 +37,8 @@ def timeless(monkeypatch):
     monkeypatch.setattr("sweep.memory.probe.COLLAPSE", 0.0)
 
 
-def within(limit, **logistics):
-    return Logistics(device="cpu", device_memory=limit, **logistics)
+def within(limit):
+    return {"device": "cpu", "device_memory_bytes": limit}
 
 
 def config(experiment, batch, execution=None, **fields):
@@ -66,7 +65,7 @@ def largest_of_all(limit, cap):
 
 def test_the_maximum_is_proved_and_equals_that_of_measuring_every_size(timeless):
     limit = 24 * MIB
-    document = probe_memory("quick", logistics=within(limit), batches=[8])
+    document = probe_memory("quick", **within(limit), batches=[8])
     largest = document["largest_microbatch_size"]
     points = {
         point["microbatch_size"]: point
@@ -86,13 +85,12 @@ def test_the_maximum_is_proved_and_equals_that_of_measuring_every_size(timeless)
     assert conservative["microbatch_size"] < safe
     assert document["accumulated"]["status"] == "OK"
     assert document["accumulated"]["batch_size"] == 2 * safe
-    forecast = forecast_memory("quick", logistics=within(limit), batches=[8])
+    forecast = forecast_memory("quick", **within(limit), batches=[8])
     assert forecast["largest_microbatch_size"] == largest
 
 
 def test_a_given_microbatch_is_measured_at_every_batch_size_without_a_search():
-    logistics = within(24 * MIB, microbatch=2)
-    document = probe_memory("quick", logistics=logistics, batches=[4, 8])
+    document = probe_memory("quick", **within(24 * MIB), batches=[4, 8], microbatch=2)
     sizes = [(point["batch_size"], point["microbatch_size"]) for point in document["points"]]
     assert sizes == [(4, 2), (8, 2)] and document["largest_microbatch_size"] is None
     assert {point["status"] for point in document["points"]} == {"OK"}
@@ -100,8 +98,8 @@ def test_a_given_microbatch_is_measured_at_every_batch_size_without_a_search():
 
 
 def test_memory_that_is_not_linear_is_bisected(timeless):
-    logistics = within(40 * MIB)
-    document = probe_memory("quadratic", logistics=logistics, workload="odd:Pairs", batches=[4])
+    settings = {"workload": "odd:Pairs", "batches": [4], **within(40 * MIB)}
+    document = probe_memory("quadratic", **settings)
     points = {
         point["microbatch_size"]: point["status"]
         for point in document["points"]
@@ -113,14 +111,14 @@ def test_memory_that_is_not_linear_is_bisected(timeless):
 
 
 def test_not_even_one_sequence_fits():
-    document = probe_memory("quick", logistics=within(MIB), batches=[8])
+    document = probe_memory("quick", **within(MIB), batches=[8])
     assert document["largest_microbatch_size"] == 0 and "one sequence" in document["verdict"]
     assert {point["status"] for point in document["points"]} == {"OUT_OF_MEMORY"}
 
 
 def test_not_even_one_group_of_grpo_fits():
-    probed = probe_memory("grpo-words", logistics=within(MIB), soak_steps=0, **GRPO)
-    forecast = forecast_memory("grpo-words", logistics=within(MIB), **GRPO)
+    probed = probe_memory("grpo-words", **within(MIB), soak_steps=0, **GRPO)
+    forecast = forecast_memory("grpo-words", **within(MIB), **GRPO)
     for document in (probed, forecast):
         assert document["largest_microbatch_size"] == 0
         assert "one group of 4" in memory_markdown(document)
@@ -128,7 +126,7 @@ def test_not_even_one_group_of_grpo_fits():
 
 def test_a_point_that_is_killed_is_an_error_and_the_search_goes_on(timeless):
     document = probe_memory(
-        "quadratic", logistics=within(100 * MIB), workload="odd:DiesAboveFour", batches=[4]
+        "quadratic", **within(100 * MIB), workload="odd:DiesAboveFour", batches=[4]
     )
     statuses = {point["microbatch_size"]: point["status"] for point in document["points"]}
     assert statuses[4] == "OK" and statuses[8] == "ERROR"
@@ -138,14 +136,14 @@ def test_a_point_that_is_killed_is_an_error_and_the_search_goes_on(timeless):
 
 def test_steps_that_fail_at_every_size_are_refused():
     with pytest.raises(SweepError, match=r"ERROR .*sizes do not match"):
-        probe_memory("quadratic", logistics=within(100 * MIB), workload="odd:Broken", batches=[4])
+        probe_memory("quadratic", **within(100 * MIB), workload="odd:Broken", batches=[4])
 
 
 @pytest.mark.parametrize(("workload", "leaks"), [("odd:Leaky", True), ("quadratic", False)])
 def test_a_soak_finds_a_leak_if_there_is_one(workload, leaks):
     document = probe_memory(
         "quadratic",
-        logistics=within(50 * MIB),
+        **within(50 * MIB),
         workload=workload,
         batches=[4],
         cap=8,
@@ -227,7 +225,7 @@ def test_accumulation_is_measured_with_as_many_microbatches_as_are_sampled_at_on
 
 
 def test_grpo_is_probed_in_whole_groups_and_its_recommendations_are_soaked():
-    document = probe_memory("grpo-words", logistics=within(24 * MIB), cap=12, soak_steps=6, **GRPO)
+    document = probe_memory("grpo-words", **within(24 * MIB), cap=12, soak_steps=6, **GRPO)
     points, choices = document["points"], document["recommendations"]
     assert {point["batch_size"] % 4 for point in points} == {0} and document["group_size"] == 4
     assert all(set(p["phases"]) == {"generate", "log_probs", "update"} for p in points if p["loss"])
@@ -247,11 +245,11 @@ def test_several_updates_on_one_sample_are_one_step():
 
 def test_a_largest_size_that_is_not_a_multiple_is_refused():
     with pytest.raises(SweepError, match=r"multiple of 3, got 10\. Use 9 or 12"):
-        probe_memory("quick", logistics=within(24 * MIB), batches=[8], multiple=3, cap=10)
+        probe_memory("quick", **within(24 * MIB), batches=[8], multiple=3, cap=10)
 
 
 def test_only_multiples_are_measured_if_asked_for():
-    document = probe_memory("quick", logistics=within(24 * MIB), batches=[8], multiple=3, cap=30)
+    document = probe_memory("quick", **within(24 * MIB), batches=[8], multiple=3, cap=30)
     sizes = {point["microbatch_size"] for point in document["points"]}
     largest = document["largest_microbatch_size"]
     assert {size % 3 for size in sizes} == {0} and {largest, largest + 3} <= sizes
