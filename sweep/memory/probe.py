@@ -24,17 +24,7 @@ COLLAPSE = 0.6  # of the best throughput of smaller points
 WARM_UP_STEPS = 2  # of a soak, not part of the slope
 
 Measure = Callable[[int, int, int], Measurement]  # of batch size, microbatch size and steps
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A recommended microbatch size."""
-
-    name: str
-    share: float  # of the limit; the measured peak is at most that
-    point: Measurement
-    soak: Measurement | None = None  # many steps of this size; None if not asked for
-    leak: dict[str, Any] | None = None  # as `find_leak` returns it; None without a soak
+OnPoint = Callable[[Measurement], object]
 
 
 @dataclass(frozen=True)
@@ -42,8 +32,8 @@ class Probed:
     """Everything that was measured, and the result."""
 
     found: Found
-    points: tuple[Measurement, ...]  # in the order of measurement
-    choices: tuple[Choice, ...]  # the largest first
+    points: list[Measurement]  # in the order of measurement
+    choices: list[dict[str, Any]]  # as `Probe.choose` returns them, the largest first
     accumulated: Measurement | None  # several microbatches of the balanced choice
 
 
@@ -76,10 +66,7 @@ class Probe:
     """
 
     def __init__(
-        self,
-        measure: Measure,
-        limit_bytes: int,
-        on_point: Callable[[Measurement], None] = lambda point: None,
+        self, measure: Measure, limit_bytes: int, on_point: OnPoint = lambda point: None
     ) -> None:
         self._measure, self._limit_bytes, self._on_point = measure, limit_bytes, on_point
         self.points: dict[tuple[int, int], Measurement] = {}
@@ -115,29 +102,30 @@ class Probe:
         smaller = [point for point in fitting if point.microbatch_size < size]
         return max(smaller, key=lambda point: point.tokens_per_second or 0.0, default=None)
 
-    def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> Choice | None:
+    def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
         """Choose the first size, from `largest` down, that holds at most its share of the limit.
 
-        Args:
-            name: a key of `SHARES`.
-            largest: the first size to try.
-            unit: the distance between sizes.
-            soak_steps: steps that it must complete; 0: only those of a point.
+        With `soak_steps` it must also complete so many steps. Returns the document of the choice.
         """
         for size in range(largest, 0, -unit):
-            point, soak, leak = self.measure(size, size), None, None
-            is_chosen = point.status == "OK" and (
-                (point.held_bytes or 0) <= SHARES[name] * self._limit_bytes
-            )
-            if is_chosen and soak_steps:
+            point, soak = self.measure(size, size), None
+            if point.status != "OK" or (point.held_bytes or 0) > SHARES[name] * self._limit_bytes:
+                continue
+            if soak_steps:
                 if size not in self._soaks:
                     steps = max(soak_steps, WARM_UP_STEPS + 3)
                     self._soaks[size] = _judge(self._measure(size, size, steps), point)
-                soak = self._soaks[size]
-                is_chosen = soak.status == "OK"
-                leak = find_leak(soak.rests) if is_chosen else None
-            if is_chosen:
-                return Choice(name, SHARES[name], point, soak, leak)
+                if (many := self._soaks[size]).status != "OK":
+                    continue
+                soak = {"point": many.as_document(), "leak": find_leak(many.rests)}
+            return {
+                "name": name,
+                "share": SHARES[name],
+                "microbatch_size": size,
+                "headroom_bytes": point.headroom_bytes,
+                "status": point.status,
+                "soak": soak,
+            }
         return None
 
     def accumulate(
@@ -171,7 +159,7 @@ def probe(
     limit_bytes: int,
     unit: int = 1,
     cap: int | None = None,
-    on_point: Callable[[Measurement], None] | None = None,
+    on_point: OnPoint = lambda point: None,
     soak_steps: int = 0,
     sizes: Iterable[tuple[int, int]] = (),
 ) -> Probed:
@@ -187,7 +175,7 @@ def probe(
         sizes: batch sizes and microbatch sizes to measure instead of a search.
     """
     measure = partial(measure_in_process, config, limit_bytes)
-    measured = Probe(measure, limit_bytes, on_point or (lambda point: None))
+    measured = Probe(measure, limit_bytes, on_point)
     for batch_size, microbatch_size in sizes:
         measured.measure(batch_size, microbatch_size)
     found = Found(limit_bytes)
@@ -200,27 +188,17 @@ def probe(
         if (choice := measured.choose(name, size, unit, soak_steps)) is not None:
             choices.append(choice)
             if name == "balanced":
-                size = choice.point.microbatch_size
+                size = choice["microbatch_size"]
                 accumulated = measured.accumulate(size, unit, config.telling_parts)
-    return Probed(found, tuple(measured.points.values()), tuple(choices), accumulated)
+    return Probed(found, list(measured.points.values()), choices, accumulated)
 
 
 def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
-    """Fit bytes at rest over steps after a warm-up.
-
-    Returns:
-        `bytes_per_step`, its 95 % confidence `interval`, `steps`, and `is_found`: whether the whole
-        interval is above zero.
-    """
+    """Return the slope of bytes at rest over steps; a leak if its 95 % interval is above zero."""
     from scipy import stats  # it takes a second to import
 
     kept = rests[WARM_UP_STEPS:]
     fit: Any = stats.linregress(range(len(kept)), kept)
     slope, half = float(fit.slope), float(stats.t.ppf(0.975, len(kept) - 2) * fit.stderr)
-    interval = (slope - half, slope + half)
-    return {
-        "steps": len(rests),
-        "bytes_per_step": slope,
-        "interval": interval,
-        "is_found": interval[0] > 0,
-    }
+    leak = {"steps": len(rests), "bytes_per_step": slope, "interval": (slope - half, slope + half)}
+    return {**leak, "is_found": slope - half > 0}

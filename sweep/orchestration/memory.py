@@ -1,7 +1,6 @@
 """Memory of an experiment: `sweep forecast` predicts it, `sweep probe` measures and proves it."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from sweep.config.grpo import least_size
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.memory.points import Forecast, Measurement
-from sweep.memory.probe import Probed, probe
+from sweep.memory.points import Forecast
+from sweep.memory.probe import OnPoint, Probed, probe
 from sweep.memory.search import fit_line
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan
@@ -144,7 +143,7 @@ def probe_memory(
     cap: int | None = None,
     multiple: int = 1,
     soak_steps: int | None = None,
-    on_point: Callable[[Measurement], None] | None = None,
+    on_point: OnPoint = lambda point: None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Measure the largest microbatch that fits this machine's device, and prove it.
@@ -179,18 +178,7 @@ def probe_memory(
     sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
     sizes = sizes if logistics.is_split else []
     probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
-    found, device = probed.found, config.execution.device
-    choices = [
-        {
-            "name": choice.name,
-            "share": choice.share,
-            "microbatch_size": choice.point.microbatch_size,
-            "headroom_bytes": choice.point.headroom_bytes,
-            "status": choice.point.status,
-            "soak": choice.soak and {"point": choice.soak.as_document(), "leak": choice.leak},
-        }
-        for choice in probed.choices
-    ]
+    found, choices, device = probed.found, probed.choices, config.execution.device
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
     return head | {
         "device_memory_bytes": limit,

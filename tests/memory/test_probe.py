@@ -207,13 +207,13 @@ def test_a_size_that_does_not_complete_its_soak_is_not_chosen():
         return "OUT_OF_MEMORY" if steps > STEPS and size > 12 else "OK"
 
     choice = fake_probe(fits=fits)[0].choose("maximum", 20, 4, 30)
-    assert choice.point.microbatch_size == 12 and choice.soak.status == "OK"
-    assert fake_probe(fits=fits)[0].choose("maximum", 20, 4, 0).point.microbatch_size == 20
+    assert choice["microbatch_size"] == 12 and choice["soak"]["point"]["status"] == "OK"
+    assert fake_probe(fits=fits)[0].choose("maximum", 20, 4, 0)["microbatch_size"] == 20
 
 
 def test_a_choice_holds_at_most_its_share_or_is_left_out():
     probe, _ = fake_probe(context_bytes=50)
-    assert probe.choose("balanced", 48, 8, 0).point.microbatch_size == 40
+    assert probe.choose("balanced", 48, 8, 0)["microbatch_size"] == 40
     assert fake_probe(context_bytes=80)[0].choose("conservative", 48, 8, 0) is None
 
 
