@@ -70,7 +70,7 @@ def earlier_sweep() -> str:
             "precision": "fp32",
             "loss_chunk_rows": 0,
             "device": "cuda",
-            "device_memory_bytes": CARD,
+            "device_memory": CARD,
         },
     }
     lines = ["| batch size | " + " | ".join(cases) + " |", "| --: |" + " --: |" * len(cases)]
@@ -108,7 +108,7 @@ def proved_probe(out: Path) -> str:
     """Probe `quick` within a limit, soak it, and confirm the maximum by trying every size."""
     from sweep.report.memory import write_memory
 
-    within = {"device": "cpu", "device_memory_bytes": LIMIT}
+    within = {"device": "cpu", "device_memory": LIMIT}
     document = probe_memory("quick", **within, batches=[8], soak_steps=200)
     write_memory(document, out / "cpu-probe")
     largest = document["largest_microbatch_size"]

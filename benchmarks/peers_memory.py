@@ -102,7 +102,7 @@ def by_sweep(tried: list[int]) -> int:
     document = probe_memory(
         "quick",
         device="cpu",
-        device_memory_bytes=LIMIT,
+        device_memory=LIMIT,
         loss_chunk_rows=0,
         batches=[8],
         on_point=lambda point: tried.append(point.microbatch_size),

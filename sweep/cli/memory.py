@@ -45,9 +45,7 @@ def probe_command(experiment: str, flags: dict[str, Any]) -> int:
 
 
 def _read_settings(experiment: str, flags: dict[str, Any]) -> dict[str, Any]:
-    logistics = asdict(read_logistics(flags))
-    logistics["device_memory_bytes"] = logistics.pop("device_memory")
-    return {**logistics, **read_overrides(experiment, flags)}
+    return asdict(read_logistics(flags)) | read_overrides(experiment, flags)
 
 
 def _read_soak(text: str) -> int:
@@ -56,13 +54,13 @@ def _read_soak(text: str) -> int:
 
 
 def _print(document: dict[str, Any], flags: dict[str, Any]) -> int:
-    from sweep.report.memory import memory_markdown, write_memory
+    from sweep.report.memory import markdown_of, write_memory
 
     out: Path | None = flags["out"]
     if flags["json"]:
         click.echo(json.dumps(document, indent=1))
     else:
-        click.echo(memory_markdown(document), nl=False)
+        click.echo(markdown_of(document), nl=False)
     if out is not None:
         path = write_memory(document, out)
         if not flags["json"]:

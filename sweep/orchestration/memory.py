@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.grpo import least_size
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
@@ -28,11 +27,9 @@ NOWHERE = SweepFolder(Path("/dev/null/sweep"))  # a folder without a plan
 
 def _read_settings(experiment: str, settings: dict[str, Any]) -> tuple[Experiment, Logistics]:
     """Split settings by name into those of the experiment and those of its execution."""
-    names = {field.name for field in fields(Logistics)}
-    own = {name: settings[name] for name in names & {*settings}}
-    own["device_memory"] = settings.get("device_memory_bytes")
-    others = {*settings} - names - {"device_memory_bytes"}
-    return load_experiment(experiment, {name: settings[name] for name in others}), Logistics(**own)
+    names = {field.name for field in fields(Logistics)} & {*settings}
+    own = {name: settings.pop(name) for name in names}
+    return load_experiment(experiment, settings), Logistics(**own)
 
 
 def _plan_steps(
@@ -65,7 +62,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     Args:
         experiment: a shipped name or the path of a TOML file.
         **settings: any setting of `sweep forecast` by name: batches, model, precision, … With
-            `device_memory_bytes` the largest microbatch that fits is found and used, with
+            `device_memory` the largest microbatch that fits is found and used, with
             `microbatch` that one is used; with neither each step is one microbatch.
 
     Returns:
@@ -156,7 +153,7 @@ def probe_memory(
             GRPO, else none.
         on_point: called after each measured point.
         **settings: any setting of `sweep probe` by name: batches, model, precision, … On a CPU
-            `device_memory_bytes` is half of the available memory by default. With a `microbatch`
+            `device_memory` is half of the available memory by default. With a `microbatch`
             every batch size is measured in such microbatches, without a search.
 
     Returns:
@@ -188,7 +185,7 @@ def probe_memory(
         "points": [point.as_document() for point in probed.points],
         "line": found.line and asdict(found.line),
         "largest_microbatch_size": None if logistics.is_split else found.largest,
-        "verdict": _verdict(probed, config.group_size, multiple),
+        "verdict": _verdict(probed, multiple),
         "search_points": len(found.peaks),
         "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
         "accumulated": probed.accumulated and probed.accumulated.as_document(),
@@ -218,7 +215,7 @@ def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int]
     return config, limit
 
 
-def _verdict(probed: Probed, group_size: int, multiple: int) -> str:
+def _verdict(probed: Probed, multiple: int) -> str:
     """Return the result of the search in words.
 
     Raises:
@@ -234,7 +231,7 @@ def _verdict(probed: Probed, group_size: int, multiple: int) -> str:
                 f"steps must run to be measured, got {smallest.status} with a microbatch of "
                 f"{smallest.microbatch_size} ({smallest.message}). Fix that first."
             )
-        return f"not even {least_size(group_size, multiple)} fits"
+        return f"a microbatch of {multiple} does not fit"
     how = "; memory was not linear, so the search bisected" if found.is_bisected else ""
     if found.is_capped:
         return f"{found.largest} fits, and no larger size was asked for{how}"

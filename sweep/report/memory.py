@@ -9,7 +9,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from sweep.config.grpo import least_size
 from sweep.config.numbers import format_bytes, format_count
 from sweep.report.axes import GREY, legend_above, new_figure
 from sweep.trial.files import replacing
@@ -20,7 +19,7 @@ OTHER_COLOUR = "#E69F00"
 MISSING = "–"
 
 
-def memory_markdown(document: Mapping[str, Any]) -> str:
+def markdown_of(document: Mapping[str, Any]) -> str:
     """Write the document of a forecast or a probe as a Markdown page."""
     unit = _unit(document)
     digits = 3 if unit == "GiB" else 1
@@ -33,10 +32,6 @@ def memory_markdown(document: Mapping[str, Any]) -> str:
             return MISSING
         return f"{value:.3g}" if value < 1000 else format_count(value)
 
-    group, multiple = document["group_size"], document.get("multiple", document["group_size"])
-    none_fits = f"not even {least_size(group, multiple)} fits"
-    if multiple == group > 1:
-        none_fits += "; equal parts of a group were not tried"
     environment = Environment(
         loader=PackageLoader("sweep.report"),
         undefined=StrictUndefined,
@@ -47,7 +42,7 @@ def memory_markdown(document: Mapping[str, Any]) -> str:
     filters = {"size": size, "number": number, "bytes": format_bytes, "answer": answers.get}
     environment.filters |= filters
     template = environment.get_template(f"{_kind(document)}.md.j2")
-    text = template.render(document=document, unit=unit, none_fits=none_fits)
+    text = template.render(document=document, unit=unit)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -97,7 +92,7 @@ def write_memory(document: Mapping[str, Any], out: Path) -> Path:
         (out / "figures").mkdir(exist_ok=True)
         with replacing(out / "figures" / "memory.png") as part:
             plot_memory(document).savefig(part, format="png", metadata={"Software": None})
-    text = memory_markdown(document)
+    text = markdown_of(document)
     for suffix, content in (("json", json.dumps(document, indent=1) + "\n"), ("md", text)):
         with replacing(out / f"{kind}.{suffix}") as part:
             part.write_text(content, encoding="utf-8")

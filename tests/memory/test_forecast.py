@@ -157,8 +157,8 @@ def test_a_model_that_needs_values_is_refused_and_a_probe_is_proposed(tmp_path, 
 
 
 def test_a_gpu_need_not_exist_and_a_tenth_of_its_memory_is_reserved():
-    here = forecast_memory("quick", device_memory_bytes=64 << 20, batches=[8])
-    gpu = {"device": "cuda", "device_memory_bytes": 64 << 20}
+    here = forecast_memory("quick", device_memory=64 << 20, batches=[8])
+    gpu = {"device": "cuda", "device_memory": 64 << 20}
     there = forecast_memory("quick", **gpu, batches=[8], precision="fp32")
     assert there["usable_bytes"] == int(0.9 * (64 << 20)) < here["usable_bytes"]
     assert there["largest_microbatch_size"] < here["largest_microbatch_size"]
@@ -169,7 +169,7 @@ def test_a_gpu_need_not_exist_and_a_tenth_of_its_memory_is_reserved():
 @pytest.mark.slow
 def test_the_gpu_of_e1_fits_the_size_that_ran_and_not_the_next():
     """192 ran on its 47.4 GiB, 208 did not, although its tensors alone would have fitted."""
-    gpu = {"device": "cuda", "device_memory_bytes": int(47.4 * GIB)}
+    gpu = {"device": "cuda", "device_memory": int(47.4 * GIB)}
     document = forecast_memory("elman", **gpu, batches=[192])
     assert 192 <= document["largest_microbatch_size"] < 208
 

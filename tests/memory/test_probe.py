@@ -14,7 +14,7 @@ from sweep.memory.points import Measurement
 from sweep.memory.probe import STEPS, Probe, find_leak
 from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.plan.plan import build_plan
-from sweep.report.memory import memory_markdown
+from sweep.report.memory import markdown_of
 
 MIB = 1 << 20
 GRPO = {
@@ -38,7 +38,7 @@ def timeless(monkeypatch):
 
 
 def within(limit):
-    return {"device": "cpu", "device_memory_bytes": limit}
+    return {"device": "cpu", "device_memory": limit}
 
 
 def config(experiment, batch, execution=None, **fields):
@@ -94,7 +94,7 @@ def test_a_given_microbatch_is_measured_at_every_batch_size_without_a_search():
     sizes = [(point["batch_size"], point["microbatch_size"]) for point in document["points"]]
     assert sizes == [(4, 2), (8, 2)] and document["largest_microbatch_size"] is None
     assert {point["status"] for point in document["points"]} == {"OK"}
-    assert document["recommendations"] == [] and "Nothing" not in memory_markdown(document)
+    assert document["recommendations"] == []
 
 
 def test_memory_that_is_not_linear_is_bisected(timeless):
@@ -112,7 +112,7 @@ def test_memory_that_is_not_linear_is_bisected(timeless):
 
 def test_not_even_one_sequence_fits():
     document = probe_memory("quick", **within(MIB), batches=[8])
-    assert document["largest_microbatch_size"] == 0 and "one sequence" in document["verdict"]
+    assert document["largest_microbatch_size"] == 0 and "of 1 does not" in document["verdict"]
     assert {point["status"] for point in document["points"]} == {"OUT_OF_MEMORY"}
 
 
@@ -121,7 +121,7 @@ def test_not_even_one_group_of_grpo_fits():
     forecast = forecast_memory("grpo-words", **within(MIB), **GRPO)
     for document in (probed, forecast):
         assert document["largest_microbatch_size"] == 0
-        assert "one group of 4" in memory_markdown(document)
+        assert "A microbatch of 4 does not fit." in markdown_of(document)
 
 
 def test_a_point_that_is_killed_is_an_error_and_the_search_goes_on(timeless):
@@ -155,7 +155,7 @@ def test_a_soak_finds_a_leak_if_there_is_one(workload, leaks):
     leak = document["soak"]["leak"]
     assert leak["is_found"] is leaks and leak["steps"] == 30
     assert leak["bytes_per_step"] == pytest.approx(4096 if leaks else 0)
-    assert ("LEAK" in memory_markdown(document)) is leaks
+    assert ("LEAK" in markdown_of(document)) is leaks
 
 
 def test_noise_is_not_a_leak_and_a_slope_within_it_is():
@@ -233,7 +233,7 @@ def test_grpo_is_probed_in_whole_groups_and_its_recommendations_are_soaked():
     for choice in choices:
         assert 24 * MIB - choice["headroom_bytes"] <= choice["share"] * 24 * MIB
     parts = document["accumulated"]["batch_size"] // document["accumulated"]["microbatch_size"]
-    assert parts == 4 and "completions/s" in memory_markdown(document)
+    assert parts == 4 and "completions/s" in markdown_of(document)
 
 
 def test_several_updates_on_one_sample_are_one_step():
