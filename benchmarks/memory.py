@@ -20,7 +20,7 @@ from sweep.config.trial import Execution, TrialConfig
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step
-from sweep.memory.jobs import measure
+from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.orchestration.execution import LOSS_CHUNK_ROWS
 from sweep.plan.plan import build_plan

@@ -1,22 +1,13 @@
-"""Memory functions to run in a `FreshProcess`; importing this module does not import torch."""
+"""Forecasts that run in a `FreshProcess`, so that the caller does not import torch."""
 
 from collections.abc import Iterable
 
 from sweep.config.trial import TrialConfig
-from sweep.memory.points import Forecast, Measurement
+from sweep.memory.points import Forecast
 from sweep.memory.presets import choose_preset, describe_remedies
 from sweep.training.process import ShouldStop
 
-__all__ = ["choose_preset", "describe_remedies", "forecast_rows", "largest_here", "measure"]
-
-
-def measure(
-    config: TrialConfig, limit_bytes: int, steps: int, should_stop: ShouldStop
-) -> Measurement:
-    """Measure one configuration, as `sweep.memory.measure.measure` does."""
-    from sweep.memory.measure import measure
-
-    return measure(config, limit_bytes, steps, should_stop)
+__all__ = ["choose_preset", "describe_remedies", "forecast_rows", "largest_here"]
 
 
 def forecast_rows(configs: Iterable[TrialConfig], should_stop: ShouldStop) -> list[Forecast]:

@@ -25,13 +25,9 @@ LEARNING_RATE = 1e-6
 def measure(
     config: TrialConfig, limit_bytes: int, steps: int, should_stop: ShouldStop
 ) -> Measurement:
-    """Take whole optimizer steps and evaluate one batch, within a memory limit that is enforced.
+    """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit.
 
-    Args:
-        config: with the batch size and the microbatch size to measure.
-        limit_bytes: of the device.
-        steps: at least 2; the first creates optimizer states and is not timed.
-        should_stop: asked after each step.
+    The first step creates the optimizer states and is not timed.
     """
     device = torch.device(config.execution.device)
     torch.set_num_threads(config.execution.threads)

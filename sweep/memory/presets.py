@@ -27,11 +27,7 @@ def choose_preset(
     Args:
         config: with the largest microbatch that the plan would take.
         preset: a key of `PRESETS`.
-        fixed: names of returned settings that the user gave, which are not chosen.
-
-    Returns:
-        Values by name: zero, activation_checkpointing, microbatch_bound, evaluation_batch_size,
-        precision and reason.
+        fixed: names of the returned settings that the user gave and that must be kept.
     """
     from sweep.memory.forecast import Forecasts
     from sweep.training.device import usable_memory

@@ -11,7 +11,7 @@ from typing import Any
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
-from sweep.memory import jobs
+from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.memory.search import SHARES, Found, find_largest
 from sweep.plan.retry import judge_death
@@ -43,7 +43,7 @@ def measure_in_process(
     """Measure one point in a fresh process."""
     killed_before = oom_kills()
     sized = config.sized(batch_size, microbatch_size)
-    process = FreshProcess(jobs.measure, sized, limit_bytes, steps)
+    process = FreshProcess(measure, sized, limit_bytes, steps)
     try:
         point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
         return point
@@ -57,13 +57,7 @@ def measure_in_process(
 
 
 class Probe:
-    """Points of one configuration, each measured once.
-
-    Args:
-        measure: measures one point.
-        limit_bytes: of the device.
-        on_point: called after each point.
-    """
+    """Points of one configuration, each measured once by `measure`."""
 
     def __init__(
         self, measure: Measure, limit_bytes: int, on_point: OnPoint = lambda point: None
@@ -165,17 +159,9 @@ def probe(
 ) -> Probed:
     """Find the largest microbatch that fits, choose a size for each share, measure accumulation.
 
-    Args:
-        config: of a trial; its batch size and microbatch size are replaced.
-        limit_bytes: of the device; enforced.
-        unit: sizes are multiples of it.
-        cap: the largest size of interest.
-        on_point: called after each measured point.
-        soak_steps: steps that each chosen size must complete; 0: only those of a point.
-        sizes: batch sizes and microbatch sizes to measure instead of a search.
+    With `sizes`, pairs of batch size and microbatch size, measure these and do not search.
     """
-    measure = partial(measure_in_process, config, limit_bytes)
-    measured = Probe(measure, limit_bytes, on_point)
+    measured = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
     for batch_size, microbatch_size in sizes:
         measured.measure(batch_size, microbatch_size)
     found = Found(limit_bytes)

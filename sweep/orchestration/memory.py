@@ -5,10 +5,13 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
+from sweep.memory.forecast import Forecasts, forecast_stages
 from sweep.memory.points import Forecast
 from sweep.memory.probe import OnPoint, Probed, probe
 from sweep.memory.search import fit_line
@@ -16,6 +19,7 @@ from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
+from sweep.training.device import USABLE_SHARE, device_memory
 from sweep.trial.folder import SweepFolder
 
 SOAK_STEPS = 20  # default of workloads that sample
@@ -71,9 +75,6 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     Raises:
         SweepError: for bad input, or a model that fake tensors cannot run.
     """
-    from sweep.memory.forecast import Forecasts, forecast_stages
-    from sweep.training.device import USABLE_SHARE
-
     asked, logistics = _read_settings(experiment, {"device": "cpu", **settings})
     is_cuda = logistics.device.startswith("cuda")
     plan, configs, head = _plan_steps(asked, replace(logistics, is_elsewhere=is_cuda))
@@ -196,10 +197,6 @@ def probe_memory(
 
 def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int]:
     """Return the configuration to measure with, and within how many bytes."""
-    import torch
-
-    from sweep.training.device import device_memory
-
     if config.execution.devices > 1:
         raise SweepError(
             "devices-per-trial must be 1 in a probe, which measures one device, got "
