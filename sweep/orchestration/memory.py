@@ -163,7 +163,6 @@ def probe_memory(
     Raises:
         SweepError: for bad input, or if steps fail for another reason than memory.
     """
-
     asked, logistics = _read_settings(experiment, settings)
     plan, configs, head = _plan_steps(asked, logistics)
     config, limit = _to_probe(configs[max(configs)], logistics.device_memory)
