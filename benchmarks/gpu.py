@@ -26,7 +26,7 @@ from record import record
 from sweep.config.experiment import load_experiment
 from sweep.config.numbers import parse_count
 from sweep.config.trial import TrialConfig
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress
@@ -47,7 +47,7 @@ def planned(arguments: argparse.Namespace, path: Path) -> SweepFolder:
         **({"model": arguments.model} if arguments.model else {}),
     }
     settings = load_experiment("tinystories", fields)
-    save_plan(make_plan(settings, Logistics(device=arguments.device), folder).plan, folder)
+    save_plan(make_plan(settings, Execution(device=arguments.device), folder).plan, folder)
     return folder
 
 

@@ -16,10 +16,12 @@ import torch
 from record import RESULTS, record
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution, TrialConfig
+from sweep.config.execution import Execution
+from sweep.config.trial import TrialConfig
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step
+from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.orchestration.execution import LOSS_CHUNK_ROWS
 from sweep.plan.plan import build_plan
@@ -62,7 +64,7 @@ def compare(config: TrialConfig, limit: int) -> dict[str, Any]:
         row["forecast_bytes"] = forecast_step(config).peak_bytes
     except SweepError as error:
         return {**row, "status": "ERROR", "message": str(error)}
-    process = FreshProcess("sweep.memory.measure:measure", config, limit, 3)
+    process = FreshProcess(measure, config, limit, 3)
     try:
         point: Measurement = process.result(timeout=POINT_SECONDS)
     except WorkerDied as error:

@@ -15,9 +15,7 @@ from typing import Any
 from memory import trial_config
 
 from sweep.memory.measure import measure
-from sweep.orchestration.execution import Logistics
-from sweep.orchestration.forecast import forecast_memory
-from sweep.orchestration.memory import probe_memory
+from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.training.device import USABLE_SHARE
 
 HERE = Path(__file__).parent
@@ -63,26 +61,22 @@ def loop_slope() -> float:
 
 def earlier_sweep() -> str:
     """Forecast the earlier sweep's model at its batch sizes on its card, and what would fit."""
-    cases: dict[str, tuple[dict[str, Any], Logistics]] = {
-        "fp32, in one": ({"precision": "fp32"}, Logistics(device="cpu", loss_chunk_rows=0)),
-        "bf16, in one": ({"precision": "bf16"}, Logistics(device="cpu", loss_chunk_rows=0)),
-        "fp32, chunked loss": (
-            {"precision": "fp32"},
-            Logistics(device="cpu", loss_chunk_rows=1024),
-        ),
-        "bf16, chunked loss": (
-            {"precision": "bf16"},
-            Logistics(device="cpu", loss_chunk_rows=1024),
-        ),
-        "fp32, accumulation": (
-            {"precision": "fp32"},
-            Logistics(device="cuda", loss_chunk_rows=0, device_memory=CARD),
-        ),
+    cases: dict[str, dict[str, Any]] = {
+        "fp32, in one": {"precision": "fp32", "loss_chunk_rows": 0},
+        "bf16, in one": {"precision": "bf16", "loss_chunk_rows": 0},
+        "fp32, chunked loss": {"precision": "fp32", "loss_chunk_rows": 1024},
+        "bf16, chunked loss": {"precision": "bf16", "loss_chunk_rows": 1024},
+        "fp32, accumulation": {
+            "precision": "fp32",
+            "loss_chunk_rows": 0,
+            "device": "cuda",
+            "device_memory": CARD,
+        },
     }
     lines = ["| batch size | " + " | ".join(cases) + " |", "| --: |" + " --: |" * len(cases)]
     documents = {
-        name: forecast_memory("tinystories", logistics=logistics, batches=BATCHES, **fields)
-        for name, (fields, logistics) in cases.items()
+        name: forecast_memory("tinystories", batches=BATCHES, **settings)
+        for name, settings in cases.items()
     }
     for place, batch in enumerate(BATCHES):
         cells = []
@@ -96,9 +90,8 @@ def earlier_sweep() -> str:
         lines.append(f"| {batch} | " + " | ".join(cells) + " |")
     largest = documents["fp32, accumulation"]["largest_microbatch_size"]
     fields = {"model": "handwritten:build", "vocabulary": 10_000, "context": 256}
-    logistics = Logistics(device="cpu", loss_chunk_rows=0)
     written = forecast_memory(
-        "tinystories", logistics=logistics, batches=[256], precision="fp32", **fields
+        "tinystories", batches=[256], precision="fp32", loss_chunk_rows=0, **fields
     )["points"][0]["peak_bytes"]
     lines.append(
         f"\nSizes in GiB of tensors; tight: above {USABLE_SHARE:.0%} of the card, whose context, "
@@ -115,8 +108,8 @@ def proved_probe(out: Path) -> str:
     """Probe `quick` within a limit, soak it, and confirm the maximum by trying every size."""
     from sweep.report.memory import write_memory
 
-    logistics = Logistics(device="cpu", device_memory=LIMIT)
-    document = probe_memory("quick", logistics=logistics, batches=[8], soak_steps=200)
+    within = {"device": "cpu", "device_memory": LIMIT}
+    document = probe_memory("quick", **within, batches=[8], soak_steps=200)
     write_memory(document, out / "cpu-probe")
     largest = document["largest_microbatch_size"]
     execution = {"loss_chunk_rows": 1024, "evaluation_batch_size": largest + 3}
@@ -128,7 +121,7 @@ def proved_probe(out: Path) -> str:
     ]
     confirmed = fits == [True] * largest + [False] * 3
     leaky = probe_memory(
-        "quadratic", logistics=logistics, workload="odd:Leaky", batches=[4], cap=8, soak_steps=200
+        "quadratic", **within, workload="odd:Leaky", batches=[4], cap=8, soak_steps=200
     )["soak"]["leak"]
     low, high = leaky["interval"]
     has_leak = document["soak"]["leak"]["is_found"]

@@ -29,7 +29,7 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     """Plan and run `count` trials; return seconds, the peak memory, and how many have ended."""
     from sweep.cli.show import Progress
     from sweep.config.experiment import load_experiment
-    from sweep.orchestration.execution import Logistics
+    from sweep.config.execution import Execution
     from sweep.orchestration.executors import Place
     from sweep.orchestration.local import InlineExecutor
     from sweep.orchestration.planning import make_plan
@@ -39,7 +39,7 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     folder, started = SweepFolder(out), time.perf_counter()
     fields = {"batches": BATCHES, "seeds": count // len(BATCHES), "budget": TOKENS}
     experiment = load_experiment("quadratic", fields)
-    planned = make_plan(experiment, Logistics(device="cpu", keep="none"), folder)
+    planned = make_plan(experiment, Execution(device="cpu", keep="none"), folder)
     seconds_planning = time.perf_counter() - started
     ended: list[float] = []
     with Progress(folder, None, is_quiet=False) as progress:

@@ -17,7 +17,6 @@ from memory import trial_config
 
 from sweep.config.trial import TrialConfig
 from sweep.memory.measure import measure
-from sweep.orchestration.execution import Logistics
 from sweep.orchestration.memory import probe_memory
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
@@ -100,10 +99,11 @@ def by_lightning(tried: list[int]) -> int:
 
 def by_sweep(tried: list[int]) -> int:
     """Let `sweep probe` forecast, jump and prove."""
-    logistics = Logistics(device="cpu", device_memory=LIMIT, loss_chunk_rows=0)
     document = probe_memory(
         "quick",
-        logistics=logistics,
+        device="cpu",
+        device_memory=LIMIT,
+        loss_chunk_rows=0,
         batches=[8],
         on_point=lambda point: tried.append(point.microbatch_size),
     )

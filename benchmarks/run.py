@@ -22,7 +22,7 @@ from record import record
 
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import SweepFolder
@@ -100,7 +100,7 @@ def compiled_trials(folder: Path) -> dict[str, object]:
     """
     out = SweepFolder(folder / "compiled")
     fields = {"model": "small", "data": "synthetic", "budget": "40960", "batches": [16], "seeds": 8}
-    planned = make_plan(load_experiment("tinystories", fields), Logistics("cpu"), out)
+    planned = make_plan(load_experiment("tinystories", fields), Execution(device="cpu"), out)
     execution = planned.plan.execution.model_copy(update={"compile": True})  # small as the plan is
     planned = replace(planned, plan=planned.plan.model_copy(update={"execution": execution}))
     with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")):

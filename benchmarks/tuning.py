@@ -15,7 +15,7 @@ import pandas as pd
 
 from sweep.analysis.frames import load_sweep
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.report.report import write_report
@@ -26,7 +26,7 @@ FIELDS = {"batches": [8, 16, 32], "budget": 98_304, "lr": "tuned", "seeds": 3}
 
 def tune(folder: SweepFolder) -> None:
     """Run the tuned sweep, or what is left of it."""
-    planned = make_plan(load_experiment("quick", FIELDS), Logistics(device="cpu"), folder)
+    planned = make_plan(load_experiment("quick", FIELDS), Execution(device="cpu"), folder)
     run_plan(planned, folder)
 
 

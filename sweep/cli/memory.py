@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.running import request_of
+from sweep.cli.running import settings_in
 from sweep.config.numbers import format_bytes, parse_count
+from sweep.orchestration.planning import refuse_file
 
 if TYPE_CHECKING:
     from sweep.memory.points import Measurement
@@ -15,22 +16,25 @@ if TYPE_CHECKING:
 
 def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the memory that each batch size would take."""
-    from sweep.orchestration.memory import forecast_request
+    refuse_file(flags["out"])
+    from sweep.orchestration.memory import forecast_memory
 
-    return _print(forecast_request(request_of(experiment, flags)), flags)
+    return _print(forecast_memory(experiment, **settings_in(flags)), flags)
 
 
 def probe_command(experiment: str, flags: dict[str, Any]) -> int:
     """Measure, showing each point, and print the largest that fits."""
-    from sweep.orchestration.memory import probe_request
+    refuse_file(flags["out"])
+    from sweep.orchestration.memory import probe_memory
 
     cap, soak, multiple = flags["largest"], flags["soak"], flags["multiple"]
-    document = probe_request(
-        request_of(experiment, flags),
+    document = probe_memory(
+        experiment,
         cap=None if cap is None else parse_count(cap, "largest"),
         multiple=1 if multiple is None else parse_count(multiple, "multiple"),
         soak_steps=None if soak is None else _read_soak(soak),
         on_point=_show_point,
+        **settings_in(flags),
     )
     return _print(document, flags)
 

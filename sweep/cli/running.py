@@ -24,15 +24,15 @@ NOT_SETTINGS = {  # flags of the commands themselves
 }
 
 
-def request_of(experiment: str, flags: dict[str, Any]) -> Request:
-    """Parse the flags that are settings."""
-    values = {name: value for name, value in flags.items() if name not in NOT_SETTINGS}
-    return read_request(experiment, values, flags["out"])
+def settings_in(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that are settings, without those that were not given."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    return {name: value for name, value in given.items() if name not in NOT_SETTINGS}
 
 
 def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the plan; with --out, write it there for `python -m sweep.training`."""
-    request, folder = request_of(experiment, flags), None
+    request, folder = read_request(experiment, settings_in(flags), flags["out"]), None
     cluster = parse_cluster(flags["cluster"]) if flags["cluster"] else None
     if flags["price"] is not None and cluster is None:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
@@ -60,7 +60,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
     from sweep.orchestration.executors import check_services
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
 
-    request = request_of(experiment, flags)
+    request = read_request(experiment, settings_in(flags), flags["out"])
     folder, services = request.folder, request.services
     check_services(services)
     check_writable(folder)

@@ -229,8 +229,9 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Experiment":
+        is_builtin = ":" not in self.workload  # a user's workload may use any of these
         is_mixed = (self.model.kind == "quadratic") != (self.workload == "quadratic")
-        if is_mixed and ":" not in self.workload:
+        if is_builtin and is_mixed:
             raise ValueError(
                 f"workload {self.workload!r} cannot train the model {self.model.name!r}; "
                 "the workload quadratic needs the model quadratic, and vice versa"
@@ -245,7 +246,7 @@ class Experiment(Settings):
             raise ValueError("tuning.budget must be at most the budget")
         if self.target is not None:
             self._check_target()
-        if (self.workload == "grpo") != (self.grpo is not None):
+        if is_builtin and (self.workload == "grpo") != (self.grpo is not None):
             raise ValueError("the workload grpo and the table grpo belong together")
         if self.grpo is not None:
             self._check_grpo(self.grpo)

@@ -1,1 +1,1 @@
-"""Memory: forecast without the device, measured in fresh processes, and the largest that fits."""
+"""Peak memory of training steps: predicted without the device, measured, and used to choose."""

@@ -1,197 +1,161 @@
-"""Peak memory of a training step without the device: fake tensors, real bookkeeping.
+"""Forecast the peak memory of a training step on tensors without data.
 
-The step is the one that trains (`sweep.training.step`), run twice on tensors without data, so that
-optimizer states are there; `LiveStorages` counts what would be held. No weights are made.
-Compiled steps are forecast as eager ones, which mostly keep more; that is not calibrated.
+The training step runs twice under `FakeTensorMode`, the second time with optimizer states, while
+`LiveStorages` counts the live bytes. No weights are allocated. Compiled steps are forecast as eager
+ones, which usually keep more. No other file may use `FakeTensorMode`, since its module is private.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sweep.config.execution import Execution
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.points import Forecast
-from sweep.memory.search import Found, Look, find_largest
-from sweep.memory.zero import STAGES, Gathered, on_devices
+from sweep.memory.search import find_largest
+from sweep.memory.zero import STAGES, on_devices
 from sweep.models import build_without_weights
 from sweep.models.hugging_face import unpacked_rows
 from sweep.models.precision import weight_dtype
-from sweep.training.device import usable_memory
 from sweep.training.noise import GradientSums
 from sweep.training.parallel import layers_of
-from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
 from sweep.workloads.protocol import build_workload
 
-STEPS = 2  # in the second one gradients of the first were freed and optimizer states are there
+STEPS = 2  # the second one frees gradients of the first and holds optimizer states
 
 
 def forecast_step(config: TrialConfig) -> Forecast:
-    """Forecast the steps and the evaluations of one trial.
+    """Forecast the steps and the evaluations of one trial on one device.
 
     Raises:
-        SweepError: if the model or the workload needs values that fake tensors do not have.
+        SweepError: if the model or the workload needs values, which fake tensors do not have.
     """
-    batch_size = config.science.batch_size // config.execution.devices
-    plain = {"compile": False, "device": "cpu"}
-    here = config.model_copy(update={"execution": config.execution.model_copy(update=plain)})
-    shown = _shown(config, batch_size)
-    vocabulary = getattr(config.science.model, "vocabulary", None)
     try:
-        model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with unpacked_rows(), fake, LiveStorages(None, vocabulary) as storages:
-            _give_storage(model, weight_dtype(config.science.precision))
-            step = TrainingStep(here, torch.device("cpu"), config.microbatch_size, model)
-            storages.watch(step.model, step.optimizer)
-            phases: dict[str, tuple[int, dict[str, int]]] = {}
-
-            def note(phase: str) -> None:
-                phases[phase] = storages.peak_bytes, storages.peak
-                storages.forget_peak()
-
-            if step.rollouts is not None:
-                step.rollouts.on_phase, step.rollouts.is_rehearsal = note, True
-            for _ in range(STEPS):
-                storages.forget_peak()
-                is_split = shown > config.microbatch_size and step.rollouts is None
-                sums = GradientSums() if is_split else None
-                step(step.workload.random_batch(shown), 1e-3, sums)
-                note("update")
-            seen, rest = dict(phases), storages.live_bytes
-            phases.clear()  # the evaluation has some too
-            step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
-            evaluation = max([storages.peak_bytes, *(size for size, _ in phases.values())])
+        return _run_without_data(config)
     except SweepError:
         raise
-    except Exception as error:  # whatever a user's model does with values that are not there
+    except Exception as error:  # a user's model may raise anything
         raise SweepError(
-            f"the memory of {config.science.model.name!r} cannot be forecast without running it "
-            f"({type(error).__name__}: {str(error)[:200]}). Measure it with `sweep probe`."
+            f"memory of {config.science.model.name!r} must be forecast on tensors without values, "
+            f"got {type(error).__name__}: {str(error)[:200]}. Measure it with `sweep probe`."
         ) from error
-    sizes = batch_size, config.microbatch_size
-    peak, by_category = max(seen.values(), key=lambda one: one[0])
-    found = Forecast(*sizes, peak, by_category, rest, evaluation)
-    if step.rollouts is None:
-        return found
-    return replace(found, phases={name: bytes_ for name, (bytes_, _) in seen.items()})
 
 
-def _shown(config: TrialConfig, batch_size: int) -> int:
-    """Return how many sequences of a batch tell its peak: some microbatches, unless it samples."""
-    if config.science.grpo is not None:
+def _run_without_data(config: TrialConfig) -> Forecast:
+    on_cpu = {"compile": False, "device": "cpu"}
+    here = config.model_copy(update={"execution": config.execution.model_copy(update=on_cpu)})
+    batch_size = config.science.batch_size // config.execution.devices
+    run_size, micro = _run_size(config), config.microbatch_size
+    model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with unpacked_rows(), fake, LiveStorages(None, config.science.model.vocabulary) as storages:
+        _allocate(model, weight_dtype(config.science.precision))
+        step = TrainingStep(here, torch.device("cpu"), micro, model)
+        storages.watch(step.model, step.optimizer)
+        peaks: dict[str, tuple[int, dict[str, int]]] = {}
+
+        def end_phase(name: str) -> None:
+            peaks[name] = storages.peak_bytes, storages.peak
+            storages.forget_peak()
+
+        if step.rollouts is not None:
+            step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
+        for _ in range(STEPS):
+            storages.forget_peak()
+            is_split = run_size > micro and step.rollouts is None
+            sums = GradientSums() if is_split else None
+            step(step.workload.random_batch(run_size), 1e-3, sums)
+            end_phase("update")
+        training, rest = dict(peaks), storages.live_bytes
+        peaks.clear()  # an evaluation of a workload that samples has phases too
+        step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
+        evaluation = max([storages.peak_bytes, *(size for size, _ in peaks.values())])
+    peak, by_category = max(training.values(), key=lambda phase: phase[0])
+    phases = {name: size for name, (size, _) in training.items()} if step.rollouts else {}
+    return Forecast(batch_size, micro, peak, by_category, rest, evaluation, phases)
+
+
+def _run_size(config: TrialConfig) -> int:
+    """Return how many sequences determine the peak; further microbatches repeat it."""
+    batch_size = config.science.batch_size // config.execution.devices
+    if config.science.traits.samples:
         return batch_size
     return min(batch_size, config.telling_parts(config.microbatch_size) * config.microbatch_size)
 
 
-def _give_storage(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace meta tensors by fake ones on the CPU; weights that are tied stay tied."""
-    made: dict[int, torch.Tensor] = {}
+def _allocate(model: nn.Module, dtype: torch.dtype) -> None:
+    """Replace meta tensors by fake ones on the CPU; tied weights stay tied."""
+    allocated: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None and id(weight) not in made:
-                made[id(weight)] = nn.Parameter(
-                    torch.empty(weight.shape, dtype=dtype), requires_grad=weight.requires_grad
-                )
-            if weight is not None:
-                module._parameters[name] = made[id(weight)]  # type: ignore[assignment]
-        for held in (module._buffers, module.__dict__):  # a tensor may be a plain attribute
-            for name, tensor in held.items():
-                if isinstance(tensor, torch.Tensor):
-                    held[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(weight) not in allocated:
+                data = torch.empty(weight.shape, dtype=dtype)
+                allocated[id(weight)] = nn.Parameter(data, requires_grad=weight.requires_grad)
+            setattr(module, name, allocated[id(weight)])
+        tensors = dict(module.named_buffers(recurse=False))
+        tensors |= {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
+        for name, tensor in tensors.items():  # a tensor may also be a plain attribute
+            setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
+@dataclass
 class Forecasts:
-    """Forecasts of one experiment's configurations, each made once."""
+    """Forecasts of one experiment's configurations on one of its devices, each computed once."""
 
-    def __init__(self, execution: Execution | None = None) -> None:
-        """Args: execution: over whose devices a trial is split, if it is."""
-        self._known: dict[tuple[int, int, int], Forecast] = {}
-        self._split = execution if execution and execution.devices > 1 else None
+    devices: int = 1
+    zero: int = 0  # stage
+    _forecasts: dict[tuple[int, int, int], Forecast] = field(default_factory=dict)
 
     @property
-    def made(self) -> list[Forecast]:
-        """All of them, in order."""
-        return list(self._known.values())
+    def whole_steps(self) -> dict[int, int]:
+        """Peaks of the steps in one microbatch, by its size."""
+        forecasts = self._forecasts.values()
+        return {f.batch_size: f.peak_bytes for f in forecasts if f.batch_size == f.microbatch_size}
 
     def of(self, config: TrialConfig) -> Forecast:
-        """Forecast a configuration, as `forecast_step` does."""
-        size = config.microbatch_size
-        batch = config.science.batch_size // config.execution.devices
-        shown = _shown(config, batch)
-        key = (shown, size, config.execution.evaluation_batch_size)
-        if key not in self._known:
-            found = forecast_step(config)
-            if self._split:
-                gathered = gathered_bytes(config)
-                found = on_devices(found, self._split.devices, self._split.zero, gathered)
-            self._known[key] = found
-        return replace(self._known[key], batch_size=batch)
+        """Return the forecast of a configuration."""
+        key = (_run_size(config), config.microbatch_size, config.execution.evaluation_batch_size)
+        if key not in self._forecasts:
+            forecast = forecast_step(config)
+            if self.devices > 1:
+                forecast = on_devices(forecast, self.devices, self.zero, *_gathered_bytes(config))
+            self._forecasts[key] = forecast
+        batch_size = config.science.batch_size // config.execution.devices
+        return replace(self._forecasts[key], batch_size=batch_size)
+
+    def find_largest(
+        self,
+        config: TrialConfig,
+        limit_bytes: int,
+        cap: int | None = None,
+        is_accumulated: bool = False,
+    ) -> int:
+        """Return the largest microbatch, up to `cap`, whose peaks are within the limit; 0 if none.
+
+        With `is_accumulated` steps have as many microbatches as it takes to reach the highest peak.
+        """
+
+        def needed_bytes(size: int) -> int:
+            parts = config.telling_parts(size) if is_accumulated else 1
+            return self.of(config.sized(parts * size, size)).needed_bytes
+
+        return find_largest(needed_bytes, limit_bytes, config.group_size, cap).largest
 
 
 def forecast_stages(config: TrialConfig, devices: int) -> list[Forecast]:
-    """Forecast one device's step with each ZeRO stage over so many devices, 0 to 3."""
-    whole, gathered = forecast_step(config), gathered_bytes(config)
-    return [on_devices(whole, devices, stage, gathered) for stage in STAGES]
+    """Forecast one device's step at each ZeRO stage, 0 to 3."""
+    whole, gathered = forecast_step(config), _gathered_bytes(config)
+    return [on_devices(whole, devices, stage, *gathered) for stage in STAGES]
 
 
-def gathered_bytes(config: TrialConfig) -> Gathered:
-    """Return the bytes of a model's largest layer, and of what lies outside of its layers."""
+def _gathered_bytes(config: TrialConfig) -> tuple[int, int]:
+    """Return the bytes of a model's largest layer, and of the weights outside of its layers."""
     model = build_without_weights(build_workload(config, torch.device("cpu")).build_model)
     width = weight_dtype(config.science.precision).itemsize
-
-    def size(module: nn.Module) -> int:
-        return width * sum(weight.numel() for weight in module.parameters())
-
-    layers = [size(layer) for layer in layers_of(model)]
-    return Gathered(max(layers, default=0), size(model) - sum(layers))
-
-
-def largest_microbatch(
-    config: TrialConfig,
-    limit_bytes: int,
-    forecasts: Forecasts,
-    cap: int | None = None,
-    is_accumulated: bool = False,
-) -> Found:
-    """Find the largest microbatch, up to `cap`, whose forecast peaks are within the limit.
-
-    With `is_accumulated` a step has as many of them as tell what any larger number takes.
-    """
-
-    def look(size: int) -> Look:
-        parts = config.telling_parts(size) if is_accumulated else 1
-        found = forecasts.of(config.sized(parts * size, size))
-        return Look(found.needed_bytes <= limit_bytes, found.peak_bytes)
-
-    return find_largest(look, limit_bytes, config.group_size, cap)
-
-
-def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int]:
-    """Return the largest microbatch and evaluation batch that this machine holds by forecast.
-
-    At most the config's, and at least 1, or a group: that not even that fits the device will say.
-    """
-    limit = usable_memory(config.execution)
-    cap, at_once = config.microbatch_size, config.execution.evaluation_batch_size
-    forecasts = Forecasts(config.execution)
-    if forecasts.of(config).needed_bytes <= limit:
-        return cap, at_once
-    found = largest_microbatch(config, limit, forecasts, cap, is_accumulated=True)
-    largest = max(config.group_size, found.largest)
-    return largest, min(at_once, largest)
-
-
-def forecast_rows(
-    configs: Iterable[TrialConfig], should_stop: ShouldStop | None = None
-) -> list[Forecast]:
-    """Forecast trials as planned, each different configuration once."""
-    configs = list(configs)
-    forecasts = Forecasts(configs[0].execution if configs else None)
-    return [forecasts.of(config) for config in configs]
+    layers = [sum(weight.numel() for weight in layer.parameters()) for layer in layers_of(model)]
+    total = sum(weight.numel() for weight in model.parameters())
+    return width * max(layers, default=0), width * (total - sum(layers))

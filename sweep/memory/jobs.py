@@ -1,50 +1,38 @@
-"""Memory forecasts that run in a child process, so that the caller never imports torch."""
+"""Forecasts that run in a `FreshProcess`, so that the caller does not import torch."""
 
-from typing import Any
+from collections.abc import Iterable
 
 from sweep.config.trial import TrialConfig
+from sweep.memory.points import Forecast
+from sweep.memory.presets import choose_preset, describe_remedies
+from sweep.training.process import ShouldStop
+
+__all__ = ["choose_preset", "describe_remedies", "forecast_rows", "largest_here"]
 
 
-def largest_here(config: TrialConfig, should_stop: Any) -> tuple[int, int]:
-    """See `sweep.memory.forecast.largest_here`."""
-    from sweep.memory.forecast import largest_here
+def forecast_rows(configs: Iterable[TrialConfig], should_stop: ShouldStop) -> list[Forecast]:
+    """Forecast the trials of one plan as planned."""
+    from sweep.memory.forecast import Forecasts
 
-    return largest_here(config, should_stop)
-
-
-def forecast_rows(configs: list[TrialConfig], should_stop: Any) -> list[Any]:
-    """See `sweep.memory.forecast.forecast_rows`."""
-    from sweep.memory.forecast import forecast_rows
-
-    return forecast_rows(configs, should_stop)
+    configs = list(configs)
+    execution = configs[0].execution
+    forecasts = Forecasts(execution.devices, execution.zero)
+    return [forecasts.of(config) for config in configs]
 
 
-def describe_remedies(config: TrialConfig, should_stop: Any) -> str:
-    """See `sweep.memory.remedies.describe_remedies`."""
-    from sweep.memory.remedies import describe_remedies
+def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int]:
+    """Return the largest microbatch and evaluation batch that fit this machine by forecast.
 
-    return describe_remedies(config, should_stop)
+    At most those of the config, and at least one sequence or group, even if that does not fit.
+    """
+    from sweep.memory.forecast import Forecasts
+    from sweep.training.device import usable_memory
 
-
-def choose_preset(
-    config: TrialConfig, preset: str, fixed: frozenset[str], should_stop: Any
-) -> dict[str, Any]:
-    """See `sweep.memory.presets.choose`."""
-    from sweep.memory.presets import Asked, choose
-
-    asked = Asked(
-        zero=config.execution.zero if "zero" in fixed else None,
-        activation_checkpointing=config.execution.activation_checkpointing,
-        precision="precision" in fixed,
-        microbatch="microbatch_bound" in fixed,
-    )
-    chosen = choose(config, preset, asked, should_stop)
-    at_once = min(config.execution.evaluation_batch_size, chosen.microbatch_size)
-    return {
-        "zero": chosen.zero,
-        "activation_checkpointing": chosen.activation_checkpointing,
-        "microbatch_bound": None if "microbatch_bound" in fixed else chosen.microbatch_size,
-        "evaluation_batch_size": at_once,
-        "precision": chosen.precision,
-        "reason": chosen.reason,
-    }
+    limit = usable_memory(config.execution)
+    forecasts = Forecasts(config.execution.devices, config.execution.zero)
+    cap, evaluation = config.microbatch_size, config.execution.evaluation_batch_size
+    if forecasts.of(config).needed_bytes <= limit:
+        return cap, evaluation
+    found = forecasts.find_largest(config, limit, cap, is_accumulated=True)
+    largest = max(config.group_size, found)
+    return largest, min(evaluation, largest)

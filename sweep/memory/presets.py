@@ -1,118 +1,126 @@
-"""Presets: how a trial's steps are split and held, chosen by forecast, with the reason.
+"""Choose by forecast: the settings of a preset, and remedies if not even one sequence fits.
 
-`speed` takes the largest microbatch within all of the memory that a plan may use, `balanced` within
-70 % of it, `memory` within half, recomputing activations and splitting all that can be split.
+Both functions run in a `FreshProcess`; importing this module does not import torch.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
-from sweep.memory.forecast import Forecasts, largest_microbatch
+from sweep.errors import SweepError
+from sweep.memory.search import PRESETS, SHARES
 from sweep.memory.zero import STAGES
 from sweep.plan.steps import largest_divisor
-from sweep.training.device import usable_memory
 from sweep.training.process import ShouldStop
 
-SHARES = {"speed": 1.0, "balanced": 0.7, "memory": 0.5}  # of what a plan may use
-LEAST = "memory"  # the preset that saves whatever can be saved
-LAST_RESORT = "bf16-pure"  # precision where nothing else fits
+SAVES_MOST = "memory"  # the preset that always recomputes activations and splits all state
+CHUNK_ROWS = 512
+PRECISIONS = ("fp32", "bf16", "bf16-pure")  # from wide to narrow
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a preset may not choose, because it was given."""
-
-    zero: int | None = None
-    activation_checkpointing: bool = False
-    precision: bool = False
-    microbatch: bool = False
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What a preset chose."""
-
-    zero: int
-    activation_checkpointing: bool
-    precision: str
-    microbatch_size: int  # at most
-    reason: str
-
-
-def choose(config: TrialConfig, preset: str, asked: Asked, should_stop: ShouldStop) -> Chosen:
-    """Choose by forecast what a preset says, for the largest step of a plan.
-
-    Of what loses nothing first: a smaller ZeRO stage before a larger, keeping activations before
-    recomputing them, the plan's precision before weights in bfloat16.
+def choose_preset(
+    config: TrialConfig, preset: str, fixed: frozenset[str], should_stop: ShouldStop
+) -> dict[str, Any]:
+    """Choose settings by forecast for the largest step of a plan: the cheapest that fit.
 
     Args:
-        config: of the largest microbatch that the plan would take.
-        preset: a key of SHARES.
-        asked: what is given.
-        should_stop: never asked.
+        config: with the largest microbatch that the plan would take.
+        preset: a key of `PRESETS`.
+        fixed: names of the returned settings that the user gave and that must be kept.
     """
-    usable = usable_memory(config.execution)
-    limit, wanted = int(SHARES[preset] * usable), config.microbatch_size
-    within = f"within {SHARES[preset]:.0%} of {format_bytes(usable)} by forecast"
-    for precision, recomputes, stages in _variants(config, preset, asked):
-        fits = {
-            stage: _largest(_varied(config, stage, recomputes, precision), limit, wanted)
-            for stage in stages
-        }
-        per_device = config.science.batch_size // config.execution.devices
-        sizes = {
-            stage: largest_divisor(per_device, found, config.group_size) if found else 0
-            for stage, found in fits.items()
-        }
-        if asked.microbatch:  # it is taken whatever fits
-            sizes = {stage: size if size >= wanted else 0 for stage, size in sizes.items()}
-        if largest := max(sizes.values()):
-            stage = min(stage for stage in stages if sizes[stage] == largest)
-            reason = f"{largest} sequences at once {within}"
-            if config.execution.devices > 1:
-                reason += f", ZeRO {stage}"
-            if stage and 0 in sizes:
-                reason += f", without which {sizes[0] or 'not one'} would fit"
-            if recomputes:
-                why = "which saves most" if preset == LEAST else "without it not one fits"
-                reason += f", activation checkpointing, {why}"
-            if precision != config.science.precision:
-                reason += f", {precision}: in {config.science.precision} not one fits"
-            return Chosen(stage, recomputes, precision, fits[stage], f"{preset}: {reason}")
-    return Chosen(
-        stages[-1], recomputes, precision, config.group_size, f"{preset}: nothing fits {within}"
-    )
+    from sweep.memory.forecast import Forecasts
+    from sweep.training.device import usable_memory
+
+    usable, share = usable_memory(config.execution), SHARES[PRESETS[preset]]
+    limit, devices = int(share * usable), config.execution.devices
+    per_device = config.science.batch_size // devices
+    is_split = "microbatch_bound" in fixed
+    wanted, group, fit = config.microbatch_size, config.group_size, "no microbatch fits"
+    for variants in _variants(config, preset, fixed):
+        bounds, sizes = [], []  # by ZeRO stage: what fits, and the divisor of the batch that does
+        for variant in variants:
+            forecasts = Forecasts(devices, variant.execution.zero)
+            bounds.append(forecasts.find_largest(variant, limit, wanted, is_accumulated=True))
+            size = largest_divisor(per_device, bounds[-1], group) if bounds[-1] else 0
+            sizes.append(0 if is_split and size < wanted else size)
+        best = sizes.index(max(sizes)) if any(sizes) else -1
+        if any(sizes):
+            fit = f"microbatches of {sizes[best]} fit"
+            break
+    chosen, bound = variants[best], max(group, bounds[best])
+    reason = f"{preset}: {fit} in {share:.0%} of {format_bytes(usable)} by forecast"
+    if devices > 1:
+        reason += f", with ZeRO {chosen.execution.zero}"
+        reason += f" (at most {sizes[0]} with less)" if best > 0 else ""
+    if chosen.execution.activation_checkpointing:
+        reason += ", with activation checkpointing"
+    if chosen.science.precision != config.science.precision:
+        reason += f", in {chosen.science.precision}"
+    return {
+        "zero": chosen.execution.zero,
+        "activation_checkpointing": chosen.execution.activation_checkpointing,
+        "microbatch_bound": None if is_split else bound,
+        "evaluation_batch_size": min(config.execution.evaluation_batch_size, bound),
+        "precision": chosen.science.precision,
+        "reason": reason,
+    }
 
 
 def _variants(
-    config: TrialConfig, preset: str, asked: Asked
-) -> Iterator[tuple[str, bool, tuple[int, ...]]]:
-    """Yield precision, whether activations are recomputed, and stages; what loses least first."""
-    stages = STAGES if config.execution.devices > 1 else (0,)
-    if asked.zero is not None:
-        stages = (asked.zero,)
-    elif preset == LEAST:
+    config: TrialConfig, preset: str, fixed: frozenset[str]
+) -> Iterator[list[TrialConfig]]:
+    """Yield one configuration per ZeRO stage, for each other setting, the cheapest first.
+
+    Stored activations come before recomputed ones, and the given precision before bf16-pure.
+    """
+    execution, stages = config.execution, STAGES if config.execution.devices > 1 else (0,)
+    if "zero" in fixed:
+        stages = (execution.zero,)
+    elif preset == SAVES_MOST:
         stages = stages[-1:]
-    own = config.science.precision
-    for precision in (own,) if asked.precision or own == LAST_RESORT else (own, LAST_RESORT):
-        for recomputes in (False, True):
-            if recomputes or not (asked.activation_checkpointing or preset == LEAST):
-                yield precision, recomputes, stages
+    recomputing = (True,) if preset == SAVES_MOST else (False, True)
+    if "activation_checkpointing" in fixed:
+        recomputing = (execution.activation_checkpointing,)
+    narrow = () if "precision" in fixed else PRECISIONS[-1:]
+    for precision in dict.fromkeys((config.science.precision, *narrow)):
+        for recomputes in recomputing:
+            update: dict[str, Any] = {"activation_checkpointing": recomputes}
+            yield [_changed(config, precision, zero=stage, **update) for stage in stages]
 
 
-def _varied(config: TrialConfig, zero: int, recomputes: bool, precision: str) -> TrialConfig:
-    execution = {"zero": zero, "activation_checkpointing": recomputes}
-    return config.model_copy(
-        update={
-            "execution": config.execution.model_copy(update=execution),
-            "science": config.science.model_copy(update={"precision": precision}),
-        }
-    )
+def _changed(config: TrialConfig, precision: str, **execution: Any) -> TrialConfig:
+    science = config.science.model_copy(update={"precision": precision})
+    changed = config.execution.model_copy(update=execution)
+    return config.model_copy(update={"science": science, "execution": changed})
 
 
-def _largest(config: TrialConfig, limit: int, wanted: int) -> int:
-    """Return the largest microbatch up to the wanted one that fits; 0 where none does."""
-    forecasts = Forecasts(config.execution)
-    return largest_microbatch(config, limit, forecasts, wanted, is_accumulated=True).largest
+def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
+    """Return one sentence: the forecast of one sequence as planned, and with each remedy."""
+    from sweep.memory.forecast import forecast_step
+
+    config = config.sized(config.science.batch_size, 1)
+    precision = config.science.precision
+    remedies = {
+        "--activation-checkpointing": _changed(config, precision, activation_checkpointing=True),
+        f"--loss-chunk-rows {CHUNK_ROWS}": _changed(config, precision, loss_chunk_rows=CHUNK_ROWS),
+    }
+    if config.science.model.supports_half_precision:
+        for narrow in PRECISIONS[PRECISIONS.index(precision) + 1 :]:
+            remedies[f"--precision {narrow}"] = _changed(config, narrow)
+    try:
+        planned = forecast_step(config)
+    except SweepError as error:
+        return str(error)
+    sizes = [f"By forecast, one sequence needs {format_bytes(planned.peak_bytes)}"]
+    for flag, changed in remedies.items():
+        if changed == config:
+            continue
+        try:
+            sizes.append(f"{format_bytes(forecast_step(changed).peak_bytes)} with {flag}")
+        except SweepError:
+            continue  # a user's model that cannot be changed like this
+    held = sum(planned.by_category[name] for name in ("weights", "gradients", "optimizer"))
+    on_two = format_bytes(planned.peak_bytes - held // 2)
+    sizes.append(f"{on_two} with weights, gradients and optimizer split over 2 devices")
+    return ", ".join(sizes) + "."

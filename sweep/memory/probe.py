@@ -1,211 +1,147 @@
-"""The largest microbatch that fits, measured: each point in a fresh process, the answer proved.
+"""Measure the largest microbatch that fits, and prove it: each point runs in a fresh process.
 
-A point fits if whole optimizer steps and an evaluation ended without an error, the device held it
-without spilling and without asking the allocator twice, and throughput did not collapse.
+A point fits if whole optimizer steps and an evaluation ended without an error, the device did not
+spill, the allocator did not have to retry, and throughput did not collapse.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
+from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
-from sweep.memory.search import Found, Look, find_largest
+from sweep.memory.search import SHARES, Found, find_largest
 from sweep.plan.retry import judge_death
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import FreshProcess
 
-STEPS = 3  # of a point: the first makes the optimizer's states, the others are timed
-POINT_SECONDS = 600.0  # after which a point is given up
+STEPS = 3  # of a point; the first creates optimizer states, the others are timed
+POINT_SECONDS = 600.0  # time limit of a point
 COLLAPSE = 0.6  # of the best throughput of smaller points
-SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}  # of the limit, for a choice
-WARM_UP_STEPS = 2  # of a soak, left out of the slope
+WARM_UP_STEPS = 2  # of a soak, not part of the slope
 
-OnPoint = Callable[[Measurement], None]
-
-
-@dataclass(frozen=True)
-class Leak:
-    """Bytes at rest against steps: a line, and what 95 % of such lines would span."""
-
-    steps: int
-    bytes_per_step: float
-    interval: tuple[float, float]
-    halves: tuple[float, float]  # bytes per step in each half of the steps
-
-    @property
-    def is_found(self) -> bool:
-        """Whether memory grows beyond doubt, and in both halves of the steps: no single jump."""
-        return self.interval[0] > 0 and min(self.halves) > 0
-
-
-@dataclass(frozen=True)
-class Soak:
-    """Many steps of one size."""
-
-    point: Measurement
-    leak: Leak | None  # None where they did not end OK
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A size to recommend."""
-
-    name: str  # maximum, balanced, conservative
-    share: float  # of the limit that it holds at most
-    point: Measurement
-    soak: Soak | None = None  # None: not asked for
+Measure = Callable[[int, int, int], Measurement]  # of batch size, microbatch size and steps
+OnPoint = Callable[[Measurement], object]
 
 
 @dataclass(frozen=True)
 class Probed:
-    """What was measured, and what follows from it."""
+    """Everything that was measured, and the result."""
 
     found: Found
-    points: tuple[Measurement, ...]  # in the order in which they were measured
-    choices: tuple[Choice, ...]  # the largest first
-    accumulated: Measurement | None  # several microbatches of the safe size
+    points: list[Measurement]  # in the order of measurement
+    choices: list[dict[str, Any]]  # as `Probe.choose` returns them, the largest first
+    accumulated: Measurement | None  # several microbatches of the balanced choice
 
-    @property
-    def safe(self) -> int:
-        """The balanced size; 0: none."""
-        sizes = [one.point.microbatch_size for one in self.choices if one.name == "balanced"]
-        return sizes[0] if sizes else 0
+
+def measure_in_process(
+    config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
+) -> Measurement:
+    """Measure one point in a fresh process."""
+    killed_before = oom_kills()
+    sized = config.sized(batch_size, microbatch_size)
+    process = FreshProcess(measure, sized, limit_bytes, steps)
+    try:
+        point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
+        return point
+    except WorkerDied as error:
+        status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
+        if not error.timed_out:
+            outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
+            if outcome.kind == "out_of_memory":
+                status, message = "OUT_OF_MEMORY", outcome.message
+        return Measurement(batch_size, microbatch_size, status, message)
 
 
 class Probe:
-    """Measures points of one configuration within a limit, each once.
-
-    Args:
-        config: of a trial; its batch size and microbatch size are replaced.
-        limit_bytes: of the device; enforced.
-        on_point: called after each point.
-        environment: variables of the measuring processes.
-    """
+    """Points of one configuration, each measured once by `measure`."""
 
     def __init__(
-        self,
-        config: TrialConfig,
-        limit_bytes: int,
-        on_point: OnPoint | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, measure: Measure, limit_bytes: int, on_point: OnPoint = lambda point: None
     ) -> None:
-        self.config, self.limit_bytes, self._environment = config, limit_bytes, environment
-        self._on_point = on_point or (lambda point: None)
+        self._measure, self._limit_bytes, self._on_point = measure, limit_bytes, on_point
         self.points: dict[tuple[int, int], Measurement] = {}
-        self._soaks: dict[int, Soak] = {}
+        self._soaks: dict[int, Measurement] = {}
 
-    def look(self, size: int) -> Look:
-        """Measure one microbatch size, as the search asks for it."""
+    def peak_bytes(self, size: int) -> int | None:
+        """Measure one microbatch size for the search; None if it does not fit."""
         point = self.measure(size, size)
-        fits = point.status == "OK"
-        return Look(fits, point.held_bytes if fits else None)
+        return point.held_bytes if point.status == "OK" else None
 
     def measure(self, batch_size: int, microbatch_size: int) -> Measurement:
-        """Measure one point and judge it; a collapse is believed when it is seen twice."""
+        """Measure one point and judge whether it fits.
+
+        If throughput collapsed, it is measured again after the point that it is compared with,
+        because another process may have caused it.
+        """
         key = (batch_size, microbatch_size)
         if key not in self.points:
-            point = self._measure(batch_size, microbatch_size, STEPS)
-            fastest = self._fastest_below(point)
-            if fastest is not None and _judged(point, fastest).status == "COLLAPSED":
-                sizes = (fastest.batch_size, fastest.microbatch_size)
-                fastest = self._measure(*sizes, STEPS)  # under the same load as what follows
-                point = self._measure(batch_size, microbatch_size, STEPS)
-            point = self.points[key] = _judged(point, fastest)
-            self._on_point(point)
+            point = self._measure(*key, STEPS)
+            fastest = self._fastest_below(microbatch_size)
+            if fastest and _judge(point, fastest).status == "COLLAPSED":
+                fastest = self._measure(fastest.batch_size, fastest.microbatch_size, STEPS)
+                point = self._measure(*key, STEPS)
+            self.points[key] = _judge(point, fastest)
+            self._on_point(self.points[key])
         return self.points[key]
 
-    def soak(self, size: int, steps: int) -> Soak:
-        """Run many steps of one size, once; judge them, and tell whether memory at rest grows."""
-        if size not in self._soaks:
-            point = self._measure(size, size, max(steps, WARM_UP_STEPS + 3))
-            point = _judged(point, self.points.get((size, size)))
-            leak = find_leak(point.rests) if point.status == "OK" else None
-            self._soaks[size] = Soak(point, leak)
-        return self._soaks[size]
-
-    def _measure(self, batch_size: int, microbatch_size: int, steps: int) -> Measurement:
-        config = self.config.sized(batch_size, microbatch_size)
-        killed_before = oom_kills()
-        process = FreshProcess(
-            "sweep.memory.measure:measure",
-            config,
-            self.limit_bytes,
-            steps,
-            environment=self._environment,
-        )
-        try:
-            point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
-        except WorkerDied as error:
-            status, message = self._death(error, killed_before)
-            point = Measurement(batch_size, microbatch_size, status, message)
-        return point
-
-    def _death(self, error: WorkerDied, killed_before: int) -> tuple[str, str]:
-        if error.timed_out:
-            return "TIMEOUT", str(error)
-        outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
-        is_memory = outcome.kind == "out_of_memory"
-        return ("OUT_OF_MEMORY", outcome.message) if is_memory else ("ERROR", str(error))
-
-    def _fastest_below(self, point: Measurement) -> Measurement | None:
-        """Return the fastest smaller point; None where a larger one has not collapsed."""
-        fine = [other for other in self.points.values() if other.status == "OK"]
-        if any(other.microbatch_size > point.microbatch_size for other in fine):
+    def _fastest_below(self, size: int) -> Measurement | None:
+        """Return the fastest smaller point; None if a larger one did not collapse."""
+        fitting = [point for point in self.points.values() if point.status == "OK"]
+        if any(point.microbatch_size > size for point in fitting):
             return None
-        smaller = [other for other in fine if other.microbatch_size < point.microbatch_size]
-        return max(smaller, key=lambda other: other.tokens_per_second or 0.0, default=None)
+        smaller = [point for point in fitting if point.microbatch_size < size]
+        return max(smaller, key=lambda point: point.tokens_per_second or 0.0, default=None)
 
-    def step_back(self, size: int, unit: int, is_accumulated: bool = False) -> Measurement | None:
-        """Measure steps of a microbatch size, or several of it, else of smaller ones that fit."""
-        step = unit
-        while True:
-            parts = self.config.telling_parts(size) if is_accumulated else 1
-            if (point := self.measure(parts * size, size)).status == "OK":
-                return point
-            if size <= unit:
-                return None
-            size, step = max(unit, size - step), 2 * step
+    def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
+        """Choose the first size, from `largest` down, that holds at most its share of the limit.
 
-    def choose(self, name: str, share: float, size: int, unit: int, steps: int) -> Choice | None:
-        """Choose a size, or a smaller one, that holds at most a share of the limit.
-
-        Args:
-            name: of the choice.
-            share: of the limit.
-            size: to begin with.
-            unit: sizes are multiples of it.
-            steps: that it must get through without a fault; 0: only those of a point.
+        With `soak_steps` it must also complete so many steps. Returns the document of the choice.
         """
-        point = self.step_back(size, unit)
-        while point is not None:
-            if (point.held_bytes or 0) <= share * self.limit_bytes:
-                soak = self.soak(point.microbatch_size, steps) if steps else None
-                if soak is None or soak.point.status == "OK":
-                    return Choice(name, share, point, soak)
-            smaller = point.microbatch_size - unit
-            point = self.step_back(smaller, unit) if smaller >= unit else None
+        for size in range(largest, 0, -unit):
+            point, soak = self.measure(size, size), None
+            if point.status != "OK" or (point.held_bytes or 0) > SHARES[name] * self._limit_bytes:
+                continue
+            if soak_steps:
+                if size not in self._soaks:
+                    steps = max(soak_steps, WARM_UP_STEPS + 3)
+                    self._soaks[size] = _judge(self._measure(size, size, steps), point)
+                if (many := self._soaks[size]).status != "OK":
+                    continue
+                soak = {"point": many.as_document(), "leak": find_leak(many.rests)}
+            return {
+                "name": name,
+                "share": SHARES[name],
+                "microbatch_size": size,
+                "headroom_bytes": point.headroom_bytes,
+                "status": point.status,
+                "soak": soak,
+            }
         return None
 
+    def accumulate(
+        self, size: int, unit: int, telling_parts: Callable[[int], int]
+    ) -> Measurement | None:
+        """Measure several microbatches of a size; if they do not fit, of ever smaller ones."""
+        stride = unit
+        while (point := self.measure(telling_parts(size) * size, size)).status != "OK":
+            if size <= unit:
+                return None
+            size, stride = max(unit, size - stride), 2 * stride
+        return point
 
-def _judged(point: Measurement, fastest: Measurement | None) -> Measurement:
-    """Say where a point that ran does not fit all the same.
 
-    Args:
-        point: as measured.
-        fastest: the best smaller point, to compare throughput with.
-    """
+def _judge(point: Measurement, fastest: Measurement | None) -> Measurement:
+    """Return the point as COLLAPSED if the allocator retried or throughput fell too far."""
     if point.status != "OK":
         return point
     if point.allocator_retries:
-        why = f"the allocator had to ask again {point.allocator_retries} times"
+        why = f"the allocator had to retry {point.allocator_retries} times"
         return replace(point, status="COLLAPSED", message=why)
-    rate, best = (one.tokens_per_second or 0.0 if one else 0.0 for one in (point, fastest))
+    rate, best = point.tokens_per_second or 0.0, (fastest and fastest.tokens_per_second) or 0.0
     if rate < COLLAPSE * best:
         why = f"{rate:,.0f} tokens/s, below {COLLAPSE} of {best:,.0f}"
         return replace(point, status="COLLAPSED", message=why)
@@ -217,47 +153,38 @@ def probe(
     limit_bytes: int,
     unit: int = 1,
     cap: int | None = None,
-    on_point: OnPoint | None = None,
+    on_point: OnPoint = lambda point: None,
     soak_steps: int = 0,
+    sizes: Iterable[tuple[int, int]] = (),
 ) -> Probed:
-    """Find the largest microbatch that fits, two safer ones, and measure accumulation.
+    """Find the largest microbatch that fits, choose a size for each share, measure accumulation.
 
-    Args:
-        config: of a trial.
-        limit_bytes: of the device; enforced.
-        unit: sizes are multiples of it.
-        cap: the largest size of interest.
-        on_point: called after each measured point.
-        soak_steps: that each choice must get through, or a smaller one is chosen; 0: none.
+    With `sizes`, pairs of batch size and microbatch size, measure these and do not search.
     """
-    measured = Probe(config, limit_bytes, on_point)
-    found = find_largest(measured.look, limit_bytes, unit, cap)
+    measured = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
+    for batch_size, microbatch_size in sizes:
+        measured.measure(batch_size, microbatch_size)
+    found = Found(limit_bytes)
+    if not measured.points:
+        found = find_largest(measured.peak_bytes, limit_bytes, unit, cap)
     largest, line, choices, accumulated = found.largest, found.line, [], None
-    if largest:
-        for name, share in SHARES.items():
-            bound = line.largest(share * limit_bytes) if line and share < 1 else largest
-            size = min(largest, max(unit, bound // unit * unit))
-            choice = measured.choose(name, share, size, unit, soak_steps)
-            if choice is not None:
-                choices.append(choice)
-            if choice is not None and name == "balanced":
-                # beside the gradients of the microbatches before it
-                size = choice.point.microbatch_size
-                accumulated = measured.step_back(size, unit, is_accumulated=True)
-    return Probed(found, tuple(measured.points.values()), tuple(choices), accumulated)
+    for name, share in SHARES.items() if largest else ():
+        bound = line.largest(share * limit_bytes) if line and share < 1 else largest
+        size = min(largest, max(unit, bound // unit * unit))
+        if (choice := measured.choose(name, size, unit, soak_steps)) is not None:
+            choices.append(choice)
+            if name == "balanced":
+                size = choice["microbatch_size"]
+                accumulated = measured.accumulate(size, unit, config.telling_parts)
+    return Probed(found, list(measured.points.values()), choices, accumulated)
 
 
-def find_leak(rests: tuple[int, ...]) -> Leak:
-    """Fit bytes at rest against steps, with the slope's 95 % interval."""
-    kept = np.array(rests[WARM_UP_STEPS:], dtype=float)
-    if np.ptp(kept) == 0:
-        return Leak(len(rests), 0.0, (0.0, 0.0), (0.0, 0.0))
-    fit: Any = stats.linregress(np.arange(len(kept)), kept)
-    half = float(stats.t.ppf(0.975, len(kept) - 2)) * float(fit.stderr)
-    slope = float(fit.slope)
-    first, second = (_slope(part) for part in np.array_split(kept, 2))
-    return Leak(len(rests), slope, (slope - half, slope + half), (first, second))
+def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
+    """Return the slope of bytes at rest over steps; a leak if its 95 % interval is above zero."""
+    from scipy import stats  # it takes a second to import
 
-
-def _slope(values: NDArray[np.float64]) -> float:
-    return float(np.polyfit(np.arange(len(values)), values, 1)[0]) if np.ptp(values) else 0.0
+    kept = rests[WARM_UP_STEPS:]
+    fit: Any = stats.linregress(range(len(kept)), kept)
+    slope, half = float(fit.slope), float(stats.t.ppf(0.975, len(kept) - 2) * fit.stderr)
+    leak = {"steps": len(rests), "bytes_per_step": slope, "interval": (slope - half, slope + half)}
+    return {**leak, "is_found": slope - half > 0}

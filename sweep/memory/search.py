@@ -1,115 +1,124 @@
-"""The largest size that fits, found by a line and proved by its neighbour.
+"""The search for the largest size that fits, and the shares of memory to choose sizes for.
 
-Two small points give a line, the line a guess; what counts is measured: that the answer fits and
-that the next legal size does not. Where the line is a little off the search walks a few steps from
-it; where memory is no line it bisects, in ratios while the bounds are far apart.
+Two small sizes give a line through peak memory, and the line predicts the largest size. The result
+is proved by measurement: it fits, and the next size does not. If memory is not linear in the size,
+the search bisects.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sweep.memory.line import Line, fit_line
+import numpy as np
 
-SMALL = (4, 8)  # units; below, other things than the batch may hold the peak
-GUIDED_POINTS = 5  # that a line needs; more, and memory is none
-PATIENCE = 16  # points, after which nothing is predicted any more
-FARTHEST = 64  # times the largest size that fits: no guess lies beyond
-WALK = 2  # units of the longest step from a guess that missed, before bisecting
+# Share of the memory limit that a choice may use, from the largest microbatch to the smallest.
+SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}
+PRESETS = {"speed": "maximum", "balanced": "balanced", "memory": "conservative"}  # `--preset`
+
+SMALL_SIZES = (4, 8)  # units; at smaller sizes the optimizer can set the peak, not the batch
+LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
+FARTHEST = 64  # a guess is at most this many times the largest size that fits
+ROUNDING = 1e-6  # sequences; tolerance for the arithmetic of the fit
 
 
 @dataclass(frozen=True)
-class Look:
-    """One size that was looked at."""
+class Line:
+    """A least-squares line through peaks: fixed + per_sequence · microbatch size."""
 
-    fits: bool
-    peak_bytes: int | None  # None where it is not known; of what does not fit a forecast knows it
+    fixed_bytes: float
+    bytes_per_sequence: float
+    r_squared: float  # 1 through two points
+    largest_residual_bytes: float
+
+    def largest(self, limit_bytes: float) -> int:
+        """Return the largest size whose peak is within the limit; 0 if none is."""
+        if self.bytes_per_sequence <= 0:
+            return 0 if self.fixed_bytes > limit_bytes else 2**40
+        size = (limit_bytes - self.fixed_bytes) / self.bytes_per_sequence
+        return max(0, math.floor(size + ROUNDING))
+
+
+def fit_line(peaks: Mapping[int, float]) -> Line | None:
+    """Fit a line to peaks in bytes by size; None with fewer than two sizes."""
+    if len(peaks) < 2:
+        return None
+    sizes, values = np.array(list(peaks), float), np.array(list(peaks.values()), float)
+    slope, fixed = np.polyfit(sizes, values, 1)
+    residuals = values - (fixed + slope * sizes)
+    spread = float(((values - values.mean()) ** 2).sum())
+    r_squared = 1 - float((residuals**2).sum()) / spread if spread else 1.0
+    return Line(float(fixed), float(slope), r_squared, float(np.abs(residuals).max()))
 
 
 @dataclass
 class Found:
-    """What a search found; sizes are multiples of the unit."""
+    """The result of a search, with every size that was measured or forecast, in order."""
 
-    largest: int = 0  # 0: not even one unit fits
-    looks: dict[int, Look] = field(default_factory=dict)  # in order
-    is_bisected: bool = False  # memory was no line
-    is_capped: bool = False  # the largest size that was allowed fits
+    limit_bytes: float
+    peaks: dict[int, int | None] = field(default_factory=dict)  # None: unknown, does not fit
+    largest: int = 0  # 0 if not even one unit fits
+    is_bisected: bool = False  # memory was not linear in the size
+    is_capped: bool = False  # the largest allowed size fits
 
     @property
     def line(self) -> Line | None:
         """The line through the sizes that fit."""
-        return fit_line(self._peaks())
+        return fit_line({n: peak for n, peak in self._known() if peak <= self.limit_bytes})
 
     @property
     def last_line(self) -> Line | None:
-        """The line through the two largest sizes with a known peak: what holds it may change."""
-        return fit_line(dict(list(self._peaks(also_above=True).items())[-2:]))
+        """The line through the two largest sizes with a known peak."""
+        return fit_line(dict(self._known()[-2:]))
 
-    def is_known(self, size: int) -> bool:
-        """Whether the peak of a size is known, whatever it fits."""
-        return size in self.looks and self.looks[size].peak_bytes is not None
-
-    def _peaks(self, also_above: bool = False) -> dict[int, int]:
-        return {
-            size: look.peak_bytes
-            for size, look in sorted(self.looks.items())
-            if look.peak_bytes is not None and (look.fits or also_above)
-        }
+    def _known(self) -> list[tuple[int, int]]:
+        return [(size, peak) for size, peak in sorted(self.peaks.items()) if peak is not None]
 
 
 def find_largest(
-    look: Callable[[int], Look], limit_bytes: float, unit: int = 1, cap: int | None = None
+    measure: Callable[[int], int | None], limit_bytes: float, unit: int = 1, cap: int | None = None
 ) -> Found:
-    """Find the largest size that fits, assuming that nothing above one that does not fits.
+    """Find the largest size that fits, assuming that no size above one that does not fit does.
 
     Args:
-        look: measures, or forecasts, one size.
-        limit_bytes: that the line is held against.
+        measure: returns the peak bytes of one size; None if it did not fit.
+        limit_bytes: a size fits if its peak is at most this.
         unit: sizes are multiples of it.
         cap: the largest size of interest.
 
     Returns:
-        A `largest` that was looked at and fits, whose next size was looked at and does not, unless
-        it is the cap.
+        A result whose `largest` was measured and fits, and whose next size was measured and does
+        not fit, unless that exceeds the cap.
     """
-    found = Found()
-    top = max(1, cap // unit) if cap else 2**40  # units
-    low, high = 0, top + 1  # the largest that fits, the least that does not
-    for size in SMALL if top >= SMALL[1] else (1, top):
+    found = Found(limit_bytes)
+    top = max(1, cap // unit) if cap else 2**40  # units, as all sizes below
+    low, high = 0, top + 1  # the largest size that fits, the smallest that does not
+
+    def bounds_after(size: int) -> tuple[int, int]:
+        peak = found.peaks[size * unit] = measure(size * unit)
+        return (low, size) if peak is None or peak > limit_bytes else (size, high)
+
+    for size in SMALL_SIZES if top >= SMALL_SIZES[1] else (1, top):
         if low < size < high:
-            low, high = _see(found, look, size, unit, low, high)
-    step = 1  # units from the nearest size that was looked at
-    kept = 0  # looks since `high` moved: a chord of a curve that bends upwards stays below it
+            low, high = bounds_after(size)
+    used: Line | None = None  # the line that led to a bound's neighbour
     while high - low > 1:
+        found.is_bisected |= len(found.peaks) >= LINEAR_POINTS
+        size = _middle(low, high) if high <= top else max(2 * low, 1)
         line = found.last_line
-        is_below = kept > 1 and found.is_known(high * unit)
-        is_lost = len(found.looks) >= PATIENCE or is_below
-        found.is_bisected |= len(found.looks) >= GUIDED_POINTS
-        middle = _middle(low, high) if high <= top else max(2 * low, 1)
-        predicted = middle if line is None else line.largest(limit_bytes) // unit
-        if step > WALK or (is_lost and low < predicted < high):
-            guess, step = middle, 1
-        elif low < predicted < high:
-            guess = min(predicted, FARTHEST * max(low, 1))
-        else:
-            guess = min(low + step, middle) if predicted <= low else max(high - step, middle)
-            step *= 2
-        known = high
-        low, high = _see(found, look, min(guess, high - 1), unit, low, high)
-        kept = kept + 1 if high == known else 0
+        # Chords of a convex curve approach from one side only, so then every other size halves.
+        if line is not None and not (found.is_bisected and len(found.peaks) % 2):
+            predicted = min(line.largest(limit_bytes) // unit, FARTHEST * max(low, 1))
+            if low < predicted < high:
+                size = predicted
+            elif line != used:
+                size, used = low + 1 if predicted <= low else high - 1, line
+        low, high = bounds_after(min(size, high - 1))
     found.largest, found.is_capped = low * unit, low == top
     return found
 
 
 def _middle(low: int, high: int) -> int:
-    """Return a size between two others: of their ratio where they are far apart."""
+    """Return a size between the bounds: their geometric mean if they are far apart."""
     if high > 2 * low > 0:
         return min(max(math.isqrt(low * high), low + 1), high - 1)
     return (low + high) // 2
-
-
-def _see(
-    found: Found, look: Callable[[int], Look], size: int, unit: int, low: int, high: int
-) -> tuple[int, int]:
-    seen = found.looks[size * unit] = look(size * unit)
-    return (size, high) if seen.fits else (low, size)

@@ -1,225 +1,205 @@
-"""Does it fit, and what is the largest that fits: for an experiment, measured.
-
-Reached through `sweep probe`, `sweep.probe_memory` and `ablate_memory`; its forecast is in
-`sweep.orchestration.forecast`.
-"""
+"""Memory of an experiment: `sweep forecast` predicts it, `sweep probe` measures and proves it."""
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.grpo import GrpoSettings, least_size
+import torch
+
+from sweep.config.execution import Execution
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.memory.points import Measurement
-from sweep.memory.probe import Choice, Probed
-from sweep.orchestration.execution import Logistics
-from sweep.orchestration.planning import make_plan
+from sweep.memory.forecast import Forecasts, forecast_stages
+from sweep.memory.points import Forecast
+from sweep.memory.probe import OnPoint, Probed, probe
+from sweep.memory.search import fit_line
+from sweep.orchestration.planning import Request, make_plan, read_request
 from sweep.plan.plan import Plan
+from sweep.plan.steps import largest_divisor
+from sweep.training.device import USABLE_SHARE, device_memory
 from sweep.trial.folder import SweepFolder
 
-if TYPE_CHECKING:  # because it imports torch
-    from sweep.memory.ablation import Row
-
-SOAK_STEPS = 20  # of GRPO, unless asked otherwise
-PROBED = {"cuda": "bytes that the allocator reserved, and the context"}
-NOWHERE = SweepFolder(Path("/dev/null/sweep"))  # a folder that holds no plan
-
-
-def plan_steps(settings: Experiment, logistics: Logistics) -> Plan:
-    """Plan each batch size once, on each device in one microbatch unless one is asked for."""
-    one = settings.model_copy(update={"seeds": 1, "lr": "1e-3"})
-    whole = logistics.microbatch if logistics.is_split else max(settings.batches)
-    asked = replace(logistics, microbatch=whole, asks_memory=True)
-    return make_plan(one, asked, NOWHERE).plan.located(NOWHERE)
+SOAK_STEPS = 20  # default of workloads that sample
+ERROR_ON_CPU = 0.02  # of a peak; tests/memory/test_forecast.py
+ERROR_ON_CUDA = 0.003  # of a peak; the published rows of the E1 model
+MEASURED = {"cuda": "bytes reserved by the allocator, plus the context"}  # else live tensors
+NOWHERE = SweepFolder(Path("/dev/null/sweep"))  # a folder without a plan
 
 
-def configs_of(plan: Plan) -> dict[int, TrialConfig]:
-    """Return the trial of each batch size."""
-    return {row.batch_size: plan.trial_config(row, "") for row in plan.trials}
+def _is_split(execution: Execution) -> bool:
+    """Return True if the user chose how batches are split."""
+    return execution.microbatch is not None or execution.accumulation is not None
 
 
-def head_of(plan: Plan, limit: int | None) -> dict[str, Any]:
-    """Return what a document says first: what was asked."""
-    return {
+def _plan_steps(
+    request: Request, is_elsewhere: bool = False
+) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
+    """Plan one trial per batch size, in one microbatch unless the user chose a split.
+
+    Returns:
+        The plan, the trial of each batch size, and the fields that both documents begin with.
+    """
+    experiment, execution = request.experiment, request.execution
+    if not _is_split(execution):
+        execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
+    once = experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
+    planned = make_plan(once, execution, NOWHERE, is_elsewhere=is_elsewhere, asks_memory=True)
+    plan = planned.plan.located(NOWHERE)
+    head = {
         "experiment": plan.experiment,
         "model": plan.model,
         "precision": plan.settings.precision,
         "optimizer": plan.settings.optimizer.name,
         "tokens_per_sequence": plan.tokens_per_sequence,
-        "device_memory_bytes": limit,
+        "device_memory_bytes": execution.device_memory_bytes,
+        "group_size": plan.settings.traits.group_size,
     }
+    return plan, {row.batch_size: plan.trial_config(row, "") for row in plan.trials}, head
+
+
+def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[str, Any]:
+    """Forecast peak memory at every batch size of an experiment; the device need not exist.
+
+    Args:
+        experiment: a shipped name or the path of a TOML file.
+        **settings: any setting of `sweep forecast` by name: batches, model, precision, … With
+            `device_memory` the largest microbatch that fits is found and used, with
+            `microbatch` that one is used; with neither each step is one microbatch.
+
+    Returns:
+        The document that `sweep forecast --json` prints (DESIGN.md §5).
+
+    Raises:
+        SweepError: for bad input, or a model that fake tensors cannot run.
+    """
+    request = read_request(experiment, {"device": "cpu", **settings})
+    is_cuda, is_split = request.execution.device_type == "cuda", _is_split(request.execution)
+    plan, configs, head = _plan_steps(request, is_elsewhere=is_cuda)
+    devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
+    forecasts, largest, group = Forecasts(devices, zero), None, head["group_size"]
+    most, part = configs[max(configs)], 0  # part: fits in addition to accumulated gradients
+    if limit is not None:
+        limit = int(limit * USABLE_SHARE) if is_cuda else limit
+        largest = forecasts.find_largest(most, limit)
+        if max(configs) // devices > largest:
+            part = forecasts.find_largest(most, limit, largest, is_accumulated=True)
+    points: dict[int, Forecast] = {}
+    for batch_size, config in configs.items():
+        own, size = batch_size // devices, config.microbatch_size
+        if largest is not None and own > largest and not is_split:
+            size = largest_divisor(own, max(1, part), group)
+        points[batch_size] = forecasts.of(config.sized(own, size))
+    if len(forecasts.whole_steps) < 2:
+        for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
+            forecasts.of(most.sized(size, size))
+    line, last = fit_line(forecasts.whole_steps), points[max(points)]
+    sized = most.sized(last.batch_size, last.microbatch_size)
+    stages = forecast_stages(sized, devices) if devices > 1 else []
+
+    def row(batch_size: int, point: Forecast) -> dict[str, Any]:
+        return point.as_document() | {
+            "batch_size": batch_size,
+            "gradient_accumulation_steps": point.batch_size // point.microbatch_size,
+            "fits": None if limit is None else point.needed_bytes <= limit,
+        }
+
+    return head | {
+        "device": plan.execution.device,
+        "usable_bytes": limit,  # of which the context and fragmentation of a GPU are not a part
+        "devices": devices,
+        "zero": zero,
+        "points": [row(batch_size, point) for batch_size, point in points.items()],
+        "stages": [{**row(max(points), one), "zero": stage} for stage, one in enumerate(stages)],
+        "line": line and asdict(line),
+        "largest_microbatch_size": largest,
+        **_accuracy(plan),
+    }
+
+
+def _accuracy(plan: Plan) -> dict[str, Any]:
+    """Return what the forecast counts and its error as a share of a peak; None if not known."""
+    is_cuda, share = plan.execution.device.startswith("cuda"), None
+    if plan.execution.compile:
+        basis = "an upper bound for compiled steps, which usually keep less; not calibrated"
+    elif plan.execution.devices > 1:
+        basis = "computed from one device's forecast by ZeRO's formulas; not measured"
+    elif is_cuda and not plan.settings.model.is_forecast_checked_on_cuda:
+        basis = "this model has not been compared with measurements on a GPU"
+    else:
+        share = ERROR_ON_CUDA if is_cuda else ERROR_ON_CPU
+        peaks = "peaks published for a GPU" if is_cuda else "peaks measured on a CPU"
+        basis = f"within {100 * share:g} % of {peaks}"
+    return {"basis": f"live tensors of eager steps, {basis}", "error_bar_share": share}
 
 
 def probe_memory(
     experiment: str = "tinystories",
     *,
-    logistics: Logistics | None = None,
     cap: int | None = None,
     multiple: int = 1,
     soak_steps: int | None = None,
-    on_point: Callable[[Measurement], None] | None = None,
-    **overrides: Any,
+    on_point: OnPoint = lambda point: None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Measure the largest microbatch that fits this machine's device, and prove it.
 
     Args:
         experiment: a shipped name or the path of a TOML file.
-        logistics: device and `device_memory`; on a CPU by default half of what is available.
         cap: the largest size of interest.
-        multiple: only multiples of it are legal; for GRPO of whole groups too.
-        soak_steps: that each recommended size must get through, or a smaller one is; 0: none;
-            None: 20 for GRPO.
+        multiple: sizes must be multiples of it; GRPO adds its group size.
+        soak_steps: steps that each recommended size must complete; 0 for none; by default 20 for
+            GRPO, else none.
         on_point: called after each measured point.
-        **overrides: fields of the experiment: batches, model, context, precision, …
+        **settings: any setting of `sweep probe` by name: batches, model, precision, … On a CPU
+            `device_memory` is half of the available memory by default. With a `microbatch`
+            every batch size is measured in such microbatches, without a search.
 
     Returns:
         The document that `sweep probe --json` prints (DESIGN.md §5).
 
     Raises:
-        SweepError: for bad input, or steps that fail whatever their size.
+        SweepError: for bad input, or if steps fail for another reason than memory.
     """
-    from sweep.memory.probe import probe
-
-    logistics = logistics or Logistics()
-    plan = plan_steps(load_experiment(experiment, overrides), logistics)
-    configs = configs_of(plan)
-    config, device, limit = _to_probe(configs[max(configs)], logistics.device_memory)
+    request = read_request(experiment, settings)
+    plan, configs, head = _plan_steps(request)
+    config, limit = _to_probe(configs[max(configs)], head["device_memory_bytes"])
+    is_split = _is_split(request.execution)
     multiple = math.lcm(multiple, config.group_size)
-    _refuse_cap(cap, multiple)
-    config, scoring = _scored(config)
+    if cap is not None and cap % multiple:
+        near = nearest_multiples(cap, multiple)
+        raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
     if soak_steps is None:
-        soak_steps = SOAK_STEPS if plan.settings.grpo else 0
-    found = probe(config, limit, multiple, cap, on_point, soak_steps)
-    points = [point.as_document() for point in found.points]
-    line, verdict = found.found.line, _verdict(found, config.group_size, multiple)
-    document = head_of(plan, limit) | {
+        soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
+    sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
+    sizes = sizes if is_split else []
+    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
+    found, choices, device = probed.found, probed.choices, config.execution.device
+    balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
+    return head | {
+        "device_memory_bytes": limit,
         "device": device,
         "multiple": multiple,
-        "group_size": config.group_size,
-        **scoring,
-        "basis": PROBED.get(device.split(":")[0], "live tensors in eager steps"),
-        "points": points,
-        "line": line and line.as_document(),
-        "largest_microbatch_size": found.found.largest,
-        "verdict": verdict,
-        "search_points": len(found.found.looks),
-        "safe_microbatch_size": found.safe,
-        "accumulated": found.accumulated and found.accumulated.as_document(),
-    }
-    document["recommendations"] = [_recommendation(choice) for choice in found.choices]
-    safe = {one["name"]: one["soak"] for one in document["recommendations"]}.get("balanced")
-    return document | ({"soak": safe} if safe else {})
-
-
-def _recommendation(choice: Choice) -> dict[str, Any]:
-    soak = choice.soak
-    leak = soak and soak.leak and {**asdict(soak.leak), "is_found": soak.leak.is_found}
-    return {
-        "name": choice.name,
-        "share": choice.share,
-        "microbatch_size": choice.point.microbatch_size,
-        "headroom_bytes": choice.point.headroom_bytes,
-        "status": choice.point.status,
-        "soak": soak and {"point": soak.point.as_document(), "leak": leak},
+        "basis": MEASURED.get(device.split(":")[0], "live tensors of eager steps"),
+        "points": [point.as_document() for point in probed.points],
+        "line": found.line and asdict(found.line),
+        "largest_microbatch_size": None if is_split else found.largest,
+        "verdict": _verdict(probed, multiple),
+        "search_points": len(found.peaks),
+        "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
+        "accumulated": probed.accumulated and probed.accumulated.as_document(),
+        "recommendations": choices,
+        "soak": balanced and balanced["soak"],
     }
 
 
-def _refuse_cap(cap: int | None, multiple: int) -> None:
-    if cap is not None and cap % multiple:
-        raise SweepError(
-            f"largest must be a multiple of {multiple}, got {cap}. "
-            f"Use {nearest_multiples(cap, multiple)}."
-        )
-
-
-def ablate_memory(
-    experiment: str = "grpo-words",
-    *,
-    logistics: Logistics | None = None,
-    on_row: Callable[["Row"], None] = lambda row: None,
-    **overrides: Any,
-) -> dict[str, Any]:
-    """Measure and forecast what each optimisation of a GRPO step saves, undone in turn.
-
-    Args:
-        experiment: a shipped name or the path of a TOML file, of the workload grpo.
-        logistics: device and `device_memory`; on a CPU by default half of what is available.
-        on_row: called after each row.
-        **overrides: fields of the experiment; of `batches` the smallest is taken.
-
-    Returns:
-        The document that `sweep probe --ablate --json` prints: `rows`, each with `name`, `kind`,
-        `status`, `peak_bytes`, `time_ratio`, `time_ratios`, `forecast` and `measured`, and
-        `claims`. A step without a reference gets one, since its pass is among what is claimed.
-
-    Raises:
-        SweepError: for bad input, another workload, or a microbatch: the rows vary it.
-    """
-    from sweep.memory.ablation import ablate
-    from sweep.memory.claims import judge_claims
-
-    logistics = logistics or Logistics()
-    if logistics.is_split:
-        given = logistics.microbatch or logistics.accumulation
-        raise SweepError(
-            "microbatch and accumulation must be left out of an ablation, which varies them, got "
-            f"{given}. Ask for smaller --batches instead."
-        )
-    plan = plan_steps(load_experiment(experiment, overrides), logistics)
-    if plan.settings.grpo is None:
-        raise SweepError(
-            f"ablate must be asked of the workload grpo, got {plan.settings.workload!r}. Name "
-            "grpo-words or grpo-chess, or leave --ablate out."
-        )
-    config, device, limit = _to_probe(
-        plan.trial_config(plan.trials[0], ""), logistics.device_memory
-    )
-    batch, asked = config.science.batch_size, plan.settings.grpo
-    base = config.sized(batch, batch)
-    if not asked.kl:
-        grpo = asked.model_copy(update={"init": None, "kl": GrpoSettings().kl})
-        base = base.model_copy(update={"science": base.science.model_copy(update={"grpo": grpo})})
-    at_once = min(batch, base.sampled_at_once(batch))  # in every row, whatever its microbatch
-    execution = base.execution.model_copy(update={"generation_batch_size": at_once})
-    base = base.model_copy(update={"execution": execution})
-    rows = ablate(base, limit, on_row)
-    return head_of(plan, limit) | {
-        "device": device,
-        "batch_size": batch,
-        "reference_added": not asked.kl,
-        "basis": PROBED.get(device.split(":")[0], "live tensors in eager steps"),
-        "rows": [row.as_document() for row in rows],
-        "claims": judge_claims(base, rows),
-    }
-
-
-def _scored(config: TrialConfig) -> tuple[TrialConfig, dict[str, str | None]]:
-    """Let GRPO's steps score completions too, or say why they cannot."""
-    if config.science.grpo is None:
-        return config, {}
-    from sweep.workloads.grpo_probed import why_unscored
-
-    why = why_unscored(config)
-    name = "grpo" if why else "sweep.workloads.grpo_probed:Scored"
-    science = config.science.model_copy(update={"workload": name})
-    return config.model_copy(update={"science": science}), {"unscored_because": why}
-
-
-def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, str, int]:
-    """Return what to measure with, on which device, and within how many bytes."""
-    from sweep.training.device import device_memory
-
-    import torch  # isort: skip
-
+def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int]:
+    """Return the configuration to measure with, and within how many bytes."""
     if config.execution.devices > 1:
         raise SweepError(
-            "probe measures what one device holds, got several for each trial. Leave the devices "
-            "out, and ask `sweep forecast` what ZeRO saves."
+            "devices-per-trial must be 1 in a probe, which measures one device, got "
+            f"{config.execution.devices}. Ask `sweep forecast` about several devices."
         )
     device = torch.device(config.execution.device)
     limit = limit or device_memory(device)
@@ -228,29 +208,29 @@ def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, str,
     elif device.type == "cpu":  # counting every tensor needs eager steps
         eager = config.execution.model_copy(update={"compile": False})
         config = config.model_copy(update={"execution": eager})
-    return config, str(device), limit
+    return config, limit
 
 
-def _verdict(probed: Probed, group_size: int, multiple: int) -> str:
-    """Say what the search of multiples showed.
+def _verdict(probed: Probed, multiple: int) -> str:
+    """Return the result of the search in words.
 
     Raises:
-        SweepError: if steps failed for another reason than memory, whatever their size.
+        SweepError: if steps of every size failed for another reason than memory.
     """
-    found, points = probed.found, {p.microbatch_size: p for p in reversed(probed.points)}
+    found, by_size = probed.found, {p.microbatch_size: p for p in reversed(probed.points)}
+    if not found.peaks:
+        return "measured as asked, without a search"
     if not found.largest:
-        smallest = points[min(points)]
+        smallest = by_size[min(by_size)]
         if smallest.status in ("ERROR", "TIMEOUT"):
             raise SweepError(
-                f"steps must run to be measured, but one of {smallest.microbatch_size} sequences "
-                f"ended {smallest.status} ({smallest.message}). Mend that first."
+                f"steps must run to be measured, got {smallest.status} with a microbatch of "
+                f"{smallest.microbatch_size} ({smallest.message}). Fix that first."
             )
-        return f"not even {least_size(group_size, multiple)} fits"
-    how = "; memory was no line, found by bisection" if found.is_bisected else ""
+        return f"a microbatch of {multiple} does not fit"
+    how = "; memory was not linear, so the search bisected" if found.is_bisected else ""
     if found.is_capped:
         return f"{found.largest} fits, and no larger size was asked for{how}"
-    following = points[min(size for size in found.looks if size > found.largest)]
-    return (
-        f"{found.largest} fits and {following.microbatch_size} does not ({following.status}), "
-        f"both measured{how}"
-    )
+    following = min(size for size in found.peaks if size > found.largest)
+    status = by_size[following].status
+    return f"{found.largest} fits and {following} does not ({status}), both measured{how}"

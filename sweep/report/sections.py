@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-import sweep as package
 from sweep.analysis.comparison import cell_records, report_trials
 from sweep.analysis.frames import Sweep
 from sweep.analysis.limits import data_name, mixed_execution, why_no_equal_steps
@@ -17,6 +16,7 @@ from sweep.config.numbers import format_count
 from sweep.plan.policy import describe_policy
 from sweep.report import markdown as md
 from sweep.trial.files import sha256_of
+from sweep.version import __version__
 
 LISTED_TRIALS = 60  # more of them are in trials.csv only
 
@@ -292,7 +292,7 @@ def reproduction(sweep: Sweep) -> str:
     if not lines:
         lines, note = "(none)", "No command is recorded; all settings are in plan.json."
     done = sweep.trials[sweep.trials["torch_version"].notna()]
-    rows = [["sweep", f"{package.__version__} (wrote this report)"]]
+    rows = [["sweep", f"{__version__} (wrote this report)"]]
     for name, column in (("torch", "torch_version"), ("git commit", "git_commit")):
         rows.append([name, ", ".join(sorted(set(done[column].dropna()))) or md.MISSING])
     hashes = sorted(set(done["data_sha256"].dropna()))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import sweep
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import runs
 from sweep.tracking.address import one_sentence
@@ -24,6 +23,7 @@ from sweep.tracking.store import (
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
 from sweep.trial.lease import is_locked
+from sweep.version import __version__
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -203,7 +203,7 @@ class Delivery:
     def _create(
         self, client: "MlflowClient", tags: dict[str, str], start: int | None = None
     ) -> str:
-        tags = {"sweep.version": sweep.__version__, "mlflow.source.name": "sweep", **tags}
+        tags = {"sweep.version": __version__, "mlflow.source.name": "sweep", **tags}
         run = client.create_run(self.record.experiment_id, start, tags)
         return str(run.info.run_id)
 

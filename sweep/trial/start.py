@@ -50,8 +50,8 @@ def check_start(path: str, start: dict[str, Any] | None) -> None:
     """
     if start is None or identify_start(path)["weights"] != start["weights"]:
         raise SweepError(
-            f"init must contain the weights that the plan names, but {path} contains others. Restore "
-            "them, or start a new sweep in another folder."
+            f"init must contain the weights that the plan names, but {path} contains others. "
+            "Restore them, or start a new sweep in another folder."
         )
 
 

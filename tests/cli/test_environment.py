@@ -91,7 +91,7 @@ EFFECTS = [
     ({"LOSS_CHUNK_ROWS": "64"}, ("execution", "loss_chunk_rows"), 64),
     ({"ACTIVATION_CHECKPOINTING": "1"}, ("execution", "activation_checkpointing"), True),
     ({"DEVICE_MEMORY": "64MiB", "PRESET": "memory"}, ("execution", "preset"), "memory"),
-    ({"DEVICE_MEMORY": "12MiB", "PRESET": "memory"}, ("trials", 0, "microbatch_size"), 4),
+    ({"DEVICE_MEMORY": "9MiB", "PRESET": "memory"}, ("trials", 0, "microbatch_size"), 4),
 ]
 
 

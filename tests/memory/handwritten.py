@@ -1,6 +1,6 @@
-"""The reference model with each layer's arithmetic written out: `handwritten:build`.
+"""The reference model written like course solutions: `handwritten:build`.
 
-As course solutions write it: autograd keeps every part of norms, softmax, attention and SwiGLU.
+Autograd keeps every part of norms, softmax, attention and SwiGLU.
 """
 
 import math
@@ -43,8 +43,9 @@ def softmax(x):
 
 
 def build(vocabulary, context):
-    sizes = {**MODEL_PRESETS["tinystories"], "vocabulary": vocabulary, "context": context}
-    model = Transformer(TransformerSettings(name="tinystories", **sizes), 0)
+    sizes = {"name": "tinystories", "vocabulary": vocabulary, "context": context}
+    settings = TransformerSettings(**{**dict(MODEL_PRESETS["tinystories"]), **sizes})
+    model = Transformer(settings, 0)
     for module in list(model.modules()):
         if isinstance(module, Block):
             module.__class__ = WrittenOut

@@ -1,4 +1,4 @@
-"""Workloads with odd memory; named in experiments as `odd:Name`."""
+"""Workloads with unusual memory, used as `odd:Name`."""
 
 import os
 import signal
@@ -17,16 +17,16 @@ class Leaky(NoisyQuadratic):
 
 
 class Pairs(NoisyQuadratic):
-    """Holds a number for every pair of sequences: memory is no line."""
+    """Holds a number for every pair of sequences, so memory is not linear."""
 
     def loss_sum(self, model, batch):
         count = batch[0].shape[0]
-        self.pairs = torch.empty(1000 * count, count)  # never touched: it costs no time
+        self.pairs = torch.empty(1000 * count, count)  # never written, so it takes no time
         return super().loss_sum(model, batch)
 
 
 class DiesAboveFour(NoisyQuadratic):
-    """Its process is killed by a stranger."""
+    """Its process is killed at larger sizes."""
 
     def loss_sum(self, model, batch):
         if batch[0].shape[0] > 4:
@@ -35,7 +35,7 @@ class DiesAboveFour(NoisyQuadratic):
 
 
 class Broken(NoisyQuadratic):
-    """Its loss cannot be formed."""
+    """Its loss raises an error."""
 
     def loss_sum(self, model, batch):
         raise ValueError("sizes do not match")

@@ -5,5 +5,6 @@ from sweep.models.elman import Elman
 
 
 def build(vocabulary, context):
-    sizes = {**MODEL_PRESETS["elman"], "vocabulary": vocabulary, "context": context}
-    return Elman(ElmanSettings(name="elman", **sizes), 0, is_fused=False)
+    sizes = {"name": "elman", "vocabulary": vocabulary, "context": context}
+    settings = ElmanSettings(**{**dict(MODEL_PRESETS["elman"]), **sizes})
+    return Elman(settings, 0, is_fused=False)

@@ -1,4 +1,4 @@
-"""Presets choose by forecast what fits, give up nothing that need not be, and say why."""
+"""Presets choose the cheapest settings that fit by forecast, and give the reason."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.memory.forecast import forecast_rows
-from sweep.orchestration.execution import Logistics
+from sweep.memory.jobs import forecast_rows
+from sweep.memory.search import PRESETS, SHARES
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
@@ -19,74 +20,72 @@ BATCH = 64
 def planned(path: Path, memory: int, **logistics: object) -> Plan:
     fields = {"batches": [BATCH], "budget": 64 * BATCH * 10}
     fields |= {"precision": logistics.pop("precision", "auto")}
-    asked = Logistics(device="cpu", device_memory=memory, **logistics)
+    asked = Execution(device="cpu", device_memory_bytes=memory, **logistics)
     return make_plan(load_experiment("quick", fields), asked, SweepFolder(path)).plan
 
 
 def forecast_of(plan: Plan) -> int:
-    """Return what a planned step takes; no more is evaluated at once than is trained at once."""
+    """Return the bytes of a planned step and its evaluation."""
     config, row = plan.sample_config(plan.trials[0]), plan.trials[0]
     sized = config.sized(row.batch_size // row.devices, row.microbatch_size)
-    [found] = forecast_rows([sized])
+    [found] = forecast_rows([sized], lambda: None)
     return found.needed_bytes
 
 
 @pytest.fixture(scope="module")
 def whole_bytes(tmp_path_factory):
-    """What a whole batch takes, kept as it is."""
+    """Bytes of a whole batch in one microbatch."""
     return forecast_of(planned(tmp_path_factory.mktemp("x"), 1 << 40, microbatch=BATCH))
 
 
-@pytest.mark.parametrize(("preset", "share"), [("speed", 1.0), ("balanced", 0.7), ("memory", 0.5)])
-def test_each_stays_within_its_share_and_takes_what_is_left(tmp_path, whole_bytes, preset, share):
-    memory = whole_bytes // 3
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_takes_the_largest_microbatch_within_its_share(tmp_path, whole_bytes, preset):
+    share, memory = SHARES[PRESETS[preset]], whole_bytes // 3
     plan = planned(tmp_path, memory, preset=preset)
     row, execution = plan.trials[0], plan.execution
     assert forecast_of(plan) <= share * memory
     assert execution.activation_checkpointing == (preset == "memory")
     assert 1 < row.microbatch_size < BATCH
-    assert plan.settings.precision == "fp32"
+    assert plan.settings.precision == "fp32" and execution.preset == preset
     larger = plan.model_copy(
         update={"trials": (row.model_copy(update={"microbatch_size": 2 * row.microbatch_size}),)}
     )
-    assert forecast_of(larger) > share * memory / 1.02  # what a limit on a CPU leaves free
-    assert execution.reason.startswith(f"{preset}: {row.microbatch_size} sequences at once")
-    assert execution.preset == preset
+    assert forecast_of(larger) > share * memory / 1.02  # a limit on a CPU leaves that much free
+    assert f"microbatches of {row.microbatch_size} fit" in execution.reason
 
 
-def test_what_fits_is_taken_whole(tmp_path, whole_bytes):
+def test_a_batch_that_fits_is_one_microbatch(tmp_path, whole_bytes):
     plan = planned(tmp_path, 2 * whole_bytes, preset="speed")
     assert plan.trials[0].microbatch_size == BATCH
     assert (plan.execution.zero, plan.execution.activation_checkpointing) == (0, False)
 
 
-def test_what_loses_something_comes_last(tmp_path):
-    """Where not one sequence fits activations are recomputed, then weights are in bfloat16."""
+def test_recomputing_comes_before_narrower_weights(tmp_path):
     small = forecast_of(planned(tmp_path, 1 << 40, microbatch=1))
-    recomputed = planned(tmp_path, int(0.98 * small), preset="speed").execution
-    assert recomputed.activation_checkpointing and "without it not one fits" in recomputed.reason
-    plan = planned(tmp_path, int(0.7 * small), preset="speed")
-    assert (
-        plan.settings.precision == "bf16-pure" and "in fp32 not one fits" in plan.execution.reason
-    )
-    asked = planned(tmp_path, int(0.7 * small), preset="speed", precision="fp32")
-    assert asked.settings.precision == "fp32" and "nothing fits" in asked.execution.reason
-    assert asked.trials[0].microbatch_size == 1
+    recomputed = planned(tmp_path, int(0.98 * small), preset="speed")
+    assert recomputed.execution.activation_checkpointing
+    assert recomputed.settings.precision == "fp32"
+    narrow = planned(tmp_path, int(0.7 * small), preset="speed")
+    assert narrow.settings.precision == "bf16-pure" and "in bf16-pure" in narrow.execution.reason
+    fixed = planned(tmp_path, int(0.7 * small), preset="speed", precision="fp32")
+    assert fixed.settings.precision == "fp32"
+    assert "no microbatch fits" in fixed.execution.reason
+    assert fixed.trials[0].microbatch_size == 1
 
 
-def test_over_several_devices_the_least_stage_that_helps_is_taken(tmp_path):
+def test_the_smallest_zero_stage_that_helps_is_chosen(tmp_path):
     several = {"preset": "speed", "devices": 2}
     tight = forecast_of(planned(tmp_path, 1 << 40, microbatch=4, devices=2))
     none = planned(tmp_path, int(1.03 * tight), **several)
     assert (none.execution.zero, none.trials[0].microbatch_size) == (0, 4)
     split = planned(tmp_path, int(0.99 * tight), **several)
     assert (split.execution.zero, split.trials[0].microbatch_size) == (1, 4)
-    assert "ZeRO 1, without which 2 would fit" in split.execution.reason
+    assert "ZeRO 1 (at most 2 with less)" in split.execution.reason
     least = planned(tmp_path, tight, preset="memory", devices=2)
     assert least.execution.zero == 3
 
 
-def test_what_was_given_is_not_chosen(tmp_path, whole_bytes):
+def test_settings_that_the_user_gave_are_kept(tmp_path, whole_bytes):
     given = {"zero": 2, "devices": 2, "activation_checkpointing": True, "microbatch": 2}
     plan = planned(tmp_path, whole_bytes, preset="speed", **given)
     execution = plan.execution
@@ -94,7 +93,7 @@ def test_what_was_given_is_not_chosen(tmp_path, whole_bytes):
     assert plan.trials[0].microbatch_size == 2
 
 
-def test_a_preset_stays_as_it_was_decided(tmp_path, whole_bytes):
+def test_a_preset_is_kept_once_decided(tmp_path, whole_bytes):
     plan = planned(tmp_path, whole_bytes // 3, preset="memory")
     save_plan(plan, SweepFolder(tmp_path))
     assert planned(tmp_path, whole_bytes // 3).execution == plan.execution

@@ -1,20 +1,21 @@
-"""The search for the largest size that fits: right on any monotone truth, quick on a line."""
+"""The search for the largest size: correct for any monotone memory, fast on a line."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.memory.search import GUIDED_POINTS, Look, find_largest
+from sweep.memory.search import LINEAR_POINTS, find_largest, fit_line
 
 
-def search(peak, limit, unit=1, cap=None):
+def search(peak, limit, unit=1, cap=None, is_known_above=True):
     asked = []
 
-    def look(size):
+    def measure(size):
         assert size % unit == 0 and size not in asked
         asked.append(size)
-        return Look(peak(size) <= limit, round(peak(size)))
+        return round(peak(size)) if peak(size) <= limit or is_known_above else None
 
-    return find_largest(look, limit, unit, cap), asked
+    return find_largest(measure, limit, unit, cap), asked
 
 
 def assert_proved(found, asked, peak, limit, unit, cap):
@@ -31,38 +32,41 @@ def assert_proved(found, asked, peak, limit, unit, cap):
     slope=st.integers(100, 10**4),
     limit=st.integers(1, 3 * 10**6),
     unit=st.sampled_from([1, 2, 8]),
+    is_known_above=st.booleans(),
 )
-def test_on_a_line_at_most_five_points_are_looked_at(fixed, slope, limit, unit):
+def test_on_a_line_at_most_five_points_are_measured(fixed, slope, limit, unit, is_known_above):
     """Up to 30,000 units; beyond, one more for each factor of 64."""
 
     def peak(size):
         return fixed + slope * size
 
-    found, asked = search(peak, limit, unit)
+    found, asked = search(peak, limit, unit, is_known_above=is_known_above)
     assert_proved(found, asked, peak, limit, unit, None)
-    assert len(asked) <= GUIDED_POINTS and not found.is_bisected
+    assert len(asked) <= LINEAR_POINTS and not found.is_bisected
 
 
 @given(
     steps=st.lists(st.integers(0, 1000), min_size=1, max_size=300),
     limit=st.integers(0, 50_000),
     cap=st.one_of(st.none(), st.integers(1, 200)),
+    is_known_above=st.booleans(),
 )
-def test_on_any_memory_that_grows_the_maximum_is_found(steps, limit, cap):
+def test_on_any_memory_that_grows_the_maximum_is_found(steps, limit, cap, is_known_above):
     heights = [sum(steps[: i + 1]) for i in range(len(steps))]
 
     def peak(size):
         return heights[size - 1] if size <= len(heights) else 10**6 + size
 
-    found, asked = search(peak, limit, cap=cap)
+    found, asked = search(peak, limit, cap=cap, is_known_above=is_known_above)
     truth = max((n for n in range(1, (cap or 400) + 1) if peak(n) <= limit), default=0)
     assert found.largest == truth
     assert_proved(found, asked, peak, limit, 1, cap)
 
 
-def test_what_is_no_line_is_bisected_and_said_so():
-    found, _ = search(lambda size: size**3, 10**6)
-    assert found.largest == 100 and found.is_bisected
+@pytest.mark.parametrize("is_known_above", [True, False])
+def test_memory_that_is_not_linear_is_bisected(is_known_above):
+    found, asked = search(lambda size: size**3, 10**6, is_known_above=is_known_above)
+    assert found.largest == 100 and found.is_bisected and len(asked) <= 16
 
 
 def test_nothing_fits():
@@ -71,8 +75,8 @@ def test_nothing_fits():
 
 
 @given(offset=st.integers(-40, 40), limit=st.integers(10**5, 10**6))
-def test_a_line_that_is_a_little_off_costs_few_points_more(offset, limit):
-    """As where an allocator's segments, which no small point shows, count against the limit."""
+def test_a_jump_on_the_line_costs_few_points_more(offset, limit):
+    """For example the segments of an allocator, which small points do not show."""
 
     def peak(size):
         return 1000 + 100 * size + (100 * offset if size > 50 else 0)
@@ -82,8 +86,8 @@ def test_a_line_that_is_a_little_off_costs_few_points_more(offset, limit):
     assert len(asked) <= 10
 
 
-def test_small_points_that_are_not_yet_on_the_line_cost_few_points_more():
-    """The optimizer's step holds the peak of small batches, activations that of larger ones."""
+def test_small_points_with_another_peak_cost_few_points_more():
+    """The optimizer's step sets the peak of small batches, activations that of larger ones."""
 
     def peak(size):
         return max(1000 + size, 30 * size)
@@ -91,3 +95,24 @@ def test_small_points_that_are_not_yet_on_the_line_cost_few_points_more():
     found, asked = search(peak, 30 * 36)
     assert found.largest == 36 and max(asked) <= 8 * 64
     assert len(asked) <= 16
+
+
+def test_a_line_is_fitted_exactly():
+    line = fit_line({size: 100.0 + 7.0 * size for size in (1, 4, 9)})
+    assert line.fixed_bytes == pytest.approx(100) and line.bytes_per_sequence == pytest.approx(7)
+    assert line.r_squared == pytest.approx(1) and line.largest_residual_bytes < 1e-9
+    assert [line.largest(limit) for limit in (99, 107.5, 113.5, 240.5)] == [0, 1, 1, 20]
+
+
+def test_peaks_off_the_line_are_residuals():
+    line = fit_line({1: 10.0, 2: 40.0, 3: 90.0})
+    assert line.largest_residual_bytes > 5 and 0.9 < line.r_squared < 1
+
+
+def test_one_point_is_not_a_line():
+    assert fit_line({4: 100.0}) is None
+
+
+def test_memory_that_does_not_grow_fits_at_every_size_or_at_none():
+    line = fit_line({1: 50.0, 2: 50.0})
+    assert line.largest(49) == 0 and line.largest(51) > 10**9

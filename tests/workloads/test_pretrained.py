@@ -17,7 +17,7 @@ from sweep.models import build_model
 from sweep.models.generation import Sampling, generate
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.execution import Logistics
-from sweep.orchestration.forecast import forecast_memory
+from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_sweep
 from sweep.plan.growth import grow_plan
