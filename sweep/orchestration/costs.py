@@ -21,6 +21,7 @@ SMALL_TEXT = 1 << 22  # bytes
 
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     """Fill in seconds, epochs and disk: estimates, from this machine's calibration."""
+    from sweep.data.sources import estimate_training_bytes
     from sweep.data.tokens import find_prepared
     from sweep.orchestration.calibration import estimate_seconds, seconds_of_finished
     from sweep.orchestration.local import attempt_slots
@@ -33,8 +34,8 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
         text = find_prepared(plan.data, tokenizer_of(plan.settings))
         if text is not None:
             tokens, is_exact = len(text.train), True
-        else:
-            tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
+        elif size := estimate_training_bytes(plan.data, folder.locate(plan.data_path)):
+            tokens = int(size / BYTES_PER_TOKEN[plan.settings.tokenizer])
     at_once = len(attempt_slots(plan.execution.device, plan.execution.devices)) or 1  # elsewhere
     plan = with_estimates(plan, seconds, _forecast_bytes(here), tokens, is_exact, at_once)
     return replace(planned, plan=plan)
@@ -61,29 +62,14 @@ def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
     return {key: one.peak_bytes for key, one in zip(rows, found, strict=True)}
 
 
-def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
-    """Return about how many bytes the training text has, without tokenizing it."""
-    from itertools import islice
-
-    from sweep.data.sources import find_text_files
-    from sweep.data.synthetic import synthetic_documents
-    from sweep.data.tinystories import TINYSTORIES
-
-    assert plan.data is not None
-    if plan.data["name"] == "tinystories":
-        return TINYSTORIES.train.size
-    if plan.data["name"] == "synthetic":
-        sample = [len(text) for text in islice(synthetic_documents(plan.data, "train"), 100)]
-        return int(plan.data["documents"]["train"] * sum(sample) / len(sample))
-    files = find_text_files(str(folder.locate(plan.data_path)))
-    return sum(file.path.stat().st_size for file in files if file.path.stem != "valid")
-
-
 def is_quickly_prepared(plan: Plan, folder: SweepFolder) -> bool:
     """Tell whether the data are tokenized in a second or two: a small text, or built in."""
-    if plan.data is None or plan.data["name"] == "tinystories":
-        return plan.data is None
-    return _data_bytes(plan, folder) <= SMALL_TEXT
+    from sweep.data.sources import estimate_training_bytes
+
+    if plan.data is None:
+        return True
+    size = estimate_training_bytes(plan.data, folder.locate(plan.data_path))
+    return size is not None and size <= SMALL_TEXT
 
 
 def check_disk(plan: Plan, folder: SweepFolder) -> None:

@@ -33,15 +33,13 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     """
     data, path = None, None
     if experiment.data is not None:
-        from sweep.data.identity import identify_data
-        from sweep.data.sources import check_text_length
+        from sweep.data.sources import check_text_length, identify_data, is_path
         from sweep.data.tokenizer import check_tokenizer
 
         check_tokenizer(tokenizer_of(experiment))
         check_text_length(experiment.data, tokens_per_sequence(experiment))
         data = identify_data(experiment.data)
-        is_built_in = experiment.data in ("tinystories", "synthetic")
-        path = None if is_built_in else _seen_from(folder, experiment.data)
+        path = _seen_from(folder, experiment.data) if is_path(experiment.data) else None
     if experiment.grpo is None or experiment.grpo.init is None:
         return Inputs(data, path)
     init = experiment.grpo.init

@@ -8,7 +8,7 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution, TokenizerSettings
-from sweep.data.identity import identify_data
+from sweep.data.sources import identify_data
 from sweep.data.synthetic import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
