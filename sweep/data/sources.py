@@ -6,7 +6,7 @@ A source is `tinystories`, `synthetic`, `hf:OWNER/NAME[@REVISION]`, or the path 
 import codecs
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -43,13 +43,7 @@ def is_path(source: str) -> bool:
 
 
 def identify_data(source: str) -> dict[str, Any]:
-    """Return the identity of a source in canonical JSON values; it becomes part of trial ids.
-
-    Writes nothing but the hashes of large files, into the cache.
-
-    Raises:
-        SweepError: if there is no such source, or it cannot be text.
-    """
+    """Return the identity of a source in canonical JSON values; it becomes part of trial ids."""
     if source == "tinystories":
         return tinystories_identity()
     if source == "synthetic":
@@ -59,38 +53,32 @@ def identify_data(source: str) -> dict[str, Any]:
     if not (match := HUB_NAME.fullmatch(source)):
         raise SweepError(f"data must have the form hf:OWNER/NAME[@REVISION], got {source!r}.")
     revision = resolve_revision(match[1], match[2])
-    return {"name": "hf", "repository": match[1], "revision": revision, "split": dict(SPLIT_RULE)}
+    return {"name": "hf", "repository": match[1], "revision": revision, "split": SPLIT_RULE}
 
 
-def find_files(source: str) -> Files:
-    """Return the files of a path by role.
-
-    Raises:
-        SweepError: if there is none, or one is binary or damaged, or those of a role are empty.
-    """
+def find_files(source: str, minimum_bytes: int = 1) -> Files:
+    """Return the files of a path by role; refuse binary or damaged files and too little text."""
     path = Path(source).expanduser().absolute()
-    try:
-        if source and path.is_dir():
-            files = _files_of_folder(path)
-        elif source and path.is_file():
-            files = {"text": [path]}
-        else:
-            raise SweepError(
-                "data must be tinystories, synthetic, hf:OWNER/NAME[@REVISION], or the path of an "
-                f"existing file or folder, got {source!r}. Choose one of them."
-            )
-        for role, paths in files.items():
-            if not sum(_has_text(path) for path in paths):  # of each path: all are checked
-                raise SweepError(
-                    f"data must hold text, got an empty file or only white space in the {role} "
-                    f"data of {source!r}. Use a file with text."
-                )
-    except PermissionError as error:
-        name = error.filename
+    if not source or not path.exists():
         raise SweepError(
-            f"data must be readable, got {name!r}. Correct its permissions."
-        ) from error
+            "data must be tinystories, synthetic, hf:OWNER/NAME[@REVISION], or the path of an "
+            f"existing file or folder, got {source!r}. Choose one of them."
+        )
+    files = _files_of_folder(path) if path.is_dir() else {"text": [path]}
+    for role, paths in files.items():
+        size = sum(_text_bytes(path) for path in paths)
+        if size < minimum_bytes:
+            raise SweepError(
+                f"the {role} data of {source!r} must hold at least {minimum_bytes} bytes of text, "
+                f"got {size or 'an empty file'}. Use more text, or a smaller context."
+            )
     return files
+
+
+def check_text_length(source: str, context: int) -> None:
+    """Refuse files that are too short for one window of `context` + 1 tokens of at least a byte."""
+    if is_path(source):
+        find_files(source, context + 1)
 
 
 def _files_of_folder(folder: Path) -> Files:
@@ -99,35 +87,28 @@ def _files_of_folder(folder: Path) -> Files:
         for path in folder.iterdir()
         if path.is_file() and not path.name.lower().startswith(SKIPPED_NAMES)
     )
-    files: Files = {}
-    for role, stems in (("train", ("train",)), ("valid", VALID_NAMES)):
-        paths = [path for path in usable if path.name.lower().split(".")[0] in stems]
-        if len(paths) > 1:
-            names = " and ".join(path.name for path in paths)
-            raise SweepError(
-                f"data folder {str(folder)!r} must hold one {role} file, got {names}. Remove one."
-            )
-        if paths:
-            files[role] = paths
-    if not usable or ("valid" in files and "train" not in files):
+    train = [path for path in usable if path.name.lower().split(".")[0] == "train"]
+    valid = [path for path in usable if path.name.lower().split(".")[0] in VALID_NAMES]
+    if not usable or len(train) > 1 or len(valid) > len(train):
+        names = ", ".join(path.name for path in [*train, *valid]) or "none"
         raise SweepError(
-            f"data folder {str(folder)!r} must hold a train file, or text files, got "
-            f"{'only a validation file' if usable else 'none'}. Name the training text train.txt."
+            f"data folder {str(folder)!r} must hold text files, at most one named train and, "
+            f"only with that, one named valid, got {names}. Add, rename or remove files."
         )
-    return files if "valid" in files else {"text": files.get("train", usable)}
+    return {"train": train, "valid": valid} if valid else {"text": train or usable}
 
 
-def _has_text(path: Path) -> bool:
-    """Return whether the start of a file has text; refuse it if that is binary or damaged."""
+def _text_bytes(path: Path) -> int:
+    """Return the bytes of text at the start of a file; refuse a binary or damaged file."""
     with open_bytes(path) as (content, _):
         sample = content.read(SAMPLE_BYTES)
+        if table_format(path) == "parquet":  # compressed
+            return SAMPLE_BYTES if sample else 0
         is_whole = len(sample) < SAMPLE_BYTES
-        if table_format(path):
-            return bool(sample)
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(sample, final=is_whole)
     if "\0" in text:
         raise not_text(path)
-    return bool(text.strip()) or not is_whole
+    return len(sample) if text.strip() else 0
 
 
 def _identify_files(files: Files) -> dict[str, Any]:
@@ -137,7 +118,7 @@ def _identify_files(files: Files) -> dict[str, Any]:
         pairs = [(table_format(path) or "text", hash_file(path)) for path in paths]
         identity["sha256"][role] = pairs[0][1] if len(pairs) == 1 else sha256_of(pairs)
         identity["kind"][role] = "+".join(sorted({kind for kind, _ in pairs}))
-    return identity | ({"split": dict(SPLIT_RULE)} if "text" in files else {})
+    return identity | ({"split": SPLIT_RULE} if "text" in files else {})
 
 
 def hash_file(path: Path) -> str:
@@ -147,30 +128,13 @@ def hash_file(path: Path) -> str:
         return sha256_of_file(path)
     key = [str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino]
     memo = cache_dir() / "hashes" / f"{sha256_of(key)[:24]}.json"
-    with contextlib.suppress(OSError, SweepError, KeyError):
+    with contextlib.suppress(OSError, SweepError):
         return str(read_json(memo)["content_sha256"])
     digest = sha256_of_file(path)
     with contextlib.suppress(OSError):  # without a writable cache only time is lost
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_json(memo, {"content_sha256": digest})
     return digest
-
-
-def check_text_length(source: str, context: int) -> None:
-    """Refuse files that are shorter than one window of `context` inputs, without tokenizing.
-
-    A token is at least one byte, so this refuses only data that would be refused later too.
-    """
-    for role, paths in find_files(source).items() if is_path(source) else ():
-        size = 0
-        for path in paths:
-            with open_bytes(path) as (content, _):
-                size += len(content.read(context + 1))
-        if size < context + 1 and table_format(paths[0]) != "parquet":  # which is compressed
-            raise SweepError(
-                f"the {role} data of {source!r} must be at least one window of context + 1 = "
-                f"{context + 1} tokens, got {size} bytes. Use more text, or a smaller context."
-            )
 
 
 def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int | None:
@@ -181,18 +145,13 @@ def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int |
         sample = [len(text) for text in islice(synthetic_documents(identity, "train"), 100)]
         return int(identity["documents"]["train"] * sum(sample) / len(sample))
     files = find_files(path) if path else {}
-    paths = files.get("train") or files.get("text", [])
-    return sum(path.stat().st_size for path in paths) or None
+    return sum(path.stat().st_size for path in next(iter(files.values()), [])) or None
 
 
 def open_data(
     identity: dict[str, Any], path: str | None, on_progress: OnProgress
 ) -> dict[str, Reader]:
-    """Return a reader of each split, train and valid; download and split the data if need be.
-
-    Raises:
-        SweepError: if the data cannot be read or is not what `identity` describes.
-    """
+    """Return a reader of each split, train and valid; download and split the data if need be."""
     if identity["name"] == "synthetic":
         return {split: partial(_stories, identity, split) for split in ("train", "valid")}
     readers: dict[str, Reader] = {}
@@ -210,10 +169,7 @@ def open_data(
         )
     else:
         readers = {role: partial(_read_files, paths) for role, paths in files.items()}
-    if len(readers) == 1:
-        [read] = readers.values()
-        return split_documents(read, on_progress)
-    return readers
+    return readers if "valid" in readers else split_documents(readers.popitem()[1], on_progress)
 
 
 def _stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
@@ -221,7 +177,7 @@ def _stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
         yield Piece(document, True, index / identity["documents"][split])
 
 
-def _read_files(paths: Sequence[Path]) -> Iterator[Piece]:
+def _read_files(paths: list[Path]) -> Iterator[Piece]:
     for index, path in enumerate(paths):
         for piece in read_table(path) if table_format(path) else read_text(path):
             yield piece._replace(fraction_read=(index + piece.fraction_read) / len(paths))

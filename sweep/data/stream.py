@@ -54,11 +54,7 @@ class SequenceStream:
 
 
 def check_window(token_count: int, context: int, subject: str) -> None:
-    """Refuse tokens that do not fill one window.
-
-    Raises:
-        SweepError: naming the subject and its tokens.
-    """
+    """Refuse tokens that do not fill one window."""
     if token_count < context + 1:
         raise SweepError(
             f"{subject} must hold at least one window of context + 1 = {context + 1} tokens, got "

@@ -12,35 +12,15 @@ import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sweep.errors import SweepError
 
 GRAMMAR_VERSION = 1
 WORD = re.compile(r"\"?[A-Za-z']+|[.,!?]+\"?")
-SYMBOL = re.compile(
-    r"\[(?P<rule>\w+)\]|<(?P<variable>\w+)(?::(?P<given>\w+))?>|{(?P<form>\w+)}"
-    rf"|(?P<word>{WORD.pattern})"
-)
+# The groups are rule, variable, the variable that its values depend on, form, and word.
+SYMBOL = re.compile(rf"\[(\w+)\]|<(\w+)(?::(\w+))?>|{{(\w+)}}|({WORD.pattern})")
 SPACE_BEFORE_POINT = re.compile(r" (?=[.,!?])")
-
-
-class Symbol(NamedTuple):
-    """A part of a template: a rule, a variable, a form of a remembered value, or a word."""
-
-    kind: str  # rule, variable, form or word
-    name: str
-    given: str = ""  # the variable that the choice of a variable's value depends on
-
-
-def parse_template(template: str) -> list[Symbol]:
-    """Return the symbols of one alternative of a rule."""
-    return [
-        Symbol(kind, match[kind], match["given"] or "")
-        for match in SYMBOL.finditer(template)
-        for kind in ("rule", "variable", "form", "word")
-        if match[kind]
-    ]
 
 
 def choice_probabilities(count: int) -> list[float]:
@@ -49,61 +29,48 @@ def choice_probabilities(count: int) -> list[float]:
 
 
 @functools.cache
-def _cumulative_probabilities(count: int) -> tuple[float, ...]:
-    return tuple(itertools.accumulate(choice_probabilities(count)))
+def _cumulative_probabilities(count: int) -> list[float]:
+    return list(itertools.accumulate(choice_probabilities(count)))
 
 
-class Grammar:
-    """A probabilistic grammar with remembered values, from a document such as grammar.toml."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self.start = Symbol("rule", document["start"])
-        self.rules = {
-            name: [parse_template(alternative) for alternative in alternatives]
-            for name, alternatives in document["rules"].items()
-        }
-        self.values: dict[str, dict[str, list[str]]] = {}
-        for variable, lists in document["values"].items():
-            by_given = {"": lists} if isinstance(lists, str) else lists
-            self.values[variable] = {given: text.split(", ") for given, text in by_given.items()}
-        self.forms: Mapping[str, tuple[str, Mapping[str, str]]] = document["forms"]
-
-    def generate(self, rng: random.Random) -> str:
-        """Return a random story."""
-        words: list[str] = []
-        remembered = {"": ""}
-        pending = [self.start]
-        while pending:
-            kind, name, given = pending.pop()
-            if kind == "word":
-                words.append(name)
-            elif kind == "form":
-                words.append(self.form(name, remembered))
-            else:
-                choices: Sequence[Any] = (
-                    self.rules[name] if kind == "rule" else self.values[name][remembered[given]]
-                )
-                cumulative = _cumulative_probabilities(len(choices))
-                choice = choices[min(bisect_right(cumulative, rng.random()), len(choices) - 1)]
-                if kind == "rule":
-                    pending.extend(reversed(choice))
-                else:
-                    remembered[name] = choice
-                    words.append(choice)
-        return SPACE_BEFORE_POINT.sub("", " ".join(words))
-
-    def form(self, name: str, remembered: Mapping[str, str]) -> str:
-        """Return a remembered value, or the word that agrees with it."""
-        if name not in self.forms:
-            return remembered[name]
-        variable, words = self.forms[name]
-        return words[remembered[variable]]
+def _choose(choices: Sequence[str], rng: random.Random) -> str:
+    index = bisect_right(_cumulative_probabilities(len(choices)), rng.random())
+    return choices[min(index, len(choices) - 1)]
 
 
 @functools.cache
-def story_grammar() -> Grammar:
-    """Return the grammar of the built-in stories."""
-    return Grammar(tomllib.loads(Path(__file__).with_name("grammar.toml").read_text("utf-8")))
+def parse_template(template: str) -> list[tuple[str, ...]]:
+    """Return the symbols of an alternative, each as the groups of `SYMBOL`."""
+    return SYMBOL.findall(template)
+
+
+@functools.cache
+def story_grammar() -> dict[str, Any]:
+    """Return the grammar of the built-in stories, with the keys of grammar.toml."""
+    return tomllib.loads(Path(__file__).with_name("grammar.toml").read_text("utf-8"))
+
+
+def generate_story(grammar: Mapping[str, Any], rng: random.Random) -> str:
+    """Return a random story."""
+    words = _expand(f"[{grammar['start']}]", grammar, {}, rng)
+    return SPACE_BEFORE_POINT.sub("", " ".join(words))
+
+
+def _expand(
+    template: str, grammar: Mapping[str, Any], remembered: dict[str, str], rng: random.Random
+) -> Iterator[str]:
+    for rule, variable, given, form, word in parse_template(template):
+        if rule:
+            yield from _expand(_choose(grammar["rules"][rule], rng), grammar, remembered, rng)
+        elif variable:
+            values = grammar["values"][variable]
+            remembered[variable] = _choose(values[remembered[given]] if given else values, rng)
+            yield remembered[variable]
+        elif form in grammar["forms"]:
+            variable, words = grammar["forms"][form]
+            yield words[remembered[variable]]
+        else:
+            yield word or remembered[form]
 
 
 def synthetic_identity(seed: int = 0, train: int = 5000, valid: int = 350) -> dict[str, Any]:
@@ -114,11 +81,7 @@ def synthetic_identity(seed: int = 0, train: int = 5000, valid: int = 350) -> di
 
 
 def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str]:
-    """Generate the documents of a split, each from (seed, split, its index) alone.
-
-    Raises:
-        SweepError: if the identity names another version of the grammar.
-    """
+    """Generate the documents of a split, each from (seed, split, its index) alone."""
     if (version := identity["grammar_version"]) != GRAMMAR_VERSION:
         raise SweepError(
             f"synthetic stories must be of grammar version {GRAMMAR_VERSION}, got {version!r}. "
@@ -126,4 +89,4 @@ def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str
         )
     for index in range(identity["documents"][split]):
         rng = random.Random(f"{GRAMMAR_VERSION}/{identity['seed']}/{split}/{index}")
-        yield story_grammar().generate(rng)
+        yield generate_story(story_grammar(), rng)

@@ -1,8 +1,7 @@
-"""Read the column `text` of tables through the library `datasets`.
+"""Read the column `text` of tables: local files, or a data set of the Hugging Face hub.
 
-Local .jsonl, .csv and .parquet files are streamed. A data set of the Hugging Face hub is downloaded
-into the library's own cache. The libraries are imported only while data is prepared: a worker that
-finds prepared tokens does not need them.
+`datasets` and `huggingface_hub` are imported only while data is prepared. A worker that finds
+prepared tokens does not need them.
 """
 
 import glob
@@ -28,20 +27,12 @@ VALID_NAMES = ("valid", "validation", "val")  # of files and of splits
 
 @contextmanager
 def hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
-    """Import a library of Hugging Face and give its errors context.
+    """Import a library of Hugging Face, and turn its errors into one sentence.
 
     Telemetry is off unless the user turns it on. Without a terminal there are no progress bars.
-
-    Args:
-        library: `datasets` or `huggingface_hub`.
-        data: its name in messages.
-        remedy: the end of the message.
-
-    Raises:
-        SweepError: if the library is not installed or cannot read the data.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # the message below has its errors
+    os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # our message contains its errors
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -49,16 +40,12 @@ def hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
         yield importlib.import_module(library)
     except SweepError:
         raise
-    except ImportError as error:
-        raise SweepError(
-            f"{library} must be installed to prepare data {data!r}, but {error}. Run "
-            f"`pip install {library}`, or prepare the data on another machine."
-        ) from error
     except Exception as error:  # these libraries raise classes of pyarrow, pandas, httpx and others
         cause = error.__cause__ or error  # `datasets` wraps the error of a row
-        reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
-        message = f"data {data!r} must be readable by {library}, got {reason.rstrip('.')}. {remedy}"
-        raise SweepError(message) from error
+        reason = f"{type(cause).__name__}: {cause}".splitlines()[0].rstrip(".")
+        raise SweepError(
+            f"data {data!r} must be readable by {library}, got {reason}. {remedy}"
+        ) from error
 
 
 def table_format(path: Path) -> str | None:
@@ -67,24 +54,16 @@ def table_format(path: Path) -> str | None:
 
 
 def read_table(path: Path) -> Iterator[Piece]:
-    """Yield the rows of a local file in order, each as a document.
-
-    Raises:
-        SweepError: if the file cannot be read, or a row has no text.
-    """
+    """Yield the rows of a local file in order, each as a document."""
     loader = table_format(path)
     options = CSV_OPTIONS if loader == "csv" else {}
+    files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
     with hugging_face("datasets", str(path), "Correct the file, or use plain text.") as datasets:
-        files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
-        yield from _rows(datasets.load_dataset(loader, **files, **options), str(path))
+        yield from _documents(datasets.load_dataset(loader, **files, **options), str(path))
 
 
 def resolve_revision(repository: str, revision: str | None) -> str:
-    """Return the commit that a revision of a data set names now.
-
-    Raises:
-        SweepError: if the hub cannot be reached or does not know it.
-    """
+    """Return the commit that a revision of a data set names now; asks the hub unless it is one."""
     if re.fullmatch(r"[0-9a-f]{40}", revision or ""):
         return str(revision)
     remedy = f"Correct the name, or name a downloaded commit: hf:{repository}@COMMIT."
@@ -93,11 +72,7 @@ def resolve_revision(repository: str, revision: str | None) -> str:
 
 
 def open_hub(repository: str, revision: str) -> dict[str, Reader]:
-    """Download a data set and return the readers of its train split and, if any, validation split.
-
-    Raises:
-        SweepError: if it cannot be loaded or has no train split.
-    """
+    """Download a data set; return the readers of its train split and, if any, validation split."""
     name = f"hf:{repository}@{revision}"
     if Path(repository).exists():  # `datasets` would read it instead
         raise SweepError(f"data {name!r} must not be a local path too. Use another folder.")
@@ -105,14 +80,14 @@ def open_hub(repository: str, revision: str) -> dict[str, Reader]:
         splits = datasets.load_dataset(repository, revision=revision)
     if "train" not in splits:
         raise SweepError(f"data {name!r} must have a split train, got {', '.join(splits)}.")
-    readers: dict[str, Reader] = {"train": partial(_rows, splits["train"], name)}
+    readers: dict[str, Reader] = {"train": partial(_documents, splits["train"], name)}
     for split in VALID_NAMES:
         if split in splits:
-            readers["valid"] = partial(_rows, splits[split], name)
+            readers["valid"] = partial(_documents, splits[split], name)
     return readers
 
 
-def _rows(rows: Any, source: str) -> Iterator[Piece]:
+def _documents(rows: Any, source: str) -> Iterator[Piece]:
     number = 0
     for batch in rows.iter(batch_size=ROWS):
         for text in batch.get("text", [None]):

@@ -47,11 +47,7 @@ Reader = Callable[[], Iterator[Piece]]  # can be called again to read again
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file that may be compressed; yield its content and the raw file under it.
-
-    Raises:
-        SweepError: if reading it fails because it is not UTF-8 text or not a whole gzip file.
-    """
+    """Open a file that may be compressed; yield its content and the raw file under it."""
     try:
         with path.open("rb") as raw:
             is_gzip = path.name.lower().endswith(".gz")
@@ -74,11 +70,7 @@ def not_text(path: Path) -> SweepError:
 
 
 def read_text(path: Path, block: int = BLOCK_CHARACTERS) -> Iterator[Piece]:
-    """Yield the documents of a plain text file in order.
-
-    Raises:
-        SweepError: if it is not UTF-8 text or not a whole gzip file.
-    """
+    """Yield the documents of a plain text file in order."""
     size = path.stat().st_size or 1
     with open_bytes(path) as (content, raw), io.TextIOWrapper(content, "utf-8-sig") as lines:
         for text, ends_document in _documents(lines, block):
@@ -113,11 +105,8 @@ def split_documents(read: Reader, on_progress: OnProgress) -> dict[str, Reader]:
     """Choose the validation documents: the 5 % with the least content hashes.
 
     These are at least one and at most half of the different documents; equal documents stay
-    together. A single document is divided: its last 5 % of the characters, from a line's end if
-    possible, are for validation.
-
-    Raises:
-        SweepError: if there are fewer than two different documents and not exactly one.
+    together. Of a single document, the last 5 % of the characters are for validation, from a line's
+    end if possible.
     """
     hashes, digest, characters = array("Q"), hashlib.blake2b(digest_size=8), 0
     for piece in read():
@@ -131,14 +120,14 @@ def split_documents(read: Reader, on_progress: OnProgress) -> dict[str, Reader]:
     if len(hashes) == 1:
         is_valid = np.array([False, True])
         read = partial(_divide, read, characters - max(characters // 20, 1))
-    elif len(different) >= 2:
-        count = max(1, round(SPLIT_RULE["valid_fraction"] * len(different)))
-        is_valid = np.array(hashes, dtype=np.uint64) <= different[count - 1]
-    else:
+    elif len(different) < 2:
         raise SweepError(
             f"data without a validation file must hold at least two different documents, got "
             f"{len(different)}. Separate them by lines of {SEPARATOR}, or add a valid.txt."
         )
+    else:
+        count = max(1, round(SPLIT_RULE["valid_fraction"] * len(different)))
+        is_valid = np.array(hashes, dtype=np.uint64) <= different[count - 1]
     return {"train": partial(_select, read, ~is_valid), "valid": partial(_select, read, is_valid)}
 
 

@@ -42,11 +42,7 @@ def tinystories_identity() -> dict[str, Any]:
 
 
 def download(file: PinnedFile, repository: str = REPOSITORY, revision: str = REVISION) -> Path:
-    """Return the path of a file, downloaded by huggingface_hub if need be, with its hash checked.
-
-    Raises:
-        SweepError: if the hub cannot be used, or the file has other content.
-    """
+    """Return the path of a file, downloaded if need be, after checking its hash."""
     path = cache_dir() / "tinystories" / file.name
     if not path.is_file():
         remedy = f"Use --data PATH with your text, or --data synthetic, or copy the file to {path}."

@@ -34,11 +34,9 @@ class BytesTokenizer:
 
 
 class LibraryTokenizer:
-    """A tokenizer of the library; `<|endoftext|>` inside text is encoded as ordinary text.
+    """A `tokenizers.Tokenizer` whose end-of-text id `end` is exchanged with id 0.
 
-    Args:
-        library_tokenizer: a `tokenizers.Tokenizer`.
-        end: its end-of-text id, which is exchanged with id 0.
+    `<|endoftext|>` inside text is encoded as ordinary text.
     """
 
     def __init__(self, library_tokenizer: Any, end: int = 0) -> None:
@@ -98,11 +96,10 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
 
 
 def _first_texts(pieces: Iterable[Piece], limit: int) -> Iterator[str]:
-    size = 0
     for piece in pieces:
         yield piece.text
-        size += len(piece.text.encode())
-        if size >= limit:
+        limit -= len(piece.text.encode())
+        if limit <= 0:
             return
 
 

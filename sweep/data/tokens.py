@@ -78,21 +78,19 @@ class TokenizedText:
 def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> TokenizedText | None:
     """Return the prepared data if it is in the cache; prepare and write nothing."""
     folder = _folder(identity, tokenizer)
+    path = folder / TOKENIZER if tokenizer.kind != "bytes" else None
     try:
         data = read_json(folder / "data.json")
-        dtype = np.dtype(data["dtype"])
-        for split in SPLITS:
-            size = (folder / f"{split}.bin").stat().st_size
-            if size != data[f"{split}_tokens"] * dtype.itemsize:
-                return None
-        train, valid = (np.memmap(folder / f"{split}.bin", dtype, mode="r") for split in SPLITS)
-        tokenizer_path = folder / TOKENIZER if data["kind"] != "bytes" else None
-        if tokenizer_path and not tokenizer_path.is_file():
-            return None
-    except (OSError, SweepError):
+        train, valid = (
+            np.memmap(folder / f"{split}.bin", data["dtype"], "r", shape=data[f"{split}_tokens"])
+            for split in SPLITS
+        )
+    except (OSError, SweepError, ValueError):  # absent or damaged
+        return None
+    if path and not path.is_file():
         return None
     counts = {field.name: data[field.name] for field in fields(TokenizedText) if field.name in data}
-    return TokenizedText(train, valid, tokenizer_path, **counts)
+    return TokenizedText(train, valid, path, **counts)
 
 
 def prepare_data(
@@ -109,30 +107,25 @@ def prepare_data(
         path: of the text, for the identity of a path.
         on_progress: called with the current work and the fraction done, 0 to 1.
         pretrained: folder of the pretrained model whose tokenizer is used.
-
-    Raises:
-        SweepError: if the text is not what `identity` describes or cannot be used, the vocabulary
-            is too small, there is no network, or the cache cannot be written.
     """
     check_tokenizer(tokenizer)
+    if (text := find_prepared(identity, tokenizer)) is not None:
+        return text
     report = on_progress or (lambda work, fraction: None)
-    if (prepared := find_prepared(identity, tokenizer)) is not None:
-        return prepared
     folder = _folder(identity, tokenizer)
     part = folder.with_name(f"{folder.name}.part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f"{folder.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
-            if (prepared := find_prepared(identity, tokenizer)) is not None:
-                return prepared
+            if (text := find_prepared(identity, tokenizer)) is not None:
+                return text
             for leftover in (part, folder):  # of a killed process, or damaged
                 shutil.rmtree(leftover, ignore_errors=True)
             part.mkdir()
             try:
-                if tokenizer.kind == "pretrained":
-                    shutil.copyfile(pretrained_path(pretrained, tokenizer), part / TOKENIZER)
-                _write(open_data(identity, path, report), tokenizer, part, report)
+                readers = open_data(identity, path, report)
+                _write(readers, tokenizer, pretrained, part, report)
                 part.rename(folder)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
@@ -141,30 +134,27 @@ def prepare_data(
             f"the cache folder {str(cache_dir())!r} must be writable with enough space, but "
             f"{error.strerror or error}. Free some space, or set SWEEP_CACHE to another folder."
         ) from error
-    prepared = find_prepared(identity, tokenizer)
-    assert prepared is not None
-    return prepared
+    text = find_prepared(identity, tokenizer)
+    assert text is not None
+    return text
 
 
 def describe_data(source: str, tokenizer: TokenizerSettings) -> dict[str, Any]:
     """Return the identity of a source and, once it is prepared, the sizes of its splits."""
     identity = identify_data(source)
-    prepared = find_prepared(identity, tokenizer)
+    text = find_prepared(identity, tokenizer)
     splits = {}
-    for split in SPLITS if prepared else ():
-        tokens, size = len(getattr(prepared, split)), getattr(prepared, f"{split}_bytes")
-        splits[split] = {
-            "documents": getattr(prepared, f"{split}_documents"),
-            "bytes": size,
-            "tokens": tokens,
-            "bytes_per_token": size / tokens,
-        }
+    for split in SPLITS if text else ():
+        tokens, size = len(getattr(text, split)), getattr(text, f"{split}_bytes")
+        documents = getattr(text, f"{split}_documents")
+        sizes = {"documents": documents, "bytes": size, "tokens": tokens}
+        splits[split] = {**sizes, "bytes_per_token": size / tokens}
     return {
         "source": source,
         "identity": identity,
         "tokenizer": tokenizer.model_dump(),
-        "prepared": prepared is not None,
-        "vocabulary_used": prepared.vocabulary_used if prepared else None,
+        "prepared": text is not None,
+        "vocabulary_used": text.vocabulary_used if text else None,
         "folder": str(_folder(identity, tokenizer)),
         "splits": splits,
     }
@@ -188,36 +178,41 @@ def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> 
 
 
 def _write(
-    readers: dict[str, Reader], settings: TokenizerSettings, folder: Path, on_progress: OnProgress
+    readers: dict[str, Reader],
+    settings: TokenizerSettings,
+    pretrained: str | Path | None,
+    folder: Path,
+    report: OnProgress,
 ) -> None:
     path = folder / TOKENIZER if settings.kind != "bytes" else None
-    if settings.kind == "bpe":
-        pieces = _reported(readers["train"](), "training the tokenizer", on_progress)
+    if settings.kind == "pretrained":
+        shutil.copyfile(pretrained_path(pretrained, settings), folder / TOKENIZER)
+    elif settings.kind == "bpe":
+        pieces = _reported(readers["train"](), "training the tokenizer", report)
         train_bpe(pieces, settings.vocabulary, folder / TOKENIZER)
     tokenizer = load_tokenizer(path, settings.end)
     dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
-    data = {"kind": settings.kind, "dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used}
-    data["end"] = settings.end
+    data = {"dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used, "end": settings.end}
     for split in SPLITS:
-        pieces = _reported(readers[split](), f"tokenizing {split}", on_progress)
+        pieces = _reported(readers[split](), f"tokenizing {split}", report)
         counts = write_tokens(pieces, tokenizer, folder / f"{split}.bin", dtype)
-        data |= {f"{split}_{name}": count for name, count in counts.items()}
         if counts["documents"] == 0:
             raise SweepError(
                 f"the {split} data must hold at least one document, got only white space and "
                 "separators. Use a file with text."
             )
+        data |= {f"{split}_{name}": count for name, count in counts.items()}
     write_json(folder / "data.json", data)
 
 
-def _reported(pieces: Iterable[Piece], work: str, on_progress: OnProgress) -> Iterator[Piece]:
+def _reported(pieces: Iterable[Piece], work: str, report: OnProgress) -> Iterator[Piece]:
     last = -1.0
     for piece in pieces:
         if piece.fraction_read >= last + 0.005:
             last = piece.fraction_read
-            on_progress(work, last)
+            report(work, last)
         yield piece
-    on_progress(work, 1.0)
+    report(work, 1.0)
 
 
 def write_tokens(
@@ -228,19 +223,19 @@ def write_tokens(
     batch_characters: int = BATCH_CHARACTERS,
 ) -> dict[str, int]:
     """Tokenize pieces into a file, batch by batch; return its tokens, documents and text bytes."""
-    counts = {"tokens": 0, "documents": 0, "bytes": 0}
+    tokens = documents = size = 0
     separator = np.array([SEPARATOR_ID], dtype).tobytes()
     with path.open("wb") as file:
         for batch in _batches(pieces, batch_characters):
             encoded = tokenizer.encode_batch([piece.text for piece in batch])
             for piece, ids in zip(batch, encoded, strict=True):
                 file.write(ids.astype(dtype).tobytes() + separator * piece.ends_document)
-                counts["tokens"] += len(ids) + piece.ends_document
-                counts["documents"] += piece.ends_document
-                counts["bytes"] += len(piece.text.encode())
+                tokens += len(ids) + piece.ends_document
+                documents += piece.ends_document
+                size += len(piece.text.encode())
         file.flush()
         os.fsync(file.fileno())
-    return counts
+    return {"tokens": tokens, "documents": documents, "bytes": size}
 
 
 def _batches(pieces: Iterable[Piece], batch_characters: int) -> Iterator[list[Piece]]:
@@ -252,5 +247,4 @@ def _batches(pieces: Iterable[Piece], batch_characters: int) -> Iterator[list[Pi
         if characters >= batch_characters:
             yield batch
             batch, characters = [], 0
-    if batch:
-        yield batch
+    yield batch

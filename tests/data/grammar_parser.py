@@ -6,6 +6,7 @@ from sweep.data.synthetic import (
     SPACE_BEFORE_POINT,
     WORD,
     choice_probabilities,
+    parse_template,
     story_grammar,
 )
 
@@ -16,7 +17,7 @@ def log_probability(document, grammar=None):
     words = WORD.findall(document)
     if SPACE_BEFORE_POINT.sub("", " ".join(words)) != document:
         return -math.inf
-    probability = probability_of(words, [grammar.start], grammar, {"": ""})
+    probability = probability_of(words, parse_template(f"[{grammar['start']}]"), grammar, {})
     return math.log(probability) if probability else -math.inf
 
 
@@ -24,20 +25,24 @@ def probability_of(words, symbols, grammar, remembered):
     """Return the probability that symbols produce exactly these words."""
     if not symbols:
         return 0.0 if words else 1.0
-    (kind, name, given), *rest = symbols
-    if kind == "rule":
-        alternatives = grammar.rules[name]
+    (rule, variable, given, form, expected), *rest = symbols
+    if rule:
         return sum(
-            p * probability_of(words, [*alternative, *rest], grammar, remembered)
-            for alternative, p in weighted(alternatives)
+            p * probability_of(words, [*parse_template(template), *rest], grammar, remembered)
+            for template, p in weighted(grammar["rules"][rule])
         )
     if not words:
         return 0.0
     word, *others = words
-    if kind == "variable":
-        p = dict(weighted(grammar.values[name][remembered[given]])).get(word, 0.0)
-        return p and p * probability_of(others, rest, grammar, {**remembered, name: word})
-    expected = name if kind == "word" else grammar.form(name, remembered)
+    if variable:
+        values = grammar["values"][variable]
+        p = dict(weighted(values[remembered[given]] if given else values)).get(word, 0.0)
+        return p and p * probability_of(others, rest, grammar, {**remembered, variable: word})
+    if form in grammar["forms"]:
+        variable, agreeing = grammar["forms"][form]
+        expected = agreeing[remembered[variable]]
+    elif form:
+        expected = remembered[form]
     return probability_of(others, rest, grammar, remembered) if word == expected else 0.0
 
 
@@ -46,22 +51,24 @@ def weighted(choices):
     return list(zip(choices, choice_probabilities(len(choices)), strict=True))
 
 
-def entropy(grammar, symbol=None):
-    """Return the exact entropy in nats of what a symbol becomes, by default a story: no sampling.
+def entropy(grammar, template=None):
+    """Return the exact entropy in nats of what a template becomes, by default a story: no sampling.
 
     The choice among alternatives does not depend on remembered values, so it is a sum over symbols,
     each weighted with the probability that a derivation reaches it.
     """
-    kind, name, given = symbol or grammar.start
-    if kind == "rule":
-        return entropy_of_choice(grammar.rules[name]) + sum(
-            p * sum(entropy(grammar, part) for part in alternative)
-            for alternative, p in weighted(grammar.rules[name])
-        )
-    if kind != "variable":
-        return 0.0
-    conditions = weighted(grammar.values[given][""]) if given else [("", 1.0)]
-    return sum(p * entropy_of_choice(grammar.values[name][value]) for value, p in conditions)
+    total = 0.0
+    for rule, variable, given, _, _ in parse_template(template or f"[{grammar['start']}]"):
+        if rule:
+            alternatives = weighted(grammar["rules"][rule])
+            total += entropy_of_choice(grammar["rules"][rule])
+            total += sum(p * entropy(grammar, text) for text, p in alternatives if text)
+        elif given:
+            conditions, values = weighted(grammar["values"][given]), grammar["values"][variable]
+            total += sum(p * entropy_of_choice(values[condition]) for condition, p in conditions)
+        elif variable:
+            total += entropy_of_choice(grammar["values"][variable])
+    return total
 
 
 def entropy_of_choice(choices):

@@ -100,8 +100,8 @@ def test_a_folder_of_other_files_uses_all_in_sorted_order_but_not_the_readme(tmp
     ("name", "content", "says"),
     [
         ("empty.txt", b"", "empty"),
-        ("blank.txt", b" \n \n", "only white space"),
-        ("bom.txt", b"\xef\xbb\xbf \n", "only white space"),
+        ("blank.txt", b" \n \n", "at least 1 byte"),
+        ("bom.txt", b"\xef\xbb\xbf \n", "at least 1 byte"),
         ("empty.csv", b"", "empty"),
         ("nul.txt", b"abc\0def", "UTF-8 text"),
         ("latin.txt", "café".encode("latin-1"), "UTF-8 text"),
@@ -126,8 +126,8 @@ def test_a_file_that_cannot_be_text_is_refused_in_one_sentence(
     [
         ({}, "got none"),
         ({"README__md": TEXT}, "got none"),
-        ({"valid__txt": TEXT}, "train.txt"),
-        ({"train__txt": TEXT, "train__jsonl": '{"text": "a"}'}, "one train file"),
+        ({"valid__txt": TEXT}, "got valid.txt"),
+        ({"train__txt": TEXT, "train__jsonl": '{"text": "a"}'}, "got train.jsonl, train.txt"),
         ({"a__txt": TEXT, "b__png": b"\x89PNG\0"}, "b.png"),
     ],
 )
@@ -171,7 +171,7 @@ def test_without_a_writable_cache_a_large_file_is_hashed_again(story_file, cache
 def test_text_shorter_than_a_window_is_refused_without_tokenizing(tmp_path, cache):
     folder = put(tmp_path / "data", train__txt="abc " * 100, valid__txt="x" * 64)
     check_text_length(folder, 63)
-    with pytest.raises(SweepError, match=r"the valid data .* context \+ 1 = 65 tokens, got 64"):
+    with pytest.raises(SweepError, match=r"the valid data .* at least 65 bytes of text, got 64"):
         check_text_length(folder, 64)
     check_text_length("synthetic", 64)
     check_text_length("hf:owner/name", 64)

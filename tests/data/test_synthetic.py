@@ -11,7 +11,8 @@ import pytest
 
 from sweep.data.synthetic import (
     WORD,
-    Grammar,
+    generate_story,
+    parse_template,
     story_grammar,
     synthetic_documents,
     synthetic_identity,
@@ -26,29 +27,34 @@ log_probability, entropy = PARSER["log_probability"], PARSER["entropy"]
 @pytest.fixture(scope="module")
 def generated():
     rng = random.Random(7)
-    return [story_grammar().generate(rng) for _ in range(3000)]
+    return [generate_story(story_grammar(), rng) for _ in range(3000)]
 
 
-def grammar_of(rules, values=None, forms=None, start="s"):
-    return Grammar({"start": start, "rules": rules, "values": values or {}, "forms": forms or {}})
+def grammar_of(rules, values=None, forms=None):
+    return {"start": "s", "rules": rules, "values": values or {}, "forms": forms or {}}
 
 
-def words_of(grammar, symbol):
-    """Return every word that a word, variable or form can become."""
-    if symbol.kind == "word":
-        return {symbol.name}
-    if symbol.kind == "form" and symbol.name in grammar.forms:
-        return set(grammar.forms[symbol.name][1].values())
-    return set(itertools.chain.from_iterable(grammar.values[symbol.name].values()))
+def words_of(grammar, variable, form, word):
+    """Return every word that a variable, form or word can become."""
+    if word:
+        return {word}
+    if form in grammar["forms"]:
+        return set(grammar["forms"][form][1].values())
+    return set(itertools.chain.from_iterable(value_lists(grammar, variable or form)))
+
+
+def value_lists(grammar, variable):
+    values = grammar["values"][variable]
+    return values.values() if isinstance(values, dict) else [values]
 
 
 def first_words(grammar, symbols, follow):
     """Return the words that symbols can begin with; includes `follow` if they can be empty."""
     words = set()
-    for symbol in symbols:
-        if symbol.kind != "rule":
-            return words | words_of(grammar, symbol)
-        inner = [first_words(grammar, one, {None}) for one in grammar.rules[symbol.name]]
+    for rule, variable, _, form, word in symbols:
+        if not rule:
+            return words | words_of(grammar, variable, form, word)
+        inner = [first_words(grammar, parse_template(x), {None}) for x in grammar["rules"][rule]]
         words |= set().union(*inner) - {None}
         if not any(None in one for one in inner):
             return words
@@ -57,14 +63,13 @@ def first_words(grammar, symbols, follow):
 
 def follow_words(grammar):
     """Return the words that can come after each rule, by iteration to the fixed point."""
-    follow = {name: set() for name in grammar.rules} | {grammar.start.name: {END}}
-    for _ in range(len(grammar.rules)):
-        for name, alternatives in grammar.rules.items():
-            for alternative in alternatives:
-                for i, symbol in enumerate(alternative):
-                    if symbol.kind == "rule":
-                        rest = alternative[i + 1 :]
-                        follow[symbol.name] |= first_words(grammar, rest, follow[name])
+    follow = {name: set() for name in grammar["rules"]} | {grammar["start"]: {END}}
+    for _ in grammar["rules"]:
+        for name, alternatives in grammar["rules"].items():
+            for symbols in map(parse_template, alternatives):
+                for i, (rule, *_) in enumerate(symbols):
+                    if rule:
+                        follow[rule] |= first_words(grammar, symbols[i + 1 :], follow[name])
     return follow
 
 
@@ -72,8 +77,8 @@ def ambiguous_rules(grammar):
     follow = follow_words(grammar)
     return [
         name
-        for name, alternatives in grammar.rules.items()
-        for one, other in itertools.combinations(alternatives, 2)
+        for name, alternatives in grammar["rules"].items()
+        for one, other in itertools.combinations(map(parse_template, alternatives), 2)
         if first_words(grammar, one, follow[name]) & first_words(grammar, other, follow[name])
     ]
 
@@ -82,8 +87,8 @@ def test_the_first_word_of_an_alternative_decides_the_choice_so_the_grammar_is_u
     """Alternatives of every rule differ in their first word (LL(1)); values are different words."""
     grammar = story_grammar()
     assert ambiguous_rules(grammar) == []
-    for lists in grammar.values.values():
-        for values in lists.values():
+    for variable in grammar["values"]:
+        for values in value_lists(grammar, variable):
             assert len(set(values)) == len(values)
             assert all(WORD.fullmatch(value) for value in values)
 
@@ -110,11 +115,12 @@ def test_text_that_is_no_story_has_no_probability(generated):
 def test_the_entropy_of_a_small_grammar_equals_its_enumeration():
     rules = {"s": ("A <pet> [did] {it}[more].", "No."), "did": ("saw", "[bit]", "lost"),
              "bit": ("bit", "ate"), "more": ("", "and <toy:pet> the {toy}")}  # fmt: skip
-    values = {"pet": "cat, dog, cow", "toy": {"cat": "a, b", "dog": "a, b, c", "cow": "d"}}
+    toys = {"cat": ["a", "b"], "dog": ["a", "b", "c"], "cow": ["d"]}
+    values = {"pet": ["cat", "dog", "cow"], "toy": toys}
     grammar = grammar_of(rules, values, {"it": ("pet", {"cat": "c", "dog": "d", "cow": "e"})})
     rng, probabilities = random.Random(0), {}
     while 1 - sum(probabilities.values()) > 1e-12:
-        document = grammar.generate(rng)
+        document = generate_story(grammar, rng)
         probabilities[document] = math.exp(log_probability(document, grammar))
     enumerated = -sum(p * math.log(p) for p in probabilities.values())
     assert entropy(grammar) == pytest.approx(enumerated, abs=1e-12)
