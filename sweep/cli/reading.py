@@ -194,14 +194,13 @@ def data_command(
 ) -> int:
     """Prepare a data set, or describe it."""
     from sweep.config.trial import TokenizerSettings
-    from sweep.data.identity import identify_data
+    from sweep.data.sources import identify_data, is_path
     from sweep.data.tokens import describe_data, prepare_data
 
     size = parse_count(vocabulary, "vocabulary")
     settings = TokenizerSettings(kind=tokenizer, vocabulary=size)  # type: ignore[arg-type]
     if is_prepared:
-        is_named = source in ("tinystories", "synthetic")
-        path = None if is_named else str(Path(source).expanduser().absolute())
+        path = str(Path(source).expanduser().absolute()) if is_path(source) else None
         printed: set[str] = set()
 
         def show(stage: str, fraction: float) -> None:

@@ -1,226 +1,183 @@
-"""Text that a user names by a path: which files it means, and whether they can be text at all.
+"""Find out what `--data` names, identify it without tokenizing it, and open it.
 
-Cheap enough for planning: reads at most the first and last megabyte of each file.
+A source is `tinystories`, `synthetic`, `hf:OWNER/NAME[@REVISION]`, or the path of a file or folder.
 """
 
 import codecs
-import gzip
-import json
-import zlib
-from dataclasses import dataclass
+import contextlib
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+from sweep.config.paths import cache_dir
+from sweep.data.synthetic import synthetic_documents, synthetic_identity
+from sweep.data.tables import VALID_NAMES, open_hub, read_table, resolve_revision, table_format
+from sweep.data.text import (
+    SPLIT_RULE,
+    OnProgress,
+    Piece,
+    Reader,
+    not_text,
+    open_bytes,
+    read_text,
+    split_documents,
+)
+from sweep.data.tinystories import TRAIN, VALID, download, tinystories_identity
 from sweep.errors import SweepError
+from sweep.trial.files import read_json, sha256_of, sha256_of_file, write_json
 
-SAMPLE_BYTES = 1 << 20  # read at each end of a file to see whether it is text
-SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")  # looked for in a folder
-NOT_TEXT = (
-    *(".json", ".csv", ".tsv", ".parquet", ".arrow", ".npy", ".npz", ".bin", ".pt", ".safetensors"),
-    *(".zip", ".zst", ".bz2", ".xz", ".7z", ".tar", ".tgz", ".tar.gz", ".pdf", ".docx", ".html"),
-)
-ROLE_NAMES = {"train": ("train",), "valid": ("valid", "validation", "val")}
-NOT_DATA = ("readme", "license", "licence", "notice")  # how text about the data begins
+HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?")
+SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # how such files of a folder begin
+SAMPLE_BYTES = 1 << 20  # read to see if a file is text
+MEMO_BYTES = 1 << 26  # the hash of a larger file is remembered
 
-FORMS_HINT = (
-    "Give a .txt, .txt.gz or .jsonl file (one JSON object with a text field per line), "
-    "or a folder with train.txt and valid.txt"
-)
+Files = dict[str, list[Path]]  # by role: train and valid, or text, which is split by document
 
 
-@dataclass(frozen=True)
-class TextFile:
-    """One file of documents."""
-
-    path: Path
-    role: str  # train, valid, or text: to be split by document
-    kind: Literal["text", "jsonl"]
-
-    @property
-    def is_gzip(self) -> bool:
-        """Whether the file is compressed."""
-        return self.path.name.lower().endswith(".gz")
+def is_path(source: str) -> bool:
+    """Return True if a source is the path of a file or folder."""
+    return source not in ("tinystories", "synthetic") and not source.startswith("hf:")
 
 
-def find_text_files(source: str) -> list[TextFile]:
-    """Return the files that a path means, checked to be text: train and valid, or text only.
+def identify_data(source: str) -> dict[str, Any]:
+    """Return the identity of a source in canonical JSON values; it becomes part of trial ids."""
+    if source == "tinystories":
+        return tinystories_identity()
+    if source == "synthetic":
+        return synthetic_identity()
+    if is_path(source):
+        return _identify_files(find_files(source))
+    if not (match := HUB_NAME.fullmatch(source)):
+        raise SweepError(f"data must have the form hf:OWNER/NAME[@REVISION], got {source!r}.")
+    revision = resolve_revision(match[1], match[2])
+    return {"name": "hf", "repository": match[1], "revision": revision, "split": SPLIT_RULE}
 
-    Raises:
-        SweepError: if there is no such file, or one is empty, binary or of an unsupported kind.
-    """
+
+def find_files(source: str, minimum_bytes: int = 1) -> Files:
+    """Return the files of a path by role; refuse binary or damaged files and too little text."""
     path = Path(source).expanduser().absolute()
-    try:
-        if path.is_dir():
-            files = _files_of_folder(path)
-        elif path.is_file():
-            files = [_text_file(path, "text")]
-        else:
-            raise SweepError(
-                f"data must be an existing file or folder, got {source!r}. "
-                "Check the path, or use --data synthetic."
-            )
-        for file in files:
-            _check_file(file)
-    except PermissionError as error:
+    if not source or not path.exists():
         raise SweepError(
-            f"data must be readable, got {error.filename!r}. Correct its permissions."
-        ) from error
+            "data must be tinystories, synthetic, hf:OWNER/NAME[@REVISION], or the path of an "
+            f"existing file or folder, got {source!r}. Choose one of them."
+        )
+    files = _files_of_folder(path) if path.is_dir() else {"text": [path]}
+    for role, paths in files.items():
+        size = sum(_text_bytes(path) for path in paths)
+        if size < minimum_bytes:
+            raise SweepError(
+                f"the {role} data of {source!r} must hold at least {minimum_bytes} bytes of text, "
+                f"got {size or 'an empty file'}. Use more text, or a smaller context."
+            )
     return files
 
 
 def check_text_length(source: str, context: int) -> None:
-    """Refuse text that is shorter than one window of `context` inputs, without tokenizing.
-
-    A token is at least one byte, so this refuses only what would certainly be refused later. Names
-    of built-in data sets pass.
-
-    Raises:
-        SweepError: if a split has fewer bytes than the `context` + 1 tokens of a window.
-    """
-    if source in ("tinystories", "synthetic"):
-        return
-    sizes: dict[str, int] = {}
-    for file in find_text_files(source):
-        size = len(_read_head(file)) if file.is_gzip else file.path.stat().st_size
-        whole = file.is_gzip and size >= SAMPLE_BYTES  # longer than we have looked
-        sizes[file.role] = sizes.get(file.role, 0) + (10**18 if whole else size)
-    for role, size in sizes.items():
-        if size < context + 1:
-            raise SweepError(
-                f"the {role} data of {source!r} must be at least one window of context + 1 = "
-                f"{context + 1} tokens, got {size} bytes. Give more text, or a smaller context."
-            )
+    """Refuse files that are too short for one window of `context` + 1 tokens of at least a byte."""
+    if is_path(source):
+        find_files(source, context + 1)
 
 
-def _files_of_folder(folder: Path) -> list[TextFile]:
+def _files_of_folder(folder: Path) -> Files:
     usable = sorted(
         path
         for path in folder.iterdir()
-        if path.is_file()
-        and path.name.lower().endswith(SUFFIXES)
-        and not path.name.lower().startswith((".", *NOT_DATA))
+        if path.is_file() and not path.name.lower().startswith(SKIPPED_NAMES)
     )
-    roles: dict[str, Path] = {}
-    for role, names in ROLE_NAMES.items():
-        found = [path for path in usable if path.name.lower().split(".")[0] in names]
-        if len(found) > 1:
-            raise SweepError(
-                f"data folder {str(folder)!r} must hold one {role} file, got "
-                f"{' and '.join(path.name for path in found)}. Remove one of them."
-            )
-        if found:
-            roles[role] = found[0]
-    if "valid" in roles and "train" not in roles:
+    train = [path for path in usable if path.name.lower().split(".")[0] == "train"]
+    valid = [path for path in usable if path.name.lower().split(".")[0] in VALID_NAMES]
+    if not usable or len(train) > 1 or len(valid) > len(train):
+        names = ", ".join(path.name for path in [*train, *valid]) or "none"
         raise SweepError(
-            f"data folder {str(folder)!r} must hold a train file beside "
-            f"{roles['valid'].name}, got none. Name it train.txt."
+            f"data folder {str(folder)!r} must hold text files, at most one named train and, "
+            f"only with that, one named valid, got {names}. Add, rename or remove files."
         )
-    if "valid" in roles:
-        return [_text_file(path, role) for role, path in roles.items()]
-    texts = [roles["train"]] if roles else usable
-    if not texts:
+    return {"train": train, "valid": valid} if valid else {"text": train or usable}
+
+
+def _text_bytes(path: Path) -> int:
+    """Return the bytes of text at the start of a file; refuse a binary or damaged file."""
+    with open_bytes(path) as (content, _):
+        sample = content.read(SAMPLE_BYTES)
+        if table_format(path) == "parquet":  # compressed
+            return SAMPLE_BYTES if sample else 0
+        is_whole = len(sample) < SAMPLE_BYTES
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(sample, final=is_whole)
+    if "\0" in text:
+        raise not_text(path)
+    return len(sample) if text.strip() else 0
+
+
+def _identify_files(files: Files) -> dict[str, Any]:
+    """Return the identity of files: contents and formats by role, and no names."""
+    identity: dict[str, Any] = {"name": "path", "sha256": {}, "kind": {}}
+    for role, paths in files.items():
+        pairs = [(table_format(path) or "text", hash_file(path)) for path in paths]
+        identity["sha256"][role] = pairs[0][1] if len(pairs) == 1 else sha256_of(pairs)
+        identity["kind"][role] = "+".join(sorted({kind for kind, _ in pairs}))
+    return identity | ({"split": SPLIT_RULE} if "text" in files else {})
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of a file; that of a large one is remembered by path, size, time, inode."""
+    status = path.stat()
+    if status.st_size < MEMO_BYTES:
+        return sha256_of_file(path)
+    key = [str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino]
+    memo = cache_dir() / "hashes" / f"{sha256_of(key)[:24]}.json"
+    with contextlib.suppress(OSError, SweepError):
+        return str(read_json(memo)["content_sha256"])
+    digest = sha256_of_file(path)
+    with contextlib.suppress(OSError):  # without a writable cache only time is lost
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        write_json(memo, {"content_sha256": digest})
+    return digest
+
+
+def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int | None:
+    """Return the approximate bytes of training text; None if they are not known yet."""
+    if identity["name"] == "tinystories":
+        return TRAIN.size
+    if identity["name"] == "synthetic":
+        sample = [len(text) for text in islice(synthetic_documents(identity, "train"), 100)]
+        return int(identity["documents"]["train"] * sum(sample) / len(sample))
+    files = find_files(path) if path else {}
+    return sum(path.stat().st_size for path in next(iter(files.values()), [])) or None
+
+
+def open_data(
+    identity: dict[str, Any], path: str | None, on_progress: OnProgress
+) -> dict[str, Reader]:
+    """Return a reader of each split, train and valid; download and split the data if need be."""
+    if identity["name"] == "synthetic":
+        return {split: partial(_stories, identity, split) for split in ("train", "valid")}
+    readers: dict[str, Reader] = {}
+    if identity["name"] == "tinystories":
+        for split, file in (("valid", VALID), ("train", TRAIN)):  # the small file first
+            on_progress(f"downloading {file.name}", 0.0)
+            readers[split] = partial(read_text, download(file))
+    elif identity["name"] == "hf":
+        on_progress(f"downloading {identity['repository']}", 0.0)
+        readers = open_hub(identity["repository"], identity["revision"])
+    elif path is None or _identify_files(files := find_files(path)) != identity:
         raise SweepError(
-            f"data folder {str(folder)!r} must hold a file that ends in "
-            f"{', '.join(SUFFIXES)}, got none. {FORMS_HINT}."
+            f"data {path!r} must be unchanged since it was planned, but its content differs. "
+            "Restore it, or start a new sweep in another folder."
         )
-    return [_text_file(path, "text") for path in texts]
+    else:
+        readers = {role: partial(_read_files, paths) for role, paths in files.items()}
+    return readers if "valid" in readers else split_documents(readers.popitem()[1], on_progress)
 
 
-def _text_file(path: Path, role: str) -> TextFile:
-    name = path.name.lower()
-    if name.endswith(NOT_TEXT):
-        suffix = max((end for end in NOT_TEXT if name.endswith(end)), key=len)
-        raise SweepError(f"data must be text, got a {suffix} file, {str(path)!r}. {FORMS_HINT}.")
-    return TextFile(path, role, "jsonl" if name.removesuffix(".gz").endswith(".jsonl") else "text")
+def _stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
+    for index, document in enumerate(synthetic_documents(identity, split), start=1):
+        yield Piece(document, True, index / identity["documents"][split])
 
 
-def _check_file(file: TextFile) -> None:
-    if file.path.stat().st_size == 0:
-        raise SweepError(f"data must not be empty, got the empty file {str(file.path)!r}.")
-    head = _read_head(file)
-    tail = b"" if file.is_gzip else _read_tail(file.path)
-    for sample in (head, tail):
-        if b"\0" in sample or not _is_utf8(sample, at_start=sample is head):
-            raise binary_file(file.path)
-    if not head.removeprefix(codecs.BOM_UTF8).strip() and len(head) < SAMPLE_BYTES:
-        raise SweepError(f"data must hold text, got only white space in {str(file.path)!r}.")
-    if file.kind == "jsonl":
-        lines = head.decode("utf-8-sig", errors="ignore").split("\n")
-        whole = lines if len(head) < SAMPLE_BYTES else lines[:-1]
-        for number, line in enumerate(whole, start=1):
-            parse_json_line(line, file.path, number)
-
-
-def binary_file(path: Path) -> SweepError:
-    """Return the error for a file that is not UTF-8 text."""
-    return SweepError(
-        f"data must be UTF-8 text, got a file with other bytes, {str(path)!r}. "
-        "Save it as UTF-8, or give another file."
-    )
-
-
-def damaged_gzip(path: Path, error: Exception) -> SweepError:
-    """Return the error for a compressed file that cannot be read to its end."""
-    return SweepError(
-        f"data must be a whole gzip file, got {str(path)!r}, which is damaged ({error}). "
-        "Restore it, or compress the text again."
-    )
-
-
-def parse_json_line(line: str, path: Path, number: int) -> str:
-    """Return the document on a line of a .jsonl file; empty for a blank line.
-
-    Raises:
-        SweepError: if it is not a JSON object with a text.
-    """
-    if not line.strip():
-        return ""
-    try:
-        data = json.loads(line)
-    except ValueError as error:
-        raise SweepError(
-            f"line {number} of {str(path)!r} must be a JSON object, but {error}. Correct the line."
-        ) from error
-    text = data.get("text") if isinstance(data, dict) else None
-    if not isinstance(text, str):
-        raise SweepError(
-            f"line {number} of {str(path)!r} must have a field text that is a string, got "
-            f"{line.strip()[:40]!r}. Add the field, or convert the file to plain text."
-        )
-    return text
-
-
-def _read_head(file: TextFile) -> bytes:
-    """Return up to `SAMPLE_BYTES` from the start, decompressed."""
-    if not file.is_gzip:
-        with file.path.open("rb") as plain:
-            return plain.read(SAMPLE_BYTES)
-    try:
-        with gzip.open(file.path, "rb") as packed:
-            return packed.read(SAMPLE_BYTES)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise damaged_gzip(file.path, error) from error
-
-
-def _read_tail(path: Path) -> bytes:
-    """Return the last `SAMPLE_BYTES` of a file that is longer than its head."""
-    size = path.stat().st_size
-    if size <= SAMPLE_BYTES:
-        return b""
-    with path.open("rb") as file:
-        file.seek(max(size - SAMPLE_BYTES, 0))
-        return file.read()
-
-
-def _is_utf8(sample: bytes, at_start: bool) -> bool:
-    """Tell whether it decodes, but for a character cut at the end that is not the file's own."""
-    if not at_start:  # a character may begin before the sample
-        sample = sample[
-            next((i for i in range(min(4, len(sample))) if sample[i] & 0xC0 != 0x80), 0) :
-        ]
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        decoder.decode(sample, final=not at_start or len(sample) < SAMPLE_BYTES)
-    except UnicodeDecodeError:
-        return False
-    return True
+def _read_files(paths: list[Path]) -> Iterator[Piece]:
+    for index, path in enumerate(paths):
+        for piece in read_table(path) if table_format(path) else read_text(path):
+            yield piece._replace(fraction_read=(index + piece.fraction_read) / len(paths))

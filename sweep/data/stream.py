@@ -1,7 +1,7 @@
-"""The order in which training sees the tokens, the same at every batch size (DESIGN.md §6).
+"""The order in which training reads the tokens, the same at every batch size (DESIGN.md §6).
 
-Window i is tokens[iT … iT+T]: T inputs and, one later, T targets. The stream is one permutation of
-all windows after another; position p of it depends on the seed and p alone.
+Window i is tokens[iT … iT+T]: T inputs and, shifted by one, T targets. The stream concatenates one
+permutation of all windows per epoch; its position p depends on the seed and p alone.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ class SequenceStream:
     """An endless, seeded sequence of windows that can be read from any position.
 
     Args:
-        token_count: of the training split.
+        token_count: tokens of the training split.
         context: T, the inputs of a window.
         seed: ≥ 0; equal seeds give equal streams.
 
@@ -25,17 +25,13 @@ class SequenceStream:
     """
 
     def __init__(self, token_count: int, context: int, seed: int) -> None:
-        if token_count < context + 1:
-            raise SweepError(
-                f"the data must hold at least one window of context + 1 = {context + 1} tokens, "
-                f"got {token_count}. Give more text, or a smaller context."
-            )
+        check_window(token_count, context, "the data")
         self.windows = (token_count - 1) // context  # per epoch
         self._context, self._seed = context, seed
-        self._permutations: dict[int, Ints] = {}  # of the epochs last read
+        self._permutations: dict[int, Ints] = {}  # of the epochs that the last call read
 
     def epochs(self, tokens: int) -> float:
-        """Return how many times `tokens` training tokens go through all windows."""
+        """Return how often `tokens` training tokens pass through all windows."""
         return tokens / (self.windows * self._context)
 
     def window_indices(self, start: int, count: int) -> Ints:
@@ -57,6 +53,15 @@ class SequenceStream:
         return rng.permutation(self.windows)
 
 
+def check_window(token_count: int, context: int, subject: str) -> None:
+    """Refuse tokens that do not fill one window."""
+    if token_count < context + 1:
+        raise SweepError(
+            f"{subject} must hold at least one window of context + 1 = {context + 1} tokens, got "
+            f"{token_count}. Use more text, or a smaller context."
+        )
+
+
 def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
     """Return the tokens of windows, (n, T + 1): inputs are [:, :-1], targets [:, 1:]."""
     positions = indices[:, None] * context + np.arange(context + 1)
@@ -64,7 +69,7 @@ def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
 
 
 def document_of_targets(tokens: NDArray[np.integer], separator: int) -> Ints:
-    """Return the index of the document of every target, positions 1 … N − 1, (N − 1,).
+    """Return the document index of every target, positions 1 … N − 1, (N − 1,).
 
     A separator belongs to the document that it ends.
     """

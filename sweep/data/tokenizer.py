@@ -1,13 +1,12 @@
-"""Text to token ids and back: byte-level BPE (by the library `tokenizers`), or plain bytes.
+"""Convert text to token ids and back: byte-level BPE by the library `tokenizers`, or plain bytes.
 
-Id 0 separates documents in both: `<|endoftext|>`, or byte 0. In a pretrained model's tokenizer the
-id that ends a text changes places with id 0. The tokenizers are built with the
-library's own parallelism, which the library switches off by itself in a forked process.
+Id 0 separates documents in both: `<|endoftext|>`, or byte 0. In a pretrained model's tokenizer, the
+end-of-text id and id 0 are exchanged.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,22 +15,8 @@ from sweep.data.text import SEPARATOR, Piece
 from sweep.errors import SweepError
 
 SEPARATOR_ID = 0
-MINIMUM_VOCABULARY = {"bpe": 257, "bytes": 256}  # all bytes, for bpe and the separator
-TRAINING_BYTES = 1 << 28  # bpe learns its merges from this much of the training split
-
-
-class TextTokenizer(Protocol):
-    """What turns text into ids below `vocabulary_used`, and back."""
-
-    vocabulary_used: int
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text, without separators."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; ids that stand for nothing are left out."""
-        ...
+MINIMUM_VOCABULARY = {"bpe": 257, "bytes": 256}  # all bytes, and for bpe the separator
+TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
 
 
 class BytesTokenizer:
@@ -44,56 +29,49 @@ class BytesTokenizer:
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of bytes; what is not UTF-8 becomes U+FFFD."""
+        """Return the text of bytes; bytes that are not UTF-8 become U+FFFD."""
         return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
 
 
 class LibraryTokenizer:
-    """Of the library; text that reads `<|endoftext|>` is encoded as ordinary text.
+    """A `tokenizers.Tokenizer` whose end-of-text id `end` is exchanged with id 0.
 
-    Args:
-        library_tokenizer: such as byte-level BPE.
-        end: its id of the end of a text, which changes places with id 0.
+    `<|endoftext|>` inside text is encoded as ordinary text.
     """
 
     def __init__(self, library_tokenizer: Any, end: int = 0) -> None:
         self._tokenizer, self._end = library_tokenizer, end
         self._tokenizer.encode_special_tokens = True
-        self._tokenizer.no_truncation()  # which a saved one may have been told
+        self._tokenizer.no_truncation()  # a saved tokenizer may have these two enabled
         self._tokenizer.no_padding()
         self.vocabulary_used = max(int(library_tokenizer.get_vocab_size()), end + 1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text; all cores work on one batch."""
+        """Return the ids of each text, without separators; all cores work on one batch."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [
-            exchanged(np.array(encoding.ids, dtype=np.uint32), self._end) for encoding in encodings
-        ]
+        return [self._exchange(np.array(encoding.ids, np.uint32)) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
-        own = exchanged(np.array(ids, dtype=np.int64), self._end).tolist()
-        return str(self._tokenizer.decode(own, skip_special_tokens=False))
+        own_ids = self._exchange(np.array(ids, np.int64)).tolist()
+        return str(self._tokenizer.decode(own_ids, skip_special_tokens=False))
+
+    def _exchange(self, ids: np.ndarray) -> np.ndarray:
+        if self._end == 0:
+            return ids
+        return np.where(ids == 0, self._end, np.where(ids == self._end, 0, ids)).astype(ids.dtype)
 
 
-def exchanged(ids: np.ndarray, end: int) -> np.ndarray:
-    """Return ids with 0 and `end` in each other's place."""
-    if end == 0:
-        return ids
-    return np.where(ids == 0, end, np.where(ids == end, 0, ids)).astype(ids.dtype)
+TextTokenizer = BytesTokenizer | LibraryTokenizer
 
 
 def check_tokenizer(settings: TokenizerSettings) -> None:
-    """Refuse a vocabulary that cannot hold every byte.
-
-    Raises:
-        SweepError: naming the minimum.
-    """
-    least = MINIMUM_VOCABULARY.get(settings.kind, 0)
-    if settings.vocabulary < least:
+    """Refuse a vocabulary that cannot hold every byte."""
+    minimum = MINIMUM_VOCABULARY.get(settings.kind, 0)
+    if settings.vocabulary < minimum:
         raise SweepError(
-            f"vocabulary must be at least {least} for the tokenizer {settings.kind}, "
-            f"got {settings.vocabulary}. Use {least} or more."
+            f"vocabulary must be at least {minimum} for the tokenizer {settings.kind}, "
+            f"got {settings.vocabulary}. Use {minimum} or more."
         )
 
 
@@ -113,21 +91,20 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_sample(pieces, TRAINING_BYTES), trainer)
+    tokenizer.train_from_iterator(_first_texts(pieces, TRAINING_BYTES), trainer)
     tokenizer.save(str(path))
 
 
-def _sample(pieces: Iterable[Piece], limit: int) -> Iterator[str]:
-    taken = 0
+def _first_texts(pieces: Iterable[Piece], limit: int) -> Iterator[str]:
     for piece in pieces:
         yield piece.text
-        taken += len(piece.text.encode())
-        if taken >= limit:
+        limit -= len(piece.text.encode())
+        if limit <= 0:
             return
 
 
 def load_tokenizer(path: Path | None, end: int = 0) -> TextTokenizer:
-    """Return a saved tokenizer of the library, or that of bytes where there is no file."""
+    """Load a saved tokenizer of the library; without a path, return the one of bytes."""
     if path is None:
         return BytesTokenizer()
     from tokenizers import Tokenizer

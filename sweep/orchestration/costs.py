@@ -5,7 +5,6 @@ import os
 import shutil
 from dataclasses import replace
 from fractions import Fraction
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +89,18 @@ def with_disk(plan: Plan, at_once: int) -> Plan:
 
 def _epochs(plan: Plan, folder: SweepFolder) -> tuple[float | None, bool]:
     """Return the most epochs of a trial, and whether the tokens were counted."""
+    from sweep.data.sources import estimate_training_bytes
     from sweep.data.tokens import find_prepared
 
     if plan.data is None:
         return None, False
     text = find_prepared(plan.data, tokenizer_of(plan.settings))
-    if text is None:
-        tokens = int(_data_bytes(plan, folder) / BYTES_PER_TOKEN[plan.settings.tokenizer])
-    else:
+    if text is not None:
         tokens = len(text.train)
+    elif size := estimate_training_bytes(plan.data, folder.locate(plan.data_path)):
+        tokens = int(size / BYTES_PER_TOKEN[plan.settings.tokenizer])
+    else:
+        return None, False
     sequence = plan.tokens_per_sequence
     windows = max(1, (tokens - 1) // sequence)
     most = max(row.tokens for row in plan.trials)
@@ -116,27 +118,14 @@ def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
     return {key: forecast.peak_bytes for key, forecast in zip(rows, forecasts, strict=True)}
 
 
-def _data_bytes(plan: Plan, folder: SweepFolder) -> int:
-    """Return roughly how many bytes the training text has, without tokenizing it."""
-    from sweep.data.sources import find_text_files
-    from sweep.data.synthetic import synthetic_documents
-    from sweep.data.tinystories import TINYSTORIES
-
-    assert plan.data is not None
-    if plan.data["name"] == "tinystories":
-        return TINYSTORIES.train.size
-    if plan.data["name"] == "synthetic":
-        sample = [len(text) for text in islice(synthetic_documents(plan.data, "train"), 100)]
-        return int(plan.data["documents"]["train"] * sum(sample) / len(sample))
-    files = find_text_files(str(folder.locate(plan.data_path)))
-    return sum(file.path.stat().st_size for file in files if file.path.stem != "valid")
-
-
 def is_quickly_prepared(plan: Plan, folder: SweepFolder) -> bool:
-    """Return True if tokenizing takes a second or two: a small text, or a built-in one."""
-    if plan.data is None or plan.data["name"] == "tinystories":
-        return plan.data is None
-    return _data_bytes(plan, folder) <= SMALL_TEXT
+    """Return True if tokenizing takes a second or two."""
+    from sweep.data.sources import estimate_training_bytes
+
+    if plan.data is None:
+        return True
+    size = estimate_training_bytes(plan.data, folder.locate(plan.data_path))
+    return size is not None and size <= SMALL_TEXT
 
 
 def check_disk(plan: Plan, folder: SweepFolder) -> None:

@@ -13,7 +13,7 @@ from sweep.config.paths import cache_dir, experiments_dir
 PACKAGES = (
     *("torch", "numpy", "pydantic", "tokenizers", "safetensors"),  # what a worker needs
     *("optuna", "pandas", "matplotlib", "mlflow", "click", "rich", "scipy", "psutil"),
-    *("huggingface_hub", "markdown-it-py"),
+    *("datasets", "huggingface_hub", "markdown-it-py"),
 )
 EXTRAS = {
     "ray": "ray",

@@ -9,7 +9,7 @@ import torch
 
 from sweep.cli import main
 from sweep.config.trial import TokenizerSettings
-from sweep.data.identity import identify_data
+from sweep.data.sources import identify_data
 from sweep.data.tokens import prepare_data
 from sweep.trial.files import write_json
 

@@ -87,7 +87,8 @@ def test_training_loads_no_library_of_the_orchestrator() -> None:
 
 def test_a_bare_worker_needs_only_five_libraries() -> None:
     """DESIGN.md §9: torch, numpy, pydantic, tokenizers and safetensors, with what they need."""
-    absent = "click huggingface_hub markdown_it matplotlib mlflow optuna pandas psutil rich scipy"
+    absent = "click datasets huggingface_hub markdown_it matplotlib mlflow optuna pandas"
+    absent += " psutil rich scipy"
     assert _run_fresh(
         f"{IMPORT_ALL}\n"
         f"for name in {absent.split()}: sys.modules[name] = None  # an import of it fails\n"
@@ -152,7 +153,8 @@ def test_nothing_is_left_to_do_in_comments() -> None:
 
 @pytest.mark.parametrize("name", ["gpu.py", "memory.py", "throughput.py", "contenders.py"])
 def test_what_runs_on_a_lent_gpu_needs_only_what_a_worker_needs(name: str) -> None:
-    absent = "click pandas matplotlib mlflow optuna rich scipy psutil huggingface_hub markdown_it"
+    absent = "click pandas matplotlib mlflow optuna rich scipy psutil markdown_it"
+    absent += " datasets huggingface_hub"
     program = (
         f"import sys; [sys.modules.__setitem__(name, None) for name in {absent.split()!r}]; "
         f"sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); "

@@ -1,53 +1,75 @@
-"""The probability of a text under a grammar, by parsing it: what checks the built-in stories."""
+"""The probability of a text under a grammar, by parsing it, and the exact entropy of a story."""
 
 import math
 
-from sweep.data.synthetic import SPACE_BEFORE_POINT, WORD, Bind, Rule, story_grammar
+from sweep.data.synthetic import (
+    SPACE_BEFORE_POINT,
+    WORD,
+    choice_probabilities,
+    parse_template,
+    story_grammar,
+)
 
 
 def log_probability(document, grammar=None):
-    """Return log of the probability, summed over all derivations; −inf where there is none."""
+    """Return the log of the probability, summed over all derivations; −inf if there is none."""
     grammar = grammar or story_grammar()
     words = WORD.findall(document)
     if SPACE_BEFORE_POINT.sub("", " ".join(words)) != document:
         return -math.inf
-    probability = probability_of(words, [Rule(grammar.start)], grammar, {})
+    probability = probability_of(words, parse_template(f"[{grammar['start']}]"), grammar, {})
     return math.log(probability) if probability else -math.inf
 
 
-def probability_of(words, symbols, grammar, kept):
-    """Return the probability that symbols say exactly these words, after what was kept."""
+def probability_of(words, symbols, grammar, remembered):
+    """Return the probability that symbols produce exactly these words."""
     if not symbols:
         return 0.0 if words else 1.0
-    symbol, *rest = symbols
-    if isinstance(symbol, Rule):
-        alternatives = grammar.rules[symbol.name]
+    (rule, variable, given, form, expected), *rest = symbols
+    if rule:
         return sum(
-            weight(i, alternatives) * probability_of(words, [*one, *rest], grammar, kept)
-            for i, one in enumerate(alternatives)
+            p * probability_of(words, [*parse_template(template), *rest], grammar, remembered)
+            for template, p in weighted(grammar["rules"][rule])
         )
     if not words:
         return 0.0
     word, *others = words
-    if isinstance(symbol, Bind):
-        choices = grammar.values[symbol.variable][kept[symbol.given] if symbol.given else ""]
-        if word not in choices:
-            return 0.0
-        p = weight(choices.index(word), choices)
-        return p * probability_of(others, rest, grammar, {**kept, symbol.variable: word})
-    return probability_of(others, rest, grammar, kept) if word == said(symbol, grammar, kept) else 0
+    if variable:
+        values = grammar["values"][variable]
+        p = dict(weighted(values[remembered[given]] if given else values)).get(word, 0.0)
+        return p and p * probability_of(others, rest, grammar, {**remembered, variable: word})
+    if form in grammar["forms"]:
+        variable, agreeing = grammar["forms"][form]
+        expected = agreeing[remembered[variable]]
+    elif form:
+        expected = remembered[form]
+    return probability_of(others, rest, grammar, remembered) if word == expected else 0.0
 
 
-def weight(index, choices):
-    """Return the probability of one of n choices, proportional to n, n − 1, …, 1."""
-    return (len(choices) - index) / (len(choices) * (len(choices) + 1) / 2)
+def weighted(choices):
+    """Return pairs of choice and probability."""
+    return list(zip(choices, choice_probabilities(len(choices)), strict=True))
 
 
-def said(symbol, grammar, kept):
-    """Return the word that a word, or a place that says a kept value, stands for."""
-    if isinstance(symbol, str):
-        return symbol
-    if symbol.form not in grammar.forms:
-        return kept[symbol.form]
-    variable, words = grammar.forms[symbol.form]
-    return words[kept[variable]]
+def entropy(grammar, template=None):
+    """Return the exact entropy in nats of what a template becomes, by default a story: no sampling.
+
+    The choice among alternatives does not depend on remembered values, so it is a sum over symbols,
+    each weighted with the probability that a derivation reaches it.
+    """
+    total = 0.0
+    for rule, variable, given, _, _ in parse_template(template or f"[{grammar['start']}]"):
+        if rule:
+            alternatives = weighted(grammar["rules"][rule])
+            total += entropy_of_choice(grammar["rules"][rule])
+            total += sum(p * entropy(grammar, text) for text, p in alternatives if text)
+        elif given:
+            conditions, values = weighted(grammar["values"][given]), grammar["values"][variable]
+            total += sum(p * entropy_of_choice(values[condition]) for condition, p in conditions)
+        elif variable:
+            total += entropy_of_choice(grammar["values"][variable])
+    return total
+
+
+def entropy_of_choice(choices):
+    return -sum(p * math.log(p) for _, p in weighted(choices))

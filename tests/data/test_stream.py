@@ -49,13 +49,6 @@ def test_the_order_is_fixed_forever():
     assert SequenceStream(81, 10, seed=0).window_indices(6, 4).tolist() == [1, 7, 1, 3]
 
 
-def test_only_the_epochs_in_use_are_kept():
-    stream = SequenceStream(501, 10, seed=0)
-    stream.window_indices(0, 500)
-    stream.window_indices(520, 10)
-    assert list(stream._permutations) == [10]
-
-
 def test_windows_overlap_by_the_one_token_between_input_and_target():
     tokens = np.arange(1000, dtype=np.uint16)
     windows = gather(tokens, np.array([2, 0]), context=8)

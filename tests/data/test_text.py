@@ -1,13 +1,11 @@
 import gzip
-import json
 
 import numpy as np
 import pytest
 
 from sweep.data import text as text_module
-from sweep.data.identity import SPLIT_RULE
-from sweep.data.sources import find_text_files
-from sweep.data.text import measure_split, open_text, read_pieces
+from sweep.data.sources import identify_data, open_data
+from sweep.data.text import SPLIT_RULE, read_text
 from sweep.errors import SweepError
 
 
@@ -24,7 +22,7 @@ def documents(pieces):
 
 
 def read(path, **options):
-    return documents(read_pieces(find_text_files(str(path)), **options))
+    return documents(read_text(path, **options))
 
 
 def write(path, text):
@@ -42,13 +40,9 @@ def test_windows_line_ends_become_line_feeds(tmp_path):
     assert read(write(tmp_path / "a.txt", "a\r\nb\r\n<|endoftext|>\r\nc\r\n")) == ["a\nb", "c"]
 
 
-def test_every_form_of_a_text_gives_the_same_documents(tmp_path, story_file, stories):
-    lines = "".join(json.dumps({"id": 1, "text": story}) + "\n\n" for story in stories).encode()
-    (tmp_path / "a.jsonl").write_bytes(lines)
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines))
-    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(story_file.read_bytes()))
-    for name in (story_file.name, "a.jsonl", "b.jsonl.gz", "c.txt.gz"):
-        assert read(tmp_path / name) == stories
+def test_a_compressed_text_gives_the_same_documents(tmp_path, story_file, stories):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(story_file.read_bytes()))
+    assert read(story_file) == read(tmp_path / "a.txt.gz") == stories
 
 
 @pytest.mark.parametrize("block", [16, 17, 23, 61, 1000])
@@ -59,7 +53,7 @@ def test_the_block_that_is_read_at_once_changes_no_document(story_file, stories,
 def test_a_long_document_comes_in_parts_that_are_cut_before_white_space(tmp_path):
     text = ("word " * 9 + "word\n\n") * 5000
     path = write(tmp_path / "a.txt", text)
-    pieces = list(read_pieces(find_text_files(str(path))))
+    pieces = list(read_text(path))
     assert len(pieces) > 3
     assert "".join(piece.text for piece in pieces) == text.strip()
     for piece in pieces[1:]:
@@ -70,7 +64,7 @@ def test_a_long_document_comes_in_parts_that_are_cut_before_white_space(tmp_path
 
 
 def test_the_fraction_read_rises_to_one(story_file):
-    fractions = [piece.fraction_read for piece in read_pieces(find_text_files(str(story_file)))]
+    fractions = [piece.fraction_read for piece in read_text(story_file)]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
 
@@ -82,10 +76,6 @@ def test_damage_in_the_middle_of_a_file_is_found_while_reading(tmp_path):
         path.write_bytes(filler + damage + filler)
         with pytest.raises(SweepError, match="UTF-8 text"):
             read(path)
-    lines = b'{"text": "a word"}\n' * (1 << 17)
-    (tmp_path / "a.jsonl").write_bytes(lines + b'{"txt": ""}\n' + lines)
-    with pytest.raises(SweepError, match=f"line {(1 << 17) + 1} of"):
-        read(tmp_path / "a.jsonl")
     packed = gzip.compress(np.random.default_rng(0).integers(97, 123, 3 << 20, np.uint8).tobytes())
     (tmp_path / "a.txt.gz").write_bytes(packed[:-100])
     with pytest.raises(SweepError, match="whole gzip file"):
@@ -93,8 +83,8 @@ def test_damage_in_the_middle_of_a_file_is_found_while_reading(tmp_path):
 
 
 def split_of(path):
-    corpus = open_text(find_text_files(str(path)))
-    return documents(corpus.train()), documents(corpus.valid())
+    readers = open_data(identify_data(str(path)), str(path), lambda work, fraction: None)
+    return documents(readers["train"]()), documents(readers["valid"]())
 
 
 def test_the_split_is_by_document_disjoint_complete_and_repeatable(story_file, stories):
@@ -127,7 +117,7 @@ def test_two_documents_are_one_for_training_and_one_for_validation(tmp_path):
 def test_many_copies_of_one_document_cannot_be_split(tmp_path):
     path = write(tmp_path / "b.txt", "one\n<|endoftext|>\none\n<|endoftext|>\n")
     with pytest.raises(SweepError, match="at least two different documents, got 1"):
-        measure_split(find_text_files(str(path)))
+        split_of(path)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +145,24 @@ def test_split_rule_1_never_changes(tmp_path):
     assert split_of(write(tmp_path / "b.txt", text))[1] == ["document 15", "document 27"]
 
 
-def test_several_text_files_are_split_as_one(tmp_path, stories):
-    for name, part in (("a.txt", stories[:50]), ("b.txt", stories[50:])):
-        write(tmp_path / name, "\n<|endoftext|>\n".join(part))
-    train, valid = split_of(tmp_path)
+def test_the_files_of_a_folder_are_documents_whatever_their_extensions(tmp_path, stories):
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    suffixes = [".txt", ".md", ".py", ".html", ""]
+    for index, story in enumerate(stories[:50]):
+        write(folder / f"{index:02}{suffixes[index % 5]}", story)
+    (folder / "50.log.gz").write_bytes(
+        gzip.compress("\n<|endoftext|>\n".join(stories[50:]).encode())
+    )
+    write(folder / "51.txt", "")
+    train, valid = split_of(folder)
     assert sorted(train + valid) == sorted(stories)
+    assert len(valid) == 10
 
 
 def test_no_white_space_at_all_is_cut_at_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 100)
     path = write(tmp_path / "a.txt", "x" * 1050)
-    pieces = list(read_pieces(find_text_files(str(path)), block=200))
+    pieces = list(read_text(path, block=200))
     assert "".join(piece.text for piece in pieces) == "x" * 1050
     assert max(len(piece.text) for piece in pieces) <= 100

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from sweep.config.trial import TokenizerSettings
-from sweep.data.identity import identify_data
-from sweep.data.sources import find_text_files
+from sweep.data.sources import identify_data
 from sweep.data.stream import SequenceStream
-from sweep.data.text import open_text, read_pieces
+from sweep.data.text import read_text
 from sweep.data.tokenizer import load_tokenizer
 from sweep.data.tokens import describe_data, find_prepared, prepare_data, write_tokens
 from sweep.errors import SweepError
@@ -22,7 +21,7 @@ BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
 PREPARE = """
 import hashlib, sys, time
 from sweep.config.trial import TokenizerSettings
-from sweep.data.identity import identify_data
+from sweep.data.sources import identify_data
 from sweep.data.tokens import prepare_data
 
 stages = []
@@ -67,7 +66,7 @@ def test_tokens_are_the_documents_each_ended_by_a_separator(story_file, stories,
 
 def test_a_vocabulary_above_16_bits_is_stored_in_32(story_file, tmp_path):
     tokenizer = load_tokenizer(None)
-    pieces = read_pieces(find_text_files(str(story_file)))
+    pieces = read_text(story_file)
     counts = write_tokens(pieces, tokenizer, tmp_path / "a.bin", "<u4")
     assert (tmp_path / "a.bin").stat().st_size == 4 * counts["tokens"]
 
@@ -76,7 +75,7 @@ def test_a_vocabulary_above_16_bits_is_stored_in_32(story_file, tmp_path):
 def test_tokenizing_in_batches_equals_tokenizing_at_once(story_file, tmp_path, batch):
     tokenizer = load_tokenizer(prepare(story_file).tokenizer_path)
     for name, characters in (("whole", 10**9), ("parts", batch)):
-        pieces = read_pieces(find_text_files(str(story_file)))
+        pieces = read_text(story_file)
         write_tokens(pieces, tokenizer, tmp_path / name, "<u2", characters)
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
@@ -85,7 +84,7 @@ def test_a_long_document_tokenizes_as_if_it_were_whole(tmp_path, story_file, sto
     tokenizer = load_tokenizer(prepare(story_file).tokenizer_path)
     long = "\n\n".join(stories * 10)
     (tmp_path / "long.txt").write_text(long, encoding="utf-8")
-    pieces = list(read_pieces(find_text_files(str(tmp_path / "long.txt"))))
+    pieces = list(read_text(tmp_path / "long.txt"))
     assert len(pieces) > 1
     write_tokens(iter(pieces), tokenizer, tmp_path / "a.bin", "<u2")
     [whole] = tokenizer.encode_batch([long])
@@ -198,12 +197,11 @@ def test_synthetic_stories_fill_the_budget_of_the_shipped_experiment():
 
 
 def test_real_stories_are_read_whole(sample_text):
-    files = find_text_files(str(sample_text))
     text = prepare(sample_text, BYTES)
-    train = open_text(files).train()
-    assert text.train_documents == sum(piece.ends_document for piece in train)
+    path = sample_text / "train.txt"
+    assert text.train_documents == sum(piece.ends_document for piece in read_text(path))
     separators = len("\n<|endoftext|>\n") * text.train_documents
-    assert 0 <= files[0].path.stat().st_size - text.train_bytes - separators < 100
+    assert 0 <= path.stat().st_size - text.train_bytes - separators < 100
 
 
 def test_two_processes_at_once_tokenize_once_and_agree(story_file, python, cache):
@@ -233,7 +231,7 @@ def test_a_process_forked_after_tokenizing_can_tokenize(story_file):
     script = """
 import os, sys, warnings
 from sweep.config.trial import TokenizerSettings
-from sweep.data.identity import identify_data
+from sweep.data.sources import identify_data
 from sweep.data.tokens import prepare_data
 warnings.simplefilter("ignore")  # the fork below is of a process with threads: that is the point
 for vocabulary in (300, 301):
@@ -251,9 +249,9 @@ def test_importing_the_unit_loads_neither_torch_nor_the_libraries(python):
         "import sys, pkgutil, importlib, sweep.data\n"
         "for module in pkgutil.iter_modules(sweep.data.__path__, 'sweep.data.'):\n"
         "    importlib.import_module(module.name)\n"
-        "from sweep.data.identity import identify_data\n"
+        "from sweep.data.sources import identify_data\n"
         "identify_data('synthetic')\n"
-        "print(*{'torch', 'tokenizers', 'huggingface_hub'} & set(sys.modules))"
+        "print(*{'torch', 'tokenizers', 'huggingface_hub', 'datasets'} & set(sys.modules))"
     )
     done = subprocess.run([*python, script], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
