@@ -129,22 +129,16 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
 def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
-    from sweep.tracking.store import import_ahead
-
-    def ahead(folder: SweepFolder) -> None:
-        if not flags["dry_run"]:
-            import_ahead(folder, flags["tracking_uri"])
 
     place = Place(flags["executor"], flags["ray_address"], flags["slurm"])
     place.check()
-    planned, folder = _read(experiment, flags, ahead)
+    planned, folder = _read(experiment, flags)
     check_trains(planned.plan)
     if flags["only"]:
         planned = _only(planned, flags["only"])
     also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())
     if flags["tracking_uri"]:
-        from sweep.tracking.record import is_recorded
-        from sweep.tracking.store import check_answers, check_tracking_uri
+        from sweep.tracking.store import check_answers, check_tracking_uri, is_recorded
 
         check_tracking_uri(flags["tracking_uri"])
         if not is_recorded(folder, flags["tracking_uri"]):
@@ -155,7 +149,6 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         open_storage(flags["storage"])
     summary = finished_summary(planned, folder, flags["tracking_uri"], also)
     if summary is None or flags["dry_run"]:
-        ahead(folder)
         planned = estimate(planned, folder)
         if flags["dry_run"]:
             _print_plan(planned.command_rows(), flags["json"], to_stderr=False)

@@ -26,11 +26,11 @@ from sweep.orchestration.tuning import Round, Tuning
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, load_plan
 from sweep.plan.retry import is_to_run
-from sweep.tracking.store import import_ahead
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
-MIRROR_SECONDS = 30.0  # for the tracking server at the end: at most, or without a sign of life
+MIRROR_SECONDS = 30.0  # for the last pass of the mirror
+STOPPING_MIRROR_SECONDS = 10.0  # the same, if the user stopped the command
 STORAGE_PAUSES = (1.0, 30.0)  # seconds until it is asked again: the first, the longest
 LOG = logging.getLogger(__name__)
 
@@ -87,15 +87,10 @@ def run_sweep(
     Raises:
         SweepError: for bad input, before anything is written.
     """
-
-    def ahead(folder: SweepFolder) -> None:
-        import_ahead(folder, tracking_uri)
-
-    planned, folder = plan_call(experiment, out, device, microbatch, overrides, ahead)
+    planned, folder = plan_call(experiment, out, device, microbatch, overrides)
     check_writable(folder)
     if summary := finished_summary(planned, folder, tracking_uri):
         return summary
-    ahead(folder)
     return run_plan(estimate(planned, folder), folder, place=place, tracking_uri=tracking_uri)
 
 
@@ -106,12 +101,14 @@ def finished_summary(
     also: frozenset[Cause] = frozenset(),
 ) -> Summary | None:
     """Recognise that nothing is left to do, from files alone; else None."""
-    from sweep.tracking.record import is_mirrored, is_recorded
+    from sweep.tracking.store import is_mirrored
 
-    if not planned.is_known or not is_recorded(folder, tracking_uri):
+    if not planned.is_known:
         return None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
-    if any(is_to_run(status, also) for status in states.values()) or not is_mirrored(folder):
+    if any(is_to_run(status, also) for status in states.values()):
+        return None
+    if not is_mirrored(folder, tracking_uri):
         return None
     return Summary(folder, states)
 
@@ -199,7 +196,7 @@ def run_plan(
                 tuning = Tuning(planned.plan, schedule, storage, mirror.sweep_uid)
             mirror.start()
             with stopping_on_signals(schedule):
-                requested = _run_rounds(planned, schedule, tuning, also, on_change, mirror.wake)
+                requested = _run_rounds(planned, schedule, tuning, also, on_change)
             on_finished()
             mirror.log_report()
         except BaseException:
@@ -207,9 +204,9 @@ def run_plan(
             raise
         finally:
             executor.close()
-            status = mirror.close(MIRROR_SECONDS, schedule.is_stopping) if mirror else None
+            seconds = STOPPING_MIRROR_SECONDS if schedule.is_stopping else MIRROR_SECONDS
+            untracked = mirror.close(seconds) if mirror else ""
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
-    untracked = "" if status is None or status.is_complete else str(status)
     return Summary(folder, states, schedule.is_stopping, not schedule.has_place, untracked)
 
 
@@ -219,12 +216,11 @@ def _run_rounds(
     tuning: Tuning | None,
     also: frozenset[Cause],
     on_change: Callable[[], None],
-    on_end: Callable[[], None],
 ) -> tuple[str, ...]:
     """Run what has its rate, then round after round of tuning; return the ids of all of it."""
     tried = {row.id for row in planned.plan.known_trials if tuning and row.stage == "tune"}
     first = [one for one in planned.requested if one not in tried]
-    schedule.go(dict.fromkeys(first), also, on_change, on_end)
+    schedule.go(dict.fromkeys(first), also, on_change)
     added: list[str] = []
     while tuning and not schedule.is_ending and (following := _next_round(tuning, schedule)):
         if following.rows:
@@ -232,7 +228,7 @@ def _run_rounds(
             plan = schedule.plan.model_copy(update={"trials": rows})
             schedule.plan = save_grown(plan, schedule.folder)
             added += [str(row.id) for row in following.rows]
-        schedule.go(following.pauses, also, on_change, on_end)
+        schedule.go(following.pauses, also, on_change)
     return (*planned.requested, *added)
 
 

@@ -58,7 +58,6 @@ class Schedule:
         requested: Mapping[str, int | None],
         also: frozenset[Cause],
         on_change: Callable[[], None],
-        on_end: Callable[[], None],
     ) -> None:
         """Run trials until none is left or the command is stopped.
 
@@ -66,7 +65,6 @@ class Schedule:
             requested: the step to pause behind by trial id; None: the last.
             also: causes of failure that the user asked to retry.
             on_change: called a few times a second.
-            on_end: called when an attempt has ended.
         """
         self._pauses = requested
         trials = [self.folder.trial(one) for one in self._in_order(requested)]
@@ -82,7 +80,6 @@ class Schedule:
             for future in done:
                 trial, _, killed_before = self._running.pop(future)
                 self._end(trial, future, killed_before)
-                on_end()
             if not (done or self._running) and self._waiting:  # a bare worker holds them
                 time.sleep(POLL_SECONDS / 5)
             on_change()

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweep.errors import SweepError
 from sweep.plan.tuning import EXTENSIONS, Search, Shown, Tried, next_rates
-from sweep.tracking.address import ANSWER_SECONDS, one_sentence, with_driver, without_password
+from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
 
 SAMPLER_SEED = 1000
 FACTOR = 8.0  # within which β2's half-life and weight decay are searched, around what policy holds

@@ -8,13 +8,9 @@ import sys
 
 import pytest
 
-from sweep import run_sweep
-from sweep.orchestration import runner
-from sweep.tracking import store
-from sweep.tracking.reader import read_store
-from sweep.tracking.store import default_tracking_uri
-from sweep.training.process import FreshProcess
-from sweep.trial.files import canonical_json, read_json, seal, sha256_of, write_json
+from sweep.analysis.frames import load_stored_sweep
+from sweep.tracking.store import default_tracking_uri, digest
+from sweep.trial.files import canonical_json, read_json, seal, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease
 
@@ -141,7 +137,8 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
     code, _ = call("report", tmp_path / "s", "--out", elsewhere)
     assert code == 0 and (elsewhere / "report.md").exists()
     assert not (tmp_path / "s" / "report.md").exists()
-    assert read_store(default_tracking_uri(SweepFolder(tmp_path / "s")), "quadratic").results
+    uri = default_tracking_uri(SweepFolder(tmp_path / "s"))
+    assert "COMPLETE" in set(load_stored_sweep(uri, "quadratic").trials.state)
 
 
 def test_run_status_log_clean_and_report(call, tmp_path):
@@ -243,28 +240,6 @@ def test_dry_run_writes_nothing(call, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_mlflow_starts_before_the_plan_is_forecast_and_only_to_train(call, monkeypatch, tmp_path):
-    events, start = [], FreshProcess.__init__
-    noting = lambda *of, **more: events.append(of[1]) or start(*of, **more)  # noqa: E731
-    monkeypatch.setattr(FreshProcess, "__init__", noting)
-    ahead = lambda folder, uri: events.append((folder.path, uri))  # noqa: E731
-    monkeypatch.setattr(store, "import_ahead", ahead)
-    started = (tmp_path / "s", None)
-    command = (*QUADRATIC, "--out", tmp_path / "s")
-    for other in (("plan", *command[1:6], "--device", "cpu"), (*command, "--dry-run")):
-        assert call(*other)[0] == 0
-    assert events and started not in events
-    events.clear()
-    assert call(*command)[0] == 0
-    assert events[0] == started
-    assert "sweep.training.worker:run_logged_attempt" in events
-    events.clear()
-    assert call(*command)[0] == 0 and not events
-    monkeypatch.setattr(runner, "import_ahead", ahead)
-    run_sweep("quadratic", out=tmp_path / "p", device="cpu", batches=[4], budget=40)
-    assert events[0] == (tmp_path / "p", None)
-
-
 def test_what_tuning_searches_is_read_from_flags(call):
     flags = ("--lr", "tuned", "--tune", "lr,weight_decay", "--tune-budget", "49152", "--json")
     plan = json.loads(call("plan", "quick", *flags)[1])
@@ -275,14 +250,13 @@ def test_what_tuning_searches_is_read_from_flags(call):
 
 
 def finish_as_the_first(folder):
-    """Give all other trials the files and the MLflow run of the first, which was trained."""
+    """Copy the files of the first trial, which was trained, to the others, as if mirrored."""
     first, *others = folder.trials()
     for trial in others:
         for path in (first.state_path, first.metrics_path, first.result_path):
             shutil.copy(path, trial.path)
     record = read_json(folder.tracking_path)
-    record["trials"] = {trial.id: record["trials"][first.id] for trial in folder.trials()}
-    record["plan_sha256"] = sha256_of(folder.read_plan())
+    record["mirrored_sha256"] = digest(folder)
     write_json(folder.tracking_path, record)
 
 

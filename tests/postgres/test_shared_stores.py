@@ -10,6 +10,7 @@ from contextlib import closing
 
 import optuna
 import pytest
+from sweep.tracking.reader import read_store
 
 from sweep.cli import main
 from sweep.config.experiment import load_experiment
@@ -18,7 +19,6 @@ from sweep.orchestration.local import LocalExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.orchestration.studies import named_trials, open_storage
-from sweep.tracking.reader import read_store
 from sweep.tracking.store import children_of, connect
 from sweep.trial.files import read_json
 from sweep.trial.folder import State, SweepFolder
