@@ -236,12 +236,12 @@ class Mirror:
         is_running = status.state is State.RUNNING
         if sent == (status, length) and not (is_last and is_running):
             return
+        run_status = END_STATUS.get(status.state, "KILLED")
         if is_running and (not is_last or is_locked(trial.lease_path)):
             run_status = "RUNNING"
-        else:
-            run_status = END_STATUS.get(status.state, "KILLED")
         tags = _status_tags(trial, status)
-        if not (status.state.is_finished and run and _is_current(run, tags, run_status)):
+        is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
+        if run is None or not (status.state.is_finished and is_current):
             lines = read_metrics_with_offsets(trial.metrics_path)
             points = [_point(line) for line, _ in lines]
             newest = _newest_point(client, run) if run else None
@@ -257,7 +257,7 @@ class Mirror:
             settled = [line for line, end in lines if end <= length and line["tokens"] >= first]
             _log_lines(client, run, settled)
             if status.state.is_finished:
-                tags |= _log_end(client, run, trial, points[-1] if points else (0, 0))
+                tags |= _log_end(client, run, trial, lines[-1][0] if lines else {})
             end_time = trial.state_path.stat().st_mtime_ns // 10**6
             params = row.model_dump(exclude=NO_PARAMS)
             run = self._runs[trial_id] = _update(client, run, params, tags, run_status, end_time)
@@ -303,10 +303,6 @@ def _status_tags(trial: TrialFolder, status: TrialStatus) -> dict[str, str]:
     }
 
 
-def _is_current(run: "Run", tags: dict[str, str], status: str) -> bool:
-    return run.info.status == status and tags.items() <= run.data.tags.items()
-
-
 def _update(
     client: "MlflowClient",
     run: "Run",
@@ -335,7 +331,7 @@ def _log_lines(client: "MlflowClient", run: "Run", lines: list[dict[str, Any]]) 
     from mlflow.entities import Metric
 
     metrics = [
-        Metric(key, float(value), round(line["time"] * 1000), line["tokens"])
+        Metric(key, float(value), _point(line)[1], line["tokens"])
         for line in lines
         for key, value in line.items()
         if key not in POSITION and value is not None
@@ -346,18 +342,17 @@ def _log_lines(client: "MlflowClient", run: "Run", lines: list[dict[str, Any]]) 
 
 
 def _log_end(
-    client: "MlflowClient", run: "Run", trial: TrialFolder, last_point: tuple[int, int]
+    client: "MlflowClient", run: "Run", trial: TrialFolder, last_line: dict[str, Any]
 ) -> dict[str, str]:
-    """Upload a finished trial's files, and log its result as metrics; return its tags."""
-    from mlflow.entities import Metric
-
-    result, (tokens, milliseconds) = trial.read_result() or {}, last_point
-    metrics = [
-        Metric("final/" + name.removeprefix("final_"), float(value), milliseconds, tokens)
+    """Log a finished trial's measured numbers and files; return the tags of its result."""
+    result = trial.read_result() or {}
+    position = {key: last_line.get(key, 0) for key in POSITION}
+    final = {
+        f"final/{name.removeprefix('final_')}": value
         for name, value in result.items()
         if isinstance(value, int | float) and name not in PlannedTrial.model_fields
-    ]
-    client.log_batch(run.info.run_id, metrics, synchronous=True)
+    }
+    _log_lines(client, run, [position | final])
     _log_files(client, run, trial.path, TRIAL_FILES)
     return {tag: str(result[key]) for key, tag in RESULT_TAGS.items() if result.get(key)}
 

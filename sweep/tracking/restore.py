@@ -21,16 +21,13 @@ FILES = ("result.json", "metrics.jsonl", "valid_losses.npy")  # artifacts of a t
 def restore_sweep(
     tracking_uri: str, experiment: str, run_id: str | None, parent: Path
 ) -> SweepFolder:
-    """Restore plan.json, the results, states and metrics of a sweep.
+    """Restore plan.json and the states, results and metrics of a sweep.
 
     Args:
         tracking_uri: a server or a database.
-        experiment: name of the MLflow experiment, which is the sweep's experiment.
+        experiment: name of the MLflow experiment.
         run_id: a parent run; None: the newest.
         parent: existing folder in which the sweep folder is created, under the sweep's name.
-
-    Raises:
-        SweepError: if the store cannot be read, or does not hold such a sweep.
     """
     uri = store.check_tracking_uri(tracking_uri)
     shown = store.without_password(uri)

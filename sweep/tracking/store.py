@@ -1,7 +1,6 @@
 """MLflow stores: addresses, connections, tracking.json and the command of MLflow's UI.
 
-Only `connect` and `check_answers` import MLflow or a database driver, so the command recognises a
-mirrored sweep from files alone.
+MLflow is imported by `connect` only, so that a mirrored sweep is recognised without it.
 """
 
 import importlib.util
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sweep.errors import CorruptFile, SweepError
-from sweep.trial.files import read_json, replacing, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import read_json, replacing, sha256_of, sha256_of_file
 from sweep.trial.folder import SweepFolder
 
 if TYPE_CHECKING:
@@ -39,11 +38,7 @@ ENVIRONMENT = {  # set only if the user has not set it
 
 
 def without_password(address: str) -> str:
-    """Return an address without its password, to be shown and stored.
-
-    Raises:
-        SweepError: if it is ambiguous where the password ends.
-    """
+    """Return an address without its password; refuse one whose password has no clear end."""
     if address.startswith("sqlite"):
         return address
     if not re.fullmatch(r"[^@]*|[^@/?#]*://[^@/?#]*@[^@]*", address):
@@ -60,11 +55,7 @@ def hide_passwords(text: str) -> str:
 
 
 def with_driver(address: str) -> str:
-    """Return a PostgreSQL address that names an installed driver; other addresses unchanged.
-
-    Raises:
-        SweepError: if the named driver, or every supported one, is missing.
-    """
+    """Return a PostgreSQL address that names an installed driver; other addresses unchanged."""
     match = re.match(r"postgresql(?:\+(\w+))?(?=://)", address)
     if match is None:
         return address
@@ -95,11 +86,7 @@ def sqlite_path(uri: str) -> Path:
 
 
 def check_tracking_uri(uri: str) -> str:
-    """Return the address in its canonical form.
-
-    Raises:
-        SweepError: if it is a path or `file:`, or its scheme or driver is not supported.
-    """
+    """Return the address in its canonical form; refuse paths and unsupported schemes or drivers."""
     scheme = re.match(r"([a-z]+)(\+[a-z0-9_]+)?://", uri)
     if not scheme or scheme[1] not in SCHEMES or not uri[scheme.end() :].strip("/"):
         raise SweepError(
@@ -115,11 +102,7 @@ def check_tracking_uri(uri: str) -> str:
 
 
 def check_answers(uri: str) -> None:
-    """Refuse a database that cannot be opened; a server may be down for a while.
-
-    Raises:
-        SweepError: if it does not answer, refuses the password, or does not exist.
-    """
+    """Refuse a database that cannot be opened; a server may be down for a while."""
     if uri.startswith(("http", "sqlite")):
         return
     import sqlalchemy
@@ -144,17 +127,11 @@ class Record:
     run_id: str = ""  # of the parent run
     mirrored_sha256: str = ""  # `digest` of the folder when the store last held all of it
 
-    def save(self, folder: SweepFolder) -> None:
-        """Write tracking.json durably."""
-        write_json(folder.tracking_path, asdict(self))
-
 
 def load_record(folder: SweepFolder, tracking_uri: str | None) -> Record:
     """Read tracking.json, or create a record if it is missing or names another store.
 
-    Args:
-        folder: the sweep folder.
-        tracking_uri: a checked address; None: the recorded one, else the store in the folder.
+    Without a checked address, the store is the recorded one, else SQLite in the folder.
     """
     default, old = default_tracking_uri(folder), _read_record(folder)
     if tracking_uri is None:
@@ -182,16 +159,12 @@ def _read_record(folder: SweepFolder) -> Record | None:
 
 def is_recorded(folder: SweepFolder, tracking_uri: str) -> bool:
     """Return True if tracking.json names this store."""
-    record = _read_record(folder)
-    uri = without_password(check_tracking_uri(tracking_uri))
+    uri, record = without_password(check_tracking_uri(tracking_uri)), _read_record(folder)
     return record is not None and record.tracking_uri == uri
 
 
 def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
-    """Return True if this store (None: the recorded one) holds all of the folder, without asking.
-
-    Reads files only and imports no MLflow.
-    """
+    """Return True if this store (None: the recorded one) holds all of the folder; ask no store."""
     record = _read_record(folder)
     if record is None or (tracking_uri and not is_recorded(folder, tracking_uri)):
         return False
@@ -233,8 +206,8 @@ def connect(uri: str) -> "MlflowClient":
 def require_experiment(client: "MlflowClient", name: str, record: Record, folder: Path) -> str:
     """Return the id of an MLflow experiment, created if necessary.
 
-    Artifacts lie in `mlartifacts`: next to an SQLite file, or in the sweep folder that first used
-    another database. A server has its own place for them.
+    Its artifacts lie in `mlartifacts`, next to an SQLite file or in the first sweep folder that
+    uses another database; a server chooses the place itself.
     """
     experiment, uri = client.get_experiment_by_name(name), record.tracking_uri
     if experiment is None:
@@ -266,15 +239,10 @@ def search_runs(
 
 
 def ui_command(folder: SweepFolder, port: int) -> list[str]:
-    """Return the command that serves this sweep's store with MLflow's UI, on loopback only.
-
-    Raises:
-        SweepError: if the store is a server, or does not exist yet.
-    """
-    record = _read_record(folder)
-    uri = (
-        default_tracking_uri(folder) if record is None or record.is_default else record.tracking_uri
-    )
+    """Return the command that serves this sweep's store with MLflow's UI, on loopback only."""
+    record, uri = _read_record(folder), default_tracking_uri(folder)
+    if record is not None and not record.is_default:
+        uri = record.tracking_uri
     if uri.startswith("http"):
         raise SweepError(f"{folder.path} is tracked by a server. Open {uri} in a browser.")
     if uri.startswith("sqlite") and not sqlite_path(uri).exists():
