@@ -1,14 +1,15 @@
 """A sweep as tables: one row per trial, one row per logged point.
 
 Reached through `sweep.load_sweep("results/quick")`. Reads a sweep folder, finished or not, or a
-published copy of one; a tracking store gives the same tables (`load_stored_sweep`).
+published copy of one; `load_stored_sweep` restores a folder from a tracking store first.
 """
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,9 +18,6 @@ from sweep.errors import CorruptFile
 from sweep.plan.plan import Plan, PlannedTrial, parse_plan
 from sweep.trial.files import canonical_json, replacing, sha256_of_file
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
-
-if TYPE_CHECKING:
-    from sweep.tracking.reader import StoredSweep
 
 TEXT_COLUMNS = (
     *("id", "stage", "policy", "state", "cause", "message", "device", "torch_version"),
@@ -77,20 +75,12 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = None) -> Sweep:
-    """Read a sweep from an MLflow store alone: the newest parent run unless one is named."""
-    from sweep.tracking.reader import read_store  # imports mlflow
+    """Load a sweep from an MLflow store alone: the newest parent run unless one is named."""
+    from sweep.tracking.restore import restore_sweep  # imports mlflow
 
-    return from_store(read_store(tracking_uri, experiment, run_id))
-
-
-def from_store(stored: "StoredSweep") -> Sweep:
-    """Build the same tables from what a tracking store holds."""
-    plan = parse_plan(stored.plan, "the stored plan")
-    results = {result["id"]: result for result in stored.results}
-    rows = plan.known_trials
-    records = [_record(plan, row, results.get(row.id, {})) for row in rows]
-    lines = {str(row.id): _columns(stored.curves.get(str(row.id), [])) for row in rows}
-    return Sweep(stored.name, plan, _trials(records), _curves(lines), ())
+    with tempfile.TemporaryDirectory() as parent:
+        folder = restore_sweep(tracking_uri, experiment, run_id, Path(parent))
+        return load_sweep(folder.path)
 
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:

@@ -160,11 +160,10 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
     assert plan is not None
     with Lease(folder.lock_path):
         mirror = Mirror(folder, plan, tracking_uri)
-        mirror.start()
         mirror.log_report()
-        status = mirror.close(60.0, is_hurried=False)
-    if not status.is_complete:
-        click.echo(str(status), err=True)
+        undelivered = mirror.deliver()
+    if undelivered:
+        click.echo(undelivered, err=True)
 
 
 def _has_bare_results(folder: SweepFolder) -> bool:

@@ -31,7 +31,8 @@ from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
-MIRROR_SECONDS = 30.0  # longest wait for the tracking server at the end
+MIRROR_SECONDS = 30.0  # for the last pass of the mirror
+STOPPING_MIRROR_SECONDS = 10.0  # the same, if the user stopped the command
 STORAGE_PAUSES = (1.0, 30.0)  # seconds between retries of the storage: the first, the longest
 LOCAL = Services()
 LOG = logging.getLogger(__name__)
@@ -94,12 +95,14 @@ def finished_summary(
     also: frozenset[Cause] = frozenset(),
 ) -> Summary | None:
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
-    from sweep.tracking.record import is_mirrored, is_recorded
+    from sweep.tracking.store import is_mirrored
 
-    if not planned.is_known or not is_recorded(folder, services.tracking_uri):
+    if not planned.is_known:
         return None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
-    if any(is_to_run(status, also) for status in states.values()) or not is_mirrored(folder):
+    if any(is_to_run(status, also) for status in states.values()):
+        return None
+    if not is_mirrored(folder, services.tracking_uri):
         return None
     return Summary(folder, states)
 
@@ -182,7 +185,7 @@ def run_plan(
                 tuning = Tuning(planned.plan, schedule, services.storage, mirror.sweep_uid)
             mirror.start()
             with _stopping_on_signals(schedule):
-                requested = _run_rounds(planned, schedule, tuning, also, on_change, mirror.wake)
+                requested = _run_rounds(planned, schedule, tuning, also, on_change)
             on_finished()
             mirror.log_report()
         except BaseException:
@@ -190,9 +193,9 @@ def run_plan(
             raise
         finally:
             executor.close()
-            status = mirror.close(MIRROR_SECONDS, schedule.is_stopping) if mirror else None
+            seconds = STOPPING_MIRROR_SECONDS if mirror and schedule.is_stopping else MIRROR_SECONDS
+            untracked = mirror.close(seconds) if mirror else ""
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
-    untracked = "" if status is None or status.is_complete else str(status)
     return Summary(folder, states, schedule.is_stopping, not schedule.has_slots, untracked)
 
 
@@ -202,12 +205,11 @@ def _run_rounds(
     tuning: Tuning | None,
     also: frozenset[Cause],
     on_change: Callable[[], None],
-    on_end: Callable[[], None],
 ) -> tuple[str, ...]:
     """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
     tried = {row.id for row in planned.plan.known_trials if tuning and row.stage == "tune"}
     first = [trial_id for trial_id in planned.requested if trial_id not in tried]
-    schedule.run(dict.fromkeys(first), also, on_change, on_end)
+    schedule.run(dict.fromkeys(first), also, on_change)
     added: list[str] = []
     while tuning and not schedule.is_ending and (following := _next_round(tuning, schedule)):
         if following.rows:
@@ -215,7 +217,7 @@ def _run_rounds(
             plan = schedule.plan.model_copy(update={"trials": rows})
             schedule.plan = save_grown(plan, schedule.folder)
             added += [str(row.id) for row in following.rows]
-        schedule.run(following.pauses, also, on_change, on_end)
+        schedule.run(following.pauses, also, on_change)
     return (*planned.requested, *added)
 
 

@@ -64,7 +64,6 @@ class Schedule:
         requested: Mapping[str, int | None],
         also: frozenset[Cause],
         on_change: Callable[[], None],
-        on_end: Callable[[], None],
     ) -> None:
         """Run trials until none is left or the command is stopped.
 
@@ -72,7 +71,6 @@ class Schedule:
             requested: by trial id, the step to pause after; None: the last one.
             also: causes of failure that the user asked to retry.
             on_change: called a few times per second.
-            on_end: called when an attempt has ended.
         """
         self._pauses = requested
         trials = [self.folder.trial(trial_id) for trial_id in self._in_order(requested)]
@@ -87,7 +85,6 @@ class Schedule:
             self._note_started()
             for future in done:
                 self._end(self._running.pop(future), future)
-                on_end()
             if not (done or self._running) and self._waiting:  # a bare worker holds the trial
                 time.sleep(POLL_SECONDS / 5)
             on_change()

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from sweep.errors import SweepError
 from sweep.plan.tuning import EXTENSIONS, Search, TuningResult, next_rates
-from sweep.tracking.address import ANSWER_SECONDS, one_sentence, with_driver, without_password
+from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
 
 SAMPLER_SEED = 1000
 FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values

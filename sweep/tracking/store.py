@@ -1,28 +1,21 @@
-"""Where MLflow keeps things: addresses, the client, experiments, and long documents in tags.
+"""MLflow stores: addresses, connections, tracking.json and the command of MLflow's UI.
 
-Importing this costs nothing; MLflow itself is imported by `connect` and `import_ahead`.
+MLflow is imported by `connect` only, so that a mirrored sweep is recognised without it.
 """
 
-import contextlib
-import json
+import importlib.util
 import logging
 import os
 import re
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sweep.errors import SweepError
-from sweep.tracking.address import (
-    ANSWER_SECONDS,
-    one_sentence,
-    with_driver,
-    without_password,
-)
-from sweep.trial.files import read_json, replacing
+from sweep.errors import CorruptFile, SweepError
+from sweep.trial.files import read_json, replacing, sha256_of, sha256_of_file
 from sweep.trial.folder import SweepFolder
 
 if TYPE_CHECKING:
@@ -30,49 +23,86 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
-TAG_CHARACTERS = 7500  # of a tag's value; MLflow cuts longer ones than 8000 silently
-ENVIRONMENT = {  # set only where the user did not
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror has its own pauses; MLflow: 7, minutes
+POSTGRES_DRIVERS = ("psycopg", "psycopg2")  # the extra `postgres` installs the first
+ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
+REPORT_FILES = ("report.md", "report.html", "trials.csv")
+ENVIRONMENT = {  # set only if the user has not set it
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror repeats its passes; MLflow's default is 7
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # seconds
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # of `sweep ui`
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # read by the server that `sweep ui` starts
     "PGCONNECT_TIMEOUT": ANSWER_SECONDS,
 }
 
 
+def without_password(address: str) -> str:
+    """Return an address without its password; refuse one whose password has no clear end."""
+    if address.startswith("sqlite"):
+        return address
+    if not re.fullmatch(r"[^@]*|[^@/?#]*://[^@/?#]*@[^@]*", address):
+        raise SweepError(
+            "the user name and password of an address must have @ / ? # percent-encoded, got one "
+            "of these characters. Write %40 for @, %2F for /, %3F for ?, %23 for #."
+        )
+    return re.sub(r"(?<=[?&])(ssl)?password=[^&]*&?", "", hide_passwords(address)).rstrip("?&")
+
+
+def hide_passwords(text: str) -> str:
+    """Return a text, such as an error message, with the passwords of its addresses removed."""
+    return re.sub(r"(?<=://)([^:@/?#\s]*):[^@/?#\s]*@", r"\1@", text)
+
+
+def with_driver(address: str) -> str:
+    """Return a PostgreSQL address that names an installed driver; other addresses unchanged."""
+    match = re.match(r"postgresql(?:\+(\w+))?(?=://)", address)
+    if match is None:
+        return address
+    for driver in POSTGRES_DRIVERS if match[1] is None else (match[1],):
+        if importlib.util.find_spec(driver):
+            return f"postgresql+{driver}{address[match.end() :]}"
+    raise SweepError(
+        f"{match[0]}:// needs {match[1] or 'the extra postgres'}, which is not installed. Write "
+        "postgresql://, and install the extra with `pip install -e '.[postgres]'` in the project's "
+        "folder."
+    )
+
+
+def one_sentence(error: BaseException) -> str:
+    """Return the first line of an error of a database, a driver or a server, shortened."""
+    text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+    return hide_passwords(text.splitlines()[0][:300])
+
+
 def default_tracking_uri(folder: SweepFolder) -> str:
-    """Return the address of the SQLite store inside the sweep folder."""
+    """Return the address of the SQLite store in the sweep folder."""
     return f"sqlite:///{folder.path.absolute() / 'mlflow.db'}"
 
 
-def check_tracking_uri(uri: str) -> str:
-    """Return the address if MLflow can keep runs there.
+def sqlite_path(uri: str) -> Path:
+    """Return the file of a `sqlite:///` address."""
+    return Path(uri.partition(":///")[2])
 
-    Raises:
-        SweepError: for a path, `file:`, an unknown scheme, or a driver that is not installed.
-    """
-    shown = without_password(uri)
+
+def check_tracking_uri(uri: str) -> str:
+    """Return the address in its canonical form; refuse paths and unsupported schemes or drivers."""
     scheme = re.match(r"([a-z]+)(\+[a-z0-9_]+)?://", uri)
     if not scheme or scheme[1] not in SCHEMES or not uri[scheme.end() :].strip("/"):
         raise SweepError(
             "tracking URI must be a server or a database such as http://host:5000 or "
-            f"sqlite:////absolute/path/mlflow.db, got {shown!r}. MLflow keeps no runs in plain "
-            "folders any more."
+            f"sqlite:////absolute/path/mlflow.db, got {without_password(uri)!r}. MLflow no longer "
+            "stores runs in plain folders."
         )
+    without_password(uri)
     if scheme[1] == "sqlite":
-        return f"sqlite:///{Path(uri.partition(':///')[2]).absolute()}"
+        return f"sqlite:///{sqlite_path(uri).absolute()}"
     with_driver(uri)
-    return uri.rstrip("/") if scheme[1] in ("http", "https") else uri
+    return uri.rstrip("/") if scheme[1].startswith("http") else uri
 
 
 def check_answers(uri: str) -> None:
-    """Refuse a database that cannot be opened; a server may be down, and comes back.
-
-    Raises:
-        SweepError: if it does not answer, refuses the password, or does not exist.
-    """
+    """Refuse a database that cannot be opened; a server may be down for a while."""
     if uri.startswith(("http", "sqlite")):
         return
     import sqlalchemy
@@ -80,188 +110,145 @@ def check_answers(uri: str) -> None:
     prepare_environment()
     try:
         sqlalchemy.create_engine(with_driver(uri), poolclass=sqlalchemy.NullPool).connect().close()
-    except Exception as error:  # whatever a database, its driver or an address can raise
+    except Exception as error:  # anything that a database, its driver or an address can raise
         raise SweepError(
             f"tracking URI must be a database that can be opened, got {without_password(uri)!r} "
             f"({one_sentence(error)}). Correct --tracking-uri."
         ) from error
 
 
-def sqlite_path(uri: str) -> Path:
-    """Return the file of a checked `sqlite:///` address."""
-    return Path(uri.partition(":///")[2])
+@dataclass
+class Record:
+    """tracking.json: the store of a sweep and what identifies the sweep in it."""
+
+    tracking_uri: str  # without its password
+    is_default: bool  # mlflow.db in the sweep folder
+    sweep_uid: str  # random; tags the sweep's runs and names its Optuna studies
+    run_id: str = ""  # of the parent run
+    mirrored_sha256: str = ""  # `digest` of the folder when the store last held all of it
 
 
-def import_ahead(folder: SweepFolder, tracking_uri: str | None) -> None:
-    """Import MLflow, and make a new SQLite store's tables, in a thread that the process ends after.
+def load_record(folder: SweepFolder, tracking_uri: str | None) -> Record:
+    """Read tracking.json, or create a record if it is missing or names another store.
 
-    Three seconds of one core, for a command that waits for something else before it trains: its
-    first trial would pay them. Once a process. What fails here is done again by `connect`.
+    Without a checked address, the store is the recorded one, else SQLite in the folder.
     """
-    global _ahead
-    if _ahead is None:
-        prepare_environment()
-        uri = tracking_uri or default_tracking_uri(folder)
-        _ahead = _Ahead(uri.startswith("sqlite") and not sqlite_path(uri).exists())
-        _ahead.start()
+    default, old = default_tracking_uri(folder), _read_record(folder)
+    if tracking_uri is None:
+        tracking_uri = default if old is None or old.is_default else old.tracking_uri
+    tracking_uri = without_password(tracking_uri)
+    is_default = tracking_uri == default
+    if old is None:
+        return Record(tracking_uri, is_default, uuid.uuid4().hex)
+    if tracking_uri == old.tracking_uri:
+        return old
+    if old.is_default and is_default and sqlite_path(default).exists():
+        # The folder was moved, and its store names artifacts by their old paths.
+        sqlite_path(default).replace(folder.path / "mlflow-moved.db")
+    return Record(tracking_uri, is_default, old.sweep_uid)
 
 
-class _Ahead(threading.Thread):
-    """Imports MLflow, and makes an empty database."""
-
-    def __init__(self, makes_tables: bool) -> None:
-        super().__init__(name="import-ahead")
-        self._makes_tables = makes_tables
-        self.database: bytes | None = None
-
-    def run(self) -> None:
-        with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as name:
-            import mlflow  # noqa: F401
-
-            if self._makes_tables:
-                path = Path(name) / "mlflow.db"
-                _make_tables(path)
-                self.database = path.read_bytes()
+def _read_record(folder: SweepFolder) -> Record | None:
+    try:
+        data = read_json(folder.tracking_path)
+        data.pop("format_version")
+        return Record(**data)
+    except (FileNotFoundError, CorruptFile, TypeError):
+        return None
 
 
-_ahead: _Ahead | None = None
+def is_recorded(folder: SweepFolder, tracking_uri: str) -> bool:
+    """Return True if tracking.json names this store."""
+    uri, record = without_password(check_tracking_uri(tracking_uri)), _read_record(folder)
+    return record is not None and record.tracking_uri == uri
 
 
-def connect(uri: str) -> "MlflowClient":
-    """Import MLflow, quietly and without telemetry, and return a client of this store.
-
-    A new SQLite database gets its schema here.
-    """
-    prepare_environment()
-    from mlflow import MlflowClient
-
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    uri = with_driver(uri)
-    if uri.startswith("sqlite") and not sqlite_path(uri).exists():
-        if _ahead:
-            _ahead.join()
-        # MLflow makes its tables one by one: whoever is killed meanwhile must leave none of them.
-        with replacing(sqlite_path(uri)) as part:
-            if _ahead and _ahead.database:
-                part.write_bytes(_ahead.database)
-            else:
-                _make_tables(part)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
+    """Return True if this store (None: the recorded one) holds all of the folder; ask no store."""
+    record = _read_record(folder)
+    if record is None or (tracking_uri and not is_recorded(folder, tracking_uri)):
+        return False
+    if record.is_default and not sqlite_path(default_tracking_uri(folder)).exists():
+        return False
+    return record.mirrored_sha256 == digest(folder)
 
 
-def _make_tables(path: Path) -> None:
-    from mlflow import MlflowClient
-
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    MlflowClient(f"sqlite:///{path}", f"sqlite:///{path}").search_experiments()
+def digest(folder: SweepFolder) -> str:
+    """Return a hash of the plan, the trials' states and the report."""
+    states = [asdict(t.read_status().changed(mlflow_run_id=None)) for t in folder.trials()]
+    paths = [folder.path / name for name in REPORT_FILES]
+    reports = [sha256_of_file(path) for path in paths if path.exists()]
+    return sha256_of([folder.require_plan(), states, reports])
 
 
 def prepare_environment() -> None:
-    """Choose MLflow's settings that the user left open; before its first import."""
+    """Set those of MLflow's settings that the user has not set; call it before importing MLflow."""
     if not {"MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"} & os.environ.keys():
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
-def require_experiment(client: "MlflowClient", name: str, uri: str, folder: Path) -> str:
-    """Return the id of an MLflow experiment, created if need be.
+def connect(uri: str) -> "MlflowClient":
+    """Import MLflow, and return a client of this store; create the tables of a new SQLite file."""
+    prepare_environment()
+    from mlflow import MlflowClient
 
-    Artifacts of a SQLite store lie beside it, in `mlartifacts`, and those of another database in
-    the folder of the experiment's first sweep; a server has its own place.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    uri = with_driver(uri)
+    if uri.startswith("sqlite") and not sqlite_path(uri).exists():
+        # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
+        with replacing(sqlite_path(uri)) as part:
+            MlflowClient(f"sqlite:///{part}", f"sqlite:///{part}").search_experiments()
+    return MlflowClient(uri, uri)
+
+
+def require_experiment(client: "MlflowClient", name: str, record: Record, folder: Path) -> str:
+    """Return the id of an MLflow experiment, created if necessary.
+
+    Its artifacts lie in `mlartifacts`, next to an SQLite file or in the first sweep folder that
+    uses another database; a server chooses the place itself.
     """
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        location = None
-        if not uri.startswith("http"):
-            place = sqlite_path(uri).parent if uri.startswith("sqlite") else folder.absolute()
-            location = (place / "mlartifacts").as_uri()
+    experiment, uri = client.get_experiment_by_name(name), record.tracking_uri
+    if experiment is None:
+        parent = sqlite_path(uri).parent if uri.startswith("sqlite") else folder.absolute()
+        location = None if uri.startswith("http") else (parent / "mlartifacts").as_uri()
         return str(client.create_experiment(name, artifact_location=location))
-    if found.lifecycle_stage != "active":
+    if experiment.lifecycle_stage != "active":
         raise SweepError(
-            f"MLflow experiment {name!r} at {uri} must not be deleted, and is. Restore it with "
-            f"`mlflow experiments restore --experiment-id {found.experiment_id}`."
+            f"MLflow experiment {name!r} at {uri} must be active, but it is deleted. Restore it "
+            f"with `mlflow experiments restore --experiment-id {experiment.experiment_id}`."
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
-def search_all(
-    client: "MlflowClient",
-    experiment_id: str,
-    wanted: Mapping[str, str],
-    on_page: Callable[[], None] = lambda: None,
+def search_runs(
+    client: "MlflowClient", experiment_id: str, tag: str, value: str
 ) -> Iterator["Run"]:
-    """Yield the live runs with these tags, newest first; call `on_page` with every answer."""
-    clauses = [f"tags.`{key}` = '{value}'" for key, value in wanted.items()]
-    token = None
-    while True:
+    """Yield the runs with a tag, newest first, except deleted and superseded ones."""
+    page = None
+    while page is None or page.token:
         page = client.search_runs(
             [experiment_id],
-            " and ".join(clauses),
+            f"tags.`{tag}` = '{value}'",
             max_results=500,
             order_by=["attributes.start_time DESC"],
-            page_token=token,
+            page_token=page.token if page else None,
         )
-        on_page()
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
-def children_of(
-    client: "MlflowClient",
-    experiment_id: str,
-    parent_run_id: str,
-    on_page: Callable[[], None] = lambda: None,
-) -> list["Run"]:
-    """List the runs of a sweep's trials, oldest first, without superseded ones."""
-    wanted = {"mlflow.parentRunId": parent_run_id}
-    runs = list(search_all(client, experiment_id, wanted, on_page))
-    return [
-        run
-        for run in reversed(runs)
-        if "sweep.trial_id" in run.data.tags and "sweep.superseded" not in run.data.tags
-    ]
-
-
-def document_tags(name: str, document: Any) -> dict[str, str]:
-    """Write a document as JSON into one tag, or into `name`, `name.1`, … where it is long."""
-    text = json.dumps(document, separators=(",", ":"))
-    parts = [text[i : i + TAG_CHARACTERS] for i in range(0, len(text), TAG_CHARACTERS)]
-    return {f"{name}.{i}" if i else name: part for i, part in enumerate(parts)}
-
-
-def read_document(tags: Mapping[str, str], name: str) -> Any:
-    """Read a document of `document_tags`; parts left from a longer one before do no harm."""
-    parts = [tags[name]]
-    while (part := tags.get(f"{name}.{len(parts)}")) is not None:
-        parts.append(part)
-    return json.JSONDecoder().raw_decode("".join(parts))[0]
+        yield from (run for run in page if "sweep.superseded" not in run.data.tags)
 
 
 def ui_command(folder: SweepFolder, port: int) -> list[str]:
-    """Return the command of MLflow's own server on this sweep's store, on loopback only.
-
-    Args:
-        folder: of the sweep.
-        port: to listen on.
-
-    Raises:
-        SweepError: if the store is a server, which has its own address, or there is none yet.
-    """
-    uri = default_tracking_uri(folder)
-    try:
-        record = read_json(folder.tracking_path)
-        uri = uri if record["is_default"] else record["tracking_uri"]
-    except FileNotFoundError:
-        pass
+    """Return the command that serves this sweep's store with MLflow's UI, on loopback only."""
+    record, uri = _read_record(folder), default_tracking_uri(folder)
+    if record is not None and not record.is_default:
+        uri = record.tracking_uri
     if uri.startswith("http"):
         raise SweepError(f"{folder.path} is tracked by a server. Open {uri} in a browser.")
-    if uri == default_tracking_uri(folder) and not (folder.path / "mlflow.db").exists():
+    if uri.startswith("sqlite") and not sqlite_path(uri).exists():
         raise SweepError(
-            f"{folder.path} must hold an MLflow store, and has none. "
-            f"Make one with `sweep report {folder.path}`."
+            f"{folder.path} must have an MLflow store, got none at {uri}. "
+            f"Create it with `sweep report {folder.path}`."
         )
     prepare_environment()
     artifacts = (folder.path.absolute() / "mlartifacts").as_uri()

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pandas as pd
 import pytest
 
 import sweep
-from sweep.analysis.frames import TRIAL_COLUMNS, curves_by_trial, from_store, write_trials_csv
+from sweep.analysis.frames import TRIAL_COLUMNS, curves_by_trial, write_trials_csv
 from sweep.errors import CorruptFile, SweepError
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
@@ -28,14 +27,6 @@ final_train_loss,
 final_valid_loss, best_valid_loss, bits_per_byte, clipped_step_fraction, seconds_total,
 seconds_compile, seconds_training, seconds_evaluation, seconds_checkpoint, tokens_per_second, mfu,
 peak_memory_bytes, device, torch_version, git_commit, data_sha256"""
-
-
-@dataclass(frozen=True)
-class HandMadeStore:
-    plan: dict[str, Any]
-    results: list[dict[str, Any]]
-    curves: dict[str, list[dict[str, Any]]]
-    name: str = "some"
 
 
 @pytest.fixture
@@ -96,36 +87,6 @@ def test_null_is_not_a_number_and_a_torn_last_line_is_left_out(some: Path) -> No
     assert rows["step"].iloc[-1] == 47
     assert np.isnan(rows["train/loss"].iloc[-1])
     assert found.warnings == ()
-
-
-def test_a_store_gives_the_same_tables_as_the_folder(some: Path, tmp_path: Path) -> None:
-    folder = SweepFolder(some)
-    found = sweep.load_sweep(some)
-    results, curves = [], {}
-    for trial in folder.trials():
-        status = trial.read_status()
-        known = {"id": trial.id, "state": str(status.state), "attempts": status.attempts}
-        message = status.message if status.cause else None
-        known |= {"cause": status.cause, "message": message}
-        results.append(trial.read_result() or known)
-        curves[trial.id] = read_metrics(trial.metrics_path)
-    stored = from_store(HandMadeStore(read_json(folder.plan_path), results[::-1], curves))
-    assert stored.name == found.name and stored.plan == found.plan
-    pd.testing.assert_frame_equal(stored.trials, found.trials)
-    pd.testing.assert_frame_equal(stored.curves, found.curves)
-    for which, name in ((found, "folder.csv"), (stored, "store.csv")):
-        write_trials_csv(which, tmp_path / name)
-    assert (tmp_path / "folder.csv").read_bytes() == (tmp_path / "store.csv").read_bytes()
-
-
-def test_a_store_without_times_or_curves_still_makes_tables(some: Path) -> None:
-    plan = read_json(SweepFolder(some).plan_path)
-    trial = plan["trials"][0]["id"]
-    lines = [{"step": 1, "tokens": 256, "train/loss": 2.0}]
-    stored = from_store(HandMadeStore(plan, [], {trial: lines}))
-    assert stored.trials["state"].unique().tolist() == ["WAITING"]
-    assert stored.curves["train/loss"].tolist() == [2.0]
-    assert stored.curves["time"].isna().all()
 
 
 def test_csv_has_every_trial_in_full_precision(some: Path, tmp_path: Path) -> None:

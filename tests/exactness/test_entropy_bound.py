@@ -8,7 +8,7 @@ import pytest
 
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_documents
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import prepare, run_plan
@@ -24,7 +24,7 @@ def train(path, budget):
     folder = SweepFolder(path)
     evaluation = {"points": 8, "sequences": WHOLE_SPLIT}
     settings = {"batches": "16", "budget": budget, "lr": "1e-2", "evaluation": evaluation}
-    planned = make_plan(load_experiment("quick", settings), Logistics(device="cpu"), folder)
+    planned = make_plan(load_experiment("quick", settings), Execution(device="cpu"), folder)
     prepare(planned, folder)
     assert run_plan(planned, folder, executor=InlineExecutor()).exit_code == 0
     documents = synthetic_documents(planned.plan.data, "valid")

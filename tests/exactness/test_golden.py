@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
-from sweep.plan.plan import build_plan
+from sweep.config.execution import Execution
+from tests.plans import build_plan
 from sweep.plan.steps import learning_rate_at
 from sweep.training.step import TrainingStep
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.process import PRELOADED
 from sweep.training.step import TrainingStep
@@ -102,7 +102,7 @@ MOMENTS = [  # and the steps that the next attempt need not take again
 def planned_trial(path: Path, experiment: str, threads: int = 1, **settings: object) -> TrialFolder:
     """Plan one trial that checkpoints behind every step."""
     folder = SweepFolder(path)
-    plan = make_plan(load_experiment(experiment, settings), Logistics(device="cpu"), folder).plan
+    plan = make_plan(load_experiment(experiment, settings), Execution(device="cpu"), folder).plan
     execution = plan.execution.model_copy(update={"checkpoint_seconds": 0.0, "threads": threads})
     save_plan(plan.model_copy(update={"execution": execution}), folder)
     return folder.trials()[0]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.execution import Execution
+from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.config.experiment import load_experiment
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.runner import run_plan
-from sweep.tracking.reader import read_store
-from sweep.tracking.store import default_tracking_uri
+from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.folder import State, SweepFolder
 from sweep.trial.lease import is_locked
 from sweep.trial.metrics import read_metrics
@@ -90,11 +90,17 @@ def assert_finished(command, uninterrupted):
     for trial in command.folder.trials():
         assert trial.read_status().state is State.COMPLETE
         assert science(trial) == uninterrupted[trial.read_config().science.batch_size]
-    stored = read_store(default_tracking_uri(command.folder), "quadratic")
-    for trial in command.folder.trials():
+    stored = load_stored_sweep(default_tracking_uri(command.folder), "quadratic")
+    folder = load_sweep(command.folder.path)
+    assert stored.curves.equals(folder.curves) and stored.trials.equals(folder.trials)
+    client = connect(default_tracking_uri(command.folder))
+    for trial in command.folder.trials():  # nothing is lost, nothing is there twice
+        run = client.get_run(trial.read_status().mlflow_run_id)
         lines = read_metrics(trial.metrics_path)
-        assert stored.curves[trial.id] == lines  # nothing lost, nothing twice
-    assert {result["state"] for result in stored.results} == {State.COMPLETE}
+        for name in (key for key in run.data.metrics if not key.startswith("final/")):
+            history = client.get_metric_history(run.info.run_id, name)
+            logged = [(line["tokens"], line[name]) for line in lines if line.get(name) is not None]
+            assert [(point.step, point.value) for point in history] == logged
 
 
 def test_killed_with_sigkill_and_started_again_at_once(command, uninterrupted):

@@ -17,8 +17,8 @@ import yaml
 from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.ray_executor import ALONE, LOOK_SECONDS, SETTINGS, RayExecutor, needs_of
 from sweep.orchestration.runner import holding, run_plan
@@ -165,7 +165,7 @@ def plan_trials(tmp_path):
         lines += [f"{key} = {value!r}" for key, value in fields.items()]
         question = folder.path.parent / "question.toml"
         question.write_text("\n".join(lines).replace("'", '"'))
-        planned = make_plan(load_experiment(str(question)), Logistics(device="cpu"), folder)
+        planned = make_plan(load_experiment(str(question)), Execution(device="cpu"), folder)
         execution = planned.plan.execution.model_copy(update={"checkpoint_seconds": 0.01})
         save_plan(planned.plan.model_copy(update={"execution": execution}), folder)
         return folder
@@ -201,7 +201,7 @@ def uninterrupted(plan_trials, go) -> SweepFolder:
     """The same trials, run on this machine without a disturbance."""
     folder = plan_trials("local")
     question = load_experiment(str(folder.path.parent / "question.toml"))
-    planned = make_plan(question, Logistics(device="cpu"), folder)
+    planned = make_plan(question, Execution(device="cpu"), folder)
     go.touch()
     assert run_plan(planned, folder).exit_code == 0
     go.unlink()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration import slurm_executor
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.executors import Place
 from sweep.orchestration.planning import Planned, make_plan, save_plan
 from sweep.orchestration.runner import Summary, run_plan
@@ -53,10 +53,10 @@ def plan_here(folder: SweepFolder, **fields) -> Planned:
     """Plan trials that checkpoint all the time."""
     fields = {"batches": "4", "budget": 4 * STEPS, "workload": "faulty:WaitsForGo", **fields}
     experiment = load_experiment("quadratic", fields)
-    planned = make_plan(experiment, Logistics(device="cpu"), folder)
+    planned = make_plan(experiment, Execution(device="cpu"), folder)
     execution = planned.plan.execution.model_copy(update={"checkpoint_seconds": 0.01})
     save_plan(planned.plan.model_copy(update={"execution": execution}), folder)
-    return make_plan(experiment, Logistics(device="cpu"), folder)
+    return make_plan(experiment, Execution(device="cpu"), folder)
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""The services of deploy/compose.yaml as real servers on loopback, started without containers."""
+"""PostgreSQL and an MLflow server on it, as real servers on loopback, and sweeps that use them."""
 
 import contextlib
 import importlib.util
 import os
 import pwd
-import re
 import secrets
 import shutil
 import signal
@@ -19,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "orchestration"
-SERVICES = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
 
 EXPERIMENT = """
 question = "Do shared stores hold every trial once?"
@@ -106,18 +103,17 @@ class Postgres(Service):
     def start(self) -> None:
         command = [str(self.programs / "postgres"), f"-D{self.folder / 'data'}"]
         command += ["-clisten_addresses=127.0.0.1", "-cunix_socket_directories=", "-cfsync=off"]
-        healthy = SERVICES["postgres"]["healthcheck"]["test"][1:]
 
         def is_ready() -> bool:
             with contextlib.suppress(subprocess.CalledProcessError):
-                self._run([*healthy, f"--port={self.port}"])
+                self._run(["pg_isready", "--host=127.0.0.1", f"--port={self.port}"])
                 return True
             return False
 
         self._start([*command, f"-p{self.port}"], is_ready, cwd=self.folder, **self.user)
 
     def die(self, number: int = signal.SIGQUIT) -> None:
-        """Shut down immediately: no session ends, nothing is flushed, the log is replayed."""
+        """Shut down immediately: sessions are cut, and the next start replays the log."""
         if self._process is not None:
             self._process.send_signal(number)
             self._process.wait()
@@ -131,11 +127,12 @@ class Postgres(Service):
 
     def address(self, database: str, password: str | None = None) -> str:
         password = self.password if password is None else password
-        return f"postgresql://sweep:{password}@127.0.0.1:{self.port}/{database}"
+        user = f"sweep:{password}" if password else "sweep"
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
 
 class Mlflow(Service):
-    """The `mlflow server` of the compose file."""
+    """An MLflow server that keeps its runs in PostgreSQL."""
 
     def __init__(self, folder: Path, postgres: Postgres) -> None:
         super().__init__(folder)
@@ -143,9 +140,12 @@ class Mlflow(Service):
 
     def start(self) -> None:
         if self._process is None:
-            command = [self.at_home(word) for word in SERVICES["mlflow"]["command"]]
-            environment = os.environ | self.environment("mlflow")
-            self._start([sys.executable, "-m", *command], self._is_ready, env=environment)
+            store = self.postgres.address("mlflow", "").replace("://", "+psycopg://")
+            command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
+            command += ["--artifacts-destination", str(self.folder / "artifacts")]
+            command += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "2"]
+            password = {"PGPASSWORD": self.postgres.password}
+            self._start(command, self._is_ready, env=os.environ | password)
 
     def die(self, number: int = signal.SIGKILL) -> None:
         super().die(number)
@@ -157,48 +157,32 @@ class Mlflow(Service):
         except OSError:
             return False
 
-    def environment(self, service: str) -> dict[str, str]:
-        """Return the variables of a service of the compose file."""
-        given = SERVICES[service]["environment"]
-        return {name: self.at_home(value) for name, value in given.items() if name != "SWEEP_CACHE"}
-
-    def at_home(self, value: str) -> str:
-        """Return a value of the compose file with this machine's addresses and password."""
-        places = {
-            r"\$\{POSTGRES_PASSWORD:\?[^}]*\}": self.postgres.password,
-            "postgres:5432": f"127.0.0.1:{self.postgres.port}",
-            "http://mlflow:5000": self.uri,
-            r"^5000$": str(self.port),
-            r"127\.0\.0\.1:5000": f"127.0.0.1:{self.port}",
-            r"^0\.0\.0\.0$": "127.0.0.1",
-            "^/artifacts$": str(self.folder / "artifacts"),
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which `sweep run` uses both servers."""
+        return {
+            "SWEEP_RUN_TRACKING_URI": self.uri,
+            "SWEEP_RUN_STORAGE": self.postgres.address("optuna", ""),
+            "PGPASSWORD": self.postgres.password,
         }
-        for pattern, here in places.items():
-            value = re.sub(pattern, here, value)
-        return value
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """PostgreSQL with the databases of the compose file."""
+    """PostgreSQL with the databases that docs/shared-stores.md asks for."""
     with tempfile.TemporaryDirectory(prefix="sweep-postgres-") as folder:
         made = Postgres(Path(folder), secrets.token_hex(16))
         try:
             made.start()
-            made.execute("postgres", f"CREATE DATABASE {_made_by_the_image()}")
-            made.execute("postgres", (ROOT / "deploy" / "databases.sql").read_text())
+            made.execute("postgres", "CREATE DATABASE mlflow")
+            made.execute("postgres", "CREATE DATABASE optuna")
             yield made
         finally:
             made.die()
 
 
-def _made_by_the_image() -> str:
-    return SERVICES["postgres"]["environment"]["POSTGRES_DB"]
-
-
 @pytest.fixture(scope="session")
 def mlflow(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
-    """MLflow's server on it."""
+    """The MLflow server."""
     made = Mlflow(tmp_path_factory.mktemp("mlflow"), postgres)
     try:
         made.start()
@@ -223,7 +207,7 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What it said so far, every time that it was started."""
+        """Everything that it has printed, over all its starts."""
         return self.log.read_text()
 
     def start(self) -> "Command":
@@ -249,7 +233,7 @@ class Command:
         self.process.wait()
 
     def until(self, is_true: Callable[[], Any]) -> None:
-        """Wait for something to become true while the command runs."""
+        """Wait until a condition becomes true while the command runs."""
         assert self.process is not None
         while not is_true():
             assert self.process.poll() is None, self.output
@@ -258,7 +242,7 @@ class Command:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Make commands; those that still run at the end of the test are ended."""
+    """Create commands, and end those that still run after the test."""
     made: list[Command] = []
 
     def make(name: str, environment: dict[str, str], *flags: str) -> Command:

@@ -1,8 +1,7 @@
-"""Tuned sweeps on one PostgreSQL and one MLflow server: nothing lost, nothing twice, no mixing."""
+"""Tuned sweeps share PostgreSQL and an MLflow server: all is there once, and they stay apart."""
 
 import socket
 import sys
-import urllib.error
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +10,15 @@ from contextlib import closing
 import optuna
 import pytest
 
+from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.cli import main
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.local import LocalExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.orchestration.studies import named_trials, open_storage
-from sweep.tracking.reader import read_store
-from sweep.tracking.store import children_of, connect
+from sweep.tracking.store import connect, is_mirrored, search_runs
 from sweep.trial.files import read_json
 from sweep.trial.folder import State, SweepFolder
 from sweep.trial.metrics import read_metrics
@@ -28,48 +27,54 @@ pytestmark = [pytest.mark.postgres, pytest.mark.timeout(900)]
 
 
 def studies_of(storage, name):
-    """The studies of the sweeps of one name."""
+    """Load the studies of all sweeps with this name."""
     opened = open_storage(storage)
     names = [one for one in optuna.get_all_study_names(opened) if one.startswith(f"{name}: ")]
     return [optuna.load_study(study_name=one, storage=opened) for one in names]
 
 
 def tuned_losses(folder):
-    """Final losses of the tuning trials by id, as the folder holds them."""
+    """Return the final losses of the tuning trials by id, as in the folder."""
     rows = [row for row in folder.read_plan()["trials"] if row["stage"] == "tune"]
     results = {row["id"]: folder.trial(row["id"]).read_result() for row in rows}
     return {trial_id: result["final_valid_loss"] for trial_id, result in results.items()}
 
 
-def told_losses(study):
+def study_losses(study):
     assert {trial.state.name for trial in named_trials(study).values()} == {"COMPLETE"}
     return {trial_id: trial.value for trial_id, trial in named_trials(study).items()}
 
 
 def assert_tracked_once(folder, uri):
-    """Hold the sweep's runs against its folder; return the ids of its runs."""
-    record = read_json(folder.tracking_path)
-    stored = read_store(uri, folder.path.name, record["parent_run_id"])
-    assert stored.plan == folder.read_plan()
-    client = connect(uri)
-    children = children_of(client, record["experiment_id"], record["parent_run_id"])
-    trial_ids = [row["id"] for row in stored.plan["trials"]]
-    assert sorted(run.data.tags["sweep.trial_id"] for run in children) == sorted(trial_ids)
-    for trial_id, result in zip(trial_ids, stored.results, strict=True):
-        trial = folder.trial(trial_id)
+    """Compare the sweep's runs with its folder; return the ids of its runs."""
+    assert is_mirrored(folder, uri)
+    record, client = read_json(folder.tracking_path), connect(uri)
+    stored = load_stored_sweep(uri, folder.path.name, record["run_id"])
+    assert stored.trials.equals(load_sweep(folder.path).trials)
+    experiment_id = client.get_run(record["run_id"]).info.experiment_id
+    runs = list(search_runs(client, experiment_id, "sweep.uid", record["sweep_uid"]))
+    children = {
+        run.data.tags["sweep.trial_id"]: run for run in runs if run.info.run_id != record["run_id"]
+    }
+    trial_ids = [trial.id for trial in folder.trials()]
+    assert sorted(children) == sorted(trial_ids) and len(runs) == 1 + len(trial_ids)
+    for trial in folder.trials():
         assert trial.read_status().state is State.COMPLETE
-        whole = read_metrics(trial.metrics_path)
-        lines = [{key: v for key, v in line.items() if v is not None} for line in whole]
-        assert stored.curves[trial_id] == lines
-        assert result == trial.read_result()
-    for run in children:
+        logged = [
+            (key, line["tokens"], round(line["time"] * 1000), value)
+            for line in read_metrics(trial.metrics_path)
+            for key, value in line.items()
+            if "/" in key and value is not None
+        ]
+        run = children[trial.id]
         points = [
             (point.key, point.step, point.timestamp, point.value)
             for key in run.data.metrics
+            if not key.startswith("final/")
             for point in client.get_metric_history(run.info.run_id, key)
         ]
-        assert max(Counter(points).values()) == 1
-    return [record["parent_run_id"], *(run.info.run_id for run in children)]
+        assert sorted(points) == sorted(logged)
+    return [run.info.run_id for run in runs]
 
 
 def count_finished(path):
@@ -77,7 +82,7 @@ def count_finished(path):
 
 
 def is_training(path):
-    """Tell whether some trial that has not ended has logged a line."""
+    """Return True if some unfinished trial has logged a line."""
     logs = path.glob("trials/*/metrics.jsonl")
     return any(log.stat().st_size and not log.with_name("result.json").exists() for log in logs)
 
@@ -98,9 +103,9 @@ def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, 
     folder = SweepFolder(run.folder)
     assert_tracked_once(folder, mlflow.uri)
     (study,) = studies_of(postgres.address("optuna"), "killed")
-    assert told_losses(study) == tuned_losses(folder)
+    assert study_losses(study) == tuned_losses(folder)
     unnamed = [
-        t for t in study.trials if t.user_attrs.get("sweep.trial_id") not in told_losses(study)
+        t for t in study.trials if t.user_attrs.get("sweep.trial_id") not in study_losses(study)
     ]
     assert {trial.state.name for trial in unnamed} <= {"FAIL"}  # asked for, but not yet planned
     assert secret not in run.output
@@ -108,9 +113,9 @@ def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, 
     assert files and not [path for path in files if secret.encode() in path.read_bytes()]
 
 
-def test_eight_sweeps_tune_at_once_and_keep_apart(command, postgres, mlflow):
+def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow):
     names = [f"{place}/{name}" for name in ("red", "green", "blue", "grey") for place in ("a", "b")]
-    runs = [command(name, mlflow.environment("sweep")).start() for name in names]
+    runs = [command(name, mlflow.environment()).start() for name in names]
     assert [run.wait() for run in runs] == [0] * 8
     folders = [SweepFolder(run.folder) for run in runs]
     run_ids = [one for folder in folders for one in assert_tracked_once(folder, mlflow.uri)]
@@ -123,12 +128,12 @@ def test_eight_sweeps_tune_at_once_and_keep_apart(command, postgres, mlflow):
         held = client.search_runs([experiment.experiment_id])
         assert len(held) == sum(1 + len(folder.read_plan()["trials"]) for folder in (a, b))
         studies = studies_of(postgres.address("optuna"), a.path.name)
-        assert [told_losses(study) for study in studies] == [tuned_losses(a), tuned_losses(b)]
+        assert [study_losses(study) for study in studies] == [tuned_losses(a), tuned_losses(b)]
         assert {len(study.trials) for study in studies} == {len(tuned_losses(a))}
 
 
 class EightWorkers(LocalExecutor):
-    """Eight attempts at a time, in processes that share the cores."""
+    """Runs eight attempts at a time, in processes that share the cores."""
 
     def __init__(self):
         super().__init__("cpu")
@@ -144,7 +149,7 @@ def test_eight_workers_tune_one_sweep_at_once(command, postgres, mlflow):
     folder = SweepFolder(command("many", {}).folder)
     toml = folder.path.with_name("many.toml")
     changes = {"workload": "quadratic", "batches": "2,4,8,16"}
-    planned = make_plan(load_experiment(str(toml), changes), Logistics(device="cpu"), folder)
+    planned = make_plan(load_experiment(str(toml), changes), Execution(device="cpu"), folder)
     executor, storage = EightWorkers(), postgres.address("optuna")
     secret = mlflow.uri.replace("://", f"://sweep:{postgres.password}@")
     summary = run_plan(planned, folder, executor=executor, storage=storage, tracking_uri=secret)
@@ -153,15 +158,15 @@ def test_eight_workers_tune_one_sweep_at_once(command, postgres, mlflow):
     assert_tracked_once(folder, mlflow.uri)
     told: Counter[str] = Counter()
     for study in studies_of(storage, "many"):
-        losses = told_losses(study)
+        losses = study_losses(study)
         assert losses.items() <= tuned_losses(folder).items()
         told.update(losses.keys())
         assert len(study.trials) == len(losses)
     assert told == Counter(tuned_losses(folder).keys())
 
 
-def test_both_servers_die_in_a_sweep_and_come_back(command, postgres, mlflow):
-    run = command("outlived", mlflow.environment("sweep")).start()
+def test_a_sweep_outlives_the_death_of_both_servers(command, postgres, mlflow):
+    run = command("outlived", mlflow.environment()).start()
     run.until(lambda: count_finished(run.folder) >= 1 and is_training(run.folder))
     mlflow.die()
     postgres.die()
@@ -175,17 +180,17 @@ def test_both_servers_die_in_a_sweep_and_come_back(command, postgres, mlflow):
     folder = SweepFolder(run.folder)
     assert_tracked_once(folder, mlflow.uri)
     (study,) = studies_of(postgres.address("optuna"), "outlived")
-    assert told_losses(study) == tuned_losses(folder)
+    assert study_losses(study) == tuned_losses(folder)
 
 
-def test_eight_at_once_find_or_make_the_tables_of_an_empty_database(postgres):
+def test_eight_threads_at_once_create_the_tables_of_an_empty_database(postgres):
     postgres.execute("postgres", "CREATE DATABASE empty")
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(open_storage, [postgres.address("empty")] * 8))
     assert [one.get_all_studies() for one in opened] == [[]] * 8
 
 
-def test_a_database_may_be_mlflow_s_store_without_a_server(command, postgres, tmp_path):
+def test_a_database_can_be_the_store_of_mlflow_without_a_server(command, postgres, tmp_path):
     postgres.execute("postgres", "CREATE DATABASE direct")
     uri = postgres.address("direct")
     flags = ("--lr", "0.05", "--tracking-uri")
@@ -196,27 +201,15 @@ def test_a_database_may_be_mlflow_s_store_without_a_server(command, postgres, tm
     )
     assert_tracked_once(folder, uri)
     assert list(folder.path.glob("mlartifacts/*/artifacts/report.md"))
-    # Once it is known, PostgreSQL's own ways tell the password.
+    # Later commands use the recorded address, and read the password from the environment.
     grown = ("--lr", "0.05", "--seeds", "2")
     assert command("direct", {"PGPASSWORD": postgres.password}, *grown).start().wait() == 0
     assert_tracked_once(folder, uri)
 
 
-def test_mlflow_answers_to_the_names_of_the_compose_file_only(mlflow):
-    def ask(host):
-        search = f"{mlflow.uri}/api/2.0/mlflow/experiments/search?max_results=1"
-        return urllib.request.urlopen(urllib.request.Request(search, headers={"Host": host}))
-
-    with ask("mlflow:5000") as answer:
-        assert answer.status == 200
-    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
-        ask("elsewhere:5000")
-    refused.value.close()
-
-
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capfd):
-    """Call `sweep run`; return its sentence after looking that nothing was written."""
+    """Return a function that calls `sweep run`, which must be refused, and returns its message."""
 
     def call(*flags):
         work = tmp_path / "work"
@@ -262,7 +255,7 @@ def test_a_database_that_cannot_be_opened_is_refused_in_one_sentence(
     assert "hunter2" not in sentence and postgres.password not in sentence
 
 
-def test_optuna_leaves_mlflow_s_database_alone(refused, postgres, mlflow):
+def test_optuna_refuses_the_database_of_mlflow(refused, postgres, mlflow):
     sentence = refused("--storage", postgres.address("mlflow"))
     assert "a database of its own" in sentence and postgres.password not in sentence
     with urllib.request.urlopen(f"{mlflow.uri}/health") as answer:

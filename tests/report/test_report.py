@@ -1,7 +1,7 @@
 """The report says what the data show, and no more."""
 
 import re
-from dataclasses import dataclass
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ import pytest
 import sweep
 from sweep.analysis import frames
 from sweep.analysis.comparison import compare_batch_sizes
+from sweep.plan.plan import load_plan
 from sweep.report import report
 from sweep.report.report import FIGURES, write_report, write_report_from_store
-from sweep.trial.files import read_json
+from sweep.tracking.mirror import Mirror
 from sweep.trial.folder import SweepFolder
-from sweep.trial.metrics import read_metrics
 
 HEADINGS = (
     *("Summary", "Set-up", "Results", "Claims and their gates", "Curves"),
@@ -277,26 +277,19 @@ def test_the_same_data_give_the_same_bytes(plain: Path) -> None:
     assert list(plain.rglob(".*")) == []
 
 
-def test_a_store_gives_the_same_report(
-    plain: Path, plain_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @dataclass(frozen=True)
-    class Stored:
-        plan: dict[str, Any]
-        results: list[dict[str, Any]]
-        curves: dict[str, list[dict[str, Any]]]
-        name: str = "plain"
-
-    folder = SweepFolder(plain)
-    stored = Stored(
-        read_json(folder.plan_path),
-        [dict(trial.read_result() or {}) for trial in folder.trials()],
-        {trial.id: read_metrics(trial.metrics_path) for trial in folder.trials()},
-    )
-    monkeypatch.setattr(report, "load_stored_sweep", lambda *_: frames.from_store(stored))
-    path = write_report_from_store("sqlite:///x.db", "quick", None, tmp_path / "out")
-    assert path.read_text(encoding="utf-8") == plain_text
-    for name in ("trials.csv", "report.html", *(f"figures/{name}.png" for name in FIGURES)):
+def test_a_store_gives_the_same_report(plain: Path, tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "plain")
+    shutil.copytree(plain, folder.path)
+    plan = load_plan(folder)
+    assert plan is not None and Mirror(folder, plan, None).deliver() == ""
+    uri = f"sqlite:///{folder.path}/mlflow.db"
+    write_report_from_store(uri, plan.experiment, None, tmp_path / "out")
+    for name in (
+        "report.md",
+        "trials.csv",
+        "report.html",
+        *(f"figures/{name}.png" for name in FIGURES),
+    ):
         assert (tmp_path / "out" / name).read_bytes() == (plain / name).read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""Small sweep folders made of real files, and real MLflow servers to mirror them to."""
+"""Small sweep folders of real files, and real MLflow servers to mirror them to."""
 
 import os
 import shutil
@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.plan.growth import grow_plan
-from sweep.plan.plan import Plan, build_plan
+from sweep.plan.plan import Plan
+from tests.plans import build_plan
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
-from sweep.trial.files import write_json
+from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.metrics import MetricsLog, read_metrics
 
@@ -49,7 +50,7 @@ def no_warnings_of_mlflow() -> None:
 
 @dataclass
 class FakeSweep:
-    """A sweep folder and the pen that runner and workers would hold."""
+    """A sweep folder, and methods that write what the runner and the workers would write."""
 
     folder: SweepFolder
     plan: Plan
@@ -74,7 +75,7 @@ class FakeSweep:
         trial.write_status(status)
 
     def write_lines(self, index: int, count: int, settled: bool = True, keep: int | None = None):
-        """Append lines as a worker does, and leave two checkpoints behind them."""
+        """Append lines as a worker does, and save two checkpoints after them."""
         trial = self.trial(index)
         size = trial.metrics_path.stat().st_size if trial.metrics_path.exists() else 0
         log = MetricsLog(trial.metrics_path, size if keep is None else keep, lambda: None)
@@ -84,9 +85,9 @@ class FakeSweep:
         for number in range(first, first + count):
             step, row = 10 * (number + 1), self.plan.known_trials[index]
             tokens = step * row.batch_size * self.plan.tokens_per_sequence
-            place = {"time": round(now + number * 0.1234567, 3), "step": step, "tokens": tokens}
+            position = {"time": round(now + number * 0.1234567, 3), "step": step, "tokens": tokens}
             loss = 6.0 / (1 + number) + index / 3
-            line = {**place, "train/loss": loss, "train/lr": 1e-3 / 3, "perf/mfu": None}
+            line = {**position, "train/loss": loss, "train/lr": 1e-3 / 3, "perf/mfu": None}
             log.append(
                 line | ({"valid/loss": loss + 0.1, "train/clipped": 0} if number % 5 == 0 else {})
             )
@@ -112,31 +113,61 @@ class FakeSweep:
             "device": "cpu",
             "torch_version": "2.13.0",
             "git_commit": "abc1234",
-            "log": "é" * 3000,  # longer than one tag
         }
         write_json(trial.result_path, result)
         self.set_state(index, state, **fields)
 
     def train(self, index: int, lines: int) -> None:
-        """Run one trial from its beginning to COMPLETE."""
+        """Write everything of a trial that trained to its end."""
         self.set_state(index, State.RUNNING)
         self.write_lines(index, lines)
         self.finish(index)
 
     def lines(self, index: int) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl without nulls, in the order of tokens and time."""
-        whole = read_metrics(self.trial(index).metrics_path)
-        return [{key: v for key, v in line.items() if v is not None} for line in whole]
+        """Read metrics.jsonl without nulls."""
+        lines = read_metrics(self.trial(index).metrics_path)
+        return [{key: v for key, v in line.items() if v is not None} for line in lines]
 
     def sync(self, uri: str | None = None) -> None:
         """Bring the store up to date, as `sweep report` does."""
         mirror = Mirror(self.folder, self.plan, uri)
         mirror.log_report()
-        status = mirror.close(60)
-        assert status.is_complete, status
+        assert mirror.deliver() == ""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """tracking.json."""
+        return read_json(self.folder.tracking_path)
+
+    def runs(self, uri: str | None = None) -> dict[str, Any]:
+        """Return the MLflow runs by trial id, the parent's as "parent"; each must be there once."""
+        client = connect(uri or self.record["tracking_uri"])
+        experiment = client.get_experiment_by_name("words")
+        uid = f"tags.`sweep.uid` = '{self.record['sweep_uid']}'"
+        found = client.search_runs([experiment.experiment_id], uid) if experiment else []
+        found = [run for run in found if "sweep.superseded" not in run.data.tags]
+        runs = {run.data.tags.get("sweep.trial_id", "parent"): run for run in found}
+        assert len(runs) == len(found)
+        return runs
+
+    def run(self, index: int, uri: str | None = None) -> Any:
+        """Return the MLflow run of a trial."""
+        return self.runs(uri)[self.ids[index]]
+
+    def assert_mirrored(self, *indices: int, uri: str | None = None) -> None:
+        """Check that the runs of these trials hold their lines, each point once."""
+        client, runs = connect(uri or self.record["tracking_uri"]), self.runs(uri)
+        for index in indices or range(len(self.ids)):
+            expected = [
+                (key, line["tokens"], round(line["time"] * 1000), value)
+                for line in self.lines(index)
+                for key, value in line.items()
+                if "/" in key
+            ]
+            assert stored_points(client, runs[self.ids[index]].info.run_id) == sorted(expected)
 
     def beside(self, name: str) -> "FakeSweep":
-        """Make another sweep of the same plan."""
+        """Create another sweep with the same plan."""
         folder = SweepFolder(self.folder.path.with_name(name))
         folder.path.mkdir()
         shutil.copy(self.folder.plan_path, folder.plan_path)
@@ -144,8 +175,12 @@ class FakeSweep:
 
     def grow(self, **overrides: Any) -> None:
         """Plan the same experiment with more batch sizes or seeds."""
-        self.plan = grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides))
-        write_json(self.folder.plan_path, self.plan.model_dump(mode="json"))
+        self.write_plan(grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides)))
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write plan.json."""
+        self.plan = plan
+        write_json(self.folder.plan_path, plan.model_dump(mode="json"))
 
 
 def make_plan(tmp_path: Path, **overrides: Any) -> Plan:
@@ -158,7 +193,7 @@ def make_plan(tmp_path: Path, **overrides: Any) -> Plan:
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's schema, whose making takes two seconds."""
+    """A database with MLflow's tables; creating them takes two seconds."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -171,9 +206,9 @@ def sweep(tmp_path: Path, empty_store: Path) -> FakeSweep:
     folder = SweepFolder(tmp_path / "words sweep")
     folder.path.mkdir()
     shutil.copy(empty_store, folder.path / "mlflow.db")
-    plan = make_plan(tmp_path)
-    write_json(folder.plan_path, plan.model_dump(mode="json"))
-    return FakeSweep(folder, plan)
+    made = FakeSweep(folder, make_plan(tmp_path))
+    made.write_plan(made.plan)
+    return made
 
 
 def find_free_port() -> int:
@@ -184,7 +219,7 @@ def find_free_port() -> int:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     return find_free_port()
 
 
@@ -236,24 +271,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], Any]], None]:
-    """Wait for something to become true."""
+    """Wait until a condition becomes true."""
 
     def wait(is_true: Callable[[], Any], seconds: float = 40.0) -> None:
         end = time.monotonic() + seconds
         while not is_true():
-            assert time.monotonic() < end, "it did not become true"
+            assert time.monotonic() < end, "the condition did not become true"
             time.sleep(0.05)
 
     return wait
 
 
-@pytest.fixture
-def points() -> Callable[[Any, str], list[tuple[Any, ...]]]:
-    """All raw points of a run, as a list, so that a point twice is seen."""
-
-    def read(client: Any, run_id: str) -> list[tuple[Any, ...]]:
-        keys = client.get_run(run_id).data.metrics
-        found = [point for key in keys for point in client.get_metric_history(run_id, key)]
-        return sorted((p.key, p.step, p.timestamp, p.value) for p in found)
-
-    return read
+def stored_points(client: Any, run_id: str) -> list[tuple[Any, ...]]:
+    """Return the raw points of a run except its final ones; a point stored twice is there twice."""
+    keys = [key for key in client.get_run(run_id).data.metrics if not key.startswith("final/")]
+    points = [point for key in keys for point in client.get_metric_history(run_id, key)]
+    return sorted((p.key, p.step, p.timestamp, p.value) for p in points)

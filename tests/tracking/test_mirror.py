@@ -1,180 +1,183 @@
-"""The mirror on a real SQLite store: everything there, nothing twice, nothing left RUNNING."""
+"""The mirror on a real SQLite store: everything is there once, and no run stays RUNNING."""
 
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from sweep.errors import SweepError
-from sweep.tracking import delivery
-from sweep.tracking.delivery import Delivery
+from sweep.tracking import mirror as mirror_module
 from sweep.tracking.mirror import Mirror
-from sweep.tracking.reader import read_store
-from sweep.tracking.record import Record, is_mirrored, load_record
-from sweep.tracking.store import children_of, connect, default_tracking_uri
-from sweep.trial.files import read_json, write_json
+from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.folder import Cause, State, TrialFolder
 from sweep.trial.lease import FileLock
 
 
-def record_of(sweep):
-    return read_json(sweep.folder.tracking_path)
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(mirror_module, "PAUSE_SECONDS", 0.1)
 
 
-def client_of(sweep):
-    return connect(record_of(sweep)["tracking_uri"])
+def statuses(sweep):
+    """Return the status of the parent run, then of the trials' runs in the plan's order."""
+    runs = sweep.runs()
+    return [runs[key].info.status for key in ("parent", *sweep.ids) if key in runs]
 
 
-def deliver(sweep):
-    return Delivery(sweep.folder, sweep.plan, load_record(sweep.folder, None), None)
+def artifacts(sweep, run):
+    return {
+        file.path for file in connect(sweep.record["tracking_uri"]).list_artifacts(run.info.run_id)
+    }
 
 
-def run_of(sweep, index):
-    return client_of(sweep).get_run(record_of(sweep)["trials"][sweep.ids[index]]["run_id"])
-
-
-def parent_of(sweep):
-    return client_of(sweep).get_run(record_of(sweep)["parent_run_id"])
-
-
-def run_statuses(sweep):
-    """The status of the parent run, then of the trials' runs, in the plan's order."""
-    record = load_record(sweep.folder, None)
-    entries = [record.trials[i] for i in sweep.ids if i in record.trials]
-    run_ids = [record.parent_run_id, *(entry.run_id for entry in entries)]
-    client = connect(record.tracking_uri)
-    return [client.get_run(run_id).info.status for run_id in run_ids if run_id]
-
-
-def assert_mirrored(sweep, indices=(0, 1, 2), uri=None):
-    stored = read_store(uri or default_tracking_uri(sweep.folder), "words")
-    for index in indices:
-        assert stored.curves[sweep.ids[index]] == sweep.lines(index)
-
-
-def test_a_finished_sweep_is_mirrored_whole(sweep, points):
+def test_a_finished_sweep_is_mirrored_whole(sweep):
     (sweep.folder.path / "mlflow.db").unlink()
     for index in range(3):
         sweep.train(index, 12)
-    assert not is_mirrored(sweep.folder)
+    assert not is_mirrored(sweep.folder, None)
     sweep.sync()
-    assert is_mirrored(sweep.folder)
-    run, client = run_of(sweep, 0), client_of(sweep)
-    assert run.info.status == "FINISHED"
-    assert run.info.run_name == "batch 4 seed 0 lr 0.001"
-    assert run.data.params["batch_size"] == "4" and run.data.params["optimizer.beta2"] == "0.999"
+    assert is_mirrored(sweep.folder, None)
+    sweep.assert_mirrored()
+    run, parent = sweep.run(0), sweep.runs()["parent"]
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "batch 4 seed 0 lr 0.001")
+    assert (run.data.params["batch_size"], run.data.params["beta2"]) == ("4", "0.999")
     assert run.data.tags["sweep.torch_version"] == "2.13.0"
     assert run.data.tags["mlflow.source.git.commit"] == "abc1234"
+    assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert run.data.metrics["final/valid_loss"] == 2.0 / 3
-    assert [given.dataset.name for given in run.inputs.dataset_inputs] == ["synthetic"]
-    names = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert names == {"config.json", "result.json", "valid_losses.npy", "log.txt"}
+    files = {"config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt"}
+    assert artifacts(sweep, run) == files
     assert (sweep.folder.path / "mlartifacts").is_dir()
-    parent = parent_of(sweep)
-    assert parent.info.status == "FINISHED" and parent.info.run_name == "words sweep"
-    losses = [p for p in points(client, run.info.run_id) if p[0] == "train/loss"]
-    for (_, step, timestamp, value), line in zip(
-        losses, [line for line in sweep.lines(0) if "train/loss" in line], strict=True
-    ):
-        assert (step, value) == (line["tokens"], line["train/loss"])
-        assert timestamp == round(line["time"] * 1000)
+    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "words sweep")
+    assert parent.data.params["budget"] == "200000"
 
 
-def test_a_second_pass_sends_nothing(sweep, points):
+def test_a_second_pass_sends_nothing(sweep):
     sweep.train(0, 12)
     sweep.sync()
-    client, run_id = client_of(sweep), run_of(sweep, 0).info.run_id
-    before = points(client, run_id), run_of(sweep, 0).to_dictionary()
+    before = sweep.run(0).to_dictionary()
     sweep.sync()
-    assert (points(client, run_id), run_of(sweep, 0).to_dictionary()) == before
+    assert sweep.run(0).to_dictionary() == before
 
 
-@pytest.mark.parametrize("lost", ["offsets", "entries", "file"])
-def test_replay_makes_no_point_and_no_run_twice(sweep, points, lost):
+@pytest.mark.parametrize("lost", ["tracking.json", "mlflow.db"])
+def test_a_lost_file_is_rebuilt_without_duplicates(sweep, lost):
     for index in range(3):
-        sweep.train(index, 250)  # more than one batch
+        sweep.train(index, 400)  # more than one request each
     sweep.sync()
-    client, record = client_of(sweep), record_of(sweep)
-    run_ids = [record["trials"][trial_id]["run_id"] for trial_id in sweep.ids]
-    before = [points(client, run_id) for run_id in run_ids]
-    assert max(Counter(before[0]).values()) == 1
-    if lost == "file":
-        sweep.folder.tracking_path.unlink()
-    elif lost == "entries":
-        write_json(sweep.folder.tracking_path, record | {"trials": {}})
-    else:
-        for entry in record["trials"].values():
-            entry |= {"offset": 0, "last_tokens": -1, "last_milliseconds": 0, "final": False}
-        write_json(sweep.folder.tracking_path, record)
+    before = sweep.runs()
+    (sweep.folder.path / lost).unlink()
     sweep.sync()
-    children = children_of(client, record["experiment_id"], record["parent_run_id"])
-    assert {run.info.run_id for run in children} == set(run_ids)
-    assert [points(client, run_id) for run_id in run_ids] == before
-    assert len(client.search_runs([record["experiment_id"]])) == 4
-    assert len(run_of(sweep, 0).inputs.dataset_inputs) == 1
+    sweep.assert_mirrored()
+    if lost == "tracking.json":
+        assert {run.info.run_id for run in sweep.runs().values()} == {
+            run.info.run_id for run in before.values()
+        }
 
 
-def test_runs_that_were_made_by_requests_whose_answers_came_too_late_are_deleted(sweep):
+def test_a_lost_tracking_file_finds_its_sweep_among_others_in_a_named_store(sweep):
+    uri = f"sqlite:///{sweep.folder.path.parent}/named.db"
+    shutil.copy(sweep.folder.path / "mlflow.db", sweep.folder.path.parent / "named.db")
+    other = sweep.beside("other")
+    for one in (sweep, other):
+        one.train(0, 5)
+        one.sync(uri)
+    run_id = sweep.run(0).info.run_id
+    sweep.trial(0).write_status(sweep.trial(0).read_status().changed(mlflow_run_id=run_id))
+    sweep.folder.tracking_path.write_text("{")
+    sweep.sync(uri)
+    assert sweep.run(0).info.run_id == run_id
+    sweep.assert_mirrored(0)
+    assert sweep.runs().keys().isdisjoint({other.record["run_id"]})
+
+
+def test_runs_that_a_lost_answer_created_twice_are_deleted(sweep):
     sweep.train(0, 3)
     sweep.sync()
-    client, experiment = client_of(sweep), record_of(sweep)["experiment_id"]
-    for made in (parent_of(sweep), run_of(sweep, 0)):
-        client.create_run(experiment, tags=made.data.tags)
-    assert len(client.search_runs([experiment])) == 4
-    kept = {parent_of(sweep).info.run_id, run_of(sweep, 0).info.run_id}
+    client, before = connect(sweep.record["tracking_uri"]), sweep.runs()
+    for run in before.values():
+        names = ("sweep.uid", "sweep.trial_id", "sweep.role")
+        tags = {name: run.data.tags[name] for name in names if name in run.data.tags}
+        client.create_run(run.info.experiment_id, tags=tags)
     sweep.sync()
-    assert {run.info.run_id for run in client.search_runs([experiment])} == kept
+    assert {k: r.info.run_id for k, r in sweep.runs().items()} == {
+        k: r.info.run_id for k, r in before.items()
+    }
 
 
-def test_a_run_that_was_deleted_in_mlflow_is_made_anew(sweep):
+@pytest.mark.parametrize("which", ["trial", "parent"])
+def test_a_run_that_the_user_deleted_is_created_again(sweep, which):
     sweep.train(0, 3)
     sweep.sync()
-    client_of(sweep).delete_run(run_of(sweep, 0).info.run_id)
+    run = sweep.runs()["parent"] if which == "parent" else sweep.run(0)
+    connect(sweep.record["tracking_uri"]).delete_run(run.info.run_id)
     sweep.sync()
-    assert_mirrored(sweep, [0])
-    client_of(sweep).delete_run(parent_of(sweep).info.run_id)
-    sweep.sync()
-    assert_mirrored(sweep, [0])
+    sweep.assert_mirrored(0)
+    assert sweep.run(0).data.tags["mlflow.parentRunId"] == sweep.record["run_id"]
+    assert run.info.run_id not in {run.info.run_id for run in sweep.runs().values()}
 
 
-def test_a_batch_that_was_half_accepted_is_completed(sweep, points):
+def test_a_line_that_was_half_accepted_is_completed(sweep):
     from mlflow.entities import Metric
 
     sweep.set_state(0, State.RUNNING)
     sweep.sync()
-    run_id, line = run_of(sweep, 0).info.run_id, None
+    run_id = sweep.run(0).info.run_id
     sweep.write_lines(0, 30)
-    for line in sweep.lines(0)[:7]:
-        if "train/loss" in line:
-            time_ms = round(line["time"] * 1000)
-            half = [Metric("train/loss", line["train/loss"], time_ms, line["tokens"])]
-            client_of(sweep).log_batch(run_id, metrics=half)
+    points = [
+        Metric(key, value, round(line["time"] * 1000), line["tokens"])
+        for line in sweep.lines(0)[:7]
+        for key, value in line.items()
+        if "/" in key
+    ]
+    connect(sweep.record["tracking_uri"]).log_batch(run_id, metrics=points[:-1])
     sweep.sync()
-    assert max(Counter(points(client_of(sweep), run_id)).values()) == 1
-    assert_mirrored(sweep, [0])
+    sweep.assert_mirrored(0)
 
 
 def test_only_lines_that_no_resume_takes_back_are_mirrored(sweep):
     sweep.set_state(0, State.RUNNING)
     sweep.write_lines(0, 10)
-    kept = sweep.lines(0)
+    length = sweep.trial(0).metrics_path.stat().st_size
     sweep.write_lines(0, 10, settled=False)
     sweep.sync()
-    stored = read_store(default_tracking_uri(sweep.folder), "words")
-    assert stored.curves[sweep.ids[0]] == kept
-    settled = sweep.trial(0).settled_length()
-    sweep.write_lines(0, 15, keep=settled)  # the resumed attempt writes other times
+    sweep.write_lines(0, 0, settled=False, keep=length)
+    sweep.assert_mirrored(0)
+    run_id = sweep.run(0).info.run_id
+    sweep.write_lines(0, 15)  # the resumed attempt writes other times
     sweep.finish(0)
     sweep.sync()
-    assert_mirrored(sweep, [0])
+    sweep.assert_mirrored(0)
+    assert sweep.run(0).info.run_id == run_id
+
+
+@pytest.mark.parametrize("lost", ["everything", "checkpoints"])
+def test_a_trial_that_began_again_gets_another_run(sweep, lost):
+    sweep.set_state(0, State.RUNNING)
+    sweep.write_lines(0, 20)
+    if lost == "everything":
+        sweep.finish(0, State.FAILED, cause=Cause.DIVERGED)
+    sweep.sync()
+    old = sweep.run(0).info.run_id
+    if lost == "everything":
+        sweep.trial(0).clear()
+    sweep.set_state(0, State.RUNNING, cause=None)
+    sweep.write_lines(0, 25, keep=0)
+    noted = []
+    mirror = Mirror(sweep.folder, sweep.plan, None, lambda *ids: noted.append(ids))
+    assert mirror.deliver() == ""
+    new = sweep.run(0).info.run_id
+    assert new != old and noted == [(sweep.ids[0], new)]
+    old_run = connect(sweep.record["tracking_uri"]).get_run(old)
+    assert old_run.data.tags["sweep.superseded"] == "true" and old_run.info.status != "RUNNING"
+    sweep.assert_mirrored(0)
 
 
 def test_a_stopped_or_killed_trial_does_not_stay_running_and_resumes_in_its_run(sweep, until):
@@ -182,164 +185,73 @@ def test_a_stopped_or_killed_trial_does_not_stay_running_and_resumes_in_its_run(
     sweep.set_state(1, State.RUNNING)
     mirror = Mirror(sweep.folder, sweep.plan, None)
     mirror.start()
-    until(lambda: run_statuses(sweep) == ["RUNNING"] * 3)
+    until(lambda: sweep.runs() and statuses(sweep) == ["RUNNING"] * 3)
     sweep.set_state(0, State.WAITING)
-    mirror.wake()
-    until(lambda: run_statuses(sweep) == ["RUNNING", "KILLED", "RUNNING"])
-    assert run_of(sweep, 0).data.tags["sweep.state"] == "WAITING"
-    mirror.close(0)  # no time to tell anybody: as if the runner was killed
+    until(lambda: statuses(sweep) == ["RUNNING", "KILLED", "RUNNING"])
+    assert sweep.run(0).data.tags["sweep.state"] == "WAITING"
+    assert mirror.close(0)  # as if the runner was killed
     until(lambda: "mirror" not in [thread.name for thread in threading.enumerate()])
-    assert run_statuses(sweep) == ["RUNNING", "KILLED", "RUNNING"]
-    sweep.sync()  # by `sweep report`: state.json still says RUNNING
-    assert run_statuses(sweep) == ["KILLED"] * 3
-    before = run_of(sweep, 0).info.run_id
+    sweep.sync()  # by `sweep report`; state.json of the second trial still says RUNNING
+    assert statuses(sweep) == ["KILLED"] * 3
+    before = sweep.run(0).info.run_id
     sweep.set_state(0, State.RUNNING)
     sweep.set_state(1, State.WAITING)
     mirror = Mirror(sweep.folder, sweep.plan, None)
     mirror.start()
-    until(lambda: run_statuses(sweep) == ["RUNNING", "RUNNING", "KILLED"])
-    assert run_of(sweep, 0).info.run_id == before
-    assert mirror.close(60).is_complete
-    assert run_statuses(sweep) == ["KILLED"] * 3
+    until(lambda: statuses(sweep) == ["RUNNING", "RUNNING", "KILLED"])
+    assert sweep.run(0).info.run_id == before
+    assert mirror.close(60) == ""
+    assert statuses(sweep) == ["KILLED"] * 3
 
 
-def test_the_record_is_written_as_often_for_many_trials_as_for_few(monkeypatch, sweep):
-    """It holds all of them: written for each, it would take their square."""
-    monkeypatch.setattr(delivery, "SAVE_SECONDS", 1e9)
-    written, save = [], Record.save
-    monkeypatch.setattr(Record, "save", lambda *given: written.append(1) or save(*given))
-    counts = []
-    for ended in (1, len(sweep.ids)):
-        beside, before = sweep.beside(f"with-{ended}"), len(written)
-        for index in range(ended):
-            beside.train(index, 20)
-        beside.sync()
-        counts.append(len(written) - before)
-    assert counts[0] == counts[1] > 0
-
-
-def test_a_patient_end_does_not_wait_for_what_is_refused_again_and_again(sweep):
-    for index in range(2):
-        sweep.train(index, 20)
-    lines = sweep.trial(0).metrics_path
-    lines.write_bytes(lines.read_bytes().replace(b'"tokens"', b'"tokans"'))
-    mirror = Mirror(sweep.folder, sweep.plan, None)
-    mirror.log_report()
-    status = mirror.close(2.0, is_hurried=False)
-    assert status.trials == 1 and sweep.ids[0] in str(status)
-    assert_mirrored(sweep, [1])
-
-
-def test_the_trial_of_a_bare_worker_runs_until_its_lease_is_free(sweep):
+def test_the_trial_of_a_bare_worker_is_running_until_its_lease_is_free(sweep):
     sweep.set_state(0, State.RUNNING)
     with FileLock(sweep.trial(0).lease_path):
         sweep.sync()
-        assert run_statuses(sweep) == ["KILLED", "RUNNING"]
+        assert statuses(sweep) == ["KILLED", "RUNNING"]
     sweep.sync()
-    assert run_statuses(sweep) == ["KILLED", "KILLED"]
+    assert statuses(sweep) == ["KILLED", "KILLED"]
 
 
-def test_the_end_of_trials_and_sweep_is_told(sweep):
+def test_runs_end_as_their_trials_and_the_sweep_end(sweep):
     sweep.train(0, 3)
     sweep.set_state(1, State.RUNNING)
     sweep.finish(1, State.PRUNED)
     sweep.set_state(2, State.RUNNING)
     sweep.set_state(2, State.FAILED, cause=Cause.DIVERGED, message="loss 9.9 above 4.0")
     sweep.sync()
-    assert [run_of(sweep, i).info.status for i in range(3)] == ["FINISHED", "KILLED", "FAILED"]
-    assert run_of(sweep, 2).data.tags["sweep.cause"] == "diverged"
-    assert parent_of(sweep).info.status == "FINISHED"
+    assert statuses(sweep) == ["FINISHED", "FINISHED", "KILLED", "FAILED"]
+    assert sweep.run(2).data.tags["sweep.cause"] == "diverged"
     sweep.set_state(2, State.FAILED, cause=Cause.LOST, attempts=2)
-    assert not is_mirrored(sweep.folder)
+    assert not is_mirrored(sweep.folder, None)
     sweep.sync()
-    assert parent_of(sweep).info.status == "FAILED"
-    assert is_mirrored(sweep.folder)
+    assert statuses(sweep)[0] == "FAILED"
+    assert is_mirrored(sweep.folder, None)
 
 
-@pytest.mark.parametrize("lost", ["everything", "checkpoints"])
-def test_a_trial_that_began_anew_gets_another_run(sweep, points, lost):
+def test_the_thread_mirrors_a_growing_plan_and_at_the_end_the_report(sweep, until):
     sweep.set_state(0, State.RUNNING)
-    sweep.write_lines(0, 20)
-    if lost == "everything":
-        sweep.finish(0, State.FAILED, cause=Cause.DIVERGED)
-    sweep.sync()
-    old, client = run_of(sweep, 0).info.run_id, client_of(sweep)
-    before = points(client, old)
-    if lost == "everything":
-        sweep.trial(0).clear()
-    sweep.set_state(0, State.RUNNING, cause=None)
-    sweep.write_lines(0, 25, keep=0)
-    told = []
-    mirror = Mirror(sweep.folder, sweep.plan, None, lambda *ids: told.append(ids))
-    assert mirror.close(60).is_complete
-    new = run_of(sweep, 0).info.run_id
-    assert new != old and (sweep.ids[0], new) in told
-    assert client.get_run(old).data.tags["sweep.superseded"] == "true"
-    assert points(client, old) == before
-    assert_mirrored(sweep, [0])
-
-
-def test_a_trial_that_began_anew_after_a_first_batch_of_unknown_fate_gets_another_run(
-    sweep, monkeypatch
-):
-    from mlflow import MlflowClient
-
-    sweep.train(0, 5)
-    send = MlflowClient.log_batch
-
-    def send_and_die(client, run_id, metrics=(), **more):
-        send(client, run_id, metrics=metrics, **more)
-        if metrics:
-            patched.setattr(Record, "save", lambda *_: None)  # the dead note nothing
-            raise ConnectionError
-
-    with monkeypatch.context() as patched, pytest.raises(ConnectionError):
-        patched.setattr(MlflowClient, "log_batch", send_and_die)
-        deliver(sweep).run(is_alive=True)
-    old = run_of(sweep, 0).info.run_id
-    sweep.trial(0).clear()
-    sweep.train(0, 5)
-    sweep.sync()
-    assert run_of(sweep, 0).info.run_id != old
-    assert_mirrored(sweep, [0])
-
-
-def test_a_plan_that_grows_gets_its_runs(sweep, until):
-    sweep.train(0, 3)
-    mirror = Mirror(sweep.folder, sweep.plan, None)
+    noted = []
+    mirror = Mirror(sweep.folder, sweep.plan, None, lambda *ids: noted.append(ids))
     mirror.start()
-    until(lambda: len(run_statuses(sweep)) == 2)
+    until(lambda: noted)
+    assert noted == [(sweep.ids[0], sweep.run(0).info.run_id)]
+    sweep.write_lines(0, 10)
+    sweep.finish(0)
     sweep.grow(batches="2,4,8,16")
     sweep.train(3, 3)
-    assert mirror.close(60).is_complete
-    stored = read_store(default_tracking_uri(sweep.folder), "words")
-    assert stored.plan == sweep.folder.read_plan()
-    assert_mirrored(sweep, [0, 3])
-
-
-def test_the_thread_mirrors_and_closing_sends_what_is_left(sweep, until):
-    told = []
-    mirror = Mirror(sweep.folder, sweep.plan, None, lambda *ids: told.append(ids))
-    sweep.set_state(0, State.RUNNING)
-    mirror.start()
-    until(lambda: told)
-    sweep.write_lines(0, 10)
-    mirror.wake()
-    (sweep.folder.figures_path).mkdir()
+    sweep.folder.figures_path.mkdir()
     (sweep.folder.figures_path / "loss.png").write_bytes(b"png")
-    sweep.finish(0)
     (sweep.folder.path / "report.md").write_text("# Report\n")
     mirror.log_report()
-    status = mirror.close(30)
-    assert status.is_complete, status
-    parent = parent_of(sweep)
-    files = {file.path for file in client_of(sweep).list_artifacts(parent.info.run_id)}
-    assert files == {"plan.json", "report.md", "figures"}
+    assert mirror.close(60) == ""
+    sweep.assert_mirrored(0, 3)
+    parent = sweep.runs()["parent"]
+    assert artifacts(sweep, parent) == {"plan.json", "report.md", "figures"}
     assert parent.info.status == "KILLED"  # two trials still wait
-    assert_mirrored(sweep, [0])
 
 
-def test_the_runs_of_another_process_s_sweep_are_left_to_it(sweep):
+def test_report_leaves_the_runs_of_a_running_command_alone(sweep):
     from sweep.cli import sweep as command
 
     code = (
@@ -359,29 +271,10 @@ def test_the_runs_of_another_process_s_sweep_are_left_to_it(sweep):
         owner.stdin.close()
         owner.wait()
     CliRunner().invoke(command, report, catch_exceptions=False)
-    assert run_statuses(sweep) == ["KILLED"]
+    assert statuses(sweep) == ["KILLED"]
 
 
-def test_a_lost_tracking_file_finds_its_sweep_among_others_in_a_named_store(sweep, points):
-    uri = f"sqlite:///{sweep.folder.path.parent}/named.db"
-    shutil.copy(sweep.folder.path / "mlflow.db", sweep.folder.path.parent / "named.db")
-    sweep.train(0, 5)
-    sweep.sync(uri)
-    record, run = record_of(sweep), run_of(sweep, 0)
-    sweep.trial(0).write_status(sweep.trial(0).read_status().changed(mlflow_run_id=run.info.run_id))
-    other = sweep.beside("other")
-    other.train(0, 5)
-    other.sync(uri)
-    before = points(client_of(sweep), run.info.run_id)
-    sweep.folder.tracking_path.write_text("{")
-    sweep.sync(uri)
-    assert record_of(sweep)["parent_run_id"] == record["parent_run_id"]
-    assert run_of(sweep, 0).info.run_id == run.info.run_id
-    assert points(client_of(sweep), run.info.run_id) == before
-    assert len(client_of(sweep).search_runs([record["experiment_id"]])) == 4
-
-
-def test_a_finished_sweep_is_not_recognised_where_another_store_is_named(sweep):
+def test_a_finished_sweep_is_recognised_only_if_its_own_store_is_named(sweep):
     from sweep.orchestration.planning import Planned
     from sweep.orchestration.runner import finished_summary
 
@@ -399,32 +292,33 @@ def test_a_finished_sweep_is_not_recognised_where_another_store_is_named(sweep):
     assert [is_recognised(uri) for uri in (None, own, other)] == [True, False, True]
 
 
-def test_a_moved_folder_gets_a_store_that_knows_its_place(sweep):
+def test_a_moved_folder_gets_a_store_with_its_new_path(sweep):
     sweep.train(0, 3)
     sweep.sync()
     moved = sweep.folder.path.with_name("moved")
     sweep.folder.path.rename(moved)
     sweep.folder = type(sweep.folder)(moved)
     sweep.sync()
-    assert str(moved.as_uri()) in run_of(sweep, 0).info.artifact_uri
+    assert str(moved.as_uri()) in sweep.run(0).info.artifact_uri
     assert (moved / "mlflow-moved.db").exists()
     assert not sweep.folder.path.with_name("words sweep").exists()
-    assert_mirrored(sweep, [0])
+    sweep.assert_mirrored(0)
 
 
-def test_a_damaged_trial_does_not_keep_the_others_from_the_store(sweep, until):
+def test_a_damaged_trial_does_not_keep_the_others_from_the_store(sweep):
     for index in range(3):
         sweep.train(index, 3)
     good = sweep.trial(1).result_path.read_text()
     sweep.trial(1).result_path.write_text("{")
-    mirror = Mirror(sweep.folder, sweep.plan, None)
+    mirror, begin = Mirror(sweep.folder, sweep.plan, None), time.monotonic()
     mirror.start()
-    until(lambda: mirror.status.error)
-    assert sweep.ids[1] in str(mirror.status) and mirror.status.trials == 1
-    assert_mirrored(sweep, [0, 2])
+    assert sweep.ids[1] in mirror.close(300)
+    assert time.monotonic() - begin < 200  # the command does not wait for it
+    sweep.assert_mirrored(0, 2)
+    assert not is_mirrored(sweep.folder, None)
     sweep.trial(1).result_path.write_text(good)
-    assert mirror.close(30).is_complete
-    assert_mirrored(sweep)
+    sweep.sync()
+    sweep.assert_mirrored()
 
 
 def test_a_path_is_refused_before_anything_is_written(sweep):
@@ -434,64 +328,50 @@ def test_a_path_is_refused_before_anything_is_written(sweep):
     assert not sweep.folder.tracking_path.exists()
 
 
-KILLED_CODE = """
-import sys
-from pathlib import Path
-from sweep.plan.plan import Plan
-from sweep.tracking.mirror import Mirror
-from sweep.trial.folder import SweepFolder
-folder = SweepFolder(Path(sys.argv[1]))
-plan = folder.require_plan()
-plan.pop("format_version")
-Mirror(folder, Plan.model_validate(plan), None).close(60)
-"""
-
-
-def count_points(database: Path) -> int:
-    import sqlite3
-
+def count_points(database):
     try:
         with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-            return int(connection.execute("select count(*) from metrics").fetchone()[0])
+            return connection.execute("select count(*) from metrics").fetchone()[0]
     except sqlite3.OperationalError:
         return 0
 
 
 @pytest.mark.parametrize("kill_at", [pytest.param(1, marks=pytest.mark.slow), 4000])
-def test_a_mirror_killed_in_mid_pass_is_completed_by_another(sweep, points, kill_at):
+def test_a_mirror_that_is_killed_in_a_pass_is_completed_by_another(sweep, kill_at):
     for index in range(3):
         sweep.train(index, 700)
-    database = sweep.folder.path / "mlflow.db"
-    process = subprocess.Popen([sys.executable, "-c", KILLED_CODE, str(sweep.folder.path)])
-    killed = threading.Event()
-    while process.poll() is None and not killed.is_set():
-        if count_points(database) >= kill_at:
-            os.kill(process.pid, signal.SIGKILL)
-            killed.set()
-        time.sleep(0.005)
-    process.wait()
-    assert killed.is_set() and not is_mirrored(sweep.folder)
-    sweep.sync()
-    assert_mirrored(sweep)
-    client, record = client_of(sweep), record_of(sweep)
-    assert len(client.search_runs([record["experiment_id"]])) == 4
-    for index in range(3):
-        held = points(client, run_of(sweep, index).info.run_id)
-        assert max(Counter(held).values()) == 1
-
-
-def test_what_is_mirrored_is_read_no_more(sweep, monkeypatch):
-    sweep.grow(seeds=20)
-    for index in range(60):
-        sweep.set_state(index, State.FAILED, cause=Cause.ERROR)
-    delivery = deliver(sweep)
-    assert delivery.run(is_alive=False) is None
-    read, read_status = [], TrialFolder.read_status
-    monkeypatch.setattr(
-        TrialFolder, "read_status", lambda trial: read.append(trial.id) or read_status(trial)
+    code = (
+        "import sys; from pathlib import Path; from sweep.plan.plan import load_plan\n"
+        "from sweep.tracking.mirror import Mirror; from sweep.trial.folder import SweepFolder\n"
+        "folder = SweepFolder(Path(sys.argv[1]))\n"
+        "Mirror(folder, load_plan(folder), None).deliver()\n"
     )
-    assert delivery.run(is_alive=True) is None
-    assert read == []
-    assert delivery.run(is_alive=False) is None  # how did the sweep end?
-    assert is_mirrored(sweep.folder)
-    assert max(Counter(read).values()) == 2
+    process = subprocess.Popen([sys.executable, "-c", code, str(sweep.folder.path)])
+    while count_points(sweep.folder.path / "mlflow.db") < kill_at:
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not is_mirrored(sweep.folder, None)
+    sweep.sync()
+    sweep.assert_mirrored()
+    assert len(sweep.runs()) == 4
+
+
+def test_complete_trials_are_read_once_and_the_others_once_a_pass(sweep, monkeypatch, until):
+    sweep.grow(seeds=20)
+    for index in range(30):
+        sweep.train(index, 1)
+    mirror, reads, read_status = Mirror(sweep.folder, sweep.plan, None), [], TrialFolder.read_status
+
+    def counted(trial):
+        if threading.current_thread().name == "mirror":
+            reads.append(trial.id)
+        return read_status(trial)
+
+    monkeypatch.setattr(TrialFolder, "read_status", counted)
+    monkeypatch.setattr(mirror_module, "PAUSE_SECONDS", 0.01)
+    mirror.start()
+    until(lambda: reads.count(sweep.ids[-1]) >= 3)
+    assert max(reads.count(trial_id) for trial_id in sweep.ids[:30]) <= 2
+    assert mirror.close(60) == ""

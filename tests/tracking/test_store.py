@@ -1,4 +1,4 @@
-"""Addresses, long documents, the cost of importing, and the command of the real UI."""
+"""Addresses and passwords, the cost of importing, a new database, and MLflow's UI."""
 
 import os
 import signal
@@ -9,11 +9,71 @@ import urllib.request
 import pytest
 
 from sweep.errors import SweepError
-from sweep.tracking.record import Record
-from sweep.tracking.store import check_tracking_uri, document_tags, read_document, ui_command
+from sweep.tracking.store import (
+    check_tracking_uri,
+    connect,
+    hide_passwords,
+    ui_command,
+    with_driver,
+    without_password,
+)
+from sweep.trial.files import write_json
 
 
-def test_addresses_are_made_absolute_and_tidy(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql://u:secret@host:5432/db", "postgresql://u@host:5432/db"),
+        ("postgresql://:secret@host/db", "postgresql://@host/db"),
+        ("postgresql://u:se%40cret@host/db?sslmode=disable", "postgresql://u@host/db?sslmode=disable"),
+        ("postgresql://host/db?user=u&password=secret", "postgresql://host/db?user=u"),
+        ("postgresql://host/db?password=secret&user=u", "postgresql://host/db?user=u"),
+        ("postgresql://host/db?sslpassword=secret", "postgresql://host/db"),
+        ("http://u:secret@host:5000", "http://u@host:5000"),
+        ("postgresql://u@host/db", "postgresql://u@host/db"),
+        ("sqlite:////home/a:b@c/x.db", "sqlite:////home/a:b@c/x.db"),
+        ("mlruns", "mlruns"),
+    ],
+)  # fmt: skip
+def test_an_address_is_shown_without_its_password(address, shown):
+    assert without_password(address) == shown
+
+
+@pytest.mark.parametrize("password", ["sec@ret", "sec/ret", "sec?ret", "sec#ret"])
+def test_an_ambiguous_password_is_refused_and_not_shown(password):
+    with pytest.raises(SweepError, match="percent-encoded") as refused:
+        without_password(f"postgresql://u:{password}@host/db")
+    assert "ret" not in str(refused.value)
+
+
+def test_passwords_in_an_error_of_a_server_are_hidden():
+    text = "request to http://u:secret@host:5000/api and postgresql://v:secret@[::1]/db failed"
+    assert hide_passwords(text) == (
+        "request to http://u@host:5000/api and postgresql://v@[::1]/db failed"
+    )
+
+
+def test_an_installed_driver_is_chosen_the_newer_first(monkeypatch):
+    for driver in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, driver, pytest)  # find_spec looks no further
+    address = "://u:p@host/db?x=postgresql://"
+    assert with_driver("postgresql" + address) == "postgresql+psycopg" + address
+    assert with_driver("postgresql+psycopg2" + address) == "postgresql+psycopg2" + address
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    assert with_driver("postgresql" + address) == "postgresql+psycopg2" + address
+    for other in ("sqlite:///x.db", "http://host", "mysql://host/db"):
+        assert with_driver(other) == other
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg2"])
+def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch, scheme):
+    for driver in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, driver, None)
+    with pytest.raises(SweepError, match=r"not installed.*\.\[postgres\]"):
+        with_driver(f"{scheme}://u:secret@host/db")
+
+
+def test_addresses_become_absolute_and_canonical(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert check_tracking_uri("sqlite:///m.db") == f"sqlite:///{tmp_path}/m.db"
     assert check_tracking_uri("http://host:5000/") == "http://host:5000"
@@ -21,54 +81,54 @@ def test_addresses_are_made_absolute_and_tidy(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "./mlflow.db", "file:///mlruns", "", "http://"])
-def test_what_is_no_address_is_refused(uri):
+def test_an_address_without_a_store_is_refused(uri):
     with pytest.raises(SweepError, match="tracking URI must be a server or a database"):
         check_tracking_uri(uri)
 
 
-def test_a_long_document_survives_tags_also_after_a_longer_one():
-    long, short = {"plan": ["é" * 50] * 1000}, {"plan": ["x" * 50] * 200}
-    tags = document_tags("doc", long)
-    assert max(len(value) for value in tags.values()) < 8000
-    assert read_document(tags, "doc") == long
-    assert read_document(tags | document_tags("doc", short), "doc") == short
-
-
-def test_importing_tracking_imports_no_mlflow_and_asking_for_a_finished_sweep_neither(tmp_path):
+def test_recognising_a_mirrored_sweep_imports_no_mlflow(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
-        "import sweep.tracking.mirror, sweep.tracking.reader, sweep.tracking.record\n"
+        "import sweep.tracking.mirror, sweep.tracking.restore, sweep.tracking.store\n"
         "from sweep.trial.folder import SweepFolder\n"
-        f"assert not sweep.tracking.record.is_mirrored(SweepFolder(Path({str(tmp_path)!r})))\n"
+        f"assert not sweep.tracking.store.is_mirrored(SweepFolder(Path({str(tmp_path)!r})), None)\n"
         "assert not {'mlflow', 'torch', 'pandas', 'sqlalchemy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("chosen", [None, "DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY"])
-def test_telemetry_is_off_unless_the_user_chose(chosen):
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (None, b"true None"),
+        ("DO_NOT_TRACK", b"None false"),
+        ("MLFLOW_DISABLE_TELEMETRY", b"false None"),
+    ],
+)
+def test_telemetry_is_off_unless_the_user_chose(chosen, expected):
     names = ("DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY")
     environment = {key: value for key, value in os.environ.items() if key not in names}
-    if chosen:
-        environment[chosen] = "false"
+    environment |= {chosen: "false"} if chosen else {}
     code = (
         "import os, sweep.tracking.store as s; s.prepare_environment()\n"
         "print(os.environ.get('MLFLOW_DISABLE_TELEMETRY'), os.environ.get('DO_NOT_TRACK'))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    expected = {
-        None: b"true None",
-        "DO_NOT_TRACK": b"None false",
-        "MLFLOW_DISABLE_TELEMETRY": b"false None",
-    }
-    assert done.stdout.strip() == expected[chosen]
+    assert done.stdout.strip() == expected
+
+
+def test_a_new_database_has_its_tables_and_leaves_no_other_file(tmp_path):
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    assert [experiment.name for experiment in client.search_experiments()] == ["Default"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
 def test_the_ui_needs_a_store_of_its_own(sweep):
     (sweep.folder.path / "mlflow.db").unlink()
-    with pytest.raises(SweepError, match="must hold an MLflow store, and has none"):
+    with pytest.raises(SweepError, match="must have an MLflow store"):
         ui_command(sweep.folder, 5000)
-    Record(tracking_uri="http://host:5000", is_default=False).save(sweep.folder)
+    record = {"tracking_uri": "http://host:5000", "is_default": False, "sweep_uid": "1"}
+    write_json(sweep.folder.tracking_path, record)
     with pytest.raises(SweepError, match="Open http://host:5000 in a browser"):
         ui_command(sweep.folder, 5000)
 
@@ -78,11 +138,10 @@ def test_the_ui_serves_the_sweep_on_loopback(sweep, free_port, until):
     sweep.sync()
     command = ui_command(sweep.folder, free_port)
     assert command[command.index("--host") + 1] == "127.0.0.1"
-    uri = f"http://127.0.0.1:{free_port}"
 
     def answers() -> bool:
         try:
-            with urllib.request.urlopen(uri, timeout=2) as page:
+            with urllib.request.urlopen(f"http://127.0.0.1:{free_port}", timeout=2) as page:
                 return b"<html" in page.read()
         except OSError:
             return False

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training.process import ATTEMPT, FreshProcess
@@ -38,7 +38,7 @@ def planned(
     **settings: object,
 ) -> TrialFolder:
     """Plan one trial; `execution` is what its plan would decide otherwise."""
-    logistics = Logistics(
+    logistics = Execution(
         device="cpu", microbatch=2, devices=devices, zero=zero or None, strategy=strategy
     )
     folder = SweepFolder(path)

@@ -5,9 +5,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.data.synthetic import synthetic_identity
-from sweep.plan.plan import build_plan
+from tests.plans import build_plan
 from sweep.training.backward import ByAutograd, InOneGraph, is_one_graph
 from sweep.training.noise import GradientSums
 from sweep.training.step import TrainingStep

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.errors import Superseded
-from sweep.plan.plan import build_plan
+from tests.plans import build_plan
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep

@@ -11,9 +11,9 @@ from torch._inductor.cpu_vec_isa import VecISA
 
 from sweep.config.experiment import load_experiment
 from sweep.config.models import HuggingFaceSettings
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.data.synthetic import synthetic_identity
-from sweep.plan.plan import build_plan
+from tests.plans import build_plan
 from sweep.training.compiler import set_up_compiler
 
 CPU = torch.device("cpu")

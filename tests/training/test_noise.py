@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.data.stream import SequenceStream
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
-from sweep.plan.plan import build_plan
+from tests.plans import build_plan
 from sweep.plan.steps import ProbeSizes, probe_sizes
 from sweep.training.noise import GradientSums, NoiseProbe, noise_estimates
 from sweep.training.parallel import Parallel
@@ -158,7 +158,7 @@ def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the
         fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12",
                   "evaluation": {"noise_points": points}}  # fmt: skip
         planned = make_plan(
-            load_experiment("quadratic", fields), Logistics("cpu", microbatch=4), folder
+            load_experiment("quadratic", fields), Execution(device="cpu", microbatch=4), folder
         )
         run_plan(planned, folder, executor=InlineExecutor())
         for trial in folder.trials():

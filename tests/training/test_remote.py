@@ -8,7 +8,7 @@ import time
 import pytest
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training import worker
@@ -29,7 +29,7 @@ def trial(tmp_path, monkeypatch) -> TrialFolder:
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
     folder = SweepFolder(tmp_path / "sweep")
     experiment = load_experiment("quadratic", {"batches": "4", "budget": 4_000_000})
-    save_plan(make_plan(experiment, Logistics(device="cpu"), folder).plan, folder)
+    save_plan(make_plan(experiment, Execution(device="cpu"), folder).plan, folder)
     (found,) = folder.trials()
     found.write_status(begin_attempt(found.read_status()))
     return found
@@ -58,7 +58,7 @@ def test_without_a_compiler_on_its_machine_a_trial_is_eager_and_says_so(
 ):
     folder = SweepFolder(tmp_path / "sweep")
     experiment = load_experiment("quadratic", {"batches": "4", "budget": "800"})
-    plan = make_plan(experiment, Logistics(device="cpu"), folder).plan
+    plan = make_plan(experiment, Execution(device="cpu"), folder).plan
     compiled = plan.execution.model_copy(update={"compile": True})
     save_plan(plan.model_copy(update={"execution": compiled}), folder)
     (trial,) = folder.trials()

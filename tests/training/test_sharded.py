@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import State, SweepFolder
@@ -107,7 +107,7 @@ def test_tuning_pauses_trials_on_several_devices_as_on_one(tmp_path):
     found = []
     for devices, zero in ((1, None), (2, 3)):
         folder = SweepFolder(tmp_path / str(devices))
-        logistics = Logistics(device="cpu", devices=devices, zero=zero)
+        logistics = Execution(device="cpu", devices=devices, zero=zero)
         assert run_plan(make_plan(experiment, logistics, folder), folder).exit_code == 0
         found.append(folder.trials())
     on_one, on_several = found

@@ -8,10 +8,10 @@ import torch._dynamo
 
 from sweep.config.experiment import load_experiment
 from sweep.config.models import HuggingFaceSettings
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.models.loss import LIGER_ABOVE
-from sweep.plan.plan import build_plan
+from tests.plans import build_plan
 from sweep.training import backward
 from sweep.training import steps as steps_module
 from sweep.training.compiler import set_up_compiler

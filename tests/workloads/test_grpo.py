@@ -10,13 +10,13 @@ import torch
 
 from sweep.config.experiment import load_experiment
 from sweep.config.grpo import GrpoSettings
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.models.generation import Sampling, completion_uniforms, generate
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
-from sweep.plan.plan import build_plan
+from tests.plans import build_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
@@ -423,7 +423,7 @@ def planned_trial(path, **fields):
     """Plan one trial of eight completions a step, and return its folder."""
     folder = SweepFolder(path)
     settings = {"batches": [8], "model": "quick", "data": "synthetic", **fields}
-    logistics = Logistics(device="cpu", asks_memory=True)
+    logistics = Execution(device="cpu", asks_memory=True)
     plan = make_plan(load_experiment("grpo-words", settings), logistics, folder).plan
     save_plan(plan, folder)
     (trial,) = folder.trials()
@@ -478,7 +478,7 @@ def test_batches_are_whole_groups(batches, nearest):
 
 @pytest.mark.parametrize("given", [{"shares_prompts": True}, {"generation_batch_size": 4}])
 def test_what_is_said_of_sampling_is_refused_where_nothing_is_sampled(given):
-    logistics = Logistics(device="cpu", **given)
+    logistics = Execution(device="cpu", **given)
     with pytest.raises(SweepError, match="means nothing but to the workload grpo"):
         make_plan(load_experiment("quick"), logistics, SweepFolder(Path("nowhere")))
 

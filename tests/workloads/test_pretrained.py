@@ -16,7 +16,7 @@ from sweep.errors import SweepError
 from sweep.models import build_model
 from sweep.models.generation import Sampling, generate
 from sweep.orchestration.costs import estimate
-from sweep.orchestration.execution import Logistics
+from sweep.config.execution import Execution
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_sweep
@@ -28,7 +28,7 @@ from sweep.workloads.grpo import Grpo
 from sweep.workloads.tasks import open_tokenizer
 
 transformers = pytest.importorskip("transformers")
-CPU, LOGISTICS, NEW = torch.device("cpu"), Logistics(device="cpu"), SweepFolder(Path("nowhere"))
+CPU, LOGISTICS, NEW = torch.device("cpu"), Execution(device="cpu"), SweepFolder(Path("nowhere"))
 STORIES = [f"Once there was a {colour} cat. It liked the {thing}." for colour in
            ("red", "blue", "green") for thing in ("sun", "rain", "wind", "snow")]  # fmt: skip
 
@@ -90,7 +90,7 @@ def fields(pretrained, text, **more):
 
 def trial_of(pretrained, text, folder):
     experiment = load_experiment("grpo-words", fields(pretrained, text))
-    plan = make_plan(experiment, Logistics(device="cpu"), SweepFolder(folder)).plan
+    plan = make_plan(experiment, Execution(device="cpu"), SweepFolder(folder)).plan
     config = plan.trial_config(plan.trials[0], "x")
     place = SweepFolder(folder)
     paths = {name: place.locate(getattr(config, name)) for name in ("data_path", "init_path")}
@@ -209,7 +209,7 @@ def test_a_relative_path_is_found_from_everywhere(pretrained, text, tmp_path, mo
     monkeypatch.chdir(pretrained.parent)
     experiment = load_experiment("grpo-words", fields(pretrained.name, text))
     folder = SweepFolder(tmp_path / "deep" / "sweep")
-    planned = estimate(make_plan(experiment, Logistics(device="cpu"), folder), folder)
+    planned = estimate(make_plan(experiment, Execution(device="cpu"), folder), folder)
     assert planned.plan.trials[0].forecast_seconds > 0
     assert planned.plan.trials[0].forecast_bytes > 0
     found = forecast_memory("grpo-words", **fields(pretrained.name, text))
@@ -249,7 +249,7 @@ def test_a_start_without_tokenizer_weights_or_end_is_refused(pretrained, text, t
     (lacking / "tokenizer.json").write_bytes((pretrained / "tokenizer.json").read_bytes())
     experiment = load_experiment("grpo-words", fields(lacking, text))
     with pytest.raises(SweepError, match="weights in safetensors"):
-        make_plan(experiment, Logistics(device="cpu"), SweepFolder(tmp_path / "s"))
+        make_plan(experiment, Execution(device="cpu"), SweepFolder(tmp_path / "s"))
     (lacking / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
     with pytest.raises(SweepError, match="must name eos_token_id"):
         load_experiment("grpo-words", fields(lacking, text))
@@ -267,7 +267,7 @@ def test_another_tokenizer_than_planned_is_refused(pretrained, text, tmp_path):
 def test_a_step_of_gpt2_124m_begins_at_the_ratio_of_one(monkeypatch):
     grpo = {"task": "words", "prompt_tokens": 40, "new_tokens": 8, "group_size": 4, "kl": 0.1}
     fields = {"workload": "grpo", "batches": "8", "data": "synthetic", "budget": "8k", "grpo": grpo}
-    logistics = Logistics(device="cpu", microbatch=4)
+    logistics = Execution(device="cpu", microbatch=4)
     plan = make_plan(load_experiment("gpt2", fields), logistics, NEW).plan
     step = TrainingStep(plan.sample_config(plan.trials[0]), CPU, 4)
     assert sum(p.numel() for p in step.parameters) == 124_439_808

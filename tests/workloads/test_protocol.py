@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.execution import Execution
 from sweep.errors import SweepError
-from sweep.plan.plan import build_plan
+from tests.plans import build_plan
 from sweep.workloads.protocol import build_workload
 from sweep.workloads.quadratic import NoisyQuadratic
 

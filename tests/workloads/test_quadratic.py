@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
-from sweep.plan.plan import build_plan
+from sweep.config.execution import Execution
+from tests.plans import build_plan
 from sweep.training.backward import ByAutograd
 from sweep.training.step import TrainingStep
 from sweep.workloads.protocol import build_workload
