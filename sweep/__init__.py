@@ -7,7 +7,7 @@ The names in `__all__` are imported on first use, so that `import sweep` is fast
 
 from typing import Any
 
-from sweep.version import __version__
+from sweep.version import __version__ as __version__
 
 __all__ = [
     "SweepError",

@@ -37,7 +37,7 @@ def inspect_trial(config: TrialConfig, should_stop: object) -> int | None:
     """
     from sweep.data.tokens import find_prepared
     from sweep.models import count_parameters
-    from sweep.workloads.protocol import check_workload
+    from sweep.workloads import check_workload
 
     science, text = config.science, None
     if science.data is not None:

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import sweep
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
@@ -27,6 +26,7 @@ from sweep.trial.folder import (
 )
 from sweep.trial.lease import is_locked
 from sweep.trial.metrics import read_metrics_with_offsets
+from sweep.version import __version__
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -197,7 +197,7 @@ class Mirror:
         self, client: "MlflowClient", name: str, tags: dict[str, str], start_time: int | None = None
     ) -> "Run":
         tags = {"mlflow.runName": name, "mlflow.source.name": "sweep", **tags}
-        tags |= {"sweep.uid": self.sweep_uid, "sweep.version": sweep.__version__}
+        tags |= {"sweep.uid": self.sweep_uid, "sweep.version": __version__}
         return client.create_run(self._experiment_id, start_time, tags)
 
     def _mirror_parent(self, client: "MlflowClient", is_last: bool) -> None:
