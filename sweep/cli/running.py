@@ -14,7 +14,7 @@ from sweep.config.numbers import format_seconds, parse_bytes, parse_count
 from sweep.errors import SweepError
 from sweep.orchestration.costs import estimate, is_quickly_prepared
 from sweep.orchestration.execution import Logistics
-from sweep.orchestration.executors import Place
+from sweep.orchestration.executors import Place, check_services
 from sweep.orchestration.planning import (
     BeforeForecast,
     Planned,
@@ -136,7 +136,7 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
             import_ahead(folder, flags["tracking_uri"])
 
     place = Place(flags["executor"], flags["ray_address"], flags["slurm"])
-    place.check()
+    check_services(place)
     planned, folder = _read(experiment, flags, ahead)
     check_trains(planned.plan)
     if flags["only"]:

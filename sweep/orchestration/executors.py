@@ -1,4 +1,4 @@
-"""Executors by name: where attempts run, as the command line says it."""
+"""Build the executor that the services name."""
 
 from dataclasses import dataclass
 
@@ -10,49 +10,56 @@ from sweep.orchestration.ray_executor import RayExecutor
 from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
 from sweep.trial.folder import SweepFolder
 
-PACKAGES = {"ray": "ray", "slurm": "submitit"}  # by executor, which is also the extra's name
+PACKAGES = {"ray": "ray", "slurm": "submitit"}  # imported package, by executor and extra
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where attempts run; logistics, which change no number."""
+class Services:
+    """Where attempts run."""
 
     executor: str = "local"  # local, ray or slurm
-    ray_address: str | None = None  # of a running cluster; None: one of this machine, for this
-    slurm: str | None = None  # what to ask SLURM for: partition=gpu,time=4h
-
-    def check(self) -> None:
-        """Refuse flags that do not go together, and an executor whose extra is missing."""
-        if self.executor not in ("local", *PACKAGES):
-            raise SweepError(f"executor must be local, ray or slurm, got {self.executor!r}.")
-        for flag, executor in (("ray_address", "ray"), ("slurm", "slurm")):
-            if getattr(self, flag) is not None and self.executor != executor:
-                raise SweepError(
-                    f"{flag.replace('_', '-')} goes with the executor {executor}, got "
-                    f"{self.executor}. Add --executor {executor}, or leave it out."
-                )
-        parse_request(self.slurm)
-        if package := PACKAGES.get(self.executor):
-            require_extra(package, self.executor, f"executor {self.executor}")
+    ray_address: str | None = None  # None: a Ray of this machine, for this command
+    slurm: str | None = None  # what each job requests: partition=gpu,time=4h
 
 
-HERE = Place()
+Place = Services
+HERE = Services()
 
 
-def build_executor(place: Place, execution: Execution, folder: SweepFolder) -> Executor:
-    """Return the executor that a place names.
+def check_services(services: Services) -> None:
+    """Refuse options that do not belong to the executor, and a missing extra.
+
+    Raises:
+        SweepError: naming the option or the command that installs the extra.
+    """
+    if services.executor not in ("local", *PACKAGES):
+        raise SweepError(f"executor must be local, ray or slurm, got {services.executor!r}.")
+    options = {"ray": ("ray-address", services.ray_address), "slurm": ("slurm", services.slurm)}
+    for executor, (option, value) in options.items():
+        if value is not None and services.executor != executor:
+            raise SweepError(
+                f"{option} needs the executor {executor}, got {services.executor}. Add "
+                f"--executor {executor}, or leave it out."
+            )
+    parse_request(services.slurm)
+    if package := PACKAGES.get(services.executor):
+        require_extra(package, services.executor, f"executor {services.executor}")
+
+
+def build_executor(services: Services, execution: Execution, folder: SweepFolder) -> Executor:
+    """Return the executor that the services name.
 
     Raises:
         SweepError: if it cannot be used, or cannot hold a trial.
     """
-    place.check()
-    if place.executor == "local":
+    check_services(services)
+    if services.executor == "local":
         return LocalExecutor(execution.device, execution.devices, execution.compile)
     if ":" in execution.device:
         raise SweepError(
-            f"device must be cuda, cpu or auto with the executor {place.executor}, which chooses "
-            f"among devices itself, got {execution.device!r}. Leave the number out."
+            f"device must be cuda, cpu or auto with the executor {services.executor}, which "
+            f"assigns devices itself, got {execution.device!r}. Leave the number out."
         )
-    if place.executor == "slurm":
-        return SlurmExecutor(execution, folder, parse_request(place.slurm))
-    return RayExecutor(execution, folder, place.ray_address)
+    if services.executor == "slurm":
+        return SlurmExecutor(execution, folder, parse_request(services.slurm))
+    return RayExecutor(execution, services.ray_address)
