@@ -8,10 +8,9 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,12 @@ SBATCH_KEYS = ("partition", "account", "qos", "constraint")
 KEYS = (*SBATCH_KEYS, "time", "memory", "cores", "at_once", "cluster")
 DEFAULTS = {"time": "4h", "at_once": "16", "cluster": "slurm"}
 MINUTES = {"m": 1, "h": 60, "d": 1440}
-MANY = 10**6  # requeues after time limits
 POLL_SECONDS = 1.0  # between two checks for results
 RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
 PATIENCE_SECONDS = 180.0  # until a refusal is final
 OUTCOMES = {"CANCELLED": "error", "OUT_OF_MEMORY": "out_of_memory"}  # by state; others are lost
 OUTCOMES |= {"PREEMPTED": "preempted", "TIMEOUT": "preempted"}
 PAUSED = ("SUSPENDED", "RESIZING")  # submitit counts such a job as ended
-LOG = logging.getLogger(__name__)
 
 
 def parse_request(text: str | None) -> dict[str, Any]:
@@ -46,7 +43,7 @@ def parse_request(text: str | None) -> dict[str, Any]:
     words = DEFAULTS | {key.strip(): value.strip() for key, _, value in pairs}
     cluster, time_limit = words["cluster"], words["time"]
     if not (words.keys() <= set(KEYS) and all(words.values()) and cluster in ("slurm", "local")):
-        keys = ", ".join(KEYS)
+        keys = ", ".join(KEYS) + " (slurm or local)"
         raise SweepError(f"slurm must be KEY=VALUE,… with the keys {keys}, got {text!r}.")
     count, unit = time_limit[:-1], time_limit[-1]
     minutes = int(count) * MINUTES.get(unit, 0) if count.isdecimal() else 0
@@ -102,8 +99,8 @@ class SlurmExecutor:
 
         name = f"{folder.name}-{sha256_of(str(folder.path.resolve()))[:8]}"
         request, jobs = dict(request), cache_dir() / "submitit" / name
-        cluster, self.slots = request.pop("cluster"), [dict[str, str]()] * request.pop("at_once")
-        requeues = {"slurm_max_num_timeout": MANY, "local_max_num_timeout": MANY}
+        cluster, at_once = request.pop("cluster"), request.pop("at_once")
+        requeues = dict.fromkeys(("slurm_max_num_timeout", "local_max_num_timeout"), 10**6)
         try:
             self._submitit = submitit.AutoExecutor(jobs, cluster=cluster, **requeues)
         except RuntimeError as error:
@@ -116,22 +113,27 @@ class SlurmExecutor:
             cores = min(execution.threads, 8) * execution.devices
             needs = {"gpus_per_node": execution.devices, "cpus_per_task": cores}
         self._submitit.update_parameters(**{"name": f"sweep-{folder.name}", **needs, **request})
-        self._folder, self._watchers = folder, list[threading.Thread]()
+        self._folder, self._threads = folder, ThreadPoolExecutor(at_once, "slurm")
+        self.slots: list[dict[str, str]] = [{}] * at_once
         self._is_stopping = self._is_killing = False
         self._refused: float | None = None  # when sbatch began to refuse jobs
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Submit the newest attempt of a trial."""
-        future, number = Future[Outcome](), folder.read_status().fencing
+        return self._threads.submit(self._run, folder, folder.read_status().fencing)
+
+    def _run(self, trial: TrialFolder, number: int) -> Outcome:
+        """Submit a job and wait until it has ended."""
         try:
-            job = self._submitit.submit(Job(str(folder.path.absolute()), number))
+            job = self._submitit.submit(Job(str(trial.path.absolute()), number))
         except Exception as error:  # submitit passes on whatever sbatch reports
-            future.set_result(self._refusal(" ".join(str(error).split())))
-        else:
-            self._refused, watched = None, (future, job, folder, number)
-            self._watchers.append(threading.Thread(target=self._watch, args=watched, daemon=True))
-            self._watchers[-1].start()
-        return future
+            return self._refusal(" ".join(str(error).split()))
+        self._refused, lease = None, LeaseWatch(trial.lease_path)
+        while True:
+            time.sleep(POLL_SECONDS)
+            with contextlib.suppress(OSError):  # a shared file system may fail for a moment
+                if outcome := self._outcome(job, trial, number, lease):
+                    return outcome
 
     def _refusal(self, reason: str) -> Outcome:
         """Wait, and let another attempt be submitted; after three minutes of refusals, none."""
@@ -139,7 +141,7 @@ class SlurmExecutor:
         if time.monotonic() - self._refused > PATIENCE_SECONDS:
             self.slots = []
             return Outcome("error", f"not submitted: {reason}", has_begun=False)
-        LOG.warning("SLURM refuses jobs for now: %s", reason)
+        logging.getLogger(__name__).warning("SLURM refuses jobs for now: %s", reason)
         time.sleep(RETRY_SECONDS)
         # SLURM may have accepted the job all the same: the next attempt has a higher number
         return Outcome("preempted", f"not submitted: {reason}", has_begun=False)
@@ -158,16 +160,7 @@ class SlurmExecutor:
 
     def close(self) -> None:
         """Wait for all attempts."""
-        for watcher in self._watchers:
-            watcher.join()
-
-    def _watch(self, future: Future[Outcome], job: Any, trial: TrialFolder, number: int) -> None:
-        lease, outcome = LeaseWatch(trial.lease_path), None
-        while outcome is None:
-            time.sleep(POLL_SECONDS)
-            with contextlib.suppress(OSError):  # a shared file system may fail for a moment
-                outcome = self._outcome(job, trial, number, lease)
-        future.set_result(outcome)
+        self._threads.shutdown()
 
     def _outcome(
         self, job: Any, trial: TrialFolder, number: int, lease: LeaseWatch
@@ -195,6 +188,5 @@ class SlurmExecutor:
 
 
 def _is_running(trial: TrialFolder, number: int) -> bool:
-    """Return True if this attempt holds the trial's lease, by its file."""
     owner = read_owner(trial.lease_path)
     return owner.get("fencing") == number and not owner.get("ended")
