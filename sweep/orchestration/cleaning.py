@@ -1,4 +1,4 @@
-"""What a finished sweep no longer needs."""
+"""List and remove files that a finished sweep no longer needs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from sweep.trial.lease import FileLock
 
 @dataclass(frozen=True)
 class Unneeded:
-    """A file that can go, and why."""
+    """A file or folder that can be removed."""
 
     path: Path
     size: int  # bytes
@@ -19,29 +19,26 @@ class Unneeded:
 
 def list_unneeded(folder: SweepFolder, weights: bool = False) -> list[Unneeded]:
     """List checkpoints of finished trials and half-written files; weights only on request."""
-    found: list[tuple[Path, str]] = []
+    paths = [(path, "half-written") for path in folder.path.glob(".*.part")]
     for trial in folder.trials():
-        status = trial.read_status()
-        if status.state in (State.COMPLETE, State.PRUNED):
-            found += [(c.path, "checkpoint of a finished trial") for c in trial.checkpoints()]
+        if trial.read_status().state in (State.COMPLETE, State.PRUNED):
+            paths += [(c.path, "checkpoint of a finished trial") for c in trial.checkpoints()]
             if weights and trial.weights_path.exists():
-                found.append((trial.weights_path, "weights"))
-        found += [(path, "half-written") for path in trial.path.glob(".*.part")]
-    found += [(path, "half-written") for path in folder.path.glob(".*.part")]
-    return [Unneeded(path, _bytes_of(path), reason) for path, reason in found]
+                paths.append((trial.weights_path, "weights"))
+        paths += [(path, "half-written") for path in trial.path.glob(".*.part")]
+    return [Unneeded(path, _size(path), reason) for path, reason in paths]
 
 
 def remove(folder: SweepFolder, unneeded: list[Unneeded]) -> None:
-    """Remove files, unless a runner works on the folder.
+    """Remove files and folders.
 
     Raises:
-        FolderInUse: if one does.
+        FolderInUse: if a command runs the sweep.
     """
     with FileLock(folder.lock_path):
         for item in unneeded:
             files.remove(item.path)
 
 
-def _bytes_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files of a folder."""
+def _size(path: Path) -> int:
     return sum(part.stat().st_size for part in (path, *path.rglob("*")) if part.is_file())

@@ -40,4 +40,4 @@ def build_executor(services: Services, execution: Execution, folder: SweepFolder
         )
     if services.executor == "slurm":
         return SlurmExecutor(execution, folder, parse_request(services.slurm))
-    return RayExecutor(execution, folder, services.ray_address)
+    return RayExecutor(execution, services.ray_address)

@@ -1,12 +1,8 @@
-"""Executors on this machine: a fresh process per attempt, or none at all for tests.
-
-An executor is what has `submit(folder) -> Future[Outcome]`, `stop()` and `close()`.
-"""
+"""The executor protocol, and executors that run attempts on this machine."""
 
 import os
-import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from sweep.errors import SweepError
@@ -16,39 +12,37 @@ from sweep.trial.folder import TrialFolder
 
 
 class Executor(Protocol):
-    """Where attempts run."""
+    """Runs attempts of trials."""
 
     @property
     def slots(self) -> list[dict[str, str]]:
-        """The environment of each attempt that may be submitted at the same time.
+        """Environment variables of each attempt that may be submitted at the same time.
 
-        Empty: nothing can be any more, and the command stops.
+        If it is empty, no attempt can ever run again, and the command stops.
         """
 
     @property
     def queues(self) -> bool:
-        """Whether what was submitted may wait for a device."""
+        """Whether a submitted attempt may wait for a device."""
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Start the newest attempt of a trial; the future fails with WorkerDied if it does."""
+        """Start the newest attempt of a trial; the future raises WorkerDied if its process dies."""
 
     def stop(self) -> None:
-        """Ask all attempts to checkpoint and end."""
+        """Let all attempts checkpoint and end."""
 
     def kill(self) -> None:
         """End all attempts at once."""
 
     def close(self) -> None:
-        """Wait for what is left."""
+        """Wait for all attempts."""
 
 
 class LocalExecutor:
-    """A fresh process per attempt.
+    """Runs each attempt in a fresh process, one per slot of `attempt_slots`.
 
-    Args:
-        device: of the trials; each visible CUDA device without a number makes a slot.
-        devices: that a trial takes; so many make a slot then.
-        compiles: whether the trials do.
+    Raises:
+        SweepError: if fewer devices are visible than a trial needs.
     """
 
     queues = False
@@ -58,86 +52,75 @@ class LocalExecutor:
         self._imports_ahead = compiles and device == "cpu" and devices == 1
         if not self.slots:
             raise SweepError(
-                f"each trial of this sweep takes {devices} devices, and fewer are visible here. "
+                f"each trial of this sweep needs {devices} devices, but this machine has fewer. "
                 "Run it on a machine that has them, or choose another --out."
             )
         self._attempts: set[FreshProcess] = set()
-        self._watchers: list[threading.Thread] = []
+        self._threads = ThreadPoolExecutor(len(self.slots), "attempt")
         self._is_stopping = False
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Start the newest attempt of a trial in a process of its own."""
+        """Start the newest attempt of a trial."""
         process = FreshProcess(ATTEMPT, folder.path, environment=environment, ends_itself=True)
         if self._imports_ahead:
             import_inductor_ahead()
-        future: Future[Outcome] = Future()
-        future.set_running_or_notify_cancel()
         self._attempts.add(process)
         if self._is_stopping:
             process.stop()
-        watcher = threading.Thread(target=self._watch, args=(process, future), daemon=True)
-        self._watchers.append(watcher)
-        watcher.start()
+        future: Future[Outcome] = self._threads.submit(process.result)
+        future.add_done_callback(lambda _: self._attempts.discard(process))
         return future
 
-    def _watch(self, process: FreshProcess, future: Future[Outcome]) -> None:
-        try:
-            outcome = process.result()
-        except Exception as error:  # WorkerDied, or what nobody thought of
-            future.set_exception(error)
-        else:
-            future.set_result(outcome)
-        finally:
-            self._attempts.discard(process)
-
     def stop(self) -> None:
-        """Ask all attempts to checkpoint and end."""
+        """Let all attempts checkpoint and end."""
         self._is_stopping = True
         for process in list(self._attempts):
             process.stop()
 
     def kill(self) -> None:
-        """End all attempts at once, with SIGKILL."""
+        """End all attempts at once."""
         for process in list(self._attempts):
             process.kill()
 
     def close(self) -> None:
-        """Wait for what is left."""
-        for watcher in self._watchers:
-            watcher.join()
+        """Wait for all attempts."""
+        self._threads.shutdown()
 
 
 class InlineExecutor:
-    """Runs attempts in this process, one after another: for tests and for debugging."""
+    """Runs each attempt in this process when it is submitted: for tests and debugging."""
 
     queues = False
 
     def __init__(self) -> None:
         self.slots: list[dict[str, str]] = [{}]
-        self._is_stopping = False
+        self._answer: str | None = None
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Run the attempt now."""
-        from sweep.training.worker import run_attempt
+        """Run the newest attempt of a trial."""
+        from sweep.training.worker import run_attempt  # imports torch
 
-        future: Future[Outcome] = Future()
-        future.set_result(
-            run_attempt(folder.path, lambda: "stopped" if self._is_stopping else None)
-        )
+        future = Future[Outcome]()
+        future.set_result(run_attempt(folder.path, lambda: self._answer))
         return future
 
     def stop(self) -> None:
-        """Let the next question of an attempt be answered by stopped."""
-        self._is_stopping = True
+        """Let the running attempt checkpoint and end."""
+        self._answer = "stopped"
 
     kill = stop
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: every submitted attempt has ended."""
 
 
 def attempt_slots(device: str, devices: int = 1) -> list[dict[str, str]]:
-    """Return the environment of each attempt that may run at a time: one per so many devices."""
+    """Return the environment of each attempt that may run at the same time.
+
+    Args:
+        device: `cuda` gives one slot for each group of `devices` visible GPUs, others one slot.
+        devices: GPUs per attempt.
+    """
     if device != "cuda":
         return [{}]
     import torch

@@ -1,17 +1,17 @@
-"""Attempts as SLURM jobs, through submitit: arrays, time limits, requeues.
+"""Run attempts as SLURM jobs, through submitit.
 
-Only the path of a trial's folder and a number go to a job. When SLURM says that it takes the node
-away, or that the time is up, the attempt saves a checkpoint and puts its job back into the queue.
-Jobs need no command: one that was killed is started again and finds them by their leases.
+A job needs no command. Before SLURM ends it, its attempt saves a checkpoint and puts the job back
+into the queue. The next command finds running attempts by their leases and adopts their results.
 """
 
+import contextlib
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,88 +25,62 @@ from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch, read_owner
 
 NOTICE = getattr(signal, "SIG" + os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2"))
-MINUTES = {"m": 1, "h": 60, "d": 1440}
-WORDS = ("partition", "account", "qos", "constraint")  # as sbatch knows them
-SHORTEST_MINUTES = 5  # of a job: less would be spent on beginning and ending
+SBATCH_KEYS = ("partition", "account", "qos", "constraint")
+KEYS = (*SBATCH_KEYS, "time", "memory", "cores", "at_once", "cluster")
 DEFAULTS = {"time": "4h", "at_once": "16", "cluster": "slurm"}
-GPU_CORES = 8  # of an attempt, at most and per device
-POLL_SECONDS = 1.0  # between two looks for results, and for what is to be submitted
-ASK_SECONDS = 30.0  # between two questions to SLURM, at most; the first come sooner
-PREEMPTED_SECONDS = 120.0  # in which SLURM puts a preempted job back into its queue, or never
-REFUSED_SECONDS = 15.0  # until it is asked again for jobs that it has refused
-FORGOTTEN_SECONDS = 60.0  # behind its last refusal: the next one is another matter
-PATIENCE_SECONDS = 180.0  # with a SLURM, or a file system, that only fails
-PAUSED = ("SUSPENDED", "RESIZING")  # states of jobs that submitit takes for ended
-KINDS = {  # of what SLURM ended, by the state's first letters
-    "CANCELLED": "error",
-    "NODE_FAIL": "lost",
-    "OUT_OF_ME": "out_of_memory",
-    "PREEMPTED": "preempted",
-    "TIMEOUT": "preempted",
-}
-GIB = 2**30
-LOG = logging.getLogger(__name__)
+MINUTES = {"m": 1, "h": 60, "d": 1440}
+POLL_SECONDS = 1.0  # between two checks for results
+RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
+PATIENCE_SECONDS = 180.0  # until a refusal is final
+OUTCOMES = {"CANCELLED": "error", "OUT_OF_MEMORY": "out_of_memory"}  # by state; others are lost
+OUTCOMES |= {"PREEMPTED": "preempted", "TIMEOUT": "preempted"}
+PAUSED = ("SUSPENDED", "RESIZING")  # submitit counts such a job as ended
 
 
 def parse_request(text: str | None) -> dict[str, Any]:
-    """Return what `--slurm` asks for, as parameters of submitit and `at_once` and `cluster`.
-
-    Raises:
-        SweepError: for what cannot be asked for.
-    """
-    given = dict(DEFAULTS)
-    for part in (text or "").split(","):
-        name, _, value = (word.strip() for word in part.partition("="))
-        if part.strip() and not (name in (*DEFAULTS, *WORDS, "memory", "cores") and value):
-            raise SweepError(
-                f"slurm must be KEY=VALUE, with {', '.join((*DEFAULTS, *WORDS))}, memory or cores "
-                f"as KEY, got {part.strip()!r}."
-            )
-        given |= {name: value} if name else {}
-    if given["cluster"] not in ("slurm", "local"):
-        raise SweepError(f"slurm's cluster must be slurm or local, got {given['cluster']!r}.")
-    minutes = _minutes(given["time"])
-    if given["cluster"] == "slurm" and minutes < SHORTEST_MINUTES:
-        raise SweepError(
-            f"slurm's time must be at least {SHORTEST_MINUTES}m, got {given['time']!r}: an attempt "
-            "is told to end 90 s before, and would begin again and again."
-        )
-    asked: dict[str, Any] = {"timeout_min": minutes, "cluster": given["cluster"]}
-    asked |= {f"slurm_{name}": given[name] for name in WORDS if name in given}
-    asked["at_once"] = parse_count(given["at_once"], "slurm's at_once")
-    if "memory" in given:
-        asked["mem_gb"] = parse_bytes(given["memory"], "slurm's memory") / GIB
-    if "cores" in given:
-        asked["cpus_per_task"] = parse_count(given["cores"], "slurm's cores")
-    return asked
+    """Parse `--slurm` into parameters of submitit, `at_once` and `cluster`."""
+    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
+    words = DEFAULTS | {key.strip(): value.strip() for key, _, value in pairs}
+    cluster, time_limit = words["cluster"], words["time"]
+    if not (words.keys() <= set(KEYS) and all(words.values()) and cluster in ("slurm", "local")):
+        keys = ", ".join(KEYS) + " (slurm or local)"
+        raise SweepError(f"slurm must be KEY=VALUE,… with the keys {keys}, got {text!r}.")
+    count, unit = time_limit[:-1], time_limit[-1]
+    minutes = int(count) * MINUTES.get(unit, 0) if count.isdecimal() else 0
+    if minutes < 5:  # SLURM announces the end of a job 90 s before
+        raise SweepError(f"slurm's time must be 5m or longer, got {time_limit!r}. Write it as 4h.")
+    request: dict[str, Any] = {"timeout_min": minutes, "cluster": cluster}
+    request |= {f"slurm_{key}": words[key] for key in SBATCH_KEYS if key in words}
+    request["at_once"] = parse_count(words["at_once"], "slurm's at_once")
+    if "memory" in words:
+        request["mem_gb"] = parse_bytes(words["memory"], "slurm's memory") / 2**30
+    if "cores" in words:
+        request["cpus_per_task"] = parse_count(words["cores"], "slurm's cores")
+    return request
 
 
-def _minutes(text: str) -> int:
-    unit = MINUTES.get(text[-1:], 0)
-    if not unit or not text[:-1].isdigit() or not int(text[:-1]):
-        raise SweepError(f"slurm's time must be like 30m, 4h or 2d, got {text!r}.")
-    return int(text[:-1]) * unit
+@dataclass
+class Job:
+    """The function of a job; submitit pickles it, again for every requeue."""
 
+    path: str
+    number: int
 
-class Attempt:
-    """The body of a job; pickled by submitit, again for every requeue."""
+    def __call__(self) -> dict[str, Any]:
+        """Run the attempt. If SLURM ends the job, requeue it once the checkpoint is saved."""
+        stops: list[str] = []
+        requeue = signal.signal(NOTICE, lambda *_: stops.append("preempted"))
+        from sweep.training.remote import run_numbered_attempt  # imports torch
 
-    def __init__(self, path: str, number: int) -> None:
-        self.path, self.number = path, number
-
-    def __call__(self) -> Outcome:
-        """Run the attempt; once its checkpoint is durable, let submitit requeue the job."""
-        from sweep.training.remote import run_remote_attempt
-
-        requeue = signal.getsignal(NOTICE)  # submitit's, which does not wait for a checkpoint
-        outcome = run_remote_attempt(Path(self.path), self.number, [NOTICE])
-        if outcome.kind == "preempted" and callable(requeue):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it follows, and scontrol inherits this
+        outcome = run_numbered_attempt(Path(self.path), self.number, stops)
+        if outcome.kind == "preempted":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # follows NOTICE; scontrol inherits this
+            signal.signal(NOTICE, requeue)
             try:
-                requeue(NOTICE, None)  # ends this process
-            except Exception as error:  # as where JobRequeue=0
-                print(f"its job was not requeued, which is left to the command: {error}")
-        return outcome
+                signal.raise_signal(NOTICE)  # submitit calls checkpoint(), requeues and exits
+            except Exception as error:  # for example JobRequeue=0
+                print(f"The job was not requeued; the command submits another one: {error}")
+        return asdict(outcome)
 
     def checkpoint(self) -> Any:
         """Return what the requeued job runs: the same attempt, from its checkpoint."""
@@ -116,227 +90,103 @@ class Attempt:
 
 
 class SlurmExecutor:
-    """Attempts as jobs.
-
-    Args:
-        execution: how many devices, or threads, an attempt takes.
-        folder: of the sweep; every node sees it at the same place.
-        request: from `parse_request`.
-
-    Raises:
-        SweepError: where there is no SLURM.
-    """
+    """Executor that submits a job for each attempt; all nodes must share the sweep's folder."""
 
     queues = True
 
     def __init__(self, execution: Execution, folder: SweepFolder, request: dict[str, Any]) -> None:
         import submitit
 
-        asked = dict(request)
-        cluster, at_once = asked.pop("cluster"), asked.pop("at_once")
-        own = sha256_of(str(folder.path.resolve()))[:8]
-        jobs = cache_dir() / "submitit" / f"{folder.name}-{own}"
+        name = f"{folder.name}-{sha256_of(str(folder.path.resolve()))[:8]}"
+        request, jobs = dict(request), cache_dir() / "submitit" / name
+        cluster, at_once = request.pop("cluster"), request.pop("at_once")
+        requeues = dict.fromkeys(("slurm_max_num_timeout", "local_max_num_timeout"), 10**6)
         try:
-            self._submitit = submitit.AutoExecutor(
-                jobs, cluster=cluster, slurm_max_num_timeout=10**6, local_max_num_timeout=10**6
-            )
+            self._submitit = submitit.AutoExecutor(jobs, cluster=cluster, **requeues)
         except RuntimeError as error:
             raise SweepError(
-                f"executor slurm must be called where srun is, and there is none ({error}). Log in "
-                "to a node of the cluster, or try it here with --slurm cluster=local."
+                "executor slurm must run on a machine of a SLURM cluster, but srun is not on PATH. "
+                "Log in to such a machine, or try the executor here with --slurm cluster=local."
             ) from error
-        self._submitit.update_parameters(
-            **{"name": f"sweep-{folder.name}", **_needs(execution), **asked}
-        )
-        self.slots: list[dict[str, str]] = [{} for _ in range(at_once)]
-        self._folder, self._is_closing = folder, False
+        needs: dict[str, Any] = {"cpus_per_task": execution.threads * execution.devices}
+        if execution.device.startswith("cuda"):
+            cores = min(execution.threads, 8) * execution.devices
+            needs = {"gpus_per_node": execution.devices, "cpus_per_task": cores}
+        self._submitit.update_parameters(**{"name": f"sweep-{folder.name}", **needs, **request})
+        self._folder, self._threads = folder, ThreadPoolExecutor(at_once, "slurm")
+        self.slots: list[dict[str, str]] = [{}] * at_once
         self._is_stopping = self._is_killing = False
-        self._gathered: list[tuple[Future[Outcome], TrialFolder, int]] = []
-        self._seen = 0  # of them, at the last look
-        self._refused: list[tuple[float, Future[Outcome], Outcome]] = []  # until when, and its end
-        self._failing: dict[object, float] = {}  # since when, by job; None: submitting
-        self._refused_at = 0.0  # monotonic, the last time
-        self._jobs: dict[Future[Outcome], tuple[Any, TrialFolder, int, LeaseWatch]] = {}
-        self._states, self._preempted = _build_watcher(), dict[str, float]()
-        self._lock = threading.Lock()
-        self._watcher = threading.Thread(target=self._watch, name="slurm", daemon=True)
-        self._watcher.start()
+        self._refused: float | None = None  # when sbatch began to refuse jobs
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Submit the newest attempt of a trial, with all others of this moment as one array."""
-        future: Future[Outcome] = Future()
-        with self._lock:
-            self._gathered.append((future, folder, folder.read_status().fencing))
-        return future
+        """Submit the newest attempt of a trial."""
+        return self._threads.submit(self._run, folder, folder.read_status().fencing)
+
+    def _run(self, trial: TrialFolder, number: int) -> Outcome:
+        """Submit a job and wait until it has ended."""
+        try:
+            job = self._submitit.submit(Job(str(trial.path.absolute()), number))
+        except Exception as error:  # submitit passes on whatever sbatch reports
+            return self._refusal(" ".join(str(error).split()))
+        self._refused, lease = None, LeaseWatch(trial.lease_path)
+        while True:
+            time.sleep(POLL_SECONDS)
+            with contextlib.suppress(OSError):  # a shared file system may fail for a moment
+                if outcome := self._outcome(job, trial, number, lease):
+                    return outcome
+
+    def _refusal(self, reason: str) -> Outcome:
+        """Wait, and let another attempt be submitted; after three minutes of refusals, none."""
+        self._refused = self._refused or time.monotonic()
+        if time.monotonic() - self._refused > PATIENCE_SECONDS:
+            self.slots = []
+            return Outcome("error", f"not submitted: {reason}", has_begun=False)
+        logging.getLogger(__name__).warning("SLURM refuses jobs for now: %s", reason)
+        time.sleep(RETRY_SECONDS)
+        # SLURM may have accepted the job all the same: the next attempt has a higher number
+        return Outcome("preempted", f"not submitted: {reason}", has_begun=False)
 
     def stop(self) -> None:
-        """Ask all attempts of the sweep to checkpoint and end, an earlier command's too."""
+        """Let all attempts of the sweep checkpoint and end, also those of an earlier command."""
         self._is_stopping = True
-        for _, trial, number, _ in list(self._jobs.values()):
-            trial.ask_to_stop(number)
         for trial in self._folder.trials() if self._folder.plan_path.exists() else ():
-            if (live := _live_attempt(trial)) is not None:
-                trial.ask_to_stop(live)
+            status = trial.read_status()
+            if status.fencing and not status.state.is_finished:
+                trial.ask_to_stop(status.fencing)
 
     def kill(self) -> None:
         """Cancel all jobs."""
         self._is_stopping = self._is_killing = True
 
     def close(self) -> None:
-        """Wait for what is left."""
-        self._is_closing = True
-        self._watcher.join()
+        """Wait for all attempts."""
+        self._threads.shutdown()
 
-    def _watch(self) -> None:
-        while not (self._is_closing and not (self._jobs or self._gathered or self._refused)):
-            self._submit_gathered()
-            for future, (job, trial, number, lease) in list(self._jobs.items()):
-                try:
-                    outcome = self._look(job, trial, number, lease)
-                    self._failing.pop(job.job_id, None)
-                except Exception as error:  # of a command of SLURM's, or of the file system
-                    outcome = self._unseen(job, error)
-                if outcome:
-                    del self._jobs[future]
-                    future.set_result(outcome)
-            self._end_refused()
-            time.sleep(POLL_SECONDS)
-
-    def _look(self, job: Any, trial: TrialFolder, number: int, lease: LeaseWatch) -> Outcome | None:
-        """Return how an attempt has ended; None while it has not."""
-        is_idle = _live_attempt(trial) != number  # it waits in the queue, or has ended
-        if self._is_killing or (self._is_stopping and is_idle and not job.done()):
+    def _outcome(
+        self, job: Any, trial: TrialFolder, number: int, lease: LeaseWatch
+    ) -> Outcome | None:
+        """Return how an attempt ended; None if it has not."""
+        has_result, is_running = job.paths.result_pickle.exists(), _is_running(trial, number)
+        if self._is_killing or (self._is_stopping and not (has_result or is_running)):
             job.cancel(check=False)
             return Outcome("stopped", "its job was cancelled")
-        if job.done() or self._was_taken_away(job):
-            return _outcome(job, trial, self._is_stopping)
-        if not is_idle and _died_unseen(job, trial, number, lease):
-            return Outcome("lost", f"job {job.job_id} shows no sign of life; see {trial.log_path}")
-        return None
-
-    def _unseen(self, job: Any, error: Exception) -> Outcome | None:
-        """Take a job for lost only where looking at it has failed for long."""
-        if not self._has_failed_for_long(job.job_id):
+        is_over = job.done()  # calls sacct now and then, for all jobs
+        state = str(job.state).upper().partition(" ")[0]
+        if state in PAUSED and not has_result:
+            job.watcher.clear()  # else submitit would not ask for the states of ended jobs again
+            time.sleep(RETRY_SECONDS)
             return None
-        what = f"{type(error).__name__}: {_last(str(error))}"
-        return Outcome("lost", f"job {job.job_id} cannot be looked at: {what}")
-
-    def _has_failed_for_long(self, what: object) -> bool:
-        since = self._failing.setdefault(what, time.monotonic())
-        return self._is_killing or time.monotonic() - since > PATIENCE_SECONDS
-
-    def _submit_gathered(self) -> None:
-        with self._lock:
-            if len(self._gathered) > self._seen:  # more may follow: they become one array
-                self._seen = len(self._gathered)
-                return
-            gathered, self._gathered, self._seen = self._gathered, [], 0
-        if self._is_stopping:
-            for future, _, _ in gathered:
-                future.set_result(Outcome("stopped", "was not submitted", has_begun=False))
-        elif gathered:
-            bodies = [Attempt(str(trial.path.absolute()), number) for _, trial, number in gathered]
-            try:
-                jobs = self._submitit.submit_array(bodies)
-            except Exception as error:  # whatever sbatch or submitit refuses
-                self._note_refusal([future for future, _, _ in gathered], _last(str(error)))
-            else:
-                self._failing.pop(None, None)
-                for job, (future, trial, number) in zip(jobs, gathered, strict=True):
-                    job.watcher = self._states
-                    self._states.register_job(job.job_id)
-                    self._jobs[future] = job, trial, number, LeaseWatch(trial.lease_path)
-
-    def _note_refusal(self, futures: list[Future[Outcome]], why: str) -> None:
-        """Let refused attempts be submitted again a little later, as others of a higher number.
-
-        Of what timed out SLURM may have taken the jobs. Where it only refuses, nothing more is
-        submitted, so that not all of a sweep fails.
-        """
-        kind, pause, message = "preempted", REFUSED_SECONDS, f"was not submitted: {why}"
-        now = time.monotonic()
-        if now - self._refused_at > FORGOTTEN_SECONDS:
-            self._failing.pop(None, None)
-        self._refused_at = now
-        if self._is_stopping:
-            kind = "stopped"
-        elif None not in self._failing:
-            LOG.warning(
-                "SLURM refuses jobs: %s It is asked again for %.0f s.", why, PATIENCE_SECONDS
-            )
-        if kind != "stopped" and self._has_failed_for_long(None):
-            kind, pause, self.slots = "error", 0.0, []
-        outcome = Outcome(kind, message, has_begun=False)
-        self._refused += [(now + pause, future, outcome) for future in futures]
-
-    def _end_refused(self) -> None:
-        now = time.monotonic()
-        due = [one for one in self._refused if one[0] <= now or self._is_stopping]
-        self._refused = [one for one in self._refused if one not in due]
-        for _, future, outcome in due:
-            future.set_result(outcome)
-
-    def _was_taken_away(self, job: Any) -> bool:
-        """Tell whether a job was preempted and stays out of the queue, as some clusters do it."""
-        if str(job.state).upper() != "PREEMPTED":
-            self._preempted.pop(job.job_id, None)
-            return False
-        since = self._preempted.setdefault(job.job_id, time.monotonic())
-        return time.monotonic() - since > PREEMPTED_SECONDS
+        kind = OUTCOMES.get(state)
+        if has_result or (is_over and not kind):
+            if job.exception() is None:  # waits for a slow file system
+                return Outcome(**job.result())
+            kind = "error" if job.paths.result_pickle.exists() else "lost"
+        elif state == "UNKNOWN" and is_running and not lease.is_alive():  # without accounting
+            kind = "lost" if _is_running(trial, number) else None  # it may have ended just now
+        see = f"job {job.job_id} ended in state {state}; see {trial.log_path}"
+        return Outcome("stopped" if self._is_stopping else kind, see) if kind else None
 
 
-def _build_watcher() -> Any:
-    """Return what asks `sacct` for the states of all jobs at once, now and then."""
-    from submitit.slurm.slurm import SlurmInfoWatcher
-
-    class Watcher(SlurmInfoWatcher):  # type: ignore[misc]
-        def is_done(self, job_id: str, mode: str = "standard") -> bool:
-            is_paused = self.get_state(job_id, mode=mode).upper() in PAUSED
-            return not is_paused and bool(super().is_done(job_id, mode="cache"))
-
-    return Watcher(delay_s=ASK_SECONDS)
-
-
-def _outcome(job: Any, trial: TrialFolder, is_stopping: bool) -> Outcome:
-    """Tell how an attempt ended: by what it returned, else by the state of its job."""
-    from submitit.core.utils import FailedJobError
-
-    error, state = None, str(job.state).upper()
-    kind = next((kind for word, kind in KINDS.items() if state.startswith(word)), None)
-    if kind is None or job.paths.result_pickle.exists():
-        error = job.exception()  # waits for a slow file system
-        if error is None:
-            outcome: Outcome = job.result()
-            return outcome
-    if is_stopping:
-        return Outcome("stopped", "its job was cancelled")
-    if isinstance(error, FailedJobError):
-        return Outcome("error", f"the job failed; see {job.paths.stderr}")
-    return Outcome(kind or "lost", f"job {job.job_id} ended in state {state}; see {trial.log_path}")
-
-
-def _died_unseen(job: Any, trial: TrialFolder, number: int, lease: LeaseWatch) -> bool:
-    """Tell whether an attempt that has begun is dead and SLURM, which knows better, keeps silent.
-
-    The lease's owner is read again once its life was judged: it may just have ended in order.
-    """
-    is_known = str(job.state).upper() != "UNKNOWN"
-    return not (is_known or lease.is_alive()) and _live_attempt(trial) == number
-
-
-def _live_attempt(trial: TrialFolder) -> int | None:
-    """Return the number of the attempt whose lease is held, as far as the file says it."""
+def _is_running(trial: TrialFolder, number: int) -> bool:
     owner = read_owner(trial.lease_path)
-    return None if owner.get("ended") else owner.get("fencing")
-
-
-def _needs(execution: Execution) -> dict[str, Any]:
-    """Return what a job asks for, unless told otherwise."""
-    if execution.device.startswith("cuda"):
-        cores = min(execution.threads, GPU_CORES) * execution.devices
-        return {"gpus_per_node": execution.devices, "cpus_per_task": cores}
-    return {"cpus_per_task": execution.threads * execution.devices}
-
-
-def _last(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), text)
+    return owner.get("fencing") == number and not owner.get("ended")

@@ -1,9 +1,11 @@
-"""Where a sweep stands, read from its folder alone."""
+"""Read the status of a sweep from its folder."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+from sweep.errors import SweepError
 from sweep.orchestration.tuning_results import is_complete
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
@@ -14,7 +16,7 @@ TAIL_BYTES = 8192
 def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     """Return the document that `sweep status --json` prints (DESIGN.md §5).
 
-    A trial that was RUNNING when its runner and worker died is WAITING for the next command.
+    A RUNNING trial whose command and worker have died counts as WAITING.
     """
     plan = folder.require_plan()
     has_runner = is_locked(folder.lock_path)
@@ -22,7 +24,7 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     _fill_waiting(rows, plan["trials"])
     states, seconds = {row["state"] for row in rows}, time_left(rows)
     if _is_tuning(folder, plan):
-        states.add(State.WAITING)  # for trials that follow from what these find
+        states.add(State.WAITING)  # tuning will plan more trials
         seconds = None
     failed = any(r["state"] == State.FAILED and r["cause"] != Cause.DIVERGED for r in rows)
     if has_runner or State.RUNNING in states:
@@ -35,19 +37,19 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
 
 
 def _is_tuning(folder: SweepFolder, plan: dict[str, Any]) -> bool:
-    """Tell whether some batch size has tried a rate that will be reported, and is not yet."""
+    """Return True if a batch size has completed tuning trials and no reporting trials yet."""
     tuned = [row for row in plan["trials"] if row["policy"] == "tuned"]
-    target = plan["settings"].get("target")
     reported = {row["batch_size"] for row in tuned if row["stage"] == "report"}
-    open_ones = (row for row in tuned if row["batch_size"] not in reported)
-    return any(is_complete(folder.trial(row["id"]), target) for row in open_ones)
+    unreported = (row for row in tuned if row["batch_size"] not in reported)
+    target = plan["settings"].get("target")
+    return any(is_complete(folder.trial(row["id"]), target) for row in unreported)
 
 
 def time_left(rows: list[dict[str, Any]]) -> float | None:
-    """Return the seconds until all trials have ended, shared by those that run at a time."""
-    left = [row["eta_seconds"] for row in rows if not State(row["state"]).is_finished]
-    at_once = sum(row["state"] == State.RUNNING for row in rows)
-    return None if None in left else sum(left) / max(1, at_once)
+    """Return the seconds until all trials have ended, at the present number of running trials."""
+    seconds = [row["eta_seconds"] for row in rows if not State(row["state"]).is_finished]
+    running = sum(row["state"] == State.RUNNING for row in rows)
+    return None if None in seconds else sum(seconds) / max(1, running)
 
 
 def _trial_status(trial: TrialFolder, row: dict[str, Any], has_runner: bool) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def _trial_status(trial: TrialFolder, row: dict[str, Any], has_runner: bool) -> 
 
 
 def _fill_waiting(rows: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
-    """Estimate trials without a rate of their own from finished siblings, else from the plan."""
+    """Estimate the time of trials that have not begun by their batch size, else by the plan."""
     rates = {row["batch_size"]: row["tokens_per_second"] for row in rows}
     for row, plan in zip(rows, planned, strict=True):
         if row["eta_seconds"] is None and not State(row["state"]).is_finished:
@@ -84,35 +86,27 @@ def _fill_waiting(rows: list[dict[str, Any]], planned: list[dict[str, Any]]) -> 
 
 
 def last_line(path: Path) -> dict[str, Any]:
-    """Return the last whole line of metrics.jsonl that has a training loss, or {}."""
+    """Return the last complete line of metrics.jsonl that has a training loss, or {}."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            whole = file.read().rpartition(b"\n")[0].split(b"\n")
+            lines = file.read().split(b"\n")[:-1]
     except FileNotFoundError:
         return {}
-    for raw in reversed(whole):
-        try:
-            line = json.loads(raw)
-        except ValueError:
-            continue  # the first one may be cut
-        if isinstance(line, dict) and "train/loss" in line:
-            return dict(line)
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):  # the first line may be incomplete
+            metrics = json.loads(line)
+            if isinstance(metrics, dict) and "train/loss" in metrics:
+                return metrics
     return {}
 
 
 def find_trial(folder: SweepFolder, prefix: str) -> TrialFolder:
-    """Return the one planned trial whose id starts with `prefix`.
-
-    Raises:
-        SweepError: if there is none, or several.
-    """
-    from sweep.errors import SweepError
-
-    found = [trial for trial in folder.trials() if trial.id.startswith(prefix)]
-    if len(found) != 1:
+    """Return the planned trial whose id starts with `prefix`; exactly one must exist."""
+    trials = [trial for trial in folder.trials() if trial.id.startswith(prefix)]
+    if len(trials) != 1:
         raise SweepError(
-            f"a trial id must name one trial of {folder.path}, got {prefix!r}, which names "
-            f"{len(found)}. `sweep status {folder.path}` lists them."
+            f"a trial id must match one trial of {folder.path}, got {prefix!r}, which matches "
+            f"{len(trials)}. `sweep status {folder.path}` lists the ids."
         )
-    return found[0]
+    return trials[0]

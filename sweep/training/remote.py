@@ -1,13 +1,7 @@
-"""An attempt that a cluster starts on some machine: it knows its trial's folder and its number.
+"""Run an attempt that a cluster started on this machine, from its folder and its number alone."""
 
-It is asked to stop by a file in that folder, so that it needs nobody: not even the command that
-started it, without which it goes on to its end. What it leaves there is what the next one finds.
-"""
-
-import signal
 import socket
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 from sweep.errors import Superseded
@@ -15,44 +9,38 @@ from sweep.plan.retry import Outcome
 from sweep.training.worker import run_logged_attempt
 from sweep.trial.folder import TrialFolder
 
-POLL_SECONDS = 1.0  # between two looks for the file; every step would be too often
+POLL_SECONDS = 1.0  # between two checks for stop.json; a check after every step would be slow
 
 
-def run_remote_attempt(
-    path: Path, number: int, notices: Sequence[signal.Signals] = (signal.SIGTERM,)
-) -> Outcome:
-    """Run one attempt in this process, which is its own.
+def run_numbered_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
+    """Run one attempt in this process, until it ends or is asked to checkpoint and end.
 
     Args:
-        path: of the trial's folder, which every machine sees at the same place.
-        number: the attempt's fencing number; with a newer one nothing is run.
-        notices: signals by which the cluster says that it takes this machine away.
+        path: the trial's folder, on a file system that all machines share.
+        number: the attempt's fencing number; nothing runs if there is a newer attempt.
+        stops: why to stop; empty until then. A signal handler or stop.json appends to it.
     """
     folder = TrialFolder(path)
     if not folder.config_path.exists():
         return Outcome(
             "error",
-            f"{path} must be a folder that all machines share, but {socket.gethostname()} does "
-            "not see it. Choose an --out on a shared file system.",
+            f"{path} must be on a file system that all machines share, but it does not exist on "
+            f"{socket.gethostname()}. Choose another --out.",
         )
     try:
         folder.fence(number)()
     except Superseded as error:
         return Outcome("superseded", str(error))
-    asked: list[str] = []
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ray's way to end what has not begun yet
-    for notice in notices:
-        signal.signal(notice, lambda *_: asked.append("preempted"))
-    ended = threading.Event()
+    is_over = threading.Event()
 
-    def look() -> None:
-        while not ended.wait(POLL_SECONDS):
+    def poll() -> None:
+        while not is_over.wait(POLL_SECONDS):
             if folder.is_asked_to_stop(number):
-                asked.append("stopped")
+                stops.append("stopped")
                 return
 
-    threading.Thread(target=look, name="stop", daemon=True).start()
+    threading.Thread(target=poll, name="stop", daemon=True).start()
     try:
-        return run_logged_attempt(path, lambda: asked[0] if asked else None, number)
+        return run_logged_attempt(path, lambda: stops[0] if stops else None, number)
     finally:
-        ended.set()
+        is_over.set()

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan, PlannedTrial
-from tests.plans import build_plan
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.trial.files import sha256_of, sha256_of_file, write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
+from tests.plans import build_plan
 
 DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0, "bytes": 2_000_000}
 Outcome = Callable[[PlannedTrial], str]

@@ -291,7 +291,7 @@ def test_help_names_every_command(call):
 def test_doctor_notes_that_something_else_takes_the_cores(call, monkeypatch, load, is_noted):
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     code, out = call("doctor")
-    assert code == 0 and ("took 2.5 cores" in out) is is_noted
+    assert code == 0 and ("used 2.5 cores" in out) is is_noted
 
 
 def test_doctor_finds_what_is_installed(call):

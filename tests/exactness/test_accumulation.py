@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
-from tests.plans import build_plan
+from sweep.config.experiment import load_experiment
 from sweep.training.step import TrainingStep
+from tests.plans import build_plan
 
 CPU = torch.device("cpu")
 SYNTHETIC = {"name": "synthetic"}

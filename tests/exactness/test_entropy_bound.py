@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_documents
-from sweep.config.execution import Execution
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import prepare, run_plan

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
-from tests.plans import build_plan
+from sweep.config.experiment import load_experiment
 from sweep.plan.steps import learning_rate_at
 from sweep.training.step import TrainingStep
+from tests.plans import build_plan
 
 # Mean losses of steps 1, 10 and 20; nats per token, and ½ Σ h w² with its noise, which NumPy draws.
 GOLDEN = {

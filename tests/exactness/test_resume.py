@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.process import PRELOADED
 from sweep.training.step import TrainingStep

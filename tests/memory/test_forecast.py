@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_step
 from sweep.memory.measure import measure

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.memory.jobs import forecast_rows
 from sweep.memory.search import PRESETS, SHARES
-from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder

@@ -1,8 +1,7 @@
-"""A SLURM of one machine: `sbatch`, `srun`, `sacct`, `scancel` and `scontrol`, to put on PATH.
+"""A fake SLURM cluster: `sbatch`, `srun`, `sacct`, `scancel` and `scontrol` to put on PATH.
 
-Jobs are processes. The table of their states is kept in this process, as slurmctld keeps it, and
-the commands are clients of it. They understand what submitit says, and refuse the rest. What a
-cluster does of its own accord, such as taking a node away, is asked for by methods.
+Jobs are processes of this machine. Their states live in this process, as in slurmctld, and the
+commands are clients of it. They accept what submitit passes and refuse everything else.
 """
 
 import contextlib
@@ -18,8 +17,7 @@ from pathlib import Path
 
 COMMANDS = ("sbatch", "srun", "sacct", "scancel", "scontrol")
 PARTITIONS = ("cpu", "gpu")
-TELL = ["-o", "JobID,State,NodeList", "--parsable2"]
-DEEDS = {  # of scontrol: the state that follows, and what the job is sent
+ACTIONS = {  # of scontrol: the next state, and the signal that the job receives
     "requeue": ("REQUEUED", signal.SIGTERM),
     "suspend": ("SUSPENDED", signal.SIGSTOP),
     "resume": ("RUNNING", signal.SIGCONT),
@@ -28,25 +26,25 @@ DEEDS = {  # of scontrol: the state that follows, and what the job is sent
 
 @dataclass
 class Job:
-    """A job, or one task of an array."""
+    """A job."""
 
-    name: str  # 1000, or 1000_2
+    id: str
     script: Path
     flags: dict[str, str]
     environment: dict[str, str]
     state: str = "PENDING"
-    lives: int = 0
+    starts: int = 0
     batch: subprocess.Popen[bytes] | None = None  # runs the script
-    step: int | None = None  # process of srun, which leads a group
+    step: int | None = None  # process of srun, which leads a process group
 
     def signal(self, number: int) -> None:
-        """Send a signal to the step, which is what runs the attempt."""
+        """Send a signal to the step, which runs the attempt."""
         if self.step:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.step, number)
 
     def kill(self) -> None:
-        """Send SIGKILL to all of it."""
+        """Send SIGKILL to all processes of the job."""
         self.signal(signal.SIGKILL)
         if self.batch:
             self.batch.kill()
@@ -54,16 +52,15 @@ class Job:
 
 @dataclass
 class LittleSlurm:
-    """The cluster: a context manager, behind which no process of a job is left."""
+    """The cluster: a context manager that leaves no process of a job behind."""
 
-    folder: Path  # to be made, for the commands
-    nodes: int = 4  # jobs that run at a time
+    folder: Path  # created for the commands
+    nodes: int = 4  # number of jobs that run at the same time
     requeues: bool = True  # JobRequeue in slurm.conf
-    accounts: bool = True  # without accounting sacct knows nothing
-    refuses: int = 0  # so many submissions, as a controller that is too busy
+    accounts: bool = True  # sacct fails without accounting
+    refusals: int = 0  # number of submissions to refuse, like a busy controller
     jobs: dict[str, Job] = field(default_factory=dict)
-    submitted: list[dict[str, str]] = field(default_factory=list)  # the flags of each sbatch
-    asked: list[list[str]] = field(default_factory=list)  # the jobs of each sacct
+    questions: int = 0  # calls of sacct
 
     def __enter__(self) -> "LittleSlurm":
         self._lock, self._threads = threading.RLock(), [threading.Thread(target=self._serve)]
@@ -87,18 +84,18 @@ class LittleSlurm:
         self._listener.close()
 
     def resize(self, nodes: int) -> None:
-        """Change how many jobs may run at a time; those that run stay."""
+        """Change how many jobs may run at the same time; running jobs continue."""
         with self._lock:
             self.nodes = nodes
-            self._start_waiting()
+            self._start_pending()
 
     def give_notice(self, name: str) -> None:
-        """Send the signal that a job asked for, as SLURM does before it ends the job."""
+        """Send the signal that a job requested, as SLURM does before it ends the job."""
         job = self.jobs[name]
         job.signal(signal.Signals["SIG" + job.flags["signal"].partition("@")[0]])
 
     def end(self, name: str, state: str) -> None:
-        """End a job at once, in the state that SLURM then gives it: TIMEOUT, NODE_FAIL, …"""
+        """End a job at once, in a state of SLURM: TIMEOUT, NODE_FAIL, …"""
         with self._lock:
             self.jobs[name].state = state
             self.jobs[name].kill()
@@ -118,33 +115,27 @@ class LittleSlurm:
             return 1, f"{command}: error: {error}\n"
 
     def _sbatch(self, words: list[str], environment: dict[str, str], _: int) -> str:
-        if self.refuses:
-            self.refuses -= 1
+        if self.refusals:
+            self.refusals -= 1
             raise RuntimeError("Socket timed out on send/recv operation")
-        main, text = 1000 * (1 + len(self.submitted)), Path(words[0]).read_text()
+        text = Path(words[0]).read_text()
         lines = [line for line in text.splitlines() if line.startswith("#SBATCH --")]
         pairs = [shlex.split(line)[1].removeprefix("--").partition("=") for line in lines]
         flags = {flag: value for flag, _, value in pairs}
         if flags.get("partition", PARTITIONS[0]) not in PARTITIONS:
             raise RuntimeError("invalid partition specified: " + flags["partition"])
-        self.submitted.append(flags)
-        script = self.folder / f"{main}.sh"
+        name = str(1000 + len(self.jobs))
+        script = self.folder / f"{name}.sh"
         script.write_text(text)
-        first, _, last = flags.get("array", "0-0").partition("%")[0].partition("-")
-        for task in range(int(first), int(last) + 1):
-            name, own = str(main), {"SLURM_JOB_ID": str(main + task)}
-            if "array" in flags:
-                name = f"{main}_{task}"
-                own |= {"SLURM_ARRAY_JOB_ID": str(main), "SLURM_ARRAY_TASK_ID": str(task)}
-            self.jobs[name] = Job(name, script, flags, environment | own)
-        self._start_waiting()
-        return f"Submitted batch job {main}\n"
+        self.jobs[name] = Job(name, script, flags, {**environment, "SLURM_JOB_ID": name})
+        self._start_pending()
+        return f"Submitted batch job {name}\n"
 
-    def _start_waiting(self) -> None:
-        waiting = [job for job in self.jobs.values() if job.state == "PENDING"]
+    def _start_pending(self) -> None:
+        pending = [job for job in self.jobs.values() if job.state == "PENDING"]
         free = self.nodes - sum(job.batch is not None for job in self.jobs.values())
-        for job in waiting[: max(0, free)]:
-            job.state, job.lives = "RUNNING", job.lives + 1
+        for job in pending[: max(0, free)]:
+            job.state, job.starts = "RUNNING", job.starts + 1
             job.batch = subprocess.Popen(["bash", job.script], env=job.environment)
             self._threads.append(threading.Thread(target=self._await_end, args=(job, job.batch)))
             self._threads[-1].start()
@@ -156,56 +147,44 @@ class LittleSlurm:
             job.batch = job.step = None
             ended = "FAILED" if code else "COMPLETED"
             job.state = {"RUNNING": ended, "REQUEUED": "PENDING"}.get(job.state, job.state)
-            self._start_waiting()
+            self._start_pending()
 
     def _srun(self, words: list[str], environment: dict[str, str], pid: int) -> str:
-        number = environment["SLURM_JOB_ID"]
-        (job,) = (one for one in self.jobs.values() if one.environment["SLURM_JOB_ID"] == number)
+        job = self.jobs[environment["SLURM_JOB_ID"]]
         if job.state != "RUNNING":
-            raise RuntimeError(f"Job {job.name} has ended")  # meanwhile
+            raise RuntimeError(f"Job {job.id} has ended")
         job.step = pid
-        return job.name  # which stands in the names of its files
+        return job.id
 
     def _sacct(self, words: list[str], *_: object) -> str:
-        if words[:3] != TELL or set(words[3::2]) != {"-j"}:
+        options = ["-o", "JobID,State,NodeList", "--parsable2"]
+        if words[:3] != options or set(words[3::2]) != {"-j"}:
             raise RuntimeError(f"unrecognized options {words}")
         if not self.accounts:
             raise RuntimeError("Slurm accounting storage is disabled")
-        self.asked.append(words[4::2])
+        self.questions += 1
         rows = ["JobID|State|NodeList"]
-        for main in words[4::2]:
-            jobs = self._find(main)
-            new = [job for job in jobs if job.state == "PENDING" and not job.lives]
-            if new and "array" in new[0].flags:  # in one row
-                tasks = ",".join(job.name.partition("_")[2] for job in new)
-                rows.append(f"{main}_[{tasks}]|PENDING|None assigned")
-                jobs = [job for job in jobs if job not in new]
-            for job in jobs:
-                rows.append(f"{job.name}|{job.state}|localhost")
-                rows.append(f"{job.name}.batch|{job.state.partition(' ')[0]}|localhost")
+        for job in (self.jobs[name] for name in words[4::2]):
+            rows.append(f"{job.id}|{job.state}|localhost")
+            rows.append(f"{job.id}.batch|{job.state.partition(' ')[0]}|localhost")
         return "\n".join(rows) + "\n"
 
     def _scancel(self, words: list[str], *_: object) -> str:
-        for job in self._find(words[0]):
-            if job.state in ("PENDING", "RUNNING", "SUSPENDED"):
-                self.end(job.name, f"CANCELLED by {os.getuid()}")
+        if self.jobs[words[0]].state in ("PENDING", "RUNNING", "SUSPENDED"):
+            self.end(words[0], f"CANCELLED by {os.getuid()}")
         return ""
 
     def _scontrol(self, words: list[str], *_: object) -> str:
-        deed, (job,) = words[0], self._find(words[1])
-        if job.batch is None or (deed == "requeue" and not self.requeues):
-            raise RuntimeError(f"{job.name}: Requested operation is presently disabled")
-        job.state, number = DEEDS[deed]
+        action, job = words[0], self.jobs[words[1]]
+        if job.batch is None or (action == "requeue" and not self.requeues):
+            raise RuntimeError(f"{job.id}: Requested operation is presently disabled")
+        job.state, number = ACTIONS[action]
         job.signal(number)
         return ""
 
-    def _find(self, asked: str) -> list[Job]:
-        """Return the job of an id, or all of an array's."""
-        return [job for name, job in self.jobs.items() if asked in (name, name.partition("_")[0])]
-
 
 def call(address: str, command: str, *words: str) -> int:
-    """Be one of the commands; return its exit code."""
+    """Act as one of the commands; return its exit code."""
     if command == "srun":
         os.setpgid(0, 0)  # so that signals to the step do not reach the script
     with Client(address) as slurm:
@@ -214,8 +193,7 @@ def call(address: str, command: str, *words: str) -> int:
     if command == "srun" and not code:
         _, _, out, _, err, *body = words
         for number, path in ((1, out), (2, err)):
-            for mark, name in (("%A_%a", text), ("%j", text), ("%t", "0")):
-                path = path.replace(mark, name)
+            path = path.replace("%j", text).replace("%t", "0")
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         os.execvp(body[0], body)
     (sys.stderr if code else sys.stdout).write(text)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sweep.analysis.frames import load_stored_sweep, load_sweep
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.store import connect, default_tracking_uri

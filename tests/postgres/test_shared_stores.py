@@ -12,8 +12,8 @@ import pytest
 
 from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.cli import main
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.orchestration.local import LocalExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan

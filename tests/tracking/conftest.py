@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.plan.growth import grow_plan
 from sweep.plan.plan import Plan
-from tests.plans import build_plan
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.metrics import MetricsLog, read_metrics
+from tests.plans import build_plan
 
 TOML = """
 budget = "200k"

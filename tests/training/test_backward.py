@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_identity
-from tests.plans import build_plan
 from sweep.training.backward import ByAutograd, InOneGraph, is_one_graph
 from sweep.training.noise import GradientSums
 from sweep.training.step import TrainingStep
+from tests.plans import build_plan
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("default")  # torch's tracing meets warnings of its own

@@ -6,15 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.errors import Superseded
-from tests.plans import build_plan
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import TrialFolder, TrialStatus
 from sweep.trial.metrics import MetricsLog
+from tests.plans import build_plan
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated")  # in torch 2.13

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch._inductor.cpu_vec_isa import VecISA
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.models import HuggingFaceSettings
-from sweep.config.execution import Execution
 from sweep.data.synthetic import synthetic_identity
-from tests.plans import build_plan
 from sweep.training.compiler import set_up_compiler
+from tests.plans import build_plan
 
 CPU = torch.device("cpu")
 GPT2 = {"name": "gpt2", "architecture": "gpt2", "vocabulary": 512, "context": 64}

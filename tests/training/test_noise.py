@@ -3,20 +3,19 @@
 import pytest
 import torch
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.execution import Execution
 from sweep.data.stream import SequenceStream
-from sweep.config.execution import Execution
 from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
-from tests.plans import build_plan
 from sweep.plan.steps import ProbeSizes, probe_sizes
 from sweep.training.noise import GradientSums, NoiseProbe, noise_estimates
 from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
 from sweep.trial.metrics import read_metrics
+from tests.plans import build_plan
 
 
 def step_of(microbatch, experiment="quick", batch=16, **execution):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import State, SweepFolder

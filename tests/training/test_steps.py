@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch._dynamo
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.models import HuggingFaceSettings
-from sweep.config.execution import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.models.loss import LIGER_ABOVE
-from tests.plans import build_plan
 from sweep.training import backward
 from sweep.training import steps as steps_module
 from sweep.training.compiler import set_up_compiler
@@ -23,6 +22,7 @@ from sweep.training.steps import GraphedSteps, Steps, Sums, build_steps, can_be_
 from sweep.training.worker import run_attempt
 from sweep.trial.folder import State, TrialFolder, TrialStatus
 from sweep.trial.metrics import read_metrics
+from tests.plans import build_plan
 
 CPU = torch.device("cpu")
 BATCH, COUNT = 4, 14

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.grpo import GrpoSettings
-from sweep.config.execution import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.models.generation import Sampling, completion_uniforms, generate
-from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
-from tests.plans import build_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
@@ -31,6 +29,7 @@ from sweep.workloads.grpo_loss import (
     surrogate,
     token_weights,
 )
+from tests.plans import build_plan
 
 CPU = torch.device("cpu")
 GRPO = {"task": "words", "group_size": 4, "prompt_tokens": 40, "new_tokens": 12}

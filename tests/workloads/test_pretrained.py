@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.pretrained import find_model
 from sweep.data.tokenizer import SEPARATOR_ID
@@ -16,7 +17,6 @@ from sweep.errors import SweepError
 from sweep.models import build_model
 from sweep.models.generation import Sampling, generate
 from sweep.orchestration.costs import estimate
-from sweep.config.execution import Execution
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_sweep

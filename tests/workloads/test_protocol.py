@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from tests.plans import build_plan
 from sweep.workloads.protocol import build_workload
 from sweep.workloads.quadratic import NoisyQuadratic
+from tests.plans import build_plan
 
 MODULE = """
 from sweep.workloads.quadratic import NoisyQuadratic

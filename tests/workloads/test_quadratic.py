@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
-from tests.plans import build_plan
+from sweep.config.experiment import load_experiment
 from sweep.training.backward import ByAutograd
 from sweep.training.step import TrainingStep
 from sweep.workloads.protocol import build_workload
 from sweep.workloads.random_walk import noise_sum
+from tests.plans import build_plan
 
 CPU = torch.device("cpu")
 

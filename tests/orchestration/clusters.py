@@ -1,0 +1,117 @@
+"""Trials that wait in the middle, so that a test can disturb them, and commands that run them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
+from sweep.orchestration.planning import Planned, make_plan, save_plan
+from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.metrics import read_metrics
+
+IMPORTED = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2])))
+STEPS = 100  # of a trial; faulty:WaitsForGo waits at step 50
+SECONDS = 200.0  # longer than anything takes
+
+
+def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: object) -> SweepFolder:
+    """Plan trials that save a checkpoint after nearly every step; return the folder path/sweep."""
+    folder = SweepFolder(path / "sweep")
+    fields = {"batches": [4], "budget": 4 * STEPS, "workload": workload, **fields}
+    lines = ['question = "Does it end well?"', 'model = "quadratic"', 'lr = "0.05"']
+    lines += [f"{key} = {value!r}" for key, value in fields.items()]
+    path.mkdir(exist_ok=True)
+    (path / "question.toml").write_text("\n".join(lines).replace("'", '"'))
+    plan = planned(folder).plan
+    execution = plan.execution.model_copy(update={"checkpoint_seconds": 0.01})
+    save_plan(plan.model_copy(update={"execution": execution}), folder)
+    return folder
+
+
+def planned(folder: SweepFolder) -> Planned:
+    """Return the plan of a folder's question."""
+    question = load_experiment(str(folder.path.parent / "question.toml"))
+    return make_plan(question, Execution(device="cpu"), folder)
+
+
+class Command:
+    """`sweep run` in a process of its own, on the trials of `plan_trials`."""
+
+    def __init__(self, folder: SweepFolder, *options: str) -> None:
+        self.folder = folder
+        question = str(folder.path.parent / "question.toml")
+        words = [sys.executable, "-m", "sweep", "run", question, "--out", str(folder.path)]
+        self._words = [*words, "--quiet", "--yes", *options]
+        self._output = folder.path.parent / "output.txt"  # jobs may hold a pipe open
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._output.open("ab") as file:
+            self.process = subprocess.Popen(self._words, stdout=file, stderr=file)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(SECONDS)
+        print(self._output.read_text())
+        return code
+
+    def assert_runs(self) -> None:
+        assert self.process.poll() is None, self._output.read_text()
+
+
+def wait_until(condition: Callable[[], object], command: Command | None = None) -> None:
+    """Wait until a condition holds, while a command runs."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        if command:
+            command.assert_runs()
+        time.sleep(0.05)
+
+
+def wait_for_trial(folder: SweepFolder, command: Command | None = None) -> TrialFolder:
+    """Wait until a trial has trained for 40 steps and has checkpoints; return it."""
+
+    def is_waiting(trial: TrialFolder) -> bool:
+        lines = read_metrics(trial.metrics_path)
+        is_far = bool(lines) and lines[-1]["step"] >= 40 and len(trial.checkpoints()) > 1
+        return is_far and trial.read_status().state is State.RUNNING and not trial.read_result()
+
+    wait_until(lambda: any(map(is_waiting, folder.trials())), command)
+    return next(filter(is_waiting, folder.trials()))
+
+
+def checkpointed(trial: TrialFolder) -> bytes:
+    """Return the metrics up to the newest checkpoint; a trial that starts again writes others."""
+    lines = trial.metrics_path.read_bytes()[: trial.checkpoints()[0].metrics_length]
+    assert lines
+    return lines
+
+
+def assert_resumed(trial: TrialFolder, lines: bytes, attempts: int) -> None:
+    """Assert that a trial is COMPLETE and continued after the checkpoint with these lines."""
+    status = trial.read_status()
+    assert (status.state, status.attempts) == (State.COMPLETE, attempts)
+    assert trial.metrics_path.read_bytes().startswith(lines)
+    steps = [line["step"] for line in read_metrics(trial.metrics_path)]
+    assert steps == sorted(set(steps)) and steps[-1] == trial.read_config().steps
+
+
+def assert_same(folder: SweepFolder, other: SweepFolder) -> None:
+    """Assert that two sweeps ended with the same weights and losses."""
+    for trial in folder.trials():
+        weights = load_file(trial.weights_path)
+        others = load_file(other.trial(trial.id).weights_path)
+        assert weights.keys() == others.keys()
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+        assert trial.losses_path.read_bytes() == other.trial(trial.id).losses_path.read_bytes()
