@@ -179,10 +179,12 @@ def page(document: dict[str, Any]) -> str:
         predicted, ratios = row["forecast"], row["time_ratios"]
         pairs = [(row["phases"].get(p), predicted["phases"].get(p)) for p in PHASES]
         pairs.append((row["peak_bytes"], predicted["peak_bytes"]))
-        time = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+        time = "–"
+        if ratios:
+            time = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
         change = f"{100 * (row['peak_bytes'] / base['peak_bytes'] - 1):+.1f} %"
         texts = [f"{mib(measured)} / {mib(forecast)}" for measured, forecast in pairs]
-        return [row["name"], *texts, mib(row["rest_bytes"]), change, time if ratios else "–"]
+        return [row["name"], *texts, mib(row["rest_bytes"]), change, time]
 
     headers = ["row", *(p.replace("_", " ") for p in PHASES), "peak", "at rest", "peak", "time"]
     parts = [
@@ -199,9 +201,17 @@ def page(document: dict[str, Any]) -> str:
         parts += [f"## {title}", table(headers, [cells(row) for row in chosen])]
     claims = []
     for claim in document["claims"]:
-        bounds = " to ".join(dict.fromkeys((claim["low"], claim["high"] or "more"))) or "–"
+        bounds = " to ".join(dict.fromkeys((claim["low"], claim["high"] or "more")))
         measured = "–" if claim["measured"] is None else f"{claim['measured']:.3g}"
-        claims.append([claim["claim"], bounds, measured, claim["unit"], claim["verdict"]])
+        claims.append(
+            [
+                claim["claim"],
+                bounds if claim["low"] else "–",
+                measured,
+                claim["unit"],
+                claim["verdict"],
+            ]
+        )
     headers = ["claim", "claimed", "measured", "unit", "verdict"]
     parts += ["## Published claims that were not measured before", table(headers, claims)]
     parts.append(f"A claim is true within {TOLERANCE:.0%} of its number, for these sizes.")

@@ -112,7 +112,7 @@ def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
         planned = forecast_step(config)
     except SweepError as error:
         return str(error)
-    sizes = [f"By forecast, one sequence needs {format_bytes(planned.peak_bytes)}"]
+    sizes = [f"One sequence needs {format_bytes(planned.peak_bytes)} by forecast"]
     for flag, changed in remedies.items():
         if changed == config:
             continue

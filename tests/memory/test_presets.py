@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.memory.jobs import forecast_rows
 from sweep.memory.search import PRESETS, SHARES
-from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.planning import read_request, save_plan
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
 
@@ -17,11 +15,10 @@ MIB = 1 << 20
 BATCH = 64
 
 
-def planned(path: Path, memory: int, **logistics: object) -> Plan:
-    fields = {"batches": [BATCH], "budget": 64 * BATCH * 10}
-    fields |= {"precision": logistics.pop("precision", "auto")}
-    asked = Execution(device="cpu", device_memory_bytes=memory, **logistics)
-    return make_plan(load_experiment("quick", fields), asked, SweepFolder(path)).plan
+def planned(path: Path, memory: int, **settings: object) -> Plan:
+    fields = {"batches": [BATCH], "budget": 64 * BATCH * 10, "device": "cpu"}
+    settings = {**fields, "device_memory": memory, **settings}
+    return read_request("quick", settings, path).plan().plan
 
 
 def forecast_of(plan: Plan) -> int:
@@ -74,19 +71,19 @@ def test_recomputing_comes_before_narrower_weights(tmp_path):
 
 
 def test_the_smallest_zero_stage_that_helps_is_chosen(tmp_path):
-    several = {"preset": "speed", "devices": 2}
-    tight = forecast_of(planned(tmp_path, 1 << 40, microbatch=4, devices=2))
+    several = {"preset": "speed", "devices_per_trial": 2}
+    tight = forecast_of(planned(tmp_path, 1 << 40, microbatch=4, devices_per_trial=2))
     none = planned(tmp_path, int(1.03 * tight), **several)
     assert (none.execution.zero, none.trials[0].microbatch_size) == (0, 4)
     split = planned(tmp_path, int(0.99 * tight), **several)
     assert (split.execution.zero, split.trials[0].microbatch_size) == (1, 4)
     assert "ZeRO 1 (at most 2 with less)" in split.execution.reason
-    least = planned(tmp_path, tight, preset="memory", devices=2)
+    least = planned(tmp_path, tight, preset="memory", devices_per_trial=2)
     assert least.execution.zero == 3
 
 
 def test_settings_that_the_user_gave_are_kept(tmp_path, whole_bytes):
-    given = {"zero": 2, "devices": 2, "activation_checkpointing": True, "microbatch": 2}
+    given = {"zero": 2, "devices_per_trial": 2, "activation_checkpointing": True, "microbatch": 2}
     plan = planned(tmp_path, whole_bytes, preset="speed", **given)
     execution = plan.execution
     assert (execution.zero, execution.activation_checkpointing) == (2, True)
