@@ -4,15 +4,12 @@ A cell is one batch size under one policy and rate; its reporting seeds are its 
 trials take no part. Nothing here is a test: differences are described, not declared.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-
-from sweep.analysis.frames import Sweep
-from sweep.analysis.pareto import is_on_front
 
 BALANCED_TOLERANCE = 0.01  # of the lowest mean loss
 SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
@@ -39,11 +36,6 @@ class Recommendation:
     title: str
     rule: str  # one sentence
     cells: tuple[int, ...]  # index of the cells; several where they tie, none without data
-
-
-def difference_unit(sweep: Sweep) -> str:
-    """Return the unit of differences between losses, as said behind a number."""
-    return {"pretrain": "nats", "grpo": "of reward"}.get(sweep.plan.settings.workload, "units")
 
 
 def short(number: float) -> str:
@@ -199,3 +191,21 @@ def not_comparable(cells: pd.DataFrame) -> Iterable[tuple[str, int, str]]:
         counts = [f"{row[kind]} {kind}" for kind in kinds if row[kind]]
         reason = ", ".join(counts) or "no final validation loss"
         yield row["label"], row["batch_size"], f"{reason} of {row['planned']} planned"
+
+
+def is_on_front(losses: Sequence[float], seconds: Sequence[float]) -> list[bool]:
+    """Mark the points to which no other is at least equal in both and better in one.
+
+    Only final points may be compared: under a schedule that knows its end, a point of a longer
+    trial is not what a shorter one would have reached. Points with NaN are never on the front.
+    """
+    points = list(zip(losses, seconds, strict=True))
+    return [
+        loss == loss
+        and time == time
+        and not any(
+            other <= loss and faster <= time and (other < loss or faster < time)
+            for other, faster in points
+        )
+        for loss, time in points
+    ]

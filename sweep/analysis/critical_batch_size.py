@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from scipy.special import log_ndtr
 from scipy.stats import t as student
 
-from sweep.analysis.estimate import Estimate
+from sweep.analysis.statistics import Estimate
 from sweep.errors import SweepError
 
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*

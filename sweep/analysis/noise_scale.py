@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from sweep.analysis.estimate import Estimate
+from sweep.analysis.statistics import Estimate
 from sweep.errors import SweepError
 
 RESAMPLES = 1000

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from sweep.analysis.comparison import CELL_KEYS, report_trials
-from sweep.analysis.estimate import Estimate
 from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.statistics import compare_pairs
+from sweep.analysis.statistics import Estimate, compare_pairs
 
 
 @dataclass(frozen=True)

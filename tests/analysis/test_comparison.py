@@ -9,6 +9,7 @@ import pytest
 from sweep.analysis.comparison import (
     CELL_COLUMNS,
     compare_batch_sizes,
+    is_on_front,
     not_comparable,
     overlapping,
     policy_label,
@@ -16,7 +17,6 @@ from sweep.analysis.comparison import (
     short,
 )
 from sweep.analysis.frames import TRIAL_COLUMNS
-from sweep.analysis.pareto import is_on_front
 
 
 def trial(batch: int, seed: int, loss: float, seconds: float = 10.0, **more: Any) -> dict[str, Any]:
