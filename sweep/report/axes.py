@@ -90,7 +90,7 @@ def loss_axis(axis: Axes) -> None:
     low, high = axis.dataLim.y0, axis.dataLim.y1
     if np.isfinite([low, high]).all() and 0 < 2 * low < high:
         axis.set_yscale("log")
-        _plain_log_ticks(axis.yaxis, (1, 1.5, 2, 3, 4, 5, 6, 8) if high < 100 * low else (1,))
+        plain_log_ticks(axis.yaxis, (1, 1.5, 2, 3, 4, 5, 6, 8) if high < 100 * low else (1,))
 
 
 def token_axis(axis: Axes) -> None:
@@ -101,15 +101,8 @@ def token_axis(axis: Axes) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(5))
 
 
-def time_axis(axis: Axes, seconds: pd.Series) -> None:
-    """Use a log scale with plain numbers if times span more than a decade."""
-    axis.set_xlabel("total time of one trial [seconds]")
-    if len(seconds) and seconds.max() > 10 * seconds.min() > 0:
-        axis.set_xscale("log")
-        _plain_log_ticks(axis.xaxis, (1, 2, 5))
-
-
-def _plain_log_ticks(axis: Axis, subs: Sequence[float]) -> None:
+def plain_log_ticks(axis: Axis, subs: Sequence[float]) -> None:
+    """Write plain numbers at the multiples `subs` of each power of ten."""
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:g}")

@@ -221,7 +221,11 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     if len(front):
         at = (front["seconds_total"], front["final_valid_loss"])
         axis.plot(*at, drawstyle="steps-post", zorder=1, **line)
-    look.time_axis(axis, complete["seconds_total"])
+    seconds = complete["seconds_total"]
+    if len(seconds) and seconds.max() > 10 * seconds.min() > 0:
+        axis.set_xscale("log")
+        look.plain_log_ticks(axis.xaxis, (1, 2, 5))
+    axis.set_xlabel("total time of one trial [seconds]")
     axis.set_ylabel(f"final validation loss {_loss_label(sweep)}")
     diverged = _diverged(sweep)
     look.mark_diverged(axis, diverged["seconds_total"].dropna(), len(diverged))

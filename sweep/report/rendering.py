@@ -4,7 +4,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -56,24 +56,16 @@ def escape(value: Any) -> Any:
     return re.sub(r"\\|\||<(?=[a-zA-Z/!?])|\](?=[(\[])", r"\\\g<0>", line)
 
 
+def _or_missing(form: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: form(value) if value is not None and is_number(value) else MISSING
+
+
 def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
     """Write a loss with four decimals, and its standard deviation if there are enough seeds."""
     if not is_number(mean):
         return MISSING
     has_spread = seeds >= SEEDS_FOR_SPREAD and is_number(sd)
     return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
-
-
-def format_rate(rate: float) -> str:
-    """Write a learning rate with three significant digits: 3e-4, 0.00707, 0.05."""
-    return short(float(f"{rate:.3g}"))
-
-
-def format_percent(share: float) -> str:
-    """Write a share with two significant digits: 0.43 %, 12 %, 100 %."""
-    if not is_number(share):
-        return MISSING
-    return f"{100 * share:.2g} %" if abs(share) < 0.995 else f"{100 * share:.0f} %"
 
 
 def format_estimate(estimate: Estimate | None, form: str = ".4g") -> str:
@@ -91,12 +83,6 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-def format_status(cell: Mapping[str, Any]) -> str:
-    """Write how many trials of a cell are in which state."""
-    kinds = ("complete", "diverged", "failed", "pruned", "unfinished")
-    return ", ".join(f"{cell[kind]} {kind}" for kind in kinds if cell[kind])
-
-
 def format_cells(cells: Iterable[Mapping[str, Any]]) -> str:
     """Write the names of cells: batch size 8 (tuned) and batch size 16 (tuned)."""
     *most, last = (f"batch size {cell['batch_size']} ({cell['label']})" for cell in cells)
@@ -111,22 +97,23 @@ MARKDOWN = Environment(
     lstrip_blocks=True,
 )
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
-MARKDOWN.filters |= {
+NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
+    "count": "{:,.0f}".format,
+    "signed": "{:+.3f}".format,
+    "rate": lambda value: short(float(f"{value:.3g}")),
+    "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
+    "p_value": lambda value: f"{value:.3f}" if value >= 0.001 else "< 0.001",
+    "short_count": format_count,
+    "seconds": format_seconds,
+    "bytes": format_bytes,
+}
+MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()} | {
     "loss": format_loss,
-    "rate": format_rate,
-    "percent": format_percent,
     "estimate": format_estimate,
     "range": format_range,
-    "status": format_status,
     "cell_names": format_cells,
     "mean": mean,
     "json": json.dumps,
-    "join_unique": lambda texts: ", ".join(sorted({text for text in texts if text})),
+    "join_unique": lambda texts: ", ".join(sorted(set(filter(None, texts)))),
     "one_line": lambda text: Code(" ".join(text.split())),
-    "count": lambda value: f"{value:,.0f}" if is_number(value) else MISSING,
-    "signed": lambda value: f"{value:+.3f}" if is_number(value) else MISSING,
-    "seconds": lambda value: format_seconds(value) if is_number(value) else MISSING,
-    "bytes": lambda value: format_bytes(value) if is_number(value) else MISSING,
-    "short_count": format_count,
-    "p_value": lambda value: f"{value:.3f}" if value >= 0.001 else "< 0.001",
 }
