@@ -13,7 +13,7 @@ from sweep.analysis import frames
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.report import report
 from sweep.report.report import write_report, write_report_from_store
-from sweep.trial.files import read_json
+from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
 from sweep.trial.metrics import read_metrics
 
@@ -164,12 +164,17 @@ def test_a_sweep_of_one_batch_size_compares_nothing(tmp_path: Path, write_fake_s
     assert all("nothing to compare" in r["standing"] for r in tables(section(text, "Summary"))[1])
 
 
-def test_a_sweep_with_only_tuning_trials_gets_a_report(
-    tmp_path: Path, write_fake_sweep: Any
-) -> None:
-    write_fake_sweep(tmp_path / "tuning", lrs=("tuned",))
-    text = written(tmp_path / "tuning")
-    assert "25 tuning trials" in section(text, "Summary")
+def test_batch_sizes_without_a_tuned_rate_are_named(tmp_path: Path, write_fake_sweep: Any) -> None:
+    write_fake_sweep(tmp_path / "tuning", lrs=("tuned",), outcome=lambda row: "diverged")
+    folder = SweepFolder(tmp_path / "tuning")
+    plan = read_json(folder.plan_path)
+    plan["trials"] = [row for row in plan["trials"] if row["stage"] == "tune"]
+    write_json(folder.plan_path, plan)
+    summary = section(written(folder.path), "Summary")
+    assert "25 tuning trials" in summary
+    for batch_size in (4, 8, 16, 32, 64):
+        assert f"Batch size {batch_size} has no tuned rate yet" in summary
+    assert summary.count("5 diverged") == 5
 
 
 def test_a_tuned_cell_is_not_doubted_for_the_fixed_rate_beside_it(
@@ -188,6 +193,24 @@ def test_a_tuned_cell_is_not_doubted_for_the_fixed_rate_beside_it(
     assert best["answer"] == "batch size 64 (tuned)"
     assert best["standing"].startswith("FAIL: ") and "fixed" not in best["standing"]
     assert "fixed learning rate" not in section(text, "Summary")
+
+
+@pytest.mark.parametrize(("target", "reached"), [(2.5, "3 of 3"), (0.5, "0 of 3")])
+def test_a_sweep_to_a_target_reports_steps_to_it(
+    tmp_path: Path, write_fake_sweep: Any, target: float, reached: str
+) -> None:
+    path = tmp_path / "s"
+    write_fake_sweep(path, seeds=3, target=target, batches="4,16,64", lrs=("tuned",))
+    text = written(path)
+    summary = tables(section(text, "Summary"))
+    steps = {row["batch size"]: row for row in summary[0]}
+    assert steps.keys() == {"4", "16", "64"}
+    assert {row["reached"] for row in steps.values()} == {reached}
+    assert len(summary) == (2 if reached == "3 of 3" else 1)
+    headings = re.findall(r"^### Losses at equal (\w+)", text, re.MULTILINE)
+    assert headings == ["tokens", "steps", "seconds"] and "nan" not in text
+    figures = {figure.stem for figure in (path / "figures").iterdir()}
+    assert figures == {"curves", "time", "throughput", "rates", "steps"}
 
 
 def test_losses_of_the_quadratic_have_no_unit(tmp_path: Path, write_fake_sweep: Any) -> None:
