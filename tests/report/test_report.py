@@ -1,4 +1,4 @@
-"""The report holds what the analysis found, whatever became of the sweep."""
+"""The report holds the results of the analysis, in whatever state the sweep is."""
 
 import re
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ def section(text: str, heading: str) -> str:
 
 def tables(text: str) -> list[list[dict[str, str]]]:
     """Read the markdown tables back."""
-    found = []
+    documents = []
     for block in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
         lines = [[cell.strip() for cell in line[2:-2].split(" | ")] for line in block.splitlines()]
-        found.append([dict(zip(lines[0], line, strict=True)) for line in lines[2:]])
-    return found
+        documents.append([dict(zip(lines[0], line, strict=True)) for line in lines[2:]])
+    return documents
 
 
 def written(path: Path) -> str:
@@ -157,7 +157,9 @@ def test_an_empty_sweep_gets_a_report_that_says_so(tmp_path: Path, write_fake_sw
     assert "5 trials: 5 WAITING" in text and "| question |" not in text
 
 
-def test_a_sweep_of_one_batch_size_compares_nothing(tmp_path: Path, write_fake_sweep: Any) -> None:
+def test_one_batch_size_is_not_compared_with_anything(
+    tmp_path: Path, write_fake_sweep: Any
+) -> None:
     write_fake_sweep(tmp_path / "single", batches="16", seeds=3)
     text = written(tmp_path / "single")
     assert ", at batch size" not in section(text, "Summary")
@@ -177,17 +179,17 @@ def test_batch_sizes_without_a_tuned_rate_are_named(tmp_path: Path, write_fake_s
     assert summary.count("5 diverged") == 5
 
 
-def test_a_tuned_cell_is_not_doubted_for_the_fixed_rate_beside_it(
+def test_a_tuned_cell_is_not_weakened_by_the_checks_of_a_fixed_rate(
     tmp_path: Path, write_fake_sweep: Any
 ) -> None:
     write_fake_sweep(tmp_path / "both", seeds=3, batches="4,64")
     path = tmp_path / "both"
-    found = sweep.load_sweep(path)
-    tuned = found.trials.assign(policy="tuned", id="t" + found.trials["id"])
+    loaded = sweep.load_sweep(path)
+    tuned = loaded.trials.assign(policy="tuned", id="t" + loaded.trials["id"])
     tuned["final_valid_loss"] -= tuned["batch_size"] / 100
-    both = frames.pd.concat([found.trials, tuned], ignore_index=True)
+    both = frames.pd.concat([loaded.trials, tuned], ignore_index=True)
     text = report.write_report_of(
-        frames.Sweep("both", found.plan, both, found.curves, ()), tmp_path
+        frames.Sweep("both", loaded.plan, both, loaded.curves, ()), tmp_path
     ).read_text()
     best = tables(section(text, "Summary"))[1][0]
     assert best["answer"] == "batch size 64 (tuned)"
