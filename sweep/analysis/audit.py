@@ -1,350 +1,317 @@
-"""What is impossible or confounded in a published sweep table: `sweep audit FILE`.
+"""`sweep audit`: run the table of checks on any table of batch-size results.
 
-Each rule sees one table, and of its best cells those that have what the rule needs. It returns the
-batch sizes concerned and a message, or nothing. In words, with the sources: docs/audit.md.
+It reads CSV, the pipe tables of a markdown page, or the trials.csv of a sweep folder. Documented
+headers, their synonyms, units and thousands separators are understood; a cell in any other form
+stays empty and is named in a note. See docs/audit.md.
 """
 
+import io
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from sweep.analysis.audit_status import has_diverged, has_failed, is_out_of_memory
-from sweep.analysis.audit_table import HEADERS, LOSSES, read_tables
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, short
-from sweep.config.numbers import format_count
+from sweep.analysis.checks import FAIL, check_rows
+from sweep.analysis.frames import TRIAL_COLUMNS
+from sweep.analysis.rules import LOSSES, prepare, rows_of_trials
+from sweep.errors import SweepError
 
-ROUND = (1, 2, 5, *(digit * 10**power for power in range(4) for digit in (10, 20, 25, 50)))
-SETTINGS = ["batch_size", "learning_rate", "context_length", "token_budget"]
-SETTINGS += ["weight_decay", "adam_beta2"]
-DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
-MEANS = ["loss", "true_steps", "outcome", *(name for name in HEADERS if name not in SETTINGS)]
-TOKENS_TOLERANCE = 0.01  # of the steps that the budget gives
-EQUAL_STEPS = 1.05  # most over least
-COLLAPSE = 0.6  # of the throughput of a smaller batch size: spilling, thrashing
-HELD = 2.01  # most over least of an optimizer's time scale: ×2, rounded
-BIAS = 1e-3  # nats between final and best loss
-WARMUP_ROUNDING = 0.02  # of the warmup steps: 1.3k for 1,280
-
-Found = tuple[Iterable[Any], str] | None  # batch sizes concerned, message
+LOSS = r"(val|valid|validation|eval|evaluation|test) loss"
+TIME = "time|wall|clock|duration|runtime|elapsed|hours?|hrs?|minutes?|mins?|seconds?|secs?"
+HEADERS = {
+    "batch_size": r"((global|effective|total|train|training) )?(batch( size)?|batchsize|bs)|b",
+    "steps": r"((optimizer|training|train|total|gradient|num|n) )*(steps?|updates?|iterations?)",
+    "hours": rf"(?=.*\b({TIME})\b)((total|training|train|in|h|s|d|{TIME})( |$))+",
+    "final_train_loss": r"(final )?(train|training) loss",
+    "final_valid_loss": rf"(final )?({LOSS}|loss)",
+    "best_valid_loss": rf"(best|min|minimum|lowest) {LOSS}",
+    "learning_rate": r"((peak|max|maximum) )?(learning rate|lr)|eta",
+    "context_length": r"(max )?((context|sequence|seq)( length| len| size)?|seqlen|block size)|ctx",
+    "token_budget": r"((total|training|train|num) )?(tokens|token budget)( seen| per experiment)?",
+    "warmup_steps": r"(lr |learning rate )?warm ?up( steps)?",
+    "seeds": r"((num|n|number of) )?seeds",
+    "device_memory_gib": r"(device|gpu) memory gib|vram( gib)?",
+    "weight_decay": r"weight decay|wd|lambda",
+    "adam_beta2": r"(adamw? )?beta ?2",
+}
+TEXTS = {"status": r"status|state|outcome", "seed": r"(random )?seed", "stage": r"stage"}
+COUNTS = {"batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds"}
+PER_ROW = {"batch_size", "steps", "hours", *LOSSES}  # never stated once for the whole page
+UNIT = re.compile(r"d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?")
+UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
+SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
+NUMBER = re.compile(  # digits, suffix, unit, spread
+    r"([+-]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
+    r"([kKMGB](?![A-Za-z]))?\s*([A-Za-z]*)\s*((±|\+/-|\().*)?"
+)
+OUT_OF_MEMORY = re.compile(r"(?<![a-z])oom(?![a-z])|out.?of.?memory")
+ONLY_OUT_OF_MEMORY = re.compile(r"\W*(cuda.)?(oom|out.?of.?memory)\W*", re.IGNORECASE)
+DIVERGED = re.compile(r"diverg|\bnan\b|\binf\b")
+FAILED = re.compile(
+    r"fail|error|crash|✗|✘|❌|waiting|running|pending|queued|prune|abort|kill|timed?.?out|lost|"
+    r"unfinished|incomplete|not finished"
+)
+SUCCEEDED = re.compile(r"[\s*_`(]*(ok|done|complete|success|finished|passed|✓|✔|✅)")
+LARGEST = 1e18  # of a number; its inverse is the smallest
+LONGEST = 80  # characters of a header or a number
+MOST_LISTED = 5  # cells that were not read
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
-    """One table, prepared for the rules."""
+class AuditTable:
+    """One table with all documented columns; absent values are NaN, or empty text."""
 
-    rows: pd.DataFrame  # every row, with loss, true_steps, is_failed, is_full (of memory)
-    cells: pd.DataFrame  # what ended well, tuning apart: means over the rows of equal settings
-    best: pd.DataFrame  # the cell of least loss of each batch size, ascending
-    log_formula: tuple[int, int, int] | None  # explains the column steps, where that is wrong
+    name: str
+    rows: pd.DataFrame  # those that have a batch size
+    notes: tuple[str, ...]  # what was ignored, not read, left out, or taken from the text
 
 
 def audit(path: Path) -> dict[str, Any]:
-    """Return what is wrong with every table of a file or folder, as `sweep audit --json` has it.
+    """Return the findings in every table of a file or folder, as `sweep audit --json` prints them.
 
     Raises:
-        SweepError: if there is no table with batch sizes.
+        SweepError: if no table has batch sizes.
     """
     findings, notes, missing = [], [], list[dict[str, list[str]]]()
-    for table in (tables := read_tables(path)):
+    tables = read_tables(path)
+    for table in tables:
         where = f"{table.name}: " if len(tables) > 1 else ""
-        found, absent = audit_rows(table.rows)
-        findings += [{**finding, "message": where + finding["message"]} for finding in found]
         notes += [where + note for note in table.notes]
-        missing.append(absent)
-    unchecked = [code for code in RULES if all(code in absent for absent in missing)]
+        # A trials.csv may hold several learning-rate policies, which are checked apart.
+        policies = table.rows.get("label", pd.Series("", table.rows.index))
+        groups = list(table.rows.groupby(policies, sort=False))
+        for label, rows in groups:
+            policy = f"{label}: " if len(groups) > 1 else ""
+            found, absent = audit_rows(rows)
+            findings += [f | {"message": where + policy + f["message"]} for f in found]
+            missing.append(absent)
+    unchecked = [code for code in missing[0] if all(code in absent for absent in missing)]
     least = {code: min((absent[code] for absent in missing), key=len) for code in unchecked}
     listed = [{"code": code, "missing_columns": names} for code, names in least.items()]
     return {"findings": findings, "not_checked": listed, "notes": notes}
 
 
 def audit_rows(rows: pd.DataFrame) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """Return the findings in an `AuditTable.rows`, and by code the columns that a rule lacks."""
-    evidence = prepare(rows)
-    findings, missing = [], {}
-    for code, (rule, needs, remedy) in RULES.items():
-        columns = needs.split()
-        if absent := [name for name in columns if evidence.rows[name].isna().all()]:
-            missing[code] = [DERIVED_FROM.get(name, name) for name in absent]
-        elif found := rule(evidence, evidence.best.dropna(subset=columns)):
-            batches = sorted({int(batch) for batch in found[0]})
-            findings.append({"code": code, "rows": batches, "message": found[1], "remedy": remedy})
-    return findings, missing
+    """Return the failed checks of one table and, by code, the columns that a check lacks."""
+    checks = check_rows(prepare(rows)).values()
+    failed = [
+        {
+            "code": check.code,
+            "rows": list(check.batch_sizes),
+            "message": check.evidence,
+            "remedy": check.remedy,
+        }
+        for check in checks
+        if check.status == FAIL
+    ]
+    return failed, {c.code: list(c.missing_columns) for c in checks if c.missing_columns}
 
 
-def prepare(table: pd.DataFrame) -> Evidence:
-    """Derive the true steps, what failed, and the cells."""
-    rows = table.copy()
-    rows["loss"] = rows[next((name for name in LOSSES if rows[name].notna().any()), LOSSES[0])]
-    tokens_per_step = rows["batch_size"] * rows["context_length"]
-    rows["true_steps"] = (rows["token_budget"] / tokens_per_step).fillna(rows["steps"])
-    has_loss = bool(rows["loss"].notna().any())
-    rows["outcome"] = 1.0 if has_loss or (rows["status"] != "").any() else math.nan
-    rows["is_full"] = rows["status"].map(is_out_of_memory).astype(bool)
-    failed = rows["status"].map(has_failed).astype(bool)
-    rows["is_failed"] = failed | (has_loss & rows["loss"].isna())
-    if rows["seeds"].isna().all() and (rows["seed"] != "").any():
-        rows["seeds"] = (~rows.duplicated([*SETTINGS, "seed"])).astype(float)
-    done = rows[~rows["is_failed"] & (rows["stage"] != "tune")]
-    groups = done.groupby(SETTINGS, dropna=False)
-    cells = groups[MEANS].mean().reset_index()
-    cells["seeds"] = groups["seeds"].sum(min_count=1).to_numpy()
-    best = cells.sort_values("loss", kind="stable").drop_duplicates("batch_size")
-    known = cells[cells["steps"].notna() & cells["true_steps"].notna()]
-    formula = explain_log_rows(known["steps"], known["true_steps"]) if len(_off(cells)) else None
-    return Evidence(rows, cells, best.sort_values("batch_size"), formula)
+def read_tables(path: Path) -> list[AuditTable]:
+    """Read every table that has batch sizes from a file, or from the first table of a folder."""
+    if path.is_dir():
+        files = [path / "trials.csv", *sorted(path.glob("*.csv")), *sorted(path.glob("*.md"))]
+        path = next((file for file in files if file.is_file()), path)
+    if not path.is_file():
+        raise SweepError(
+            f"{path} must be a .csv or .md file, or a folder that holds one. "
+            "`sweep report DIR` writes the trials.csv of a sweep."
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if "\0" in text:
+            raise ValueError
+        if path.suffix.lower() in (".md", ".markdown"):
+            tables = [
+                build_table(name, lines[0], lines[1:], _settings(text))
+                for name, lines in _markdown_tables(text)
+            ]
+        else:
+            tables = _csv_tables(text)
+    except (ValueError, pd.errors.ParserError):
+        raise SweepError(f"{path} must be CSV or markdown in UTF-8. Export it again.") from None
+    if not tables:
+        raise SweepError(f"{path} must hold a table with a header and rows, and holds none.")
+    if not any(len(table.rows) for table in tables):
+        raise SweepError(
+            f"{path} must have a column batch_size with whole numbers, and has none. "
+            "Name its columns as docs/audit.md does."
+        )
+    return [table for table in tables if len(table.rows)]
 
 
-def explain_log_rows(rows: pd.Series, steps: pd.Series) -> tuple[int, int, int] | None:
-    """Find round a, b, c with rows = T/a + T/max(b, T/c) + 1, rounded down, T each of `steps`."""
-    true, listed = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64), rows.to_numpy()
-    if len(set(true)) < 3:
-        return None  # fewer points fit some formula by chance
-
-    def fits(formula: tuple[int, int, int], some: slice) -> bool:
-        (a, b, c), few = formula, true[some]
-        return bool((few // a + few // np.maximum(b, few // c) + 1 == listed[some]).all())
-
-    likely = [formula for formula in product(ROUND, ROUND, ROUND) if fits(formula, slice(3))]
-    return next((formula for formula in likely if fits(formula, slice(None))), None)
-
-
-def _off(cells: pd.DataFrame) -> pd.DataFrame:
-    tolerance = (TOKENS_TOLERANCE * cells["true_steps"]).clip(lower=1)
-    return cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
-
-
-def _ratio(values: pd.Series) -> float:
-    return float(values.max() / values.min()) if len(values) else 1.0
-
-
-def _range(known: pd.DataFrame, values: pd.Series, form: str) -> str:
-    pairs = sorted(zip(values, known["batch_size"], strict=True))
-    ends = [f"{value:{form}} at batch size {batch:g}" for value, batch in (pairs[0], pairs[-1])]
-    return " to ".join(ends)
-
-
-def _log_rows(evidence: Evidence, known: pd.DataFrame) -> Found:
-    if evidence.log_formula is None:
-        return None
-    a, b, c = evidence.log_formula
-    row = _off(evidence.cells).iloc[0]
-    return (
-        evidence.cells["batch_size"],
-        f"The column steps counts rows of a log: T/{a} + T/max({b}, T/{c}) + 1 gives it at every "
-        "batch size, where T = tokens / (batch size × context) is the optimizer's steps "
-        f"({row['steps']:,.0f} rows for {row['true_steps']:,.0f} steps at batch size "
-        f"{row['batch_size']:g}).",
+def _csv_tables(text: str) -> list[AuditTable]:
+    header = text.lstrip().partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)
+    if not header.strip():
+        return []
+    if set(header.strip().split(",")) >= set(TRIAL_COLUMNS):
+        rows = rows_of_trials(pd.read_csv(io.StringIO(text), dtype={"seed": str}))
+        has_target = bool(rows["tokens_to_target"].notna().any())
+        note = "Trained to a target: tokens to it are compared, not losses."
+        return [AuditTable("trials.csv", rows, (note,) * has_target)] if len(rows) else []
+    frame = pd.read_csv(
+        io.StringIO(text), sep=delimiter, header=None, dtype=str, keep_default_na=False
     )
+    lines = frame.to_numpy().tolist()
+    return [build_table("the table", lines[0], lines[1:])] if len(lines) > 1 else []
 
 
-def _tokens(evidence: Evidence, known: pd.DataFrame) -> Found:
-    off = _off(evidence.cells)
-    if off.empty or evidence.log_formula is not None:
-        return None
-    row = off.iloc[0]
-    tokens = row["steps"] * row["batch_size"] * row["context_length"]
-    return (
-        off["batch_size"],
-        "steps × batch size × context is not the token budget: at batch size "
-        f"{row['batch_size']:g} {row['steps']:,.0f} steps are {format_count(tokens)} tokens, while "
-        f"{format_count(row['token_budget'])} are {row['true_steps']:,.0f} steps.",
-    )
+def _markdown_tables(text: str) -> Iterator[tuple[str, list[list[str]]]]:
+    lines = text.splitlines()
+    for k, line in enumerate(lines[1:], start=1):
+        if {"|", "-"} <= set(line) <= set("|-: \t") and "|" in lines[k - 1]:
+            end = next((n for n in range(k, len(lines)) if "|" not in lines[n]), len(lines))
+            if end > k + 1:
+                rows = [lines[k - 1], *lines[k + 1 : end]]
+                yield f"the table at line {k}", [_pipe_cells(row) for row in rows]
 
 
-def _equal_steps(evidence: Evidence, known: pd.DataFrame) -> Found:
-    tokens = known["steps"] * known["batch_size"] * known["context_length"].fillna(1)
-    is_equal = _ratio(known["steps"]) <= EQUAL_STEPS < _ratio(tokens)
-    if not is_equal or evidence.log_formula is not None:
-        return None
-    return (
-        known["batch_size"],
-        f"Every batch size took about {known['steps'].median():,.0f} steps, so one trained on "
-        f"{_ratio(tokens):.3g} times the tokens of another. Losses at equal steps do not say which "
-        "batch size makes the most of a token budget.",
-    )
+def _pipe_cells(line: str) -> list[str]:
+    inner = line.strip().removeprefix("|").removesuffix("|")
+    return [cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", inner)]
 
 
-def _fixed_rate(evidence: Evidence, known: pd.DataFrame) -> Found:
-    if evidence.rows["learning_rate"].nunique() != 1 or len(known) < 2:
-        return None
-    return (
-        known["batch_size"],
-        f"One learning rate, {short(known['learning_rate'].iloc[0])}, at every batch size. The "
-        "best rate changes with the batch size, so this compares how well the rate suits each as "
-        "much as the batch sizes; a higher loss is no sign of worse generalisation.",
-    )
+def _settings(text: str) -> dict[str, float]:
+    """Return what a page states once for all rows: `- Weight Decay: 0.1`, `| LR | 3e-4 |`."""
+    stated: dict[str, set[float]] = {}
+    for line in text.splitlines():
+        plain = re.sub(r"[*`]", "", line[: 4 * LONGEST]).strip()
+        match = re.fullmatch(r"[-+]?\s*([^:|]+):([^|]+)|\|([^|]+)\|([^|]+)\|", plain)
+        key, value = [part for part in match.groups() if part] if match else ("", "")
+        names, values = key.split("/"), value.split("/")  # Adam β1/β2: 0.9/0.999
+        for name, cell in zip(names, values, strict=False) if len(names) == len(values) else ():
+            column = next(iter(_match([name])), "")
+            number = _value(column, name, cell)
+            if column in HEADERS.keys() - PER_ROW and not math.isnan(number):
+                stated.setdefault(column, set()).add(number)
+    return {column: numbers.pop() for column, numbers in stated.items() if len(numbers) == 1}
 
 
-def _edge(evidence: Evidence, known: pd.DataFrame) -> Found:
-    rows = evidence.rows[~evidence.rows["is_full"]]
-    rows = rows[rows["stage"] == "tune"] if (rows["stage"] == "tune").any() else rows
-    tried = rows.groupby("batch_size")["learning_rate"].nunique()
-    # A rate that diverged was tried, and is no candidate: NaN. What failed otherwise says nothing.
-    rows = rows[~rows["is_failed"] | rows["status"].map(has_diverged).astype(bool)]
-    rows = rows.assign(loss=rows["loss"].mask(rows["is_failed"]))
-    grids = rows.groupby(["batch_size", "learning_rate"])["loss"].mean().reset_index()
-    grids = grids[grids.groupby("batch_size")["loss"].transform("count") > 0]
-    at_edge = {}
-    for batch, grid in grids.groupby("batch_size"):
-        rates, more = grid["learning_rate"], int(tried[batch]) - len(grid)
-        least = rates[grid["loss"] == grid["loss"].min()]
-        if not ((least > rates.min()) & (least < rates.max())).any():
-            place = f"{f'({more} more did not end) ' if more else ''}at batch size {batch:g}"
-            at_edge[batch] = f"{least.iloc[0]:.3g} of {len(rates)} tried {place}"
-    if not at_edge or tried.max() < 2:
-        return None
-    return (
-        at_edge,
-        "The best learning rate is the lowest or highest that was tried, so a better one may lie "
-        f"beyond: {', '.join(at_edge.values())}.",
-    )
+def build_table(
+    name: str,
+    header: Sequence[str],
+    body: Sequence[Sequence[str]],
+    settings: dict[str, float] | None = None,
+) -> AuditTable:
+    """Read the cells of a table.
+
+    Args:
+        name: in messages.
+        header: as written.
+        body: rows of cells; missing ones at the end of a row are empty.
+        settings: values that hold for every row if the table has no such column.
+    """
+    titles = _match(header)
+    cells = [[*map(str.strip, row), *[""] * (len(header) - len(row))] for row in body]
+    columns = {title: [row[k] for row in cells] for k, title in reversed([*enumerate(header)])}
+    table, unread = pd.DataFrame(index=range(len(cells))), list[str]()
+    for column in TEXTS:
+        table[column] = columns.get(titles.get(column, ""), [""] * len(cells))
+    for column in HEADERS:
+        title = titles.get(column)
+        texts = columns[title] if title is not None else [""] * len(cells)
+        table[column] = [_value(column, title or "", text) for text in texts]
+        pairs = zip(texts, table[column], strict=True)
+        unread += [
+            f"{text[:LONGEST]} ({title})" for text, value in pairs if _is_unread(text, value)
+        ]
+    taken = {key: value for key, value in (settings or {}).items() if table[key].isna().all()}
+    table = table.assign(**taken)
+    _mark_failed(table, cells, columns, titles)
+    has_batch = table["batch_size"] % 1 == 0
+    ignored = [title for title in dict.fromkeys(header) if title not in titles.values()]
+    parts = {
+        "Columns ignored": ", ".join(title[:LONGEST] or "(no name)" for title in ignored),
+        "Cells not read": _first_few(unread),
+        "Taken from the text": ", ".join(f"{key} {value:g}" for key, value in taken.items()),
+        "Rows left out, without a batch size": str((~has_batch).sum() or ""),
+    }
+    notes = tuple(f"{title}: {text}." for title, text in parts.items() if text)
+    return AuditTable(name, table[has_batch].reset_index(drop=True), notes)
 
 
-def _seeds(evidence: Evidence, known: pd.DataFrame) -> Found:
-    counts = evidence.cells.groupby("batch_size")["seeds"].max().dropna()
-    few = counts[counts < SEEDS_FOR_SPREAD]
-    if few.empty:
-        return None
-    shown = {"1": "One seed"}.get(f"{few.max():g}", f"At most {few.max():g} seeds")
-    return (
-        few.index,
-        f"{shown} per batch size. Another seed changes every loss, and how much is not known, so "
-        "no difference between batch sizes can be told from chance.",
-    )
+def _mark_failed(
+    table: pd.DataFrame,
+    cells: list[list[str]],
+    columns: dict[str, list[str]],
+    titles: dict[str, str],
+) -> None:
+    """Set the flags of failure from the status, a cell that is just OOM, or a loss of NaN."""
+    is_full = [any(ONLY_OUT_OF_MEMORY.fullmatch(cell[:LONGEST]) for cell in row) for row in cells]
+    table.loc[is_full, "status"] = "OUT_OF_MEMORY"
+    losses = [column for column in LOSSES if column in titles]
+    column = next((name for name in losses if table[name].notna().any()), (*losses, "")[0])
+    texts = pd.Series(columns.get(titles.get(column, ""), [""] * len(cells)), dtype=str)
+    status = table["status"].str[:LONGEST].str.lower()
+    is_nan = texts.str[:LONGEST].str.lower().str.contains(DIVERGED) & ~status.str.contains(FAILED)
+    table["status"] = table["status"].mask(is_nan & ~pd.Series(is_full), "loss NaN")
+    status = table["status"].str[:LONGEST].str.lower()
+    is_bad = ~status.str.match(SUCCEEDED)
+    table["is_out_of_memory"] = status.str.contains(OUT_OF_MEMORY) & is_bad
+    table["has_diverged"] = status.str.contains(DIVERGED)
+    is_failed = status.str.contains(FAILED) & is_bad
+    table["is_failed"] = is_failed | table["is_out_of_memory"] | table["has_diverged"]
 
 
-def _warmup(evidence: Evidence, known: pd.DataFrame) -> Found:
-    warmup, steps = known["warmup_steps"], known["true_steps"]
-    tolerance = (WARMUP_ROUNDING * warmup).clip(lower=1)
-    if not ((warmup - tolerance) / steps).max() > ((warmup + tolerance) / steps).min():
-        return None  # one fraction fits all
-    fraction = warmup / steps
-    off = known[(warmup - fraction.median() * steps).abs() > tolerance]
-    pairs = zip(fraction[off.index], off["batch_size"], strict=True)
-    shown = [f"{part:.3%} at batch size {batch:g}" for part, batch in pairs]
-    return (
-        off["batch_size"],
-        f"Warmup is not the same part of every training: {fraction.median():.3%} by the median, "
-        f"but {', '.join(shown)}.",
-    )
+def _is_unread(text: str, value: float) -> bool:
+    """Return True if a cell seems to hold a number that is not just an impossible one."""
+    is_impossible = re.fullmatch(r"[−-][0-9.]*|0*\.?0*", text[:LONGEST])
+    return math.isnan(value) and re.search("[0-9]", text) is not None and not is_impossible
 
 
-def _seconds(evidence: Evidence, known: pd.DataFrame) -> Found:
-    hours, sequences = known["hours"], known["true_steps"] * known["batch_size"]
-    digits = next((d for d in range(9) if (hours - hours.round(d)).abs().max() < 1e-12), 9)
-    half = 0.5 * 10.0**-digits  # as exactly as hours are written
-    fastest = ((hours + half) / sequences).cummin().shift()
-    slow = known[(hours - half) / sequences > fastest / COLLAPSE]
-    if slow.empty:
-        return None
-    row = slow.iloc[-1]
-    smaller = known[known["batch_size"] < row["batch_size"]]
-    base = smaller.loc[(hours / sequences)[smaller.index].idxmin()]
-    late, early = (3600 * one["hours"] / one["true_steps"] for one in (row, base))
-    size = "" if math.isnan(row["device_memory_gib"]) else f" of {row['device_memory_gib']:g} GiB"
-    return (
-        slow["batch_size"],
-        f"A step of batch size {row['batch_size']:g} took {late:.3f} s, one of "
-        f"{base['batch_size']:g} {early:.3f} s: {late / early:.1f} times as long for "
-        f"{row['batch_size'] / base['batch_size']:.3g} times the work. Compilation happens once "
-        f"and cannot do this; a device{size} that spills into the host's memory does, or an "
-        "allocator that thrashes.",
-    )
+def _first_few(cells: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(cells))
+    more = len(distinct) - MOST_LISTED
+    return ", ".join(distinct[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _time_scale(evidence: Evidence, known: pd.DataFrame) -> Found:
-    known = known[known["weight_decay"] > 0]
-    scale = 1 / (known["learning_rate"] * known["weight_decay"] * known["true_steps"])
-    if _ratio(scale) <= HELD:
-        return None
-    return (
-        known["batch_size"],
-        "AdamW's time scale 1/(rate × weight decay × steps), as a part of the training, is not "
-        f"held: from {_range(known, scale, '.3g')}.",
-    )
+def _split_title(title: str) -> tuple[str, str]:
+    """Return a header in plain lower-case words, and the text in its parentheses."""
+    plain = title[:LONGEST].replace("β", "beta").replace("η", "eta").replace("λ", "lambda")
+    unit = re.search(r"[(\[](.*)[)\]]", plain)
+    words = re.sub(r"[^a-z0-9]+", " ", re.sub(r"[(\[].*", "", plain).lower())
+    return words.strip(), unit[1].strip() if unit else ""
 
 
-def _half_life(evidence: Evidence, known: pd.DataFrame) -> Found:
-    known = known[known["adam_beta2"] < 1]
-    tokens_per_step = known["batch_size"] * known["context_length"]
-    half_life = tokens_per_step * math.log(0.5) / np.log(known["adam_beta2"])
-    if _ratio(half_life) <= HELD:
-        return None
-    text = "The half-life of Adam's second moment is not held in tokens"
-    return known["batch_size"], f"{text}: from {_range(known, half_life, ',.0f')}."
+def _match(header: Sequence[str]) -> dict[str, str]:
+    """Return the header of each column; the longest if several fit."""
+    titles: dict[str, str] = {}
+    for title in header:
+        words, unit = _split_title(title)
+        if re.search(r"[0-9]", unit) or (words.startswith("batch") and "token" in unit):
+            continue  # LR (×1e-4), Batch size (tokens)
+        for column, pattern in (HEADERS | TEXTS).items():
+            is_longer = len(words) > len(_split_title(titles.get(column, ""))[0])
+            if is_longer and re.fullmatch(pattern, words):
+                titles[column] = title
+    return titles
 
 
-def _best_of(evidence: Evidence, known: pd.DataFrame) -> Found:
-    text = "The least loss of many evaluations is biased downwards"
-    both = known[known["final_valid_loss"].notna()]
-    if both.empty:
-        return known["batch_size"], f"{text}, and no final loss is given."
-    bias = both["final_valid_loss"] - both["best_valid_loss"]
-    final, least = (
-        [f"{batch:g}" for batch in both.sort_values(name, kind="stable")["batch_size"]]
-        for name in ("final_valid_loss", "best_valid_loss")
-    )
-    if final == least and not bias.max() > BIAS:
-        return None
-    changed = f"another ranking ({', '.join(least)} instead of {', '.join(final)})"
-    ranking = "the same ranking" if final == least else changed
-    return (
-        both["batch_size"] if final != least else both[bias > BIAS]["batch_size"],
-        f"{text}: best_valid_loss is up to {bias.max():.4f} below final_valid_loss, and gives "
-        f"{ranking} of the batch sizes.",
-    )
-
-
-def _missing(evidence: Evidence, known: pd.DataFrame) -> Found:
-    rows = evidence.rows[evidence.rows["stage"] != "tune"]
-    keys = list(zip(rows["batch_size"], rows["learning_rate"].fillna(0), strict=True))
-    done = {key for key, is_failed in zip(keys, rows["is_failed"], strict=True) if not is_failed}
-    batches = {batch for batch, _ in done}
-    # A rate that diverged beside one that did not belongs to tuning: nothing is missing.
-    is_lost = [key in done or key[0] not in batches for key in keys]
-    lost = rows[rows["is_failed"] & (rows["is_full"] | np.array(is_lost, bool))]
-    if lost.empty:
-        return None
-    pairs = zip(lost["batch_size"], lost["status"], strict=True)
-    shown = dict.fromkeys(f"{batch:g} ({status[:40] or 'no loss'})" for batch, status in pairs)
-    return (
-        lost["batch_size"],
-        f"No loss, or not of every seed, at batch size {', '.join(shown)}: what it would reach is "
-        "not known.",
-    )
-
-
-Rule = Callable[[Evidence, pd.DataFrame], Found]
-ACCUMULATE = "Train with smaller microbatches and gradient accumulation"
-RULES: dict[str, tuple[Rule, str, str]] = {  # code: rule, columns that it needs, remedy
-    "steps_are_log_rows": (_log_rows, "steps context_length token_budget",
-        "Use T as the steps, in every conclusion about updates too."),
-    "tokens_mismatch": (_tokens, "steps context_length token_budget",
-        "Find out what was counted (micro-steps, one device's share) or how much was trained."),
-    "equal_steps_not_tokens": (_equal_steps, "steps",
-        "Give every batch size the same tokens: steps = tokens / (batch size × context)."),
-    "fixed_learning_rate": (_fixed_rate, "learning_rate",
-        "Tune the rate at each batch size until the best one is inside the grid."),
-    "learning_rate_at_edge": (_edge, "learning_rate loss",
-        "Extend the grid at these batch sizes until the best rate is strictly inside."),
-    "single_seed": (_seeds, "seeds",
-        f"Train at least {SEEDS_FOR_SPREAD} seeds at each batch size and compare seed by seed."),
-    "warmup_fraction": (_warmup, "warmup_steps true_steps",
-        "Make warmup one fraction of the tokens at every batch size."),
-    "seconds_per_step_outlier": (_seconds, "hours true_steps",
-        f"Leave these times out of every comparison. {ACCUMULATE}."),
-    "adamw_time_scale": (_time_scale, "learning_rate weight_decay true_steps",
-        "Hold rate × weight decay × steps, or tune both and say so."),
-    "beta2_half_life": (_half_life, "adam_beta2 context_length",
-        "Raise β2 to the ratio of the batch sizes: β2' = β2^(B'/B)."),
-    "best_of_evaluations": (_best_of, "best_valid_loss",
-        "Compare the final loss, at the end of the schedule."),
-    "missing_batch_size": (_missing, "outcome",
-        f"Leave it out of every comparison. Where memory ran out: {ACCUMULATE.lower()}."),
-}  # fmt: skip
+def _value(column: str, title: str, text: str) -> float:
+    """Read `25,701`, `**3e-4**`, `~327.68M tokens` or `7.22 hrs`; NaN if it is anything else."""
+    plain = re.sub(r"[*`_~≈]", "", text).replace("−", "-").strip()
+    match = NUMBER.fullmatch(plain) if len(plain) <= LONGEST else None
+    digits, suffix, unit = match.group(1, 2, 3) if match else ("", None, "")
+    try:
+        value = float(digits.replace(",", ""))
+    except ValueError:
+        return math.nan
+    words, in_title = _split_title(title)
+    scale, is_count = SCALES.get(suffix or "", 1.0), column in COUNTS
+    if column == "hours":
+        units = (word.lower() for word in (unit, in_title, *words.split()))
+        letter = next((unit[0] for unit in units if UNIT.fullmatch(unit)), "")
+        scale, is_count = UNIT_HOURS.get(letter, math.nan), letter == "s"
+    elif not suffix and column in ("steps", "token_budget") and in_title[1:2] in ("", " "):
+        scale = SCALES.get(in_title[:1], 1.0)
+    if digits.count(",") == 1 and not (is_count and scale in (1.0, UNIT_HOURS["s"])):
+        return math.nan  # 1,389 could be 1.389
+    value *= scale
+    is_possible = value > 0 or column.endswith("loss") or (column == "weight_decay" and value == 0)
+    is_sane = value == 0 or 1 / LARGEST <= abs(value) <= LARGEST
+    return value if is_possible and is_sane else math.nan

@@ -1,4 +1,4 @@
-"""Steps to a target against the batch size: S(B) = S_min + E_min/B, and what follows from it.
+"""The critical batch size, from steps to a target: S(B) = S_min + E_min/B.
 
 McCandlish et al. 2018 (arXiv:1812.06162): (S/S_min − 1)(E/E_min − 1) = 1, B_crit = E_min/S_min.
 Zhang et al. 2025 (arXiv:2410.21676): B* = 1.2·B_opt + 0.2·E_min/S_min. See
@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from scipy.special import log_ndtr
 from scipy.stats import t as student
 
-from sweep.analysis.estimate import Estimate
+from sweep.analysis.statistics import Estimate
 from sweep.errors import SweepError
 
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
@@ -23,10 +23,10 @@ LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on line
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and something left to judge them by
 RESAMPLES = 1000  # of the seeds
-PUBLISHED_START = (1.0, 1.0)  # log S_min and log E_min, and
-PUBLISHED_TOLERANCE = 1e-8  # relative, as in the published fits, of scipy's `curve_fit`
-TOLERANCE = 1e-12  # of ours
-CLEARLY = 1e-9  # by so much of its squares another fit must be better to be another
+PUBLISHED_START = (1.0, 1.0)  # log S_min and log E_min, as in the published fits
+PUBLISHED_TOLERANCE = 1e-8  # that of scipy's `curve_fit`
+TOLERANCE = 1e-12
+CLEARLY = 1e-9  # relative improvement of the squares that counts as another optimum
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 
 Floats = NDArray[np.float64]
@@ -37,14 +37,14 @@ Flags = NDArray[np.bool_]
 class StepsFit:
     """The fitted curve, with 95 % intervals; with one seed these are NaN."""
 
-    s_min: Estimate  # steps; 0 where the steps still fall as 1/B at the largest batch size
-    e_min: Estimate  # sequences; 0 where the steps do not depend on the batch size
-    b_crit: Estimate  # sequences; infinite where s_min is 0
+    s_min: Estimate  # steps; 0 if the steps still fall as 1/B at the largest batch size
+    e_min: Estimate  # sequences; 0 if the steps do not depend on the batch size
+    b_crit: Estimate  # sequences; infinite if s_min is 0
     b_overhead: Estimate  # 0.2·B_crit: takes 20 % more tokens than the least
     b_opt: float | None  # the largest batch size still on linear scaling
     b_star: Estimate | None  # takes 20 % more steps than linear scaling from b_opt, which is held
     residuals: Floats  # (seeds, batch sizes): log S − log fit; of a bound its least, 0 or more
-    slopes: Floats  # d log S / d log B between neighbours, over seeds; NaN beside a censored one
+    slopes: Floats  # d log S / d log B between neighbours, over seeds; NaN next to a censored one
     spread: float  # standard deviation of log S about the curve
 
 
@@ -58,18 +58,15 @@ def fit_steps(
 ) -> StepsFit:
     """Fit S(B) = S_min + E_min/B by least squares on log S, both parameters in logs.
 
-    A censored S is a lower bound and enters one-sidedly, by the likelihood of a normal log S
-    (Tobin 1958): its residual is σ·√(−2 log Φ(z)), z = (log fit − log bound)/σ, which vanishes
-    where the fit lies well above the bound and is the shortfall where it lies well below.
-
-    Intervals are t intervals of the logs with seeds − 1 degrees of freedom. Their standard error
-    is that of a bootstrap over whole seeds, times √(n/(n−1)): its percentiles are far too narrow
-    for few seeds (SCIENCE.md §5.3: three reject a true null 25 % of the time).
+    A censored S is a lower bound and enters one-sidedly, by the likelihood of a normal log S (Tobin
+    1958). Intervals are t intervals of the logs with seeds − 1 degrees of freedom; the standard
+    error is that of a bootstrap over whole seeds, times √(n/(n−1)), because the percentiles of a
+    bootstrap over few seeds are far too narrow.
 
     Args:
         batch_sizes: increasing.
         steps: to the target, or the bound; shape (seeds, batch sizes), or (batch sizes,).
-        censored: of the same shape, true where `steps` is a bound.
+        censored: of the same shape, true if `steps` is a bound.
         b_opt: the largest batch size on linear scaling; by default the largest that crossed with
             a fitted excess of tokens, B/B_crit, of at most an eighth.
         rng_seed: of the bootstrap.
@@ -79,8 +76,8 @@ def fit_steps(
     """
     sizes, logs, bounds = _checked(batch_sizes, steps, censored)
     point, spread = _fit_with_spread(sizes, logs, bounds)
-    found = _resampled(sizes, logs, bounds, spread, point, rng_seed)
-    columns = zip(_parameters(point, sizes), found.T, strict=True)
+    resampled = _resampled(sizes, logs, bounds, spread, point, rng_seed)
+    columns = zip(_parameters(point, sizes), resampled.T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, len(logs)) for value, column in columns)
     if b_opt is None:
         linear = sizes[~bounds.all(0) & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
@@ -138,10 +135,10 @@ def _fit(
     weights: Floats,
     tolerance: float = TOLERANCE,
 ) -> tuple[Floats, float]:
-    """Return log S_min and log E_min by least squares, and what is left: the spread held.
+    """Return log S_min and log E_min by least squares with seeds weighted, and the cost.
 
-    Args:
-        weights: of the seeds.
+    The residual of a bound is σ·√(−2 log Φ(z)), z = (log fit − log bound)/σ, σ the spread: it
+    vanishes if the fit lies well above the bound and is the shortfall if it lies well below.
     """
     root = np.sqrt(weights)[:, None]
 
@@ -152,12 +149,12 @@ def _fit(
         return (root * gap).ravel()
 
     tol = tolerance
-    found = least_squares(terms, start, method="lm", xtol=tol, ftol=tol, gtol=tol)
-    return np.asarray(found.x), float(found.cost)
+    result = least_squares(terms, start, method="lm", xtol=tol, ftol=tol, gtol=tol)
+    return np.asarray(result.x), float(result.cost)
 
 
 def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floats, float]:
-    """Fit, taking turns with the spread: σ² is the mean of E r², over N − 2, as in EM."""
+    """Alternate the fit with the spread: σ² is the mean of E r², over N − 2, as in EM."""
     weights, known = np.ones(len(logs)), ~censored
     spread, point = LEAST_SPREAD, np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
     for turn in range(SPREAD_ROUNDS):
@@ -181,18 +178,17 @@ def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floa
 def _resampled(
     sizes: Floats, logs: Floats, censored: Flags, spread: float, point: Floats, rng_seed: int
 ) -> Floats:
-    """Return the parameters of fits to resampled seeds, (resamples, 3); none of one seed."""
+    """Return the parameters of fits to resampled seeds, (resamples, 3); none for one seed."""
     seeds = len(logs)
     rng = np.random.default_rng(rng_seed)
     draws = rng.multinomial(seeds, [1 / seeds] * seeds, RESAMPLES if seeds > 1 else 0)
     weights, times = np.unique(draws, axis=0, return_counts=True)
     fits = [_fit(sizes, logs, censored, spread, point, row)[0] for row in weights]
-    found = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
-    return found.repeat(times, axis=0)
+    return np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3).repeat(times, axis=0)
 
 
 def _parameters(point: Floats, sizes: Floats) -> tuple[float, float, float]:
-    """Return the logs of S_min, E_min and B_crit, ±∞ where no batch size shows a term."""
+    """Return the logs of S_min, E_min and B_crit; ±∞ if no batch size resolves a term."""
     s_min, e_min = float(point[0]), float(point[1])
     if e_min - s_min > math.log(sizes[-1] / NEGLIGIBLE):
         s_min = -math.inf
@@ -202,7 +198,7 @@ def _parameters(point: Floats, sizes: Floats) -> tuple[float, float, float]:
 
 
 def _estimate(log_value: float, resampled: Floats, seeds: int) -> Estimate:
-    """Return exp(value ± t·se); any positive number where a resample does not fix it."""
+    """Return exp(value ± t·se); the interval is (0, ∞) if a resample does not resolve it."""
     value = math.exp(log_value)
     if seeds == 1:
         return Estimate(value, math.nan, math.nan)

@@ -1,4 +1,4 @@
-"""A sweep as tables: one row per trial, one row per logged point.
+"""Load a sweep as tables: one row per trial, one row per logged point.
 
 Reached through `sweep.load_sweep("results/quick")`. Reads a sweep folder, finished or not, or a
 published copy of one; `load_stored_sweep` restores a folder from a tracking store first.
@@ -21,8 +21,7 @@ from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 TEXT_COLUMNS = (
     *("id", "stage", "policy", "state", "cause", "message", "device", "torch_version"),
-    "git_commit",
-    *("data_sha256", "execution"),
+    *("git_commit", "data_sha256", "execution"),
 )
 INTEGER_COLUMNS = (
     *("batch_size", "seed", "tokens", "steps", "warmup_steps", "devices", "microbatch_size"),
@@ -33,9 +32,8 @@ TRIAL_COLUMNS = (
     *("tokens", "epochs", "steps", "warmup_steps", "devices", "microbatch_size"),
     *("gradient_accumulation_steps", "state", "cause", "message", "attempts", "parameters"),
     *("initial_train_loss", "initial_valid_loss", "final_train_loss", "final_valid_loss"),
-    "best_valid_loss",
-    "tokens_to_target",
-    *("bits_per_byte", "bytes_per_token", "clipped_step_fraction"),
+    *("best_valid_loss", "tokens_to_target", "bits_per_byte", "bytes_per_token"),
+    "clipped_step_fraction",
     *("seconds_total", "seconds_compile", "seconds_training", "seconds_evaluation"),
     *("seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu", "peak_memory_bytes"),
     *("device", "torch_version", "git_commit", "data_sha256", "execution"),
@@ -56,7 +54,7 @@ class Sweep:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Read a sweep folder; nothing is started or changed.
+    """Read a sweep folder without starting or changing anything.
 
     Raises:
         SweepError: if the folder holds no readable plan.json.
@@ -84,7 +82,7 @@ def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = N
 
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:
-    """Write every trial, columns as documented in docs/results.md, whole or not at all."""
+    """Write every trial atomically, with the columns of docs/results.md."""
     table = sweep.trials[list(TRIAL_COLUMNS)].copy()
     for column in INTEGER_COLUMNS:
         table[column] = table[column].astype("Int64")
@@ -93,13 +91,15 @@ def write_trials_csv(sweep: Sweep, path: Path) -> None:
 
 
 def _read_record(trial: TrialFolder) -> tuple[dict[str, Any], list[str]]:
-    """Return result.json, else what state.json says; with warnings about damaged files."""
+    """Return result.json or, without one, state.json; and warnings about damaged files."""
     warnings = []
     try:
         if result := trial.read_result():
             if result.get("id") == trial.id:
                 return result, []
-            warnings.append(f"trial {trial.id}: result.json is of another trial; left out.")
+            warnings.append(
+                f"trial {trial.id}: result.json belongs to another trial and is left out."
+            )
     except CorruptFile:
         warnings.append(
             f"trial {trial.id}: result.json is damaged or was changed; its numbers are left out."
@@ -108,19 +108,19 @@ def _read_record(trial: TrialFolder) -> tuple[dict[str, Any], list[str]]:
         status = trial.read_status()
     except CorruptFile:
         return {"state": None}, [*warnings, f"trial {trial.id}: state.json is damaged; left out."]
-    known: dict[str, Any] = {
+    record: dict[str, Any] = {
         "state": str(status.state),
         "cause": str(status.cause) if status.cause else None,
         "message": status.message[:MESSAGE_CHARACTERS] if status.cause else None,
         "attempts": status.attempts,
     }
     if status.microbatch_size:
-        known["microbatch_size"] = status.microbatch_size
-    return known, warnings
+        record["microbatch_size"] = status.microbatch_size
+    return record, warnings
 
 
 def _record(plan: Plan, row: PlannedTrial, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay what was measured over what was planned."""
+    """Return the planned values, replaced by the measured ones."""
     planned = row.model_dump(exclude={"warmup_min_steps", "forecast_bytes", "forecast_seconds"})
     planned |= {"state": "WAITING", "attempts": 0, "parameters": plan.model.get("parameters")}
     merged = planned | {key: value for key, value in record.items() if key in TRIAL_COLUMNS}
@@ -162,15 +162,14 @@ def _read_curve(trial: TrialFolder, sha256: str | None) -> tuple[dict[str, Any],
 def _columns(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Turn lines into one float array per key; null and absent become NaN."""
     by_keys: dict[tuple[str, ...], list[int]] = {}
-    for place, line in enumerate(lines):
-        by_keys.setdefault(tuple(line), []).append(place)
+    for index, line in enumerate(lines):
+        by_keys.setdefault(tuple(line), []).append(index)
     columns: dict[str, Any] = {}
-    # Lines come in a few shapes only; each is converted at once.
-    for keys, places in by_keys.items():
-        block = np.array([tuple(lines[place].values()) for place in places], dtype=np.float64)
+    # Lines have few distinct sets of keys; each set is converted at once.
+    for keys, indices in by_keys.items():
+        block = np.array([tuple(lines[index].values()) for index in indices], dtype=np.float64)
         for name, values in zip(keys, block.T, strict=True):
-            column = columns.setdefault(name, np.full(len(lines), np.nan))
-            column[places] = values
+            columns.setdefault(name, np.full(len(lines), np.nan))[indices] = values
     return columns
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from sweep.analysis.estimate import Estimate
+from sweep.analysis.statistics import Estimate
 from sweep.errors import SweepError
 
 RESAMPLES = 1000
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 class NoiseScale:
     """B_simple over some steps; each number with its 95 % interval."""
 
-    value: Estimate | None  # sequences; None is unresolved: the interval of square holds 0
+    value: Estimate | None  # sequences; None is unresolved: the interval of square contains 0
     trace: Estimate  # tr Σ of the gradient of one sequence
     square: Estimate  # |G|²; may be negative, for it is not clamped
     records: int
@@ -39,11 +39,10 @@ def noise_scale(
     block_length: int | None = None,
     rng_seed: int = 0,
 ) -> NoiseScale:
-    """Average tr Σ̂ and Ĝ² apart over records in order, then divide.
+    """Average tr Σ̂ and Ĝ² separately over records in order, then divide.
 
-    Intervals: a bootstrap of moving blocks that wrap round at the end (Politis & Romano 1992).
-    Its percentiles are too narrow where there are few blocks, so their distance from the estimate
-    is widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, m the number of blocks.
+    Intervals are those of a bootstrap of moving blocks that wrap round at the end (Politis & Romano
+    1992), widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, for the m blocks.
 
     Args:
         traces: tr Σ̂ of each record, as `sweep.training.noise` records them.

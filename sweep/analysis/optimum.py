@@ -1,7 +1,7 @@
-"""The best learning rate of one batch size, how well it is known, and whether its grid shows it.
+"""The best learning rate of a batch size: its interval, and whether the grid encloses it.
 
-A quadratic in log η by least squares; the interval of its vertex is Fieller's (1954), which is
-unbounded, here None, where the noise could hide the curvature. See docs/statistics.md.
+The loss is fitted by a quadratic in log η; the interval of its vertex is Fieller's (1954), which is
+unbounded, here None, if noise could hide the curvature. See docs/statistics.md.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
@@ -22,18 +23,90 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LearningRateOptimum:
-    """What the losses over a grid of rates say of the best rate."""
+    """The best rate of a grid of losses."""
 
-    best: float | None  # the measured rate of the least loss; None where every trial diverged
+    best: float | None  # the measured rate of the least loss; None if every trial diverged
     is_inside: bool  # whether it is strictly inside its grid
     rate: float | None  # η*, the vertex
-    interval: tuple[float, float] | None  # of η*, 95 %; None without σ or where it is unbounded
-    plateau: tuple[float, float] | None  # measured rates beside the best within one σ of its loss
+    interval: tuple[float, float] | None  # of η*, 95 %; None without σ or if it is unbounded
+    plateau: tuple[float, float] | None  # range of measured rates within one σ of the least loss
     no_rate: str = ""  # why there is no η*
 
 
+@dataclass(frozen=True, eq=False)
+class TunedRate:
+    """The optimum of one batch size and the trials that it rests on."""
+
+    batch_size: int
+    # ascending in rate: learning_rate, state and loss (inf: diverged; NaN: pruned); with a target
+    # the loss is the logarithm of the tokens to it (inf: not reached)
+    trials: pd.DataFrame
+    optimum: LearningRateOptimum
+    is_full: bool  # whether the trials had as many tokens as the reports
+    tried: int  # trials of this batch size in all
+    failed: int  # of them, for a cause that says nothing about the rate
+    has_no_result: int  # rates that were tried and neither completed nor diverged
+    has_other_dimensions: bool  # β2 or weight decay were tuned too
+
+
+def tuned_rates(
+    rows: pd.DataFrame, sigma: float | None = None, degrees: float = math.inf
+) -> tuple[TunedRate, ...]:
+    """Return the optimum of each batch size; nothing if at most one rate was tried at each.
+
+    Tuning trials count; in a table without them, every row.
+
+    Args:
+        rows: prepared as `sweep.analysis.rules.Evidence.rows`.
+        sigma: standard deviation over seeds of a loss, or of log tokens; None if unknown.
+        degrees: degrees of freedom of sigma.
+    """
+    is_tuning = rows["stage"] == "tune"
+    trials = rows[is_tuning] if is_tuning.any() else rows[~rows["is_out_of_memory"]]
+    if not trials.groupby("batch_size")["learning_rate"].nunique().max() > 1:
+        return ()
+    reports = rows[~is_tuning]
+    return tuple(
+        _tuned_rate(group, reports[reports["batch_size"] == batch], sigma, degrees or math.inf)
+        for batch, group in trials.groupby("batch_size")
+    )
+
+
+def _tuned_rate(
+    group: pd.DataFrame, reports: pd.DataFrame, sigma: float | None, degrees: float
+) -> TunedRate:
+    is_lost = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
+    ended, most = group[~is_lost], float(group["token_budget"].max())
+    is_tuning = bool((group["stage"] == "tune").all())
+    is_full, dimensions = True, group[["adam_beta2", "weight_decay"]].nunique()
+    if is_tuning and not math.isnan(most):
+        # A rate that diverges early would have diverged later too.
+        ended = ended[(ended["token_budget"] == most) | ended["has_diverged"]]
+        is_full = not reports["token_budget"].max() > most
+    has_other_dimensions = is_tuning and "policy" in group and bool((dimensions > 1).any())
+    for name in dimensions[dimensions > 1].index if has_other_dimensions else ():
+        winners = reports if len(reports) else ended[~ended["is_failed"]]
+        if len(winners):
+            best = winners["loss"].fillna(math.inf).to_numpy().argmin()
+            ended = ended[ended[name] == winners[name].iloc[int(best)]]
+    ended = ended.assign(loss=ended["loss"].mask(ended["has_diverged"], math.inf))
+    table = ended.groupby("learning_rate", as_index=False).agg({"loss": "mean", "state": "first"})
+    known = table.dropna(subset=["loss"])
+    rates, losses = known["learning_rate"].to_list(), known["loss"].to_list()
+    return TunedRate(
+        batch_size=int(group["batch_size"].iloc[0]),
+        trials=table,
+        optimum=learning_rate_optimum(rates, losses, sigma, degrees),
+        is_full=is_full,
+        tried=len(group),
+        failed=int(((group["state"] == "FAILED") & ~group["has_diverged"]).sum()),
+        has_no_result=group["learning_rate"].nunique() - len(known),
+        has_other_dimensions=has_other_dimensions,
+    )
+
+
 def is_inside(rates: Sequence[float], losses: Sequence[float]) -> bool:
-    """Tell whether the best rate has a worse one on both sides; a diverged trial counts as +∞."""
+    """Return True if both ends of the grid are worse than the best; a diverged trial is +∞."""
     _, values = _sorted(rates, losses)
     least = values.min(initial=math.inf)
     return bool(math.isfinite(least) and values[0] > least and values[-1] > least)
@@ -47,16 +120,13 @@ def learning_rate_optimum(
 ) -> LearningRateOptimum:
     """Fit a quadratic in log η through the best rate and up to two finite points on each side.
 
-    The interval holds the noise of seeds alone, not that the curve is no parabola.
+    The interval covers the noise of seeds only, not a curve that is no parabola.
 
     Args:
-        rates: of the grid, distinct, in any order.
-        losses: one for each rate; not finite where the trial diverged.
+        rates: distinct and positive, in any order.
+        losses: one for each rate; not finite if the trial diverged.
         sigma: standard deviation of one of the losses.
-        degrees_of_freedom: with which σ was estimated; infinite where it is known.
-
-    Raises:
-        SweepError: if the rates are not positive and distinct, one for each loss.
+        degrees_of_freedom: of sigma; infinite if it is known exactly.
     """
     inside = is_inside(rates, losses)
     grid, values = _sorted(rates, losses)
@@ -64,16 +134,14 @@ def learning_rate_optimum(
     grid, values = grid[is_finite], values[is_finite]
     if not len(values):
         return LearningRateOptimum(None, inside, None, None, None, "every trial diverged")
-    place = int(np.argmin(values))
-    near = slice(max(0, place - NEIGHBOURS), place + NEIGHBOURS + 1)
-    log_rates, near_values = np.log(grid[near]), values[near]
-    if sigma is None:
-        plateau, reach = None, None
-    else:
-        plateau = _plateau(grid, values, place, sigma)
+    index = int(np.argmin(values))
+    near = slice(max(0, index - NEIGHBOURS), index + NEIGHBOURS + 1)
+    plateau, reach = None, None
+    if sigma is not None:
+        plateau = _plateau(grid, values, index, sigma)
         reach = sigma * float(stdtrit(degrees_of_freedom, 1 - ALPHA / 2))
-    rate, interval, no_rate = _vertex(log_rates, near_values, reach)
-    return LearningRateOptimum(float(grid[place]), inside, rate, interval, plateau, no_rate)
+    rate, interval, no_rate = _vertex(np.log(grid[near]), values[near], reach)
+    return LearningRateOptimum(float(grid[index]), inside, rate, interval, plateau, no_rate)
 
 
 def _sorted(rates: Sequence[float], losses: Sequence[float]) -> tuple[Floats, Floats]:
@@ -89,43 +157,34 @@ def _sorted(rates: Sequence[float], losses: Sequence[float]) -> tuple[Floats, Fl
     return grid[order], np.where(np.isfinite(values), values, math.inf)[order]
 
 
-def _plateau(grid: Floats, values: Floats, place: int, sigma: float) -> tuple[float, float]:
-    is_far = values > values[place] + sigma
-    low = place - int(np.argmax(np.append(is_far[place::-1], True))) + 1
-    high = place + int(np.argmax(np.append(is_far[place:], True))) - 1
+def _plateau(grid: Floats, values: Floats, index: int, sigma: float) -> tuple[float, float]:
+    is_far = values > values[index] + sigma
+    low = index - int(np.argmax(np.append(is_far[index::-1], True))) + 1
+    high = index + int(np.argmax(np.append(is_far[index:], True))) - 1
     return float(grid[low]), float(grid[high])
 
 
 def _vertex(
     log_rates: Floats, values: Floats, reach: float | None
 ) -> tuple[float | None, tuple[float, float] | None, str]:
-    """Return η*, its interval and, where there is none, why.
-
-    Args:
-        log_rates: ascending.
-        values: finite.
-        reach: σ times the quantile of the interval.
-    """
+    """Return η*, its interval (`reach` is σ times its quantile) and, without η*, the reason."""
     if len(log_rates) < 3:
         return None, None, "fewer than three rates have a finite loss"
     centre = float(log_rates.mean())
-    slope, curvature, covariance = _parabola(log_rates - centre, values)
+    x = log_rates - centre
+    inverse = np.linalg.pinv(np.stack([np.ones_like(x), x, x**2], axis=1))  # (3, points)
+    _, slope, curvature = (inverse @ values).tolist()
     if curvature <= 0:
         return None, None, "the curvature is not positive"
     vertex = centre - slope / (2 * curvature)
     if not log_rates[0] <= vertex <= log_rates[-1]:
         return None, None, "the vertex lies outside the fitted rates"
-    roots = None if reach is None else _fieller(slope, curvature, reach**2 * covariance)
+    if reach is None:
+        return math.exp(vertex), None, ""
+    covariance = (inverse @ inverse.T)[1:, 1:]  # of slope and curvature, over σ²
+    roots = _fieller(slope, curvature, reach**2 * covariance)
     interval = roots and (math.exp(centre + roots[0]), math.exp(centre + roots[1]))
     return math.exp(vertex), interval, ""
-
-
-def _parabola(x: Floats, y: Floats) -> tuple[float, float, Floats]:
-    """Return slope and curvature of y = c + b·x + a·x², and their covariance over σ²."""
-    design = np.stack([np.ones_like(x), x, x**2], axis=1)
-    inverse = np.linalg.pinv(design)  # (3, points)
-    _, slope, curvature = (inverse @ y).tolist()
-    return slope, curvature, (inverse @ inverse.T)[1:, 1:]
 
 
 def _fieller(slope: float, curvature: float, spread: Floats) -> tuple[float, float] | None:

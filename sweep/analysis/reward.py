@@ -1,11 +1,10 @@
-"""What GRPO has learned: rewards of the same held-out prompts before and after training."""
+"""Rewards of the same held-out prompts before and after training (GRPO)."""
 
 from dataclasses import dataclass
 
 from sweep.analysis.comparison import CELL_KEYS, report_trials
-from sweep.analysis.estimate import Estimate
 from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.statistics import compare_pairs
+from sweep.analysis.statistics import Estimate, compare_pairs
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,7 @@ class Gain:
 def find_gains(sweep: Sweep) -> tuple[Gain, ...]:
     """Compare the start of each complete trial with its end, cell by cell, in the plan's order.
 
-    Both are of the same prompts, which each seed has of its own, with the same random numbers. The
-    interval (t) is of the differences of the seeds.
+    Both use the same prompts and random numbers, so the interval (t) is that of paired differences.
     """
     last = {trial: float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
     trials = report_trials(sweep.trials)

@@ -1,19 +1,18 @@
-"""Which differences between batch sizes the seeds carry, and what more seeds could show.
+"""Differences between batch sizes: paired tests, equivalence, and what more seeds could show.
 
 Losses are paired: one seed gives the same weights and the same stream at every batch size. Two-way
 layout of batch sizes and seeds (randomized blocks); Holm 1979; two one-sided tests, Schuirmann
-1987; power by the noncentral t. docs/statistics.md holds the formulas and what was simulated.
+1987; power by the noncentral t. docs/statistics.md holds the formulas and the simulations.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtri, nctdtrinc, stdtr, stdtrit
-
-from sweep.analysis.estimate import Estimate
 
 ALPHA = 0.05
 POWER = 0.8
@@ -22,6 +21,18 @@ MOST_SEEDS = 1000  # where the search for enough seeds ends
 
 Losses = Mapping[int, Mapping[int, float]]  # batch size -> seed -> final loss in nats
 Floats = NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """A value and its 95 % interval, whose ends are NaN if the data allow none."""
+
+    value: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float, start: float = 0.0) -> "Estimate":
+        """Return start + factor times the number and its interval; the factor is positive."""
+        return Estimate(*(start + factor * end for end in self))
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class Pair:
 
     @property
     def is_different(self) -> bool:
-        """Whether the means differ, the error of all pairs together being 5 %."""
+        """Whether the means differ, with a family-wise error of 5 % over all pairs."""
         return self.p_different_holm <= ALPHA
 
     @property
@@ -62,6 +73,11 @@ class Comparison:
     pairs: tuple[Pair, ...]
     not_applicable: str = ""  # why there are no pairs
     unit: str = "nats"
+    least: int | None = None  # the batch size of the least mean loss
+
+    def pairs_with(self, batch_size: int) -> tuple[Pair, ...]:
+        """Return the pairs that hold a batch size."""
+        return tuple(pair for pair in self.pairs if batch_size in pair.batch_sizes)
 
 
 def compare_pairs(
@@ -69,20 +85,15 @@ def compare_pairs(
 ) -> Comparison:
     """Compare all pairs of batch sizes by paired t tests, Holm-adjusted, and test equivalence.
 
-    Args:
-        losses: final ones by batch size and seed.
-        margin: within which losses count as no different.
-        unit: of the losses, for those who write about the comparison.
-
     Returns:
-        A comparison without pairs, and with `not_applicable`, where fewer than two batch sizes or
-        common seeds are left, or a loss is not finite (a diverged trial is data: without it the
+        A comparison without pairs, and with `not_applicable`, if there are fewer than two batch
+        sizes or common seeds, or a loss is not finite (a diverged trial is data: without it the
         means would be those of the lucky seeds).
     """
     sizes, seeds = tuple(sorted(losses)), _common_seeds(losses)
     degrees = max(0, (len(sizes) - 1) * (len(seeds) - 1))
     extra = {size: tuple(sorted(set(losses[size]) - set(seeds))) for size in sizes}
-    left_out = {size: found for size, found in extra.items() if found}
+    left_out = {size: others for size, others in extra.items() if others}
     if reason := _not_applicable(losses):
         nan = float("nan")
         return Comparison(sizes, seeds, left_out, degrees, {}, nan, margin, (), reason, unit)
@@ -99,6 +110,7 @@ def compare_pairs(
         margin=margin,
         pairs=_pairs(sizes, table, margin),
         unit=unit,
+        least=sizes[int(table.mean(axis=1).argmin())],
     )
 
 
@@ -108,7 +120,7 @@ def _common_seeds(losses: Losses) -> tuple[int, ...]:
 
 
 def _not_applicable(losses: Losses) -> str:
-    """Return why the batch sizes cannot be compared; an empty text where they can."""
+    """Return why the batch sizes cannot be compared, or an empty text."""
     common = len(_common_seeds(losses))
     for size in sorted(losses):
         if not all(math.isfinite(loss) for loss in losses[size].values()):
@@ -148,19 +160,19 @@ def _pairs(sizes: tuple[int, ...], table: Floats, margin: float) -> tuple[Pair, 
     numbers = np.stack([*columns, equivalent, holm(equivalent)], axis=1).tolist()
     names = zip(first.tolist(), second.tolist(), by_seed.tolist(), numbers, strict=True)
     return tuple(
-        Pair((sizes[i], sizes[j]), tuple(values), Estimate(*found[:3]), *found[3:])
-        for i, j, values, found in names
+        Pair((sizes[i], sizes[j]), tuple(values), Estimate(*row[:3]), *row[3:])
+        for i, j, values, row in names
     )
 
 
 def _ratio(numerator: Floats, error: Floats) -> Floats:
-    """Divide; without any noise a difference is infinitely clear, and none is 0."""
+    """Divide; without noise any difference is infinitely clear, and no difference is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.nan_to_num(numerator / error, nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def holm(p_values: Floats) -> Floats:
-    """Adjust p values so that rejecting those ≤ α errs in any of them with probability ≤ α."""
+    """Adjust p values for the family-wise error by Holm 1979."""
     order = np.argsort(p_values)
     factors = np.arange(len(p_values), 0, -1)
     adjusted = np.empty(len(p_values))
@@ -169,10 +181,10 @@ def holm(p_values: Floats) -> Floats:
 
 
 def seeds_sd(losses: Losses) -> Estimate | None:
-    """Return σ of seeds: what is left of a loss after its batch size and its seed, in nats.
+    """Return σ of seeds: the residual of a loss after its batch size and its seed, in nats.
 
-    The interval is by chi-square with (k-1)(n-1) degrees of freedom, for equal variances. None
-    where the batch sizes cannot be compared.
+    The interval is by chi-square with (k-1)(n-1) degrees of freedom, for equal variances. None if
+    the batch sizes cannot be compared.
     """
     if _not_applicable(losses):
         return None
@@ -188,13 +200,8 @@ def minimal_detectable_difference(
 ) -> float | None:
     """Return the difference that a pair's test finds with power .8; None below 2 seeds.
 
-    Two-sided at .05 over `pairs`, with the pooled standard error.
-
-    Args:
-        sigma: of seeds, from `seeds_sd`.
-        seeds: of each batch size.
-        batch_sizes: compared together; they share one σ.
-        pairs: 1 for one pair by itself; all of them for what is found after Holm's adjustment.
+    Two-sided at .05 over `pairs` (1 for one pair by itself, all of them after Holm's adjustment),
+    with the pooled standard error of `batch_sizes` that share one σ.
     """
     degrees = (batch_sizes - 1) * (seeds - 1)
     if degrees < 1:
@@ -208,10 +215,7 @@ def minimal_detectable_difference(
 def seeds_to_detect(
     difference: float, sigma: float, batch_sizes: int, pairs: int = 1
 ) -> int | None:
-    """Return the least number of seeds whose minimal detectable difference is that small.
-
-    None where `MOST_SEEDS` are not enough, or fewer than 2 batch sizes are compared.
-    """
+    """Return the least number of seeds that can show a difference; None above `MOST_SEEDS`."""
     for seeds in range(2, MOST_SEEDS + 1):
         least = minimal_detectable_difference(sigma, seeds, batch_sizes, pairs)
         if least is not None and least <= abs(difference):

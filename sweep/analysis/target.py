@@ -1,23 +1,26 @@
-"""Trials that ran to a target loss: their steps, the curve through them, and the gates it needs.
+"""Trials that ran to a target loss: their steps, the curve through them, and their checks.
 
 See docs/critical-batch-size.md.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from scipy.stats import f as f_distribution
 
-from sweep.analysis import gates
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, report_trials
+from sweep.analysis.checks import (
+    Check,
+    PolicyChecks,
+    build_check,
+    check_own_rows,
+    scope_sentence,
+)
+from sweep.analysis.comparison import report_trials
 from sweep.analysis.critical_batch_size import StepsFit, fit_steps
-from sweep.analysis.estimate import Estimate
 from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.gates import INCONCLUSIVE, PASS, Gate
-from sweep.analysis.statistics import ALPHA, compare_pairs, seeds_sd
-from sweep.analysis.tuned import TunedRate, tuned_rates
+from sweep.analysis.statistics import ALPHA, Estimate, compare_pairs, seeds_sd
 from sweep.errors import SweepError
 from sweep.plan.target import PATIENCE, crossing_tokens, smoothed
 
@@ -29,43 +32,34 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Reached:
+class Reached(PolicyChecks):
     """One policy's trials on their way to the target."""
 
-    label: str
     target: float
     trials: pd.DataFrame  # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound
     batch_sizes: tuple[int, ...]  # of the fit
     fit: StepsFit | None
     no_fit: str  # why there is none
-    gates: tuple[Gate, ...]
-    rates: tuple[TunedRate, ...]
-    scope: str  # a sentence
-
-    @property
-    def passes(self) -> bool:
-        """Whether every gate passes."""
-        return all(gate.verdict == PASS for gate in self.gates)
 
 
 def steps_to_target(sweep: Sweep) -> pd.DataFrame:
     """Return one row per reporting trial that ended: where it reached the target, or a bound.
 
-    A trial that was pruned or came to its budget is censored: its last evaluation is a bound. One
-    that is below the target at its first evaluation is early: that evaluation is a bound from
-    above. A diverged trial has none.
+    A trial that was pruned or used up its budget is censored: its last evaluation is a bound. A
+    trial below the target at its first evaluation is early: that evaluation is a bound from above.
+    Diverged trials have no row.
     """
     target, context = sweep.plan.settings.target, sweep.plan.tokens_per_sequence
     assert target is not None
     window = sweep.plan.settings.evaluation.window
-    curves = {one: (t, v) for one, t, v in curves_by_trial(sweep, "valid/loss")}
+    curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     rows = []
     for row in report_trials(sweep.trials).to_dict("records"):
         if row["state"] not in ("COMPLETE", "PRUNED") or row["id"] not in curves:
             continue
         when, losses = curves[row["id"]]
         crossed = crossing_tokens(when, losses, target, window)
-        seen = smoothed(when, losses, window)[0]  # the mean of the last ones is not at the last
+        seen = smoothed(when, losses, window)[0]  # a mean of evaluations lies before the last
         tokens, trained = crossed or float((*when[:1], *seen)[-1]), float(when[-1])
         seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
         rows.append(
@@ -84,7 +78,7 @@ def steps_to_target(sweep: Sweep) -> pd.DataFrame:
 
 
 def judge_target(sweep: Sweep, cells: pd.DataFrame) -> tuple[Reached, ...]:
-    """Fit and judge each policy of a sweep to a target, in the plan's order."""
+    """Fit and check each policy of a sweep to a target, in the plan's order."""
     trials = steps_to_target(sweep)
     labels = dict.fromkeys(str(label) for label in cells["label"])
     return tuple(
@@ -103,29 +97,32 @@ def _judge(sweep: Sweep, cells: pd.DataFrame, trials: pd.DataFrame, label: str) 
     }
     sigma = seeds_sd(losses) if losses else None
     degrees = compare_pairs(losses).degrees_of_freedom if losses else 0
-    is_tuned = set(cells["policy"]) == {"tuned"}
-    rates = tuple(tuned_rates(sweep, sigma.value if sigma else None, degrees)) * is_tuned
+    checks, rates = check_own_rows(sweep, label, cells, sigma, degrees)
+    if sigma:
+        ends = f"[{100 * sigma.low:.1f}, {100 * sigma.high:.1f}]"
+        text = f"Steps to the target vary by {100 * sigma.value:.1f} {ends} % over seeds."
+        seeds = checks["single_seed"]
+        checks["single_seed"] = replace(seeds, evidence=f"{seeds.evidence} {text}")
+    own = (*_fit_checks(sizes, fit, no_fit), *_crossing_checks(trials, target))
     reports = report_trials(sweep.trials)
-    reports = reports[reports["label"] == label]
-    found = (
-        gates.rate_gate(sweep, cells, rates, is_tuned),
-        _seed_gate(cells, sigma),
-        _fit_gate(sizes, fit, no_fit),
-        _crossing_gate(trials, target),
-        _questions_gate(),
-        gates.divergence_gate(cells),
-        gates.sanity_gate(sweep, reports),
-        gates.scope_gate(sweep, reports),
+    return Reached(
+        label=label,
+        checks=(*checks.values(), *own),
+        rates=rates,
+        scope=scope_sentence(sweep, reports[reports["label"] == label]),
+        target=target,
+        trials=trials,
+        batch_sizes=sizes,
+        fit=fit,
+        no_fit=no_fit,
     )
-    scope = gates.scope_sentence(sweep, reports)
-    return Reached(label, target, trials, sizes, fit, no_fit, found, rates, scope)
 
 
 def _fit(trials: pd.DataFrame) -> tuple[tuple[int, ...], StepsFit | None, str]:
     """Fit the curve through the seeds that every batch size has."""
     steps = trials.pivot_table(index="seed", columns="batch_size", values="steps").dropna()
     if steps.empty:
-        return (), None, "no seed ended at every batch size"
+        return (), None, "No seed ended at every batch size."
     bounds = trials.pivot_table(index="seed", columns="batch_size", values="is_censored")
     sizes = tuple(int(size) for size in steps.columns)
     try:
@@ -135,43 +132,31 @@ def _fit(trials: pd.DataFrame) -> tuple[tuple[int, ...], StepsFit | None, str]:
     return sizes, fit, ""
 
 
-def _seed_gate(cells: pd.DataFrame, sigma: Estimate | None) -> Gate:
-    name = f"At least {SEEDS_FOR_SPREAD} seeds in every cell"
-    fewest = int((cells["complete"] + cells["pruned"]).min())
-    evidence = f"{fewest} seeds in the poorest cell"
-    if sigma:
-        ends = f"[{100 * sigma.low:.1f}, {100 * sigma.high:.1f}]"
-        evidence += f"; steps to the target vary by {100 * sigma.value:.1f} {ends} % over seeds"
-    if fewest >= SEEDS_FOR_SPREAD:
-        return Gate(2, name, PASS, f"{evidence}.")
-    more = f"--seeds {SEEDS_FOR_SPREAD} or more (5 recommended)"
-    return Gate(2, name, INCONCLUSIVE, f"{evidence}.", more)
-
-
-def _fit_gate(sizes: tuple[int, ...], fit: StepsFit | None, no_fit: str) -> Gate:
-    name = "The curve of steps is resolved, and B_crit lies among the batch sizes"
+def _fit_checks(sizes: tuple[int, ...], fit: StepsFit | None, no_fit: str) -> tuple[Check, Check]:
     if fit is None:
-        return Gate(3, name, INCONCLUSIVE, no_fit, "more batch sizes, a higher target or budget")
+        return build_check("critical_batch_size", no_fit, True), build_check(
+            "off_the_curve", no_fit
+        )
+    is_resolved = math.isfinite(fit.b_crit.high) and fit.b_crit.low > 0
+    remedy = ""
+    if is_resolved and not sizes[0] < fit.b_crit.value < sizes[-1]:
+        remedy = f"Add {'smaller' if fit.b_crit.value <= sizes[0] else 'larger'} batch sizes."
     evidence = (
         f"S_min {words(fit.s_min)} steps, E_min {words(fit.e_min)} sequences, B_crit "
-        f"{words(fit.b_crit)} sequences, by {len(fit.residuals)} seeds at {len(sizes)} batch "
-        f"sizes; log S lies {fit.spread:.3f} about the curve."
+        f"{words(fit.b_crit)} sequences, by {len(fit.residuals)} seeds at {len(sizes)} batch sizes."
     )
+    spread = f"The standard deviation of log S about the curve is {fit.spread:.3f}."
     off = [size for size, is_off in zip(sizes, off_the_curve(fit), strict=True) if is_off]
     if off:
-        named = ", ".join(map(str, off))
-        evidence += f" Steps at batch size {named} do not lie on the curve S_min + E_min/B."
-        return Gate(3, name, INCONCLUSIVE, evidence, "find out why; or leave out what is off")
-    if not math.isfinite(fit.b_crit.high) or not fit.b_crit.low > 0:
-        return Gate(3, name, INCONCLUSIVE, evidence, "more seeds, and batch sizes on both sides")
-    if not sizes[0] < fit.b_crit.value < sizes[-1]:
-        side = "smaller" if fit.b_crit.value <= sizes[0] else "larger"
-        return Gate(3, name, INCONCLUSIVE, f"{evidence} It lies outside.", f"{side} batch sizes")
-    return Gate(3, name, PASS, evidence)
+        spread += f" Steps at batch size {', '.join(map(str, off))} do not lie on it."
+    return (
+        build_check("critical_batch_size", evidence, not is_resolved or bool(remedy), (), remedy),
+        build_check("off_the_curve", spread, bool(off), off),
+    )
 
 
 def off_the_curve(fit: StepsFit) -> list[bool]:
-    """Tell which batch sizes' steps the curve misses by more than a tenth, and than seeds explain.
+    """Return which batch sizes the curve misses by over a tenth, and by more than seeds explain.
 
     An F test of lack of fit against the spread between seeds, at 5 %.
     """
@@ -185,50 +170,43 @@ def off_the_curve(fit: StepsFit) -> list[bool]:
     return [abs(mean) > LARGE_RESIDUAL for mean in means.tolist()]
 
 
-def _crossing_gate(trials: pd.DataFrame, target: float) -> Gate:
-    name = "The target was reached on the whole validation split, without a horizon"
-    censored = int(trials["is_censored"].sum())
-    evidence = (
-        f"{len(trials) - censored} of {len(trials)} trials reached {target:g} at a constant rate, "
-        "and stayed there at the next evaluation (but at a trial's very end); the point is "
-        f"interpolated in log tokens. {censored} are censored: pruned at {PATIENCE} times the "
-        "least tokens of their batch size, or at the end of the budget. The rate was not decayed: "
-        "with decay the same loss takes fewer tokens."
+def _crossing_checks(trials: pd.DataFrame, target: float) -> tuple[Check, Check]:
+    censored, early = int(trials["is_censored"].sum()), trials["is_early"].astype(bool)
+    sizes = tuple(sorted({int(size) for size in trials.loc[early, "batch_size"]}))
+    named = ", ".join(map(str, sizes)) or "none"
+    reached = (
+        f"{len(trials) - censored} of {len(trials)} trials reached {target:g} at a constant rate "
+        "and stayed there at the next evaluation; the crossing is interpolated in log tokens. "
+        f"{censored} are censored: pruned at {PATIENCE} times the least tokens of their batch "
+        "size, or at the end of the budget. With decay the same loss takes fewer tokens."
     )
-    if censored == len(trials):
-        return Gate(4, name, INCONCLUSIVE, evidence, "a higher target, or a larger budget")
-    if trials["is_early"].any():
-        named = ", ".join(map(str, sorted(set(trials.loc[trials["is_early"], "batch_size"]))))
-        evidence += f" Batch size {named} was there before the first evaluation: a bound, no point."
-        return Gate(4, name, INCONCLUSIVE, evidence, "more [evaluation] points, or a lower target")
-    return Gate(4, name, PASS, evidence)
-
-
-def _questions_gate() -> Gate:
-    evidence = "Equal loss is asked; equal tokens, equal steps and equal seconds have own tables."
-    return Gate(5, "Equal tokens, equal steps and equal seconds are kept apart", PASS, evidence)
+    too_early = f"Batch sizes below the target at the first evaluation: {named}."
+    return (
+        build_check("target_not_reached", reached, censored == len(trials)),
+        build_check("crossing_too_early", too_early, bool(sizes), sizes),
+    )
 
 
 def headline(reached: Reached) -> str:
-    """Say what the critical batch size is, where every gate passes; else nothing."""
+    """Return the claim about the critical batch size; empty unless every check passes."""
     if not reached.passes or reached.fit is None:
         return ""
     fit, sizes = reached.fit, reached.batch_sizes
-    said = (
+    claim = (
         f"To a validation loss of {reached.target:g} the critical batch size is "
-        f"{words(fit.b_crit)} sequences: there training takes twice the least tokens and twice "
+        f"{words(fit.b_crit)} sequences: training there takes twice the least tokens and twice "
         "the least steps."
     )
     if fit.b_crit.low < sizes[0] or fit.b_crit.high > sizes[-1]:
-        said += " Its interval reaches beyond the batch sizes that were tried."
+        claim += " Its interval extends beyond the batch sizes that were tried."
     if fit.b_overhead.value >= sizes[0]:
         overhead = words(fit.b_overhead)
-        said += f" Up to batch size {overhead} it takes at most 20 % more tokens than the least."
-    return f"{said} {reached.scope}"
+        claim += f" Up to batch size {overhead} it takes at most 20 % more tokens than the least."
+    return f"{claim} {reached.scope}"
 
 
 def words(estimate: Estimate) -> str:
-    """Write a number with its 95 % interval."""
+    """Format a number with its 95 % interval."""
     ends = f" [{estimate.low:.4g}, {estimate.high:.4g}]" if math.isfinite(estimate.low) else ""
     return f"{estimate.value:.4g}{ends}"
 
@@ -236,15 +214,14 @@ def words(estimate: Estimate) -> str:
 def losses_at(sweep: Sweep, reached: Reached, measure: str) -> tuple[float, pd.DataFrame]:
     """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
 
-    Valid because the schedule knows no horizon: a point within a trial is what a shorter one
-    would have reached.
+    Valid because the schedule knows no horizon: a shorter trial would have had the same loss.
 
     Returns:
         The number, the most that every trial has reached; and per batch size `loss` (mean over
         seeds, by interpolation in log tokens), `loss_sd` and `seeds`.
     """
     ids = report_trials(sweep.trials).set_index(["label", "batch_size", "seed"])["id"]
-    curves = {one: (t, v) for one, t, v in curves_by_trial(sweep, "valid/loss")}
+    curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     per_token = {
         "tokens": pd.Series(1.0, reached.trials.index),
         "steps": reached.trials["steps"] / reached.trials["tokens"],

@@ -1,5 +1,9 @@
-"""The figures of the report, each from a `Sweep` and the cells of `compare_batch_sizes`."""
+"""The figures of a report. Each function takes a loaded sweep and what `sweep.analysis` says of it.
 
+A function returns None if the sweep holds nothing that the figure could show.
+"""
+
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,208 +13,168 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
+from sweep.analysis.checks import PolicyResult
 from sweep.analysis.comparison import cell_records, report_trials
 from sweep.analysis.frames import Sweep, curves_by_trial
+from sweep.analysis.optimum import TunedRate
+from sweep.analysis.target import Reached
 from sweep.config.numbers import format_count
 from sweep.report import axes as look
+from sweep.report.context import Policies, noise_records, reported_pairs
 
-PART_COLOURS = {
-    "training": "#0072B2",
-    "compile": "#E69F00",
-    "evaluation": "#009E73",
-    "checkpoint": "#CC79A7",
-    "noise": "#56B4E9",
-    "other": "#999999",
-}
-MANY_CELLS = 12  # from here curves are means over seeds
+PARTS = ("training", "compile", "evaluation", "checkpoint", "noise")
+PART_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
+VERDICTS = {"different": ("#D55E00", "o"), "equal": ("#009E73", "D"), "undecided": ("#555555", "s")}
+MANY_CELLS = 12  # with more, curves are means over seeds
 MANY_SEEDS = 5
-DRAWN_POINTS = 400  # of a curve; tables keep all
+CURVE_POINTS = 400  # drawn of each curve
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
+def draw_figures(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[str, Figure | None]:
+    """Draw the figures of a report; None for those that have nothing to show."""
+    has_target = sweep.plan.settings.target is not None
+    figures: dict[str, Figure | None] = {
+        "loss": None if has_target else plot_loss(sweep, cells),
+        "steps": plot_steps(sweep, policies),
+        "differences": plot_differences(policies),
+        "rates": plot_rates(sweep, policies),
+        "curves": plot_curves(sweep, cells),
+        "time": plot_time(sweep, cells),
+        "pareto": None if has_target else plot_pareto(sweep, cells),
+        "throughput": plot_throughput(sweep, cells),
+        "noise": plot_noise(sweep, policies),
+    }
+    for axis in (axis for figure in figures.values() if figure for axis in figure.axes):
+        if not (axis.lines or axis.collections or axis.patches):
+            axis.text(
+                0.5, 0.5, "no data yet", transform=axis.transAxes, ha="center", color=look.GREY
+            )
+            axis.set_yticks([])
+    return figures
+
+
 def plot_loss(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Draw final validation loss against batch size: every seed a point, the mean a line."""
+    """Plot final validation loss against batch size: seeds as points, means as lines."""
     figure, (axis,) = look.new_figure(1)
-    _draw_by_batch(axis, sweep, cells, "final_valid_loss")
-    axis.set_ylabel(f"final validation loss {loss_unit(sweep)}")
-    labels, gone = look.policy_labels(cells), _diverged(sweep)
-    for place, label in enumerate(labels):
-        rows = gone[gone["label"] == label]
-        colour = look.POLICY_COLOURS[place % len(look.POLICY_COLOURS)]
-        name = f", {label}" if len(labels) > 1 else ""
+    _plot_by_batch(axis, sweep, cells, "final_valid_loss")
+    axis.set_ylabel(f"final validation loss {_loss_label(sweep)}")
+    styles, diverged = look.policy_styles(cells), _diverged(sweep)
+    for label, style in styles.items():
+        rows = diverged[diverged["label"] == label]
         at = np.log2(rows["batch_size"].astype(float))
-        look.mark_diverged(axis, at, len(rows), colour, name)
+        by = f", {label}" if len(styles) > 1 else ""
+        look.mark_diverged(axis, at, len(rows), style.colour, by)
     look.legend_above(axis)
     return figure
 
 
+def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
+    """Plot tokens per second and peak memory against batch size."""
+    figure, (speed, memory) = look.new_figure(2, 11)
+    _plot_by_batch(speed, sweep, cells, "tokens_per_second")
+    _plot_by_batch(memory, sweep, cells, "peak_memory_bytes", 2.0**30)
+    speed.set_ylabel("training tokens per second")
+    memory.set_ylabel("peak memory [GiB]")
+    for axis in (speed, memory):
+        axis.set_ylim(bottom=0)
+    speed.yaxis.set_major_formatter(lambda value, _: format_count(value))
+    look.legend_above(speed)
+    return figure
+
+
+def _plot_by_batch(
+    axis: Axes, sweep: Sweep, cells: pd.DataFrame, metric: str, scale: float = 1.0
+) -> None:
+    """Plot each complete trial as a point, and the means of comparable cells as a line."""
+    trials = report_trials(sweep.trials)
+    complete = trials[trials["state"] == "COMPLETE"]
+    for label, style in look.policy_styles(cells).items():
+        rows = complete[complete["label"] == label]
+        if rows.empty:
+            continue
+        points: dict[str, Any] = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0}
+        at, values = np.log2(rows["batch_size"].astype(float)), rows[metric].astype(float) / scale
+        axis.plot(at, values, style.marker, color=style.colour, **points)
+        means = cells[cells["is_comparable"] & (cells["label"] == label)]
+        at, values = np.log2(means["batch_size"].astype(float)), means[metric] / scale
+        axis.plot(at, values, style.line, color=style.colour, linewidth=1.5, label=label)
+    look.batch_axis(axis, cells["batch_size"])
+
+
 def plot_time(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Draw time by part, stacked, against batch size: means over the complete seeds."""
+    """Plot the mean time of a trial against batch size, stacked by part."""
     figure, (axis,) = look.new_figure(1)
-    labels, done = look.policy_labels(cells), cells[cells["complete"] > 0]
-    longest = float(done["seconds_total"].max()) if len(done) else 0.0
-    unit, name = next(((s, n) for s, n in TIME_UNITS if longest >= 2 * s), TIME_UNITS[-1])
-    places = np.log2(np.unique(cells["batch_size"].to_numpy(float)))
-    gap = float(np.diff(places).min()) if len(places) > 1 else 1.0
-    width = 0.7 * gap / max(1, len(labels))
-    for place, label in enumerate(labels):
-        rows = done[done["label"] == label]
-        at = np.log2(rows["batch_size"].to_numpy(float)) + (place - (len(labels) - 1) / 2) * width
-        bottom, hatch = np.zeros(len(rows)), look.HATCHES[place % len(look.HATCHES)]
-        for part, heights in _time_parts(rows):
-            if rows.empty:
-                continue
-            style: dict[str, Any] = {"color": PART_COLOURS[part], "edgecolor": "white"}
-            axis.bar(at, heights / unit, width, bottom, hatch=hatch, linewidth=0.6, **style)
-            bottom += heights / unit
+    styles, complete = look.policy_styles(cells), cells[cells["complete"] > 0]
+    longest = float(complete["seconds_total"].max()) if len(complete) else 0.0
+    unit, name = next((unit for unit in TIME_UNITS if longest >= 2 * unit[0]), TIME_UNITS[-1])
+    gaps = np.diff(np.log2(np.unique(cells["batch_size"].to_numpy(float))))
+    gap = float(gaps.min()) if len(gaps) else 1.0
+    width = 0.7 * gap / max(1, len(styles))
+    handles = [
+        Patch(color=colour, label=part)
+        for part, colour, seconds in _time_parts(complete)
+        if seconds.sum() > 0.001 * longest
+    ]
+    for index, (label, style) in enumerate(styles.items()):
+        rows = complete[complete["label"] == label]
+        at = np.log2(rows["batch_size"].to_numpy(float)) + (index - (len(styles) - 1) / 2) * width
+        bottom = np.zeros(len(rows))
+        bars: dict[str, Any] = {"edgecolor": "white", "hatch": style.hatch, "linewidth": 0.6}
+        for _, colour, seconds in _time_parts(rows):
+            axis.bar(at, seconds / unit, width, bottom, color=colour, **bars)
+            bottom += seconds / unit
+        if len(styles) > 1:
+            policy: dict[str, Any] = {"facecolor": "#dddddd", "edgecolor": look.GREY}
+            handles.append(Patch(**policy, hatch=style.hatch, label=label))
     look.batch_axis(axis, cells["batch_size"])
     low, high = axis.get_xlim()
     axis.set_xlim(low - gap / 2, high + gap / 2)
     axis.set_ylabel(f"time of one trial [{name}]")
-    look.legend_above(axis, _time_handles(done, labels, longest))
+    look.legend_above(axis, handles)
     return figure
+
+
+def _time_parts(rows: pd.DataFrame) -> list[tuple[str, str, Any]]:
+    """Return name, colour and seconds of each part; `other` is the rest of the total."""
+    columns = [f"seconds_{part}" for part in ("total", *PARTS)]
+    total, *parts = rows[columns].to_numpy(float, na_value=0.0).T
+    parts.append(np.clip(total - sum(parts), 0, None))
+    return list(zip((*PARTS, "other"), PART_COLOURS, parts, strict=True))
 
 
 def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Draw training and validation loss against tokens, one colour per batch size."""
+    """Plot training loss (or mean reward) and validation loss against tokens."""
     figure, axes = look.new_figure(2, 11)
     trials = report_trials(sweep.trials).set_index("id")
-    colours, labels = look.batch_colours(cells), look.policy_labels(cells)
-    gone = trials[trials["cause"] == "diverged"]
-    for axis, (metric, title, is_loss) in zip(axes, _panels(sweep), strict=True):
-        for batch, label, tokens, values, width in _drawn_curves(sweep, trials, metric):
-            line = look.LINES[labels.index(label) % len(look.LINES)]
-            axis.plot(tokens, values, line, color=colours[batch], linewidth=width, alpha=0.75)
+    colours, styles = look.batch_colours(cells), look.policy_styles(cells)
+    diverged, unit = trials[trials["cause"] == "diverged"], _loss_label(sweep)
+    panels = [("train/loss", f"training loss {unit}")]
+    if sweep.plan.settings.traits.samples:  # the training loss is a surrogate close to 0
+        panels = [("reward/mean", "mean reward of a step's completions")]
+    panels.append(("valid/loss", f"validation loss, milestone set {unit}"))
+    for axis, (metric, title) in zip(axes, panels, strict=True):
+        for batch, label, tokens, values, width in _legible_curves(sweep, trials, metric):
+            line: dict[str, Any] = {"color": colours[batch], "linewidth": width, "alpha": 0.75}
+            axis.plot(tokens, values, styles[label].line, **line)
         axis.set_ylabel(title)
-        if is_loss:
+        if metric.endswith("/loss"):
             look.loss_axis(axis)
-        look.mark_diverged(axis, gone["tokens"], len(gone))
+        look.mark_diverged(axis, diverged["tokens"], len(diverged))
         look.token_axis(axis)
-    look.legend_beside(figure, axes, cells, axes[0].get_legend_handles_labels()[0], is_line=True)
+    handles = axes[0].get_legend_handles_labels()[0]
+    look.legend_outside(figure, cells, handles, lambda style: {"linestyle": style.line})
     return figure
 
 
-def _panels(sweep: Sweep) -> tuple[tuple[str, str, bool], ...]:
-    """Return metric and title of both pictures of curves, and whether it is a loss."""
-    unit = loss_unit(sweep)
-    valid = ("valid/loss", f"validation loss, milestone set {unit}", True)
-    if sweep.plan.settings.workload == "grpo":  # whose training loss is a surrogate near 0
-        return ("reward/mean", "mean reward of a step's completions", False), valid
-    return ("train/loss", f"training loss {unit}", True), valid
-
-
-def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Draw final validation loss against total seconds: final points only, with the front."""
-    figure, (axis,) = look.new_figure(1, 8.6)
-    colours, labels = look.batch_colours(cells), look.policy_labels(cells)
-    trials = report_trials(sweep.trials)
-    done = trials[trials["state"] == "COMPLETE"]
-    for place, label in enumerate(labels):
-        marker = look.MARKERS[place % len(look.MARKERS)]
-        seeds, means = (rows[rows["label"] == label] for rows in (done, cells))
-        for rows, size, edge in ((seeds, 16, "none"), (means[means["complete"] > 0], 70, "black")):
-            if rows.empty:
-                continue
-            style: dict[str, Any] = {"s": size, "edgecolors": edge, "zorder": 2 + size / 70}
-            shades = [colours[int(batch)] for batch in rows["batch_size"]]
-            points = (rows["seconds_total"], rows["final_valid_loss"])
-            axis.scatter(*points, c=shades, marker=marker, **style)
-    front = cells[cells["is_on_front"]].sort_values("seconds_total")
-    is_crowded = len(cells) > MANY_CELLS
-    named = front.iloc[[0, -1]] if is_crowded and len(front) else cells[cells["complete"] > 0]
-    for cell in cell_records(named):
-        at = (cell["seconds_total"], cell["final_valid_loss"])
-        axis.annotate(str(cell["batch_size"]), at, (6, 6), textcoords="offset points", size=9)
-    if len(front):
-        steps: dict[str, Any] = {"drawstyle": "steps-post", "color": look.GREY, "zorder": 1}
-        axis.plot(front["seconds_total"], front["final_valid_loss"], linewidth=1.2, **steps)
-    look.time_axis(axis, done["seconds_total"])
-    axis.set_ylabel(f"final validation loss {loss_unit(sweep)}")
-    gone = _diverged(sweep)
-    look.mark_diverged(axis, gone["seconds_total"].dropna(), len(gone))
-    front_line = Line2D([], [], color=look.GREY, lw=1.2, label="Pareto front of the means")
-    more = [front_line, *axis.get_legend_handles_labels()[0]]
-    look.legend_beside(figure, [axis], cells, more, is_line=False)
-    return figure
-
-
-def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Draw tokens per second and peak memory against batch size."""
-    figure, axes = look.new_figure(2, 11)
-    for axis, metric, name, scale in (
-        (axes[0], "tokens_per_second", "training tokens per second", 1.0),
-        (axes[1], "peak_memory_bytes", "peak memory [GiB]", 2.0**30),
-    ):
-        _draw_by_batch(axis, sweep, cells, metric, scale)
-        axis.set_ylabel(name)
-        axis.set_ylim(bottom=0)
-    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-    look.legend_above(axes[0])
-    return figure
-
-
-def loss_unit(sweep: Sweep) -> str:
-    """Return the unit of losses as an axis shows it, where it is known."""
-    known = {"pretrain": "[nats per token]", "grpo": "[minus mean reward]"}
-    return known.get(sweep.plan.settings.workload, "")
-
-
-def _diverged(sweep: Sweep) -> pd.DataFrame:
-    trials = report_trials(sweep.trials)
-    return trials[trials["cause"] == "diverged"]
-
-
-def _draw_by_batch(
-    axis: Axes, sweep: Sweep, cells: pd.DataFrame, metric: str, scale: float = 1.0
-) -> None:
-    """Draw each complete trial as a point, and a line through the cells that are whole."""
-    trials = report_trials(sweep.trials)
-    done = trials[trials["state"] == "COMPLETE"]
-    for place, label in enumerate(look.policy_labels(cells)):
-        rows = done[done["label"] == label]
-        if rows.empty:
-            continue
-        style: dict[str, Any] = {"color": look.POLICY_COLOURS[place % len(look.POLICY_COLOURS)]}
-        marker = look.MARKERS[place % len(look.MARKERS)]
-        at, values = np.log2(rows["batch_size"].astype(float)), rows[metric].astype(float) / scale
-        axis.plot(at, values, marker, markersize=5, alpha=0.6, markeredgewidth=0, **style)
-        whole = cells[cells["is_comparable"] & (cells["label"] == label)]
-        at, values = np.log2(whole["batch_size"].astype(float)), whole[metric] / scale
-        line = look.LINES[place % len(look.LINES)]
-        axis.plot(at, values, line, linewidth=1.5, label=label, **style)
-    look.batch_axis(axis, cells["batch_size"])
-
-
-def _time_parts(rows: pd.DataFrame) -> Iterator[tuple[str, Any]]:
-    """Yield each part's seconds; `other` is what the total holds beside the named parts."""
-    total = np.nan_to_num(rows["seconds_total"].to_numpy(float))
-    named = np.zeros(len(rows))
-    for part in ("training", "compile", "evaluation", "checkpoint", "noise"):
-        heights = np.nan_to_num(rows[f"seconds_{part}"].to_numpy(float))
-        named += heights
-        yield part, heights
-    yield "other", np.clip(total - named, 0, None)
-
-
-def _time_handles(done: pd.DataFrame, labels: list[str], longest: float) -> list[Any]:
-    """Explain the parts that are large enough to be seen, and the policies by hatch."""
-    seen = [part for part, heights in _time_parts(done) if heights.sum() > 0.001 * longest]
-    handles = [Patch(color=PART_COLOURS[part], label=part) for part in seen]
-    for place, label in enumerate(labels if len(labels) > 1 else []):
-        hatch = look.HATCHES[place % len(look.HATCHES)]
-        handles.append(Patch(facecolor="#dddddd", edgecolor=look.GREY, hatch=hatch, label=label))
-    return handles
-
-
-def _drawn_curves(
+def _legible_curves(
     sweep: Sweep, trials: pd.DataFrame, metric: str
 ) -> Iterator[tuple[int, str, Any, Any, float]]:
-    """Yield batch size, label, tokens, values and line width of what is drawn.
+    """Yield batch size, policy, tokens, values and line width of each curve.
 
-    Each trial where that stays legible, else the mean over the seeds of a cell, interpolated in
-    tokens; diverged trials are always drawn one by one.
+    If there are many curves, they are means over seeds, interpolated in tokens; diverged trials
+    always have a curve each.
     """
     sizes = trials.groupby(["label", "batch_size"]).size().tolist()
     is_crowded = len(sizes) > MANY_CELLS or max(sizes, default=0) > MANY_SEEDS
@@ -223,10 +187,194 @@ def _drawn_curves(
         if is_crowded and rows[trial]["cause"] != "diverged":
             groups.setdefault((label, batch), []).append((tokens, values))
             continue
-        keep = np.unique(np.linspace(0, len(tokens) - 1, DRAWN_POINTS).astype(int))
+        keep = np.unique(np.linspace(0, len(tokens) - 1, CURVE_POINTS).astype(int))
         yield batch, label, tokens[keep], values[keep], 1.2
     for (label, batch), curves in groups.items():
-        start, end = (max(tokens[k] for tokens, _ in curves) for k in (0, -1))
-        grid = np.linspace(start, end, DRAWN_POINTS)
+        start, end = (max(tokens[index] for tokens, _ in curves) for index in (0, -1))
+        grid = np.linspace(start, end, CURVE_POINTS)
         means = np.mean([np.interp(grid, x, y, right=np.nan) for x, y in curves], axis=0)
         yield batch, label, grid, means, 1.6
+
+
+def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
+    """Plot final validation loss against total time, with the Pareto front of the means."""
+    figure, (axis,) = look.new_figure(1, 8.6)
+    colours, styles = look.batch_colours(cells), look.policy_styles(cells)
+    trials = report_trials(sweep.trials)
+    complete = trials[trials["state"] == "COMPLETE"]
+    measured = cells[cells["complete"] > 0]
+    for label, style in styles.items():
+        for table, size, edge in ((complete, 16, "none"), (measured, 70, "black")):
+            rows = table[table["label"] == label]
+            if rows.empty:
+                continue
+            points: dict[str, Any] = {"s": size, "edgecolors": edge, "zorder": 2 + size / 70}
+            points["c"] = [colours[int(batch)] for batch in rows["batch_size"]]
+            at = (rows["seconds_total"], rows["final_valid_loss"])
+            axis.scatter(*at, marker=style.marker, **points)
+    front = cells[cells["is_on_front"]].sort_values("seconds_total")
+    is_crowded = len(cells) > MANY_CELLS and len(front) > 0
+    for cell in cell_records(front.iloc[[0, -1]] if is_crowded else measured):
+        end = (cell["seconds_total"], cell["final_valid_loss"])
+        axis.annotate(str(cell["batch_size"]), end, (6, 6), textcoords="offset points", size=9)
+    line: dict[str, Any] = {"color": look.GREY, "linewidth": 1.2}
+    if len(front):
+        at = (front["seconds_total"], front["final_valid_loss"])
+        axis.plot(*at, drawstyle="steps-post", zorder=1, **line)
+    seconds = complete["seconds_total"]
+    if len(seconds) and seconds.max() > 10 * seconds.min() > 0:
+        axis.set_xscale("log")
+        look.plain_log_ticks(axis.xaxis, (1, 2, 5))
+    axis.set_xlabel("total time of one trial [seconds]")
+    axis.set_ylabel(f"final validation loss {_loss_label(sweep)}")
+    diverged = _diverged(sweep)
+    look.mark_diverged(axis, diverged["seconds_total"].dropna(), len(diverged))
+    front_handle = Line2D([], [], label="Pareto front of the means", **line)
+    handles = [front_handle, *axis.get_legend_handles_labels()[0]]
+    look.legend_outside(
+        figure, cells, handles, lambda style: {"linestyle": "none", "marker": style.marker}
+    )
+    return figure
+
+
+def plot_rates(sweep: Sweep, policies: Policies) -> Figure | None:
+    """Plot the loss (or the tokens to the target) of the tuning trials against the rate."""
+    rates = [rate for policy in policies for rate in policy.rates]
+    if not rates:
+        return None
+    has_target = sweep.plan.settings.target is not None
+    figure, (axis,) = look.new_figure(1)
+    colours = look.batch_colours(pd.DataFrame({"batch_size": [r.batch_size for r in rates]}))
+    for rate in rates:
+        _plot_rate(axis, rate, colours[rate.batch_size], has_target)
+    axis.set_xscale("log")
+    axis.set_xlabel("peak learning rate")
+    if has_target:
+        axis.set_yscale("log")
+        axis.set_ylabel("training tokens to the target, tuning seed")
+    else:
+        axis.set_ylabel("final validation loss of the tuning seed")
+        look.loss_axis(axis)
+    look.legend_above(axis)
+    return figure
+
+
+def _plot_rate(axis: Axes, rate: TunedRate, colour: Any, has_target: bool) -> None:
+    """Plot the tuning trials of one batch size, with a quadratic in log rate near the best."""
+    to_height: Any = np.exp if has_target else np.asarray  # with a target, losses are log tokens
+    table, style = rate.trials, {"color": colour}
+    finite = table[np.isfinite(table["loss"])]
+    rates, losses = finite["learning_rate"], finite["loss"]
+    label = f"batch {rate.batch_size}"
+    axis.plot(rates, to_height(losses), "o", markersize=5, label=label, **style)
+    style |= {"transform": axis.get_xaxis_transform()}
+    pruned = table[table["state"] == "PRUNED"]["learning_rate"]
+    axis.plot(pruned, [0.03] * len(pruned), "|", markersize=8, **style)
+    missed = (table["state"] == "COMPLETE") & np.isinf(table["loss"])  # the target
+    failed = table[(table["state"] == "FAILED") | missed]["learning_rate"]
+    axis.plot(failed, [look.TOP_EDGE] * len(failed), "X", **style)
+    if (vertex := rate.optimum.rate) is None:
+        return
+    best = int(np.argmin(losses.to_numpy()))
+    near = slice(max(0, best - 2), best + 3)
+    logs = np.log(rates.to_numpy()[near])
+    coefficients = np.polyfit(logs, losses.to_numpy()[near], 2)
+    grid = np.linspace(logs.min(), logs.max(), 60)
+    axis.plot(np.exp(grid), to_height(np.polyval(coefficients, grid)), color=colour, linewidth=1)
+    star: dict[str, Any] = {"color": colour, "markersize": 11, "markeredgecolor": "white"}
+    axis.plot([vertex], [to_height(np.polyval(coefficients, np.log(vertex)))], "*", **star)
+
+
+def plot_differences(policies: Policies) -> Figure | None:
+    """Plot the paired differences between batch sizes with their intervals, tuned rates first."""
+    results = [policy for policy in policies if isinstance(policy, PolicyResult)]
+    compared = [policy for policy in results if policy.comparison.pairs]
+    if not compared:
+        return None
+    policy = next((policy for policy in compared if policy.rates), compared[0])
+    pairs, margin, unit = reported_pairs(policy), policy.comparison.margin, policy.comparison.unit
+    figure, (axis,) = look.new_figure(1)
+    heights, explained = np.arange(len(pairs))[::-1], set[str]()
+    for height, pair in zip(heights, pairs, strict=True):
+        verdict = "different" if pair.is_different else "undecided"
+        verdict = "equal" if pair.is_equivalent else verdict
+        colour, marker = VERDICTS[verdict]
+        ends = [pair.difference.low, pair.difference.high]
+        axis.plot(ends, [height, height], color=colour, linewidth=2)
+        label = "" if verdict in explained else verdict
+        axis.plot([pair.difference.value], [height], marker, color=colour, label=label)
+        explained.add(verdict)
+    axis.axvspan(-margin, margin, color="#009E73", alpha=0.12, label=f"±{margin:g} {unit}")
+    axis.axvline(0, color=look.GREY, linewidth=0.8)
+    axis.set_yticks(heights, [f"{p.batch_sizes[1]} − {p.batch_sizes[0]}" for p in pairs])
+    axis.set_xlabel(f"difference of the final validation loss [{unit}], {policy.label}, 95 %")
+    look.legend_above(axis)
+    return figure
+
+
+def plot_noise(sweep: Sweep, policies: Policies) -> Figure | None:
+    """Plot the gradient noise scale against tokens."""
+    tuned = next((policy for policy in policies if policy.rates), None)
+    records = noise_records(sweep)
+    policy = tuned or next(iter(policies), None)
+    records = records[records["label"] == (policy.label if policy else "")]
+    if not len(records):
+        return None
+    figure, (axis,) = look.new_figure(1)
+    colours = look.batch_colours(records)
+    for batch, group in records.groupby("batch_size"):
+        means = group.groupby("tokens")[["trace", "square"]].mean()
+        smooth = means.rolling(3, center=True, min_periods=1).mean()
+        ratio = (smooth["trace"] / smooth["square"]).where(smooth["square"] > 0)
+        size = int(str(batch))
+        axis.plot(ratio.index, ratio, "o-", color=colours[size], label=f"batch {size}")
+    axis.set_yscale("log")
+    look.token_axis(axis)
+    axis.set_ylabel("gradient noise scale [sequences]")
+    look.legend_above(axis)
+    return figure
+
+
+def plot_steps(sweep: Sweep, policies: Policies) -> Figure | None:
+    """Plot steps to the target against batch size, with the fitted curve and B_crit."""
+    reached = [policy for policy in policies if isinstance(policy, Reached)]
+    sizes = sorted({int(size) for policy in reached for size in policy.trials["batch_size"]})
+    if not sizes:
+        return None
+    figure, (axis,) = look.new_figure(1)
+    for index, policy in enumerate(reached):
+        colour = look.POLICY_COLOURS[index % len(look.POLICY_COLOURS)]
+        for is_censored, marker, suffix in ((False, "o", ""), (True, "^", ", more than")):
+            rows = policy.trials[policy.trials["is_censored"] == is_censored]
+            style: dict[str, Any] = {"color": colour, "linestyle": "none", "markersize": 5}
+            label = f"{policy.label}{suffix}" if len(rows) else ""
+            at = np.log2(rows["batch_size"].astype(float))
+            axis.plot(at, rows["steps"], marker, label=label, **style)
+        if policy.fit is None:
+            continue
+        grid, critical = np.geomspace(sizes[0], sizes[-1], 100), policy.fit.b_crit
+        at, linear = np.log2(grid), policy.fit.e_min.value / grid
+        fitted = policy.fit.s_min.value + linear
+        axis.plot(at, fitted, color=colour, linewidth=1, label="S_min+E_min/B")
+        axis.plot(at, linear, ":", color=look.GREY, linewidth=1, label="E_min/B")
+        if sizes[0] < critical.value < sizes[-1]:
+            axis.axvline(math.log2(critical.value), color=colour, linewidth=1, linestyle="--")
+            ends = np.clip([critical.low, critical.high], sizes[0], sizes[-1])
+            if np.isfinite(ends).all():
+                label = f"B_crit {critical.value:.3g}"
+                axis.axvspan(*np.log2(ends), color=colour, alpha=0.12, label=label)
+    axis.set_yscale("log")
+    axis.set_ylabel(f"steps to a validation loss of {sweep.plan.settings.target:g}")
+    look.batch_axis(axis, sizes)
+    look.legend_above(axis)
+    return figure
+
+
+def _loss_label(sweep: Sweep) -> str:
+    label = sweep.plan.settings.traits.loss_label
+    return f"[{label}]" if label else ""
+
+
+def _diverged(sweep: Sweep) -> pd.DataFrame:
+    trials = report_trials(sweep.trials)
+    return trials[trials["cause"] == "diverged"]

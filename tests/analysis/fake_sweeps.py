@@ -102,7 +102,7 @@ def _write_trial(
 def fake_loss(plan: Plan, row: PlannedTrial, progress: float) -> float:
     """Fall from ln V as a power of tokens; a rate suits one batch size; a seed shifts the end."""
     noise = random.Random(f"{row.batch_size} {row.seed} {row.policy}").gauss(0, 0.005)
-    start = math.log(getattr(plan.settings.model, "vocabulary", 40)) + 0.08
+    start = math.log(plan.settings.model.vocabulary or 40) + 0.08
     ideal = 1e-3 * math.sqrt(row.batch_size / 16)
     slowness = 0.03 * abs(math.log2(float(row.learning_rate or 1) / ideal))
     end = 1.5 + slowness + noise

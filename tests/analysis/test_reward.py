@@ -1,13 +1,10 @@
 """Rewards before and after training, paired by seed."""
 
-from dataclasses import replace
-
 import pytest
 from scipy.stats import ttest_rel
 
 from sweep.analysis.frames import load_sweep
 from sweep.analysis.reward import find_gains
-from sweep.report.sections import rewards
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 START = {0: -0.05, 1: -0.06, 2: -0.04}
@@ -35,20 +32,10 @@ def test_gains_are_paired_by_seed(tmp_path):
         low, high = test.confidence_interval(0.95)
         assert gain.difference.low == pytest.approx(low, rel=1e-9)
         assert gain.difference.high == pytest.approx(high, rel=1e-9)
-    ((heading, text),) = rewards(sweep)
-    assert heading == "Rewards" and f"{gains[0].difference.value:+.3f}" in text
-    assert "words of its own, of the same stories" in text and "differences of the seeds." in text
-    started = replace(sweep, plan=sweep.plan.model_copy(update={"start": {"weights": "0"}}))
-    assert "of the seeds, which all start from the same weights." in rewards(started)[0][1]
 
 
 def test_one_seed_has_no_interval_and_an_older_result_no_gain(tmp_path):
     (first, _) = find_gains(written(tmp_path / "one", 1))
     assert first.difference is None and set(first.end) == {0}
     older = written(tmp_path / "older", 3, initial_valid_loss=None)
-    assert find_gains(older) == () and rewards(older) == []
-
-
-def test_losses_of_text_are_no_rewards(tmp_path):
-    write_fake_sweep(tmp_path / "s")
-    assert rewards(load_sweep(tmp_path / "s")) == []
+    assert find_gains(older) == ()

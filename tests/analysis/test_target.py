@@ -2,24 +2,21 @@
 
 import json
 import math
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sweep.analysis.audit import audit
+from sweep.analysis.checks import PASS
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import load_sweep, write_trials_csv
-from sweep.analysis.gates import INCONCLUSIVE, PASS
 from sweep.analysis.target import headline, judge_target
 from sweep.plan.steps import milestone_steps
 from sweep.plan.target import crossing_tokens
-from sweep.report.report import write_report
 from sweep.trial.files import sha256_of_file, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
+from tests.analysis.fake_sweeps import fake_result, write_fake_sweep
 
-FAKE = runpy.run_path(str(Path(__file__).parent / "fake_sweeps.py"))
 TARGET = 3.0
 SIZES = (16, 32, 64, 128, 256)
 CONTEXT = 64  # of the experiment quick
@@ -35,7 +32,7 @@ def to_target(tmp_path):
 
     def write(steps=hyperbola, sizes=SIZES, pruned=lambda row: False, points=2000):
         path = tmp_path / "s"
-        plan = FAKE["write_fake_sweep"](
+        plan = write_fake_sweep(
             path, lrs=("tuned",), seeds=3, batches=",".join(map(str, sizes)), target=TARGET,
             budget=256 * CONTEXT * 6000, evaluation={"points": points, "noise_points": 0},
         )  # fmt: skip
@@ -48,8 +45,8 @@ def to_target(tmp_path):
                 taken = steps(row.batch_size) * math.exp(0.01 * rng.normal())
             write_trial(SweepFolder(path).trial(row.id), plan, row, taken, pruned(row), points)
         sweep = load_sweep(path)
-        (found,) = judge_target(sweep, compare_batch_sizes(sweep.trials))
-        return found, write_report(path).read_text(), sweep
+        (reached,) = judge_target(sweep, compare_batch_sizes(sweep.trials))
+        return reached, sweep
 
     return write
 
@@ -70,7 +67,7 @@ def write_trial(trial, plan, row, taken, is_pruned, points):
         trial.write_status(TrialStatus(state=State.PRUNED, attempts=1, fencing=1))
         return
     columns = [[line[name] for line in lines] for name in ("tokens", "valid/loss")]
-    result = FAKE["fake_result"](plan, row) | {
+    result = fake_result(plan, row) | {
         "steps": lines[-1]["step"],
         "tokens": lines[-1]["tokens"],
         "tokens_to_target": crossing_tokens(*columns, TARGET),
@@ -82,69 +79,62 @@ def write_trial(trial, plan, row, taken, is_pruned, points):
     write_json(trial.result_path, result)
 
 
-def gates(found):
-    return {gate.number: gate for gate in found.gates}
+def statuses(reached):
+    return {check.code: check.status for check in reached.checks}
+
+
+def blocking(reached):
+    return {check.code for check in reached.failed if check.blocks_claims}
 
 
 def test_steps_on_the_curve_make_the_claim(to_target):
-    found, text, _ = to_target()
-    assert {gate.verdict for gate in found.gates} == {PASS}, found.gates
-    said = headline(found)
-    assert "the critical batch size is " in said and said in text
-    assert found.fit.b_crit.low < 100 < found.fit.b_crit.high
-    assert "Up to batch size" in said and "This holds for quick" in said
-    assert "lr tuned by 5 trials" in said and "reported on seeds 0, 1, 2" in said
+    reached, _ = to_target()
+    assert blocking(reached) == set(), reached.failed
+    assert statuses(reached)["critical_batch_size"] == statuses(reached)["off_the_curve"] == PASS
+    assert "the critical batch size is " in headline(reached)
+    assert reached.fit.b_crit.low < 100 < reached.fit.b_crit.high
+    assert "lr tuned by 5 trials" in reached.scope and "seeds 0, 1, 2" in reached.scope
 
 
 def test_a_crossing_before_the_first_evaluation_is_no_point_of_the_curve(to_target):
-    found, text, _ = to_target(points=10)
-    gate = gates(found)[4]
-    assert gate.verdict == INCONCLUSIVE and "before the first evaluation" in gate.evidence
-    assert "[evaluation] points" in gate.settle
-    assert found.trials["is_early"].any() and headline(found) == ""
-    assert "twice the least tokens" not in text
+    reached, _ = to_target(points=10)
+    assert "crossing_too_early" in blocking(reached)
+    assert reached.trials["is_early"].any() and headline(reached) == ""
 
 
 def test_steps_off_the_curve_make_no_claim(to_target):
     taken = {16: 4000, 32: 2100, 64: 1300, 128: 1000, 256: 1500}
-    found, _, _ = to_target(steps=taken.get)
-    gate = gates(found)[3]
-    assert gate.verdict == INCONCLUSIVE and "do not lie on the curve" in gate.evidence
-    assert "256" in gate.evidence and headline(found) == ""
+    reached, _ = to_target(steps=taken.get)
+    (check,) = (check for check in reached.failed if check.code == "off_the_curve")
+    assert 256 in check.batch_sizes and headline(reached) == ""
 
 
 def test_small_departures_from_the_curve_do_not_forbid_it(to_target):
-    found, _, _ = to_target(steps=lambda size: hyperbola(size) * (1.05 if size == 64 else 1))
-    assert gates(found)[3].verdict == PASS
+    reached, _ = to_target(steps=lambda size: hyperbola(size) * (1.05 if size == 64 else 1))
+    assert statuses(reached)["off_the_curve"] == PASS
 
 
-def test_the_batch_size_of_20_percent_is_said_only_where_it_was_tried(to_target):
-    found, text, _ = to_target(sizes=SIZES[1:])  # 0.2·B_crit is about 20
-    assert found.passes and "20 %" not in headline(found)
-    assert "20 % more tokens than the least |" not in text
+def test_the_batch_size_of_20_percent_is_claimed_only_if_it_was_tried(to_target):
+    reached, _ = to_target(sizes=SIZES[1:])  # 0.2·B_crit is about 20
+    assert reached.passes and "20 %" not in headline(reached)
 
 
-def test_a_batch_size_is_recommended_only_if_every_seed_reached_the_target(to_target):
-    found, text, _ = to_target(pruned=lambda row: row.batch_size == 16 and row.seed == 0)
-    assert found.trials["is_censored"].sum() == 1
-    recommended = next(line for line in text.splitlines() if line.startswith("| fewest tokens"))
-    assert "| 32 |" in recommended and "measured, not tested" in recommended
+def test_pruned_seeds_are_data_and_not_missing(to_target, tmp_path):
+    reached, sweep = to_target(pruned=lambda row: row.stage == "report" and row.seed == 2)
+    assert reached.trials["is_censored"].sum() == len(SIZES)
+    assert reached.passes, reached.failed
+    write_trials_csv(sweep, tmp_path / "trials.csv")
+    assert audit(tmp_path / "trials.csv")["findings"] == []
 
 
-def test_pruned_seeds_are_data_and_not_missing(to_target):
-    found, text, _ = to_target(pruned=lambda row: row.stage == "report" and row.seed == 2)
-    assert found.passes, found.gates
-    assert "Nothing can be compared" not in text and "nothing to compare" not in text
-
-
-def test_where_no_report_arrived_the_tables_say_so(to_target):
-    found, text, _ = to_target(pruned=lambda row: row.stage == "report")
-    assert found.fit is None and headline(found) == ""
-    assert "nan" not in text and "At no batch size has every seed reached the target" in text
+def test_without_any_crossing_there_is_no_curve_and_no_claim(to_target):
+    reached, _ = to_target(pruned=lambda row: row.stage == "report")
+    assert reached.fit is None and headline(reached) == ""
+    assert {"critical_batch_size", "target_not_reached"} <= blocking(reached)
 
 
 def test_the_audit_of_an_own_sweep_to_a_target_finds_nothing_false(to_target, tmp_path):
-    _, _, sweep = to_target()
+    _, sweep = to_target()
     write_trials_csv(sweep, tmp_path / "trials.csv")
     document = audit(tmp_path / "trials.csv")
     assert document["findings"] == []

@@ -164,7 +164,7 @@ def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
     assert {row.batch_size for row in rows_of(failed, "report")} == {32}, "of the other one"
     assert sweep_status(failed.folder)["state"] == State.WAITING, "more trials are to follow"
     text = write_report(failed.folder.path).read_text()
-    assert "No rate is known yet at batch size 16" in text
+    assert "Batch size 16 has no tuned rate yet" in text
     again = tune(workload="faulty:RaisesOnceAtTheBestRate")
     assert again.exit_code == 0
     reported = {row.batch_size: row.learning_rate for row in rows_of(again, "report")}
@@ -303,5 +303,4 @@ def test_where_every_rate_diverges_nothing_is_reported_and_the_search_ends(tune,
     assert {status.cause for status in summary.states.values()} == {Cause.DIVERGED}
     assert len(rows_of(summary, "tune")) == 5 + EXTENSIONS
     text = write_report(summary.folder.path).read_text()
-    assert "No rate is known yet at batch size 16: tuning trials 9 diverged" in text
-    assert "9 of 9 tuning trials diverged" in text
+    assert "Batch size 16 has no tuned rate yet: of 9 tuning trials 0 are complete and 9" in text

@@ -15,15 +15,15 @@ from sweep.report.axes import TOP_EDGE, batch_colours
 
 @pytest.fixture
 def mixed(mixed_sweep: Path) -> tuple[Sweep, Any]:
-    found = load_sweep(mixed_sweep)
-    return found, compare_batch_sizes(found.trials)
+    loaded = load_sweep(mixed_sweep)
+    return loaded, compare_batch_sizes(loaded.trials)
 
 
 def test_every_complete_seed_is_a_point_and_only_whole_cells_are_joined(mixed: Any) -> None:
-    found, cells = mixed
-    (axis,) = figures.plot_loss(found, cells).axes
+    loaded, cells = mixed
+    (axis,) = figures.plot_loss(loaded, cells).axes
     drawn = np.concatenate([x.get_ydata() for x in axis.lines if x.get_linestyle() == "None"])
-    losses = found.trials["final_valid_loss"].dropna()
+    losses = loaded.trials["final_valid_loss"].dropna()
     assert sorted(y for y in drawn if y != TOP_EDGE) == sorted(losses)
     lines = {x.get_label(): x for x in axis.lines if x.get_linestyle() != "None"}
     assert list(lines["fixed 1e-3"].get_xdata()) == [4.0]
@@ -49,9 +49,9 @@ def test_diverged_trials_stand_at_the_top_edge_and_are_counted(plot: Any, mixed:
 
 def test_bars_add_up_to_the_total_time(tmp_path: Path, write_fake_sweep: Any) -> None:
     write_fake_sweep(tmp_path / "s")
-    found = load_sweep(tmp_path / "s")
-    cells = compare_batch_sizes(found.trials)
-    (axis,) = figures.plot_time(found, cells).axes
+    loaded = load_sweep(tmp_path / "s")
+    cells = compare_batch_sizes(loaded.trials)
+    (axis,) = figures.plot_time(loaded, cells).axes
     tops = {}
     for bar in axis.patches:
         centre = round(bar.get_x() + bar.get_width() / 2, 6)
@@ -62,9 +62,9 @@ def test_bars_add_up_to_the_total_time(tmp_path: Path, write_fake_sweep: Any) ->
 
 def test_curves_hold_every_point_of_every_trial(tmp_path: Path, write_fake_sweep: Any) -> None:
     write_fake_sweep(tmp_path / "s", batches="4,8")
-    found = load_sweep(tmp_path / "s")
-    cells = compare_batch_sizes(found.trials)
-    train, valid = figures.plot_curves(found, cells).axes
+    loaded = load_sweep(tmp_path / "s")
+    cells = compare_batch_sizes(loaded.trials)
+    train, valid = figures.plot_curves(loaded, cells).axes
     assert [len(line.get_xdata()) for line in train.lines] == [100, 100]
     assert [len(line.get_xdata()) for line in valid.lines] == [20, 20]
     assert train.lines[0].get_color() == batch_colours(cells)[4]
@@ -72,19 +72,19 @@ def test_curves_hold_every_point_of_every_trial(tmp_path: Path, write_fake_sweep
 
 def test_many_seeds_are_drawn_as_means(tmp_path: Path, write_fake_sweep: Any) -> None:
     write_fake_sweep(tmp_path / "s", batches="4,8", seeds=6)
-    found = load_sweep(tmp_path / "s")
-    _, axis = figures.plot_curves(found, compare_batch_sizes(found.trials)).axes
+    loaded = load_sweep(tmp_path / "s")
+    _, axis = figures.plot_curves(loaded, compare_batch_sizes(loaded.trials)).axes
     assert len(axis.lines) == 2
-    ends = found.curves[found.curves["valid/loss"].notna()].groupby("id", observed=True).last()
-    ends["batch_size"] = found.trials.set_index("id")["batch_size"]
+    ends = loaded.curves[loaded.curves["valid/loss"].notna()].groupby("id", observed=True).last()
+    ends["batch_size"] = loaded.trials.set_index("id")["batch_size"]
     expected = ends.groupby("batch_size")["valid/loss"].mean()
     assert [line.get_ydata()[-1] for line in axis.lines] == pytest.approx(list(expected))
 
 
 def test_the_front_is_a_staircase_of_means(tmp_path: Path, write_fake_sweep: Any) -> None:
     write_fake_sweep(tmp_path / "s", seeds=3)
-    found = load_sweep(tmp_path / "s")
-    cells = compare_batch_sizes(found.trials)
-    (axis,) = figures.plot_pareto(found, cells).axes
+    loaded = load_sweep(tmp_path / "s")
+    cells = compare_batch_sizes(loaded.trials)
+    (axis,) = figures.plot_pareto(loaded, cells).axes
     (front,) = [line for line in axis.lines if line.get_drawstyle() == "steps-post"]
     assert sorted(front.get_ydata()) == sorted(cells.loc[cells["is_on_front"], "final_valid_loss"])
