@@ -39,6 +39,7 @@ HEADERS = {
     "adam_beta2": r"(adamw? )?beta ?2",
 }
 TEXTS = {"status": r"status|state|outcome", "seed": r"(random )?seed", "stage": r"stage"}
+OUR_HEADERS = {"id", "stage", "policy", "state", "cause", "seconds_training"}  # of trials.csv
 COUNTS = {"batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds"}
 PER_ROW = {"batch_size", "steps", "hours", *LOSSES}  # never stated once for the whole page
 UNIT = re.compile(r"d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?")
@@ -136,8 +137,10 @@ def read_tables(path: Path) -> list[AuditTable]:
 
 def _csv_tables(text: str) -> Iterator[AuditTable]:
     header = text.lstrip().partition("\n")[0].strip()
-    if set(header.split(",")) >= set(TRIAL_COLUMNS):
-        rows = rows_of_trials(pd.read_csv(io.StringIO(text), dtype={"seed": str}))
+    if set(header.split(",")) >= OUR_HEADERS:
+        trials = pd.read_csv(io.StringIO(text), dtype={"seed": str})
+        # An older table may lack columns.
+        rows = rows_of_trials(trials.reindex(columns=list(TRIAL_COLUMNS)))
         note = "Trained to a target: tokens to it are compared, not losses."
         yield AuditTable("trials.csv", rows, (note,) * int(rows["has_target"].any()))
     elif header:

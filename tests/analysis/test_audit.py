@@ -459,6 +459,15 @@ def test_our_own_sweep_folder_is_read(write_fake_sweep, tmp_path):
     assert held["not_checked"] == []
 
 
+def test_an_older_trials_csv_with_fewer_columns_is_recognised(write_fake_sweep, tmp_path):
+    write_fake_sweep(tmp_path / "s", lrs=("1e-3", "sqrt"))
+    write_trials_csv(load_sweep(tmp_path / "s"), tmp_path / "new.csv")
+    table = pd.read_csv(tmp_path / "new.csv").drop(columns=["tokens_to_target", "seconds_noise"])
+    table.to_csv(tmp_path / "old.csv", index=False)
+    old, new = audit(tmp_path / "old.csv"), audit(tmp_path / "new.csv")
+    assert old["findings"] == new["findings"] != []
+
+
 def test_a_folder_gives_its_trials_then_another_csv_then_a_page(tmp_path):
     (tmp_path / "b.md").write_text("| batch | seeds |\n|-|-|\n| 8 | 2 |\n")
     assert "2 seeds" in audit(tmp_path)["findings"][0]["message"]
