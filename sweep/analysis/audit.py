@@ -8,7 +8,7 @@ stays empty and is named in a note. See docs/audit.md.
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ HEADERS = {
     "adam_beta2": r"(adamw? )?beta ?2",
 }
 TEXTS = {"status": r"status|state|outcome", "seed": r"(random )?seed", "stage": r"stage"}
+OUR_HEADERS = {"id", "stage", "policy", "state", "cause", "seconds_training"}  # of trials.csv
 COUNTS = {"batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds"}
 PER_ROW = {"batch_size", "steps", "hours", *LOSSES}  # never stated once for the whole page
 UNIT = re.compile(r"d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?")
@@ -58,7 +59,7 @@ FAILED = re.compile(
 SUCCEEDED = re.compile(r"[\s*_`(]*(ok|done|complete|success|finished|passed|✓|✔|✅)")
 LARGEST = 1e18  # of a number; its inverse is the smallest
 LONGEST = 80  # characters of a header or a number
-MOST_LISTED = 5  # cells that were not read
+MOST_LISTED = 5  # cells in a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,17 +99,12 @@ def audit(path: Path) -> dict[str, Any]:
 def audit_rows(rows: pd.DataFrame) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
     """Return the failed checks of one table and, by code, the columns that a check lacks."""
     checks = check_rows(prepare(rows)).values()
-    failed = [
-        {
-            "code": check.code,
-            "rows": list(check.batch_sizes),
-            "message": check.evidence,
-            "remedy": check.remedy,
-        }
-        for check in checks
-        if check.status == FAIL
+    findings = [
+        dict(code=c.code, rows=list(c.batch_sizes), message=c.evidence, remedy=c.remedy)
+        for c in checks
+        if c.status == FAIL
     ]
-    return failed, {c.code: list(c.missing_columns) for c in checks if c.missing_columns}
+    return findings, {c.code: list(c.missing_columns) for c in checks if c.missing_columns}
 
 
 def read_tables(path: Path) -> list[AuditTable]:
@@ -125,13 +121,8 @@ def read_tables(path: Path) -> list[AuditTable]:
         text = path.read_text(encoding="utf-8-sig")
         if "\0" in text:
             raise ValueError
-        if path.suffix.lower() in (".md", ".markdown"):
-            tables = [
-                build_table(name, lines[0], lines[1:], _settings(text))
-                for name, lines in _markdown_tables(text)
-            ]
-        else:
-            tables = _csv_tables(text)
+        is_markdown = path.suffix.lower() in (".md", ".markdown")
+        tables = list(_markdown_tables(text) if is_markdown else _csv_tables(text))
     except (ValueError, pd.errors.ParserError):
         raise SweepError(f"{path} must be CSV or markdown in UTF-8. Export it again.") from None
     if not tables:
@@ -144,31 +135,31 @@ def read_tables(path: Path) -> list[AuditTable]:
     return [table for table in tables if len(table.rows)]
 
 
-def _csv_tables(text: str) -> list[AuditTable]:
-    header = text.lstrip().partition("\n")[0]
-    delimiter = max(",;\t", key=header.count)
-    if not header.strip():
-        return []
-    if set(header.strip().split(",")) >= set(TRIAL_COLUMNS):
-        rows = rows_of_trials(pd.read_csv(io.StringIO(text), dtype={"seed": str}))
-        has_target = bool(rows["tokens_to_target"].notna().any())
+def _csv_tables(text: str) -> Iterator[AuditTable]:
+    header = text.lstrip().partition("\n")[0].strip()
+    if set(header.split(",")) >= OUR_HEADERS:
+        trials = pd.read_csv(io.StringIO(text), dtype={"seed": str})
+        # An older table may lack columns.
+        rows = rows_of_trials(trials.reindex(columns=list(TRIAL_COLUMNS)))
         note = "Trained to a target: tokens to it are compared, not losses."
-        return [AuditTable("trials.csv", rows, (note,) * has_target)] if len(rows) else []
-    frame = pd.read_csv(
-        io.StringIO(text), sep=delimiter, header=None, dtype=str, keep_default_na=False
-    )
-    lines = frame.to_numpy().tolist()
-    return [build_table("the table", lines[0], lines[1:])] if len(lines) > 1 else []
+        yield AuditTable("trials.csv", rows, (note,) * int(rows["has_target"].any()))
+    elif header:
+        delimiter = max(",;\t", key=header.count)
+        options: Any = {"sep": delimiter, "header": None, "dtype": str, "keep_default_na": False}
+        lines = pd.read_csv(io.StringIO(text), **options).to_numpy().tolist()
+        if len(lines) > 1:
+            yield build_table("the table", lines[0], lines[1:])
 
 
-def _markdown_tables(text: str) -> Iterator[tuple[str, list[list[str]]]]:
+def _markdown_tables(text: str) -> Iterator[AuditTable]:
     lines = text.splitlines()
     for k, line in enumerate(lines[1:], start=1):
         if {"|", "-"} <= set(line) <= set("|-: \t") and "|" in lines[k - 1]:
             end = next((n for n in range(k, len(lines)) if "|" not in lines[n]), len(lines))
             if end > k + 1:
-                rows = [lines[k - 1], *lines[k + 1 : end]]
-                yield f"the table at line {k}", [_pipe_cells(row) for row in rows]
+                body = [_pipe_cells(row) for row in lines[k + 1 : end]]
+                name, header = f"the table at line {k}", _pipe_cells(lines[k - 1])
+                yield build_table(name, header, body, _settings(text))
 
 
 def _pipe_cells(line: str) -> list[str]:
@@ -198,28 +189,18 @@ def build_table(
     body: Sequence[Sequence[str]],
     settings: dict[str, float] | None = None,
 ) -> AuditTable:
-    """Read the cells of a table.
-
-    Args:
-        name: in messages.
-        header: as written.
-        body: rows of cells; missing ones at the end of a row are empty.
-        settings: values that hold for every row if the table has no such column.
-    """
+    """Read the cells of a table; `settings` hold for every row if there is no such column."""
     titles = _match(header)
     cells = [[*map(str.strip, row), *[""] * (len(header) - len(row))] for row in body]
     columns = {title: [row[k] for row in cells] for k, title in reversed([*enumerate(header)])}
-    table, unread = pd.DataFrame(index=range(len(cells))), list[str]()
-    for column in TEXTS:
-        table[column] = columns.get(titles.get(column, ""), [""] * len(cells))
+    empty, unread = [""] * len(cells), list[str]()
+    table = pd.DataFrame({column: columns.get(titles.get(column, ""), empty) for column in TEXTS})
     for column in HEADERS:
-        title = titles.get(column)
-        texts = columns[title] if title is not None else [""] * len(cells)
-        table[column] = [_value(column, title or "", text) for text in texts]
+        title = titles.get(column, "")
+        texts = columns.get(title, empty) if title else empty
+        table[column] = [_value(column, title, text) for text in texts]
         pairs = zip(texts, table[column], strict=True)
-        unread += [
-            f"{text[:LONGEST]} ({title})" for text, value in pairs if _is_unread(text, value)
-        ]
+        unread += [f"{t[:LONGEST]} ({title})" for t, v in pairs if v != v and re.search("[1-9]", t)]
     taken = {key: value for key, value in (settings or {}).items() if table[key].isna().all()}
     table = table.assign(**taken)
     _mark_failed(table, cells, columns, titles)
@@ -227,7 +208,7 @@ def build_table(
     ignored = [title for title in dict.fromkeys(header) if title not in titles.values()]
     parts = {
         "Columns ignored": ", ".join(title[:LONGEST] or "(no name)" for title in ignored),
-        "Cells not read": _first_few(unread),
+        "Cells not read": ", ".join(unread[:MOST_LISTED]) + ", …" * (len(unread) > MOST_LISTED),
         "Taken from the text": ", ".join(f"{key} {value:g}" for key, value in taken.items()),
         "Rows left out, without a batch size": str((~has_batch).sum() or ""),
     }
@@ -256,18 +237,6 @@ def _mark_failed(
     table["has_diverged"] = status.str.contains(DIVERGED)
     is_failed = status.str.contains(FAILED) & is_bad
     table["is_failed"] = is_failed | table["is_out_of_memory"] | table["has_diverged"]
-
-
-def _is_unread(text: str, value: float) -> bool:
-    """Return True if a cell seems to hold a number that is not just an impossible one."""
-    is_impossible = re.fullmatch(r"[−-][0-9.]*|0*\.?0*", text[:LONGEST])
-    return math.isnan(value) and re.search("[0-9]", text) is not None and not is_impossible
-
-
-def _first_few(cells: Iterable[str]) -> str:
-    distinct = list(dict.fromkeys(cells))
-    more = len(distinct) - MOST_LISTED
-    return ", ".join(distinct[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _split_title(title: str) -> tuple[str, str]:

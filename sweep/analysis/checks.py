@@ -40,29 +40,17 @@ DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "f
 
 @dataclass(frozen=True)
 class Check:
-    """One condition, evaluated for the trials of one policy.
+    """One condition, evaluated for the trials of one policy."""
 
-    Attributes:
-        code: SCIENCE.md §8's if the subject is the same, such as `single_seed`.
-        status: NOT APPLICABLE also if a column that the rule needs is empty.
-        condition: what must hold, a sentence.
-        evidence: the numbers, one or more sentences.
-        remedy: what would settle it, a sentence or a command; empty unless the status is FAIL.
-        blocks_claims: whether no claim about the best batch size is made while it fails.
-        batch_sizes: those concerned, if the check fails because of some.
-        concerns: which recommendations a failure weakens: "quality", "time", both or neither.
-        missing_columns: columns whose absence makes it NOT APPLICABLE.
-    """
-
-    code: str
+    code: str  # SCIENCE.md §8's if the subject is the same, such as single_seed
     status: Literal["PASS", "FAIL", "NOT APPLICABLE"]
-    condition: str
-    evidence: str
-    remedy: str = ""
-    blocks_claims: bool = False
-    batch_sizes: tuple[int, ...] = ()
-    concerns: tuple[str, ...] = ()
-    missing_columns: tuple[str, ...] = ()
+    condition: str  # what must hold, a sentence
+    evidence: str  # the numbers, one or more sentences
+    remedy: str = ""  # what would settle it, a sentence or a command; empty unless it fails
+    blocks_claims: bool = False  # no claim about the best batch size is made while it fails
+    batch_sizes: tuple[int, ...] = ()  # those at fault
+    concerns: tuple[str, ...] = ()  # recommendations that a failure weakens: "quality", "time"
+    missing_columns: tuple[str, ...] = ()  # columns whose absence makes it NOT APPLICABLE
 
 
 def build_check(
@@ -72,14 +60,11 @@ def build_check(
     batch_sizes: Iterable[Any] = (),
     remedy: str = "",
 ) -> Check:
-    """Return a row of the table with its evidence.
+    """Return a row of checks.toml with its evidence.
 
     Args:
-        code: in checks.toml.
-        evidence: one or more sentences.
         is_failed: None if the check is not applicable.
-        batch_sizes: those at fault.
-        remedy: replaces the general one if it is given.
+        remedy: replaces the general one if it is not empty.
     """
     row = TABLE[code]
     return Check(
@@ -134,16 +119,12 @@ class PolicyResult(PolicyChecks):
 
 
 def check_rows(evidence: Evidence, remedies: dict[str, str] | None = None) -> dict[str, Check]:
-    """Evaluate the rules on one table, in the order of checks.toml.
-
-    A rule is left out if such a table never has its columns.
-    """
+    """Evaluate the rules on one table; a rule is left out if such a table never has its columns."""
     checks = {}
     for code, rule in RULES.items():
-        needs, has_equal_budgets = TABLE[code]["needs"], not evidence.has_target
-        if not set(needs) <= set(evidence.rows.columns):
-            continue
-        if TABLE[code].get("equal_budgets", False) and not has_equal_budgets:
+        row, needs = TABLE[code], TABLE[code]["needs"]
+        is_of_equal_budgets = row.get("equal_budgets", False)
+        if not set(needs) <= set(evidence.rows) or (evidence.has_target and is_of_equal_budgets):
             continue
         absent = [name for name in needs if evidence.rows[name].isna().all()]
         missing = tuple(DERIVED_FROM.get(name, name) for name in absent)
@@ -168,13 +149,12 @@ def check_own_rows(
         label: of the policy.
         cells: of the policy, from `compare_batch_sizes`.
         sigma: standard deviation over seeds of a loss, or of log tokens to the target.
-        degrees: of freedom of sigma.
+        degrees: degrees of freedom of sigma.
     """
     rows = rows_of_trials(sweep.trials, sweep.plan)
     evidence = prepare(rows[rows["label"] == label])
     if sigma:
-        rates = tuned_rates(evidence.rows, sigma.value, degrees)
-        evidence = replace(evidence, rates=rates)
+        evidence = replace(evidence, rates=tuned_rates(evidence.rows, sigma.value, degrees))
     tuning, rerun = answering_command(sweep.plan) or "", "the same command again"
     has_seeds = int(cells["planned"].min()) >= SEEDS_FOR_SPREAD
     if cells["diverged"].any():
@@ -226,10 +206,8 @@ def _policy(sweep: Sweep, cells: pd.DataFrame, label: str) -> PolicyResult:
     seeds = checks["single_seed"]
     spread = _spread_sentence(comparison, sigma)
     checks["single_seed"] = replace(seeds, evidence=f"{seeds.evidence} {spread}".strip())
-    complete, losses_left = (
-        int(cells.loc[cells["is_comparable"], "batch_size"].nunique()),
-        int(cells["complete"].sum()),
-    )
+    complete = int(cells.loc[cells["is_comparable"], "batch_size"].nunique())
+    loss_count = int(cells["complete"].sum())
     rest = (
         _differences(comparison, sigma),
         build_check(
@@ -239,10 +217,10 @@ def _policy(sweep: Sweep, cells: pd.DataFrame, label: str) -> PolicyResult:
         ),
         build_check(
             "final_losses",
-            f"{losses_left} final losses of the whole validation split, after the last step of a "
+            f"{loss_count} final losses of the whole validation split, after the last step of a "
             f"{sweep.plan.settings.schedule.name} schedule. The least loss of the evaluations is "
             "biased and takes no part.",
-            False if losses_left else None,
+            False if loss_count else None,
         ),
         build_check("equal_steps", f"{why_no_equal_steps(sweep.plan)}."),
         build_check(

@@ -41,37 +41,27 @@ Verdict = tuple[Iterable[Any], str] | None  # batch sizes at fault, message
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One table of trials, prepared for the rules.
+    """One table of trials, prepared for the rules."""
 
-    Attributes:
-        rows: every trial with loss, true_steps, is_failed, has_diverged, is_out_of_memory.
-        cells: means over the completed trials of equal settings, without tuning trials.
-        best: the cell of least loss of each batch size, ascending.
-        rates: the grid of learning rates of each batch size.
-        log_formula: a, b, c that explain a wrong column steps.
-        is_own: whether the table is a trials.csv, whose counts are exact.
-        has_target: whether trials end at a target; their loss is the log of the tokens to it.
-    """
-
-    rows: pd.DataFrame
-    cells: pd.DataFrame
-    best: pd.DataFrame
-    rates: tuple[TunedRate, ...]
-    log_formula: tuple[int, int, int] | None
-    is_own: bool
-    has_target: bool
+    rows: pd.DataFrame  # every trial, with loss, true_steps and flags of failure
+    cells: pd.DataFrame  # means over the completed trials of equal settings, tuning excluded
+    best: pd.DataFrame  # the cell of least loss of each batch size, ascending
+    wrong_steps: pd.DataFrame  # the cells whose column steps is not true_steps
+    log_formula: tuple[int, int, int] | None  # a, b, c that explain the column steps
+    rates: tuple[TunedRate, ...]  # the grid of learning rates of each batch size
+    is_own: bool  # whether the table is a trials.csv, whose counts are exact
+    has_target: bool  # whether the loss is the log of the tokens to a target
 
 
 def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFrame:
     """Return the rows of our own trials.csv with the columns that the rules read.
 
-    Args:
-        trials: as in trials.csv.
-        plan: adds what trials.csv lacks; without it, rules that need that are not checked.
+    The plan adds the vocabulary; without it, the rule that needs it is left out.
     """
     rows = trials.rename(columns=OURS).drop(columns="best_valid_loss", errors="ignore")
     pairs = zip(rows["policy"], rows["learning_rate"], strict=True)
     rows["label"] = [policy_label(str(policy), float(rate)) for policy, rate in pairs]
+    is_tuning = rows["stage"] == "tune"
     for name, default in (("state", "unknown"), ("cause", "")):
         rows[name] = rows[name].astype(object).where(rows[name].notna(), default)
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
@@ -81,45 +71,48 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     rows["hours"] = rows["seconds_training"] / 3600
     tokens = rows["token_budget"] / (rows["steps"] * rows["batch_size"])
     rows["context_length"] = tokens.round().median()
+    # Reports are pruned on the way to a target only.
+    is_pruned = rows["state"] == "PRUNED"
+    has_target = bool((rows["tokens_to_target"].notna() | (is_pruned & ~is_tuning)).any())
     if plan is not None:
+        has_target = plan.settings.target is not None
         rows["context_length"] = float(plan.tokens_per_sequence)
         if plan.settings.traits.starts_at_log_vocabulary:
             rows["vocabulary"] = float(plan.settings.model.vocabulary or math.nan)
-    if rows["tokens_to_target"].notna().any():
-        rows["is_failed"] &= rows["state"] != "PRUNED"  # a bound, which is data too
+    rows["has_target"] = has_target
+    if has_target:
+        rows["is_failed"] &= ~is_pruned  # a bound, which is data too
         logs = rows["tokens_to_target"].astype(float).map(math.log).fillna(math.inf)
         rows["final_valid_loss"] = logs.mask(rows["is_failed"])
-        is_partial = (rows["stage"] == "tune") | (rows["state"] == "PRUNED")
         for name in ("steps", "token_budget"):
-            rows[name] = rows[name].astype(float).mask(is_partial)
+            rows[name] = rows[name].astype(float).mask(is_tuning | is_pruned)
     return rows
 
 
 def prepare(table: pd.DataFrame) -> Evidence:
     """Derive the true steps, the failures, the cells and the grids of rates."""
     rows, is_own = table.copy(), "policy" in table
-    has_target = is_own and bool(rows["tokens_to_target"].notna().any())
+    has_target = is_own and bool(rows["has_target"].any())
     rows["loss"] = next((rows[n] for n in LOSSES if n in rows and rows[n].notna().any()), math.nan)
     tokens_per_step = rows["batch_size"] * rows["context_length"]
     rows["true_steps"] = (rows["token_budget"] / tokens_per_step).fillna(rows["steps"])
     has_loss = bool(rows["loss"].notna().any())
     rows["outcome"] = 1.0 if has_loss or (rows["status"] != "").any() else math.nan
     rows["is_failed"] |= has_loss & rows["loss"].isna()
+    rows["state"] = rows["state"] if is_own else ""
     settings = [name for name in SETTINGS if not (has_target and name == "token_budget")]
-    if "seeds" not in rows or (rows["seeds"].isna().all() and (rows["seed"] != "").any()):
+    if is_own or (rows["seeds"].isna().all() and (rows["seed"] != "").any()):
         rows["seeds"] = (~rows.duplicated([*settings, "stage", "seed"])).astype(float)
-    if not is_own:
-        rows["state"] = ""
-    done = rows[~rows["is_failed"] & (rows["stage"] != "tune")]
-    groups = done.groupby(settings, dropna=False)
+    groups = rows[~rows["is_failed"] & (rows["stage"] != "tune")].groupby(settings, dropna=False)
     cells = groups.mean(numeric_only=True).reset_index()
     cells["seeds"] = groups["seeds"].sum(min_count=1).to_numpy()
     best = cells.sort_values("loss", kind="stable").drop_duplicates("batch_size")
-    known = cells[cells["steps"].notna() & cells["true_steps"].notna()]
-    is_wrong = len(_off(cells, is_own)) > 0
-    formula = explain_log_rows(known["steps"], known["true_steps"]) if is_wrong else None
+    tolerance = 0.0 if is_own else (TOKENS_TOLERANCE * cells["true_steps"]).clip(lower=1)
+    wrong = cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
+    known = cells.dropna(subset=["steps", "true_steps"])
+    formula = explain_log_rows(known["steps"], known["true_steps"]) if len(wrong) else None
     best, rates = best.sort_values("batch_size"), tuned_rates(rows)
-    return Evidence(rows, cells, best, rates, formula, is_own, has_target)
+    return Evidence(rows, cells, best, wrong, formula, rates, is_own, has_target)
 
 
 def explain_log_rows(rows: pd.Series, steps: pd.Series) -> tuple[int, int, int] | None:
@@ -152,11 +145,6 @@ def execution_differences(trials: pd.DataFrame) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in seen.items() if len(values) > 1}
 
 
-def _off(cells: pd.DataFrame, is_own: bool) -> pd.DataFrame:
-    tolerance = (TOKENS_TOLERANCE * cells["true_steps"]).clip(lower=1) * (0.0 if is_own else 1.0)
-    return cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
-
-
 def _ratio(values: pd.Series) -> float:
     return float(values.max() / values.min()) if len(values) else 1.0
 
@@ -171,7 +159,7 @@ def steps_are_log_rows(evidence: Evidence, known: pd.DataFrame) -> Verdict:
     if evidence.log_formula is None:
         return (), "No formula of log rows explains the column steps."
     a, b, c = evidence.log_formula
-    row = _off(evidence.cells, evidence.is_own).iloc[0]
+    row = evidence.wrong_steps.iloc[0]
     return (
         evidence.cells["batch_size"],
         f"The column steps counts rows of a log: T/{a} + T/max({b}, T/{c}) + 1 gives it at every "
@@ -182,7 +170,7 @@ def steps_are_log_rows(evidence: Evidence, known: pd.DataFrame) -> Verdict:
 
 
 def tokens_mismatch(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    off = _off(evidence.cells, evidence.is_own)
+    off = evidence.wrong_steps
     if evidence.log_formula is not None:
         return None
     if off.empty:
@@ -197,15 +185,16 @@ def tokens_mismatch(evidence: Evidence, known: pd.DataFrame) -> Verdict:
     )
 
 
-def _has_equal_steps(known: pd.DataFrame) -> bool:
+def _tokens_at_equal_steps(known: pd.DataFrame) -> float:
+    """Return the ratio of the trained tokens if steps are equal and tokens are not; else 0."""
     tokens = known["steps"] * known["batch_size"] * known["context_length"].fillna(1)
-    return _ratio(known["steps"]) <= EQUAL_STEPS < _ratio(tokens)
+    return _ratio(tokens) if _ratio(known["steps"]) <= EQUAL_STEPS < _ratio(tokens) else 0.0
 
 
 def equal_steps_not_tokens(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    if not _has_equal_steps(known) or evidence.log_formula is not None:
+    factor = _tokens_at_equal_steps(known)
+    if not factor or evidence.log_formula is not None:
         return (), f"Steps differ by up to a factor of {_ratio(known['steps']):.3g}."
-    factor = _ratio(known["steps"] * known["batch_size"] * known["context_length"].fillna(1))
     return (
         known["batch_size"],
         f"Every batch size took about {known['steps'].median():,.0f} steps, so the training tokens "
@@ -216,15 +205,10 @@ def equal_steps_not_tokens(evidence: Evidence, known: pd.DataFrame) -> Verdict:
 
 def tokens_differ(evidence: Evidence, known: pd.DataFrame) -> Verdict:
     counts, tolerance = known["token_budget"], 1.0 if evidence.is_own else 1 + TOKENS_TOLERANCE
-    if counts.empty or _has_equal_steps(known):
+    if counts.empty or _tokens_at_equal_steps(known):
         return None
-    if _ratio(counts) <= tolerance:
-        return (), f"{counts.iloc[0]:,.0f} tokens at every batch size."
-    return (
-        known["batch_size"],
-        f"Training tokens differ: {counts.min():,.0f} to {counts.max():,.0f}. Small differences of "
-        "the loss may come from that.",
-    )
+    text = f"Training tokens are {counts.min():,.0f} to {counts.max():,.0f}."
+    return known["batch_size"] if _ratio(counts) > tolerance else (), text
 
 
 def fixed_learning_rate(evidence: Evidence, known: pd.DataFrame) -> Verdict:
@@ -307,7 +291,7 @@ def single_seed(evidence: Evidence, known: pd.DataFrame) -> Verdict:
     counts = evidence.cells.groupby("batch_size")["seeds"].max().dropna()
     few = counts[counts < SEEDS_FOR_SPREAD]
     if few.empty:
-        return (), f"At least {counts.min():g} seeds per batch size." if len(counts) else ""
+        return ((), f"At least {counts.min():g} seeds per batch size.") if len(counts) else None
     number = {"1": "One seed"}.get(f"{few.max():g}", f"At most {few.max():g} seeds")
     return (
         few.index,

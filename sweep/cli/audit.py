@@ -1,4 +1,4 @@
-"""`sweep audit`."""
+"""The command `sweep audit`."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import click
 
 
 def audit_command(path: Path, as_json: bool) -> int:
-    """Print what is wrong with a table."""
+    """Print the failed checks of a table."""
     from sweep.analysis.audit import audit
 
     document = audit(path)
@@ -24,7 +24,7 @@ def _as_text(document: dict[str, Any]) -> str:
         lines += ["", f"{finding['code']}  (batch size {batches})"]
         lines += [f"  {finding['message']}", f"  Remedy: {finding['remedy']}"]
     if document["not_checked"]:
-        lines += ["", "Not checked, for want of a column:"]
+        lines += ["", "Not checked because a column is missing:"]
     for check in document["not_checked"]:
         lines.append(f"  {check['code']}: {', '.join(check['missing_columns'])}")
     return "\n".join([*lines, *([""] if document["notes"] else []), *document["notes"]])

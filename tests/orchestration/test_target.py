@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sweep.analysis.claims import headline as headline_of_losses
+from sweep.analysis.checks import headline as headline_of_losses
+from sweep.analysis.checks import run_checks
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.critical_batch_size import fit_steps
 from sweep.analysis.frames import load_sweep
-from sweep.analysis.gates import PASS, judge
 from sweep.analysis.target import headline, judge_target, steps_to_target
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
@@ -155,7 +155,8 @@ def test_the_known_steps_are_found(reach):
     """SCIENCE.md §6 C at three batch sizes, above B_crit: which is therefore not claimed."""
     _, found, truth = reach_the_known_target(reach, [1024, 2048, 4096], 3)
     assert found.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
-    assert {gate.number for gate in found.gates if gate.verdict != PASS} == {3}, found.gates
+    blocking = {check.code for check in found.failed if check.blocks_claims}
+    assert blocking == {"critical_batch_size"}, found.failed
     assert headline(found) == ""
 
 
@@ -165,7 +166,7 @@ def test_the_known_critical_batch_size_is_found(reach):
     """SCIENCE.md §6 C: the whole pipeline, at all six batch sizes."""
     sizes = [256, 512, 1024, 2048, 4096, 8192]
     summary, found, truth = reach_the_known_target(reach, sizes, 5)
-    assert {gate.verdict for gate in found.gates} == {PASS}, found.gates
+    assert found.passes, found.failed
     assert found.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
     assert found.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
     assert found.fit.b_crit.low < truth.b_crit.value < found.fit.b_crit.high
@@ -209,5 +210,5 @@ def test_a_fixed_rate_chooses_which_batch_size_wins_and_tuned_rates_do_not(reach
     assert measured["fixed 1"][16] > 4 * measured["fixed 1"][256]  # large batches "win"
     truth = expected(256, np.geomspace(0.01, 1.9, 50)) / expected(16, np.geomspace(0.01, 1.9, 50))
     assert measured["tuned"][256] / measured["tuned"][16] == pytest.approx(truth, rel=0.5)
-    said = {one.label: headline_of_losses(one) for one in judge(sweep, cells)}
-    assert said["fixed 0.1"] == said["fixed 1"] == ""
+    results = run_checks(sweep, cells)
+    assert headline_of_losses(results["fixed 0.1"]) == headline_of_losses(results["fixed 1"]) == ""
