@@ -89,13 +89,14 @@ def open_hub(repository: str, revision: str) -> dict[str, Reader]:
 
 def _documents(rows: Any, source: str) -> Iterator[Piece]:
     number = 0
-    for batch in rows.iter(batch_size=ROWS):
-        for text in batch.get("text", [None]):
+    for batch in rows.with_format("arrow").iter(batch_size=ROWS):
+        names = batch.column_names
+        for text in batch["text"].to_pylist() if "text" in names else [None]:
             number += 1
             if not isinstance(text, str) or "\0" in text:
                 raise SweepError(
                     f"row {number} of {source!r} must have a text without NUL in the column text, "
-                    f"got {text!r:.40} and the columns {', '.join(batch)}. Correct the row."
+                    f"got {text!r:.40} and the columns {', '.join(names)}. Correct the row."
                 )
             if document := text.strip():
                 yield Piece(document, True, 0.0)

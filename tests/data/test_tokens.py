@@ -64,20 +64,13 @@ def test_tokens_are_the_documents_each_ended_by_a_separator(story_file, stories,
     assert text.decode(text.encode("A new story.")) == "A new story."
 
 
-def test_a_vocabulary_above_16_bits_is_stored_in_32(story_file, tmp_path):
-    tokenizer = load_tokenizer(None)
-    pieces = read_text(story_file)
-    counts = write_tokens(pieces, tokenizer, tmp_path / "a.bin", "<u4")
-    assert (tmp_path / "a.bin").stat().st_size == 4 * counts["tokens"]
-
-
-@pytest.mark.parametrize("batch", [1, 100, 5000])
-def test_tokenizing_in_batches_equals_tokenizing_at_once(story_file, tmp_path, batch):
+@pytest.mark.parametrize(("batch", "dtype"), [(1, "<u2"), (100, "<u4"), (5000, "<u2")])
+def test_tokenizing_in_batches_equals_tokenizing_at_once(story_file, tmp_path, batch, dtype):
     tokenizer = load_tokenizer(prepare(story_file).tokenizer_path)
     for name, characters in (("whole", 10**9), ("parts", batch)):
-        pieces = read_text(story_file)
-        write_tokens(pieces, tokenizer, tmp_path / name, "<u2", characters)
+        counts = write_tokens(read_text(story_file), tokenizer, tmp_path / name, dtype, characters)
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
+    assert (tmp_path / "whole").stat().st_size == counts["tokens"] * np.dtype(dtype).itemsize
 
 
 def test_a_long_document_tokenizes_as_if_it_were_whole(tmp_path, story_file, stories):
@@ -95,34 +88,28 @@ def test_preparing_again_reads_the_cache_and_the_text_may_be_gone(story_file, ca
     identity = identify_data(str(story_file))
     assert find_prepared(identity, BPE) is None
     first = prepare_data(identity, str(story_file), BPE)
+    prepare(story_file, BYTES)
     story_file.unlink()
     again = prepare_data(json.loads(json.dumps(identity)), str(story_file), BPE)
     np.testing.assert_array_equal(first.train, again.train)
     assert find_prepared(identity, BPE) is not None
     assert find_prepared(identity, BPE.model_copy(update={"vocabulary": 301})) is None
-    assert len(files_of(cache)) == 1
+    more_rows = BYTES.model_copy(update={"vocabulary": 512})  # of the model; the tokens are equal
+    assert find_prepared(identity, more_rows) is not None
+    assert len(files_of(cache)) == 2
 
 
-def test_finding_and_describing_write_nothing(cache):
-    described = describe_data("synthetic", BPE)
+def test_a_description_writes_nothing_and_counts_prepared_data(story_file, stories, cache):
+    described = describe_data(str(story_file), BYTES)
     assert described["prepared"] is False
-    assert find_prepared(described["identity"], BPE) is None
+    assert find_prepared(described["identity"], BYTES) is None
     assert not cache.exists()
-
-
-def test_a_description_counts_what_is_prepared(story_file, stories):
     prepare(story_file, BYTES)
     described = describe_data(str(story_file), BYTES)
     splits = described["splits"]
     assert splits["train"]["documents"] + splits["valid"]["documents"] == len(stories)
     assert splits["train"]["bytes_per_token"] == pytest.approx(1, abs=0.02)
     json.dumps(described)
-
-
-def test_the_byte_tokenizer_is_the_same_whatever_rows_the_model_has(story_file, cache):
-    prepare(story_file, BYTES)
-    prepare(story_file, BYTES.model_copy(update={"vocabulary": 512}))
-    assert len(files_of(cache)) == 1
 
 
 def test_merges_are_learned_from_the_training_split_only(tmp_path, stories):
@@ -136,7 +123,7 @@ def test_merges_are_learned_from_the_training_split_only(tmp_path, stories):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "data.json", "tokenizer.json"])
-def test_damaged_prepared_data_is_made_again(story_file, damage):
+def test_damaged_prepared_data_is_prepared_again(story_file, damage):
     text = prepare(story_file)
     expected, folder = text.train.tobytes(), text.tokenizer_path.parent
     if damage == "truncated":
@@ -164,14 +151,14 @@ def test_a_split_shorter_than_a_window_is_refused(story_file):
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "says"),
     [("<|endoftext|>\n \n", "train data must hold at least one document"), ("a\0b", "UTF-8")],
 )
-def test_unusable_text_leaves_nothing_in_the_cache(tmp_path, cache, train, said):
+def test_unusable_text_leaves_nothing_in_the_cache(tmp_path, cache, train, says):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "train.txt").write_text(train)
     (tmp_path / "d" / "valid.txt").write_text("a")
-    with pytest.raises(SweepError, match=said):
+    with pytest.raises(SweepError, match=says):
         prepare(tmp_path / "d")
     assert not (cache / "tokens").exists() or files_of(cache) == []
 
@@ -213,7 +200,7 @@ def test_two_processes_at_once_tokenize_once_and_agree(story_file, python, cache
     assert len(files_of(cache)) == 1
 
 
-def test_a_killed_preparation_looks_unfinished_and_is_made_again(story_file, python, cache):
+def test_a_killed_preparation_looks_unfinished_and_is_repeated(story_file, python, cache):
     process = subprocess.Popen(
         [*python, PREPARE, str(story_file), "stop"], stdout=subprocess.PIPE, text=True
     )
