@@ -41,7 +41,6 @@ class Schedule:
     folder: SweepFolder
     executor: Executor
     is_stopping: bool = False  # as somebody asked for
-    has_place: bool = True  # where they ran may be gone
     _waiting: deque[TrialFolder] = field(default_factory=deque)
     _running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = field(
         default_factory=dict
@@ -72,7 +71,6 @@ class Schedule:
         trials = [self.folder.trial(one) for one in self._in_order(requested)]
         self._waiting = deque(trial for trial in trials if self._settle(trial, also))
         while self._running or (self._waiting and not self.is_ending):
-            self.has_place = bool(self.executor.slots)
             for slot in self._free_slots():
                 if self.is_ending or not (trial := self._next()):
                     break
@@ -86,6 +84,11 @@ class Schedule:
             if not (done or self._running) and self._waiting:  # a bare worker holds them
                 time.sleep(POLL_SECONDS / 5)
             on_change()
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the executor can run attempts; a cluster may be gone."""
+        return bool(self.executor.slots)
 
     @property
     def is_ending(self) -> bool:
