@@ -35,7 +35,7 @@ from tests.orchestration.clusters import (
 from tests.orchestration.little_slurm import LittleSlurm
 
 pytest.importorskip("submitit", reason="needs the extra slurm")
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]  # many processes on a busy machine
 
 LOCALLY = Services("slurm", slurm="cluster=local")
 
