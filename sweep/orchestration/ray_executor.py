@@ -42,7 +42,7 @@ class RayExecutor:
         self._ray, self._needs = _import_ray(), task_resources(execution)
         self._lock = threading.RLock()  # held while Ray is called and could be left
         self._attempts: dict[Any, tuple[Future[Outcome], Path]] = {}  # future and log, by task
-        self._is_stopping = self._is_closing = self._is_gone = False
+        self._is_stopping = self._is_closing = False
         local: dict[str, Any] = {"include_dashboard": False}
         if "num_gpus" not in self._needs:
             local["num_cpus"] = self._needs["num_cpus"]
@@ -57,9 +57,8 @@ class RayExecutor:
         except (OSError, RuntimeError, ValueError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise SweepError(
-                f"ray-address must be the address of a running Ray cluster, got {address!r} "
-                f"({reason}). Start one with `ray start --head`, or leave the flag out to start "
-                "Ray on this machine."
+                f"ray-address must be the address of a Ray cluster, got {address!r} ({reason}). "
+                "Start one with `ray start --head`, or leave the flag out to use this machine."
             ) from error
         self._address = str(self._ray.get_runtime_context().gcs_address)
         capacity = self._capacity()
@@ -79,7 +78,7 @@ class RayExecutor:
         future: Future[Outcome] = Future()
         path, number = str(folder.path.absolute()), folder.read_status().fencing
         with self._lock:
-            if self._is_gone or self._is_stopping:
+            if self._is_stopping or not self.slots:
                 future.set_result(Outcome("stopped", "not submitted", has_begun=False))
             else:
                 task = self._ray.remote(**TASK, **self._needs)(_run_attempt).remote(path, number)
@@ -156,7 +155,7 @@ class RayExecutor:
         """Leave a cluster whose head is gone, before Ray ends this process."""
         LOG.warning("The Ray cluster at %s is gone: its head does not answer.", self._address)
         with self._lock:
-            self._is_gone, self.slots = True, []
+            self.slots = []
             for future, _ in self._attempts.values():
                 future.set_result(Outcome("stopped", "its Ray cluster is gone"))
             self._attempts.clear()

@@ -49,7 +49,6 @@ class Schedule:
     folder: SweepFolder
     executor: Executor
     is_stopping: bool = False  # the user asked to stop
-    has_slots: bool = True  # False once the executor has no machines left
     _waiting: deque[TrialFolder] = field(default_factory=deque)
     _running: dict[Future[Outcome], _Attempt] = field(default_factory=dict)
     _queued: list[TrialFolder] = field(default_factory=list)  # submitted but not started yet
@@ -76,7 +75,6 @@ class Schedule:
         trials = [self.folder.trial(trial_id) for trial_id in self._in_order(requested)]
         self._waiting = deque(trial for trial in trials if self._prepare(trial, also))
         while self._running or (self._waiting and not self.is_ending):
-            self.has_slots = bool(self.executor.slots)
             for slot in self._free_slots():
                 if self.is_ending or not (trial := self._next()):
                     break
@@ -88,6 +86,11 @@ class Schedule:
             if not (done or self._running) and self._waiting:  # a bare worker holds the trial
                 time.sleep(POLL_SECONDS / 5)
             on_change()
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the executor can run attempts; a cluster may be gone."""
+        return bool(self.executor.slots)
 
     @property
     def is_ending(self) -> bool:

@@ -35,7 +35,11 @@ from tests.orchestration.clusters import (
 )
 
 has_ray = importlib.util.find_spec("ray") is not None  # imported after ENVIRONMENT is set
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(not has_ray, reason="needs the extra ray")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(not has_ray, reason="needs the extra ray"),
+    pytest.mark.timeout(900),  # starts many processes, also on a busy machine
+]
 
 
 class RayCluster:
@@ -321,5 +325,5 @@ def test_a_cluster_that_cannot_run_the_trials_is_refused(importable, tmp_path, f
     out = tmp_path / "deep" / "sweep"
     words = [sys.executable, "-m", "sweep", "run", "quadratic", "--executor", "ray", flag, value]
     done = subprocess.run([*words, "--out", str(out)], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("Error: ")
-    assert done.stderr.count("\n") == 1 and not out.parent.exists()
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("Error: ")
+    assert "Traceback" not in done.stderr and not out.parent.exists()

@@ -36,7 +36,7 @@ from tests.orchestration.clusters import (
 from tests.orchestration.little_slurm import LittleSlurm
 
 pytest.importorskip("submitit", reason="needs the extra slurm")
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]  # many processes on a busy machine
 
 LOCALLY = Services(executor="slurm", slurm="cluster=local")
 
