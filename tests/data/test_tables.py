@@ -79,7 +79,7 @@ def test_a_folder_may_hold_tables(tmp_path, stories):
         ("other.csv", b"a,b\n1,2\n"),
         ("latin.csv", "text\ncafé\n".encode("latin-1")),
         ("damaged.parquet", b"PAR1"),
-        ("damaged.jsonl.gz", gzip.compress(json_lines(["a"] * 9999))[:50]),
+        ("damaged.jsonl.gz", gzip.compress(json_lines(["a"] * 9999), mtime=0)[:50]),
     ],
 )
 def test_a_table_without_text_is_refused_in_one_sentence(tmp_path, cache, capfd, name, content):
