@@ -54,6 +54,11 @@ class Science(QuietSettings):
         """Capabilities of the workload."""
         return workload_traits(self.workload, self.model, self.grpo)
 
+    @property
+    def has_user_code(self) -> bool:
+        """Whether the model or the workload is a user's `module:object`."""
+        return ":" in self.workload or self.model.kind == "object"
+
 
 class Execution(QuietSettings):
     """Where and how fast; decided when plan.json is first written, and kept."""

@@ -63,8 +63,7 @@ def examine() -> dict[str, Any]:
 def _devices() -> tuple[list[dict[str, Any]], list[str]]:
     import torch
 
-    from sweep.training.compiler import has_compiler
-    from sweep.training.device import available_cores, device_name
+    from sweep.training.device import available_cores, device_name, has_compiler
 
     cpu = torch.device("cpu")
     devices: list[dict[str, Any]] = [

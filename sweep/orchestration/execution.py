@@ -168,7 +168,7 @@ def _check_deepspeed(experiment: Experiment, logistics: Logistics) -> None:
 
 def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
     """On CUDA whenever a compiler exists; on CPU only if the plan is also large enough."""
-    from sweep.training.compiler import has_compiler
+    from sweep.training.device import has_compiler
 
     device, flops = plan.execution.device, plan.total_flops()
     is_counted = device == "cpu" and plan.execution.device_memory_bytes is not None

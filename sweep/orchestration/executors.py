@@ -47,7 +47,7 @@ def build_executor(place: Place, execution: Execution, folder: SweepFolder) -> E
     """
     place.check()
     if place.executor == "local":
-        return LocalExecutor(execution.device, execution.devices, execution.compile)
+        return LocalExecutor(execution.device, execution.devices)
     if ":" in execution.device:
         raise SweepError(
             f"device must be cuda, cpu or auto with the executor {place.executor}, which chooses "

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
-from sweep.training.process import ATTEMPT, FreshProcess, import_inductor_ahead
+from sweep.training.process import FreshProcess, attempt_trial
 from sweep.trial.folder import TrialFolder
 
 
@@ -48,14 +48,12 @@ class LocalExecutor:
     Args:
         device: of the trials; each visible CUDA device without a number makes a slot.
         devices: that a trial takes; so many make a slot then.
-        compiles: whether the trials do.
     """
 
     queues = False
 
-    def __init__(self, device: str, devices: int = 1, compiles: bool = False) -> None:
+    def __init__(self, device: str, devices: int = 1) -> None:
         self.slots = attempt_slots(device, devices)
-        self._imports_ahead = compiles and device == "cpu" and devices == 1
         if not self.slots:
             raise SweepError(
                 f"each trial of this sweep takes {devices} devices, and fewer are visible here. "
@@ -67,9 +65,9 @@ class LocalExecutor:
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Start the newest attempt of a trial in a process of its own."""
-        process = FreshProcess(ATTEMPT, folder.path, environment=environment, ends_itself=True)
-        if self._imports_ahead:
-            import_inductor_ahead()
+        process = FreshProcess(
+            attempt_trial, folder.path, environment=environment, ends_itself=True
+        )
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         self._attempts.add(process)

@@ -260,7 +260,7 @@ def _attempt(keeper: Any, path: str, number: int) -> Outcome:
     """The body of a worker process."""
     import ray
 
-    from sweep.training.remote import run_remote_attempt
+    from sweep.training.worker import run_remote_attempt
 
     node = ray.get_runtime_context().get_node_id()
     ray.get(keeper.note_begun.remote(path, number, node, oom_kills()))

@@ -96,7 +96,7 @@ class Attempt:
 
     def __call__(self) -> Outcome:
         """Run the attempt; once its checkpoint is durable, let submitit requeue the job."""
-        from sweep.training.remote import run_remote_attempt
+        from sweep.training.worker import run_remote_attempt
 
         requeue = signal.getsignal(NOTICE)  # submitit's, which does not wait for a checkpoint
         outcome = run_remote_attempt(Path(self.path), self.number, [NOTICE])

@@ -13,7 +13,7 @@ from sweep.orchestration import runner
 from sweep.tracking import store
 from sweep.tracking.reader import read_store
 from sweep.tracking.store import default_tracking_uri
-from sweep.training.process import FreshProcess
+from sweep.training.process import FreshProcess, attempt_trial
 from sweep.trial.files import canonical_json, read_json, seal, sha256_of, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease
@@ -257,7 +257,7 @@ def test_mlflow_starts_before_the_plan_is_forecast_and_only_to_train(call, monke
     events.clear()
     assert call(*command)[0] == 0
     assert events[0] == started
-    assert "sweep.training.worker:run_logged_attempt" in events
+    assert attempt_trial in events
     events.clear()
     assert call(*command)[0] == 0 and not events
     monkeypatch.setattr(runner, "import_ahead", ahead)

@@ -26,7 +26,7 @@ from sweep.plan.retry import begin_attempt
 from sweep.training.device import available_cores
 from sweep.training.memory_limit import ROOT as CGROUPS
 from sweep.training.memory_limit import _groups
-from sweep.training.remote import POLL_SECONDS
+from sweep.training.worker import POLL_SECONDS
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked, read_owner
 from sweep.trial.metrics import read_metrics

@@ -1,32 +1,44 @@
-"""Attempts that a cluster starts: told what to do by their folder, by signals, and by nobody."""
+"""`python -m sweep.training FOLDER --attempt N`: attempts that a cluster starts."""
 
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
+import torch
 
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.execution import Logistics
 from sweep.orchestration.planning import make_plan, save_plan
-from sweep.plan.retry import begin_attempt
+from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import worker
-from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder, TrialFolder
-from sweep.trial.lease import is_locked, read_owner
+from sweep.trial.lease import is_locked
 
 
-def attempt(path, number, should_stop):
-    from sweep.training.remote import run_remote_attempt
+class Attempt:
+    """Attempt 1 of a trial, in a process of its own."""
 
-    return run_remote_attempt(path, number)
+    def __init__(self, trial: TrialFolder) -> None:
+        command = [sys.executable, "-m", "sweep.training", str(trial.path), "--attempt", "1"]
+        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def outcome(self) -> Outcome:
+        output, _ = self.process.communicate()
+        assert self.process.returncode == 0
+        return Outcome(**json.loads(output))
 
 
 @pytest.fixture
-def trial(tmp_path, monkeypatch) -> TrialFolder:
+def trial(tmp_path) -> TrialFolder:
     """A trial that trains for longer than a test waits, before its first attempt."""
-    monkeypatch.syspath_prepend(os.path.dirname(__file__))
     folder = SweepFolder(tmp_path / "sweep")
     experiment = load_experiment("quadratic", {"batches": "4", "budget": 4_000_000})
     save_plan(make_plan(experiment, Logistics(device="cpu"), folder).plan, folder)
@@ -35,21 +47,20 @@ def trial(tmp_path, monkeypatch) -> TrialFolder:
     return found
 
 
-def start(trial: TrialFolder) -> FreshProcess:
+def start(trial: TrialFolder) -> Attempt:
     """Start the first attempt, and wait until it trains."""
-    process = FreshProcess("test_remote:attempt", trial.path, 1)
-    deadline = time.monotonic() + 60
-    while not trial.metrics_path.exists():
-        assert time.monotonic() < deadline
+    attempt = Attempt(trial)
+    while not trial.metrics_path.exists():  # the timeout is the test's
+        assert attempt.process.poll() is None
         time.sleep(0.05)
-    return process
+    return attempt
 
 
-def test_a_file_in_its_folder_stops_it_behind_a_checkpoint(trial):
-    process = start(trial)
+def test_a_file_in_its_folder_stops_it_after_a_checkpoint(trial):
+    attempt = start(trial)
     trial.ask_to_stop(0)  # an older one
     trial.ask_to_stop(1)
-    assert process.result(timeout=60).kind == "stopped"
+    assert attempt.outcome().kind == "stopped"
     assert trial.checkpoints() and trial.is_asked_to_stop(1) and not trial.is_asked_to_stop(2)
 
 
@@ -69,38 +80,45 @@ def test_without_a_compiler_on_its_machine_a_trial_is_eager_and_says_so(
     assert "no compiler" in capfd.readouterr().out
 
 
-def test_notice_of_the_cluster_is_preemption(trial):
-    process = start(trial)
-    os.kill(read_owner(trial.lease_path)["pid"], signal.SIGTERM)
-    assert process.result(timeout=60).kind == "preempted"
+def test_sigterm_means_preempted_and_sigint_nothing(trial):
+    attempt = start(trial)
+    attempt.process.send_signal(signal.SIGINT)
+    attempt.process.send_signal(signal.SIGTERM)
+    assert attempt.outcome().kind == "preempted"
     assert trial.checkpoints()
-
-
-def test_what_ray_sends_to_attempts_that_did_not_begin_leaves_one_that_trains_alone(trial):
-    process = start(trial)
-    os.kill(read_owner(trial.lease_path)["pid"], signal.SIGINT)
-    trial.ask_to_stop(1)
-    assert process.result(timeout=60).kind == "stopped"
 
 
 def test_with_a_newer_attempt_nothing_is_run_and_the_log_stays(trial):
     trial.log_path.write_text("of the newer one")
     trial.write_status(begin_attempt(trial.read_status()))
-    outcome = FreshProcess("test_remote:attempt", trial.path, 1).result(timeout=60)
-    assert outcome.kind == "superseded"
+    assert Attempt(trial).outcome().kind == "superseded"
     assert trial.log_path.read_text() == "of the newer one" and not trial.lease_path.exists()
 
 
-def test_a_trial_that_another_process_holds_is_left_to_it(trial):
-    process = start(trial)
-    second = FreshProcess("test_remote:attempt", trial.path, 1).result(timeout=60)
+def test_a_trial_that_another_process_runs_is_left_to_it(trial):
+    attempt = start(trial)
+    second = Attempt(trial).outcome()
     assert second.kind == "superseded" and "in use by process" in second.message
     assert is_locked(trial.lease_path)
     trial.ask_to_stop(1)
-    assert process.result(timeout=60).kind == "stopped"
+    assert attempt.outcome().kind == "stopped"
 
 
 def test_a_folder_that_is_not_shared_is_named(trial):
     shutil.rmtree(trial.path)
-    outcome = FreshProcess("test_remote:attempt", trial.path, 1).result(timeout=60)
+    outcome = Attempt(trial).outcome()
     assert outcome.kind == "error" and "shared file system" in outcome.message
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_cpu_worker_is_deterministic_and_restores_the_setting(before):
+    torch.use_deterministic_algorithms(before)
+    try:
+        with worker.deterministic(torch.device("cpu"), has_user_code=True):
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+        with worker.deterministic(torch.device("cpu"), has_user_code=False):
+            assert torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled() is before
+    finally:
+        torch.use_deterministic_algorithms(False)
