@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import first_probed, learning_rate_at, milestone_steps, probe_sizes
@@ -20,45 +19,33 @@ from sweep.workloads.meter import Meter
 class Sums:
     """Sums of loss, gradient norm and clipped steps since the last log point.
 
-    They stay on the device, so that no step waits for it. On a CPU they are plain numbers.
+    They stay on the device, so that no step waits for it.
     """
 
     def __init__(
         self, progress: Progress, device: torch.device, meter: Meter | None = None
     ) -> None:
-        self._sums: list[float] | Tensor
-        self._sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._sums = torch.tensor(sums, dtype=dtype, device=device)
         self._meter = meter
         if meter is not None:
             meter.restore(progress.watched)
-        if device.type != "cpu":
-            dtype = torch.float32 if device.type == "mps" else torch.float64
-            self._sums = torch.tensor(self._sums, dtype=dtype, device=device)
 
     def add(self, output: StepOutput) -> None:
         """Add one step."""
-        values = (output.loss, output.grad_norm, output.is_clipped)
-        if isinstance(self._sums, Tensor):
-            self._sums += torch.stack(values).to(self._sums.dtype)
-        else:
-            self._sums = [
-                total + value.item() for total, value in zip(self._sums, values, strict=True)
-            ]
+        self._sums += torch.stack([output.loss, output.grad_norm, output.is_clipped])
 
     def store(self, progress: Progress) -> None:
         """Write the sums to the progress; waits for the device."""
-        values = self._sums.tolist() if isinstance(self._sums, Tensor) else self._sums
-        progress.loss_sum, progress.norm_sum, progress.clipped_sum = values
+        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
         progress.watched = self._meter.state() if self._meter else {}
 
     def clear(self) -> None:
         """Start a new interval."""
         if self._meter is not None:
             self._meter.clear()
-        if isinstance(self._sums, Tensor):
-            self._sums.zero_()
-        else:
-            self._sums = [0.0, 0.0, 0.0]
+        self._sums.zero_()
 
 
 class Phases:
