@@ -26,9 +26,9 @@ from sweep.models.precision import autocast
 from sweep.plan.steps import learning_rate_at
 from sweep.training import loop
 from sweep.training.checkpoint import CheckpointStore
-from sweep.training.device import available_cores, keep_freed_memory
+from sweep.training.device import available_cores
 from sweep.training.step import TrainingStep
-from sweep.training.steps import Steps, build_steps
+from sweep.training.steps import Steps
 from sweep.trial.folder import TrialFolder, TrialStatus
 from sweep.workloads.protocol import build_workload
 
@@ -87,11 +87,10 @@ def windows(config: TrialConfig) -> list[Tensor]:
 def run_sweep(config: TrialConfig) -> None:
     """Our own loop, as a worker runs it."""
     device = torch.device(config.execution.device)
-    keep_freed_memory()
     losses: list[float] = []
 
     def recording(*arguments: Any) -> Steps:
-        steps = build_steps(*arguments)
+        steps = Steps(*arguments)
         take = steps.take
 
         def recorded(*step: Any) -> Any:
@@ -103,7 +102,7 @@ def run_sweep(config: TrialConfig) -> None:
         steps.take = recorded  # type: ignore[method-assign]
         return steps
 
-    loop.build_steps = recording
+    loop.Steps = recording  # type: ignore[assignment, misc]
     with tempfile.TemporaryDirectory() as name:
         folder = TrialFolder(Path(name) / "benchmark")
         folder.path.mkdir()

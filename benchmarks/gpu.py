@@ -31,7 +31,7 @@ from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.steps import GraphedSteps, Sums, build_steps
+from sweep.training.steps import Steps, Sums
 from sweep.trial.folder import SweepFolder
 
 FULL_BUDGET = 327_680_000
@@ -68,7 +68,7 @@ def profile(config: TrialConfig, count: int = 20) -> str:
     """Return the table of what takes the most time in some steps, behind their warm-up."""
     device = torch.device(config.execution.device)
     step = TrainingStep(config, device, config.microbatch_size)
-    steps = build_steps(config, step, Sums(Progress(), device))
+    steps = Steps(config, step, Sums(Progress(), device))
     for t in range(1, 11):
         steps.take(t, None)
     with torch.profiler.profile() as found:
@@ -87,7 +87,7 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
     step = TrainingStep(config, device, config.microbatch_size)
     compile_seconds = step.warm_up() if config.execution.compile else 0.0
     batch_size = config.science.batch_size
-    steps = build_steps(config, step, Sums(Progress(), device))
+    steps = Steps(config, step, Sums(Progress(), device))
 
     def take(count: int, first: int) -> None:
         for t in range(first, first + count):
@@ -105,7 +105,6 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
     rate = done * batch_size * config.tokens_per_sequence / elapsed
     return {
         "batch_size": batch_size,
-        "is_cuda_graph": isinstance(steps, GraphedSteps),
         "microbatch_size": config.microbatch_size,
         "steps": done,
         "seconds": elapsed,

@@ -25,8 +25,7 @@ from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.orchestration.execution import LOSS_CHUNK_ROWS
 from sweep.plan.plan import build_plan
-from sweep.training.compiler import has_compiler
-from sweep.training.device import device_memory
+from sweep.training.device import device_memory, has_compiler
 from sweep.training.process import FreshProcess
 
 CUDA_BATCHES = ",".join(str(2**power) for power in range(10))

@@ -28,7 +28,6 @@ from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import SweepFolder
 
 SWEEP = [sys.executable, "-m", "sweep"]
-STEP = "--step"  # one measurement of `kept_memory`, in a process of its own
 MANY = ["run", "quadratic", "--batches", "4", "--budget", "40", "--device", "cpu", "--quiet"]
 QUICK = ["run", "quick", "--batches", "16", "--device", "cpu", "--quiet", "--yes"]
 
@@ -221,40 +220,6 @@ def tokenizing(folder: Path) -> dict[str, object]:
     return {**found, "megabytes": size / 1e6, "megabytes_per_second": size / 1e6 / seconds}
 
 
-def kept_memory(folder: Path) -> dict[str, object]:
-    """A compiled step of the reference at batch size 8: freed memory kept, or given back."""
-
-    def step_seconds(keep: str) -> Callable[[int], float]:
-        command = [sys.executable, __file__, STEP, keep]
-        return lambda _: float(subprocess.run(command, check=True, capture_output=True).stdout)
-
-    found = interleaved(3, kept=step_seconds("kept"), given_back=step_seconds("given back"))
-    ratios = [b / a for a, b in zip(*found["seconds"].values(), strict=True)]  # type: ignore[attr-defined]
-    return {**found, "ratio_given_back_to_kept": statistics.median(ratios)}
-
-
-def print_step_seconds(keep: str) -> None:
-    """Print the median seconds of six steps, in a process of its own."""
-    import torch
-    from memory import trial_config
-
-    from sweep.training.device import available_cores, keep_freed_memory
-    from sweep.training.step import TrainingStep
-
-    if keep == "kept":
-        keep_freed_memory()
-    torch.set_num_threads(available_cores())
-    config = trial_config("tinystories", 8, "fp32", "cpu", is_compiled=True)
-    step = TrainingStep(config, torch.device("cpu"), 8)
-    step.warm_up()
-    batch, times = step.workload.random_batch(8), []
-    for _ in range(8):  # the first two allocate
-        start = time.perf_counter()
-        step(batch, 1e-6).loss.item()
-        times.append(time.perf_counter() - start)
-    print(statistics.median(times[2:]))
-
-
 def noise_probes(folder: Path) -> dict[str, object]:
     """Seconds of noise probes over those of training, for `quick` at its default settings."""
     out = folder / "noise"
@@ -269,15 +234,12 @@ def noise_probes(folder: Path) -> dict[str, object]:
 
 BENCHMARKS = (
     *(start_up, finished_sweep, first_step, compiled_trials, tracking),
-    *(chunked_loss, report, tokenizing, kept_memory, noise_probes),
+    *(chunked_loss, report, tokenizing, noise_probes),
 )
 
 
 def main() -> None:
     """Run the benchmarks that are named, or all, and write the results beside earlier ones."""
-    if sys.argv[1:2] == [STEP]:
-        print_step_seconds(sys.argv[2])
-        return
     chosen = [one for one in BENCHMARKS if one.__name__ in (sys.argv[1:] or one.__name__)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -67,6 +67,11 @@ class Science(Settings):
         """Capabilities of the workload."""
         return workload_traits(self.workload, self.model, self.grpo)
 
+    @property
+    def has_user_code(self) -> bool:
+        """Whether the model or the workload is a user's `module:object`."""
+        return ":" in self.workload or self.model.kind == "object"
+
 
 class TrialConfig(Settings):
     """config.json: everything a worker needs to run one trial. Never changes once written."""

@@ -63,8 +63,7 @@ def _version(package: str) -> str | None:
 def _devices() -> tuple[list[dict[str, Any]], list[str]]:
     import torch
 
-    from sweep.training.compiler import has_compiler
-    from sweep.training.device import available_cores, device_name
+    from sweep.training.device import available_cores, device_name, has_compiler
 
     name, problems = device_name(torch.device("cpu")), []
     devices: list[dict[str, Any]] = [{"device": "cpu", "name": name, "cores": available_cores()}]

@@ -112,7 +112,7 @@ def _check_deepspeed(experiment: Experiment, execution: Execution, is_elsewhere:
 
 def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
     """Compile on CUDA if there is a compiler; on a CPU only if the plan is large enough."""
-    from sweep.training.compiler import has_compiler
+    from sweep.training.device import has_compiler
 
     execution, flops = plan.execution, plan.total_flops()
     is_cpu = execution.device == "cpu"

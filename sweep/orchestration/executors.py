@@ -32,7 +32,7 @@ def build_executor(services: Services, execution: Execution, folder: SweepFolder
     """
     check_services(services)
     if services.executor == "local":
-        return LocalExecutor(execution.device, execution.devices, execution.compile)
+        return LocalExecutor(execution.device, execution.devices)
     if ":" in execution.device:
         raise SweepError(
             f"device must be cuda, cpu or auto with the executor {services.executor}, which "

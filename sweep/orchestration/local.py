@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
-from sweep.training.process import ATTEMPT, FreshProcess, import_inductor_ahead
+from sweep.training.process import FreshProcess, attempt_trial
 from sweep.trial.folder import TrialFolder
 
 
@@ -47,9 +47,8 @@ class LocalExecutor:
 
     queues = False
 
-    def __init__(self, device: str, devices: int = 1, compiles: bool = False) -> None:
+    def __init__(self, device: str, devices: int = 1) -> None:
         self.slots = attempt_slots(device, devices)
-        self._imports_ahead = compiles and device == "cpu" and devices == 1
         if not self.slots:
             raise SweepError(
                 f"each trial of this sweep needs {devices} devices, but this machine has fewer. "
@@ -61,9 +60,9 @@ class LocalExecutor:
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Start the newest attempt of a trial."""
-        process = FreshProcess(ATTEMPT, folder.path, environment=environment, ends_itself=True)
-        if self._imports_ahead:
-            import_inductor_ahead()
+        process = FreshProcess(
+            attempt_trial, folder.path, environment=environment, ends_itself=True
+        )
         self._attempts.add(process)
         if self._is_stopping:
             process.stop()

@@ -19,6 +19,7 @@ from typing import Any
 from sweep.config.execution import Execution
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
+from sweep.training.process import run_cluster_attempt
 from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import DEAD_SECONDS
 
@@ -167,9 +168,7 @@ def _run_attempt(path: str, number: int) -> dict[str, Any]:
     stops: list[str] = []
     signal.signal(signal.SIGINT, lambda *_: stops.append("stopped"))
     signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
-    from sweep.training.remote import run_numbered_attempt  # imports torch
-
-    return asdict(run_numbered_attempt(Path(path), number, stops))
+    return asdict(run_cluster_attempt(Path(path), number, stops))
 
 
 def task_resources(execution: Execution) -> dict[str, int]:

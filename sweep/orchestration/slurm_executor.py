@@ -20,6 +20,7 @@ from sweep.config.numbers import parse_bytes, parse_count
 from sweep.config.paths import cache_dir
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
+from sweep.training.process import run_cluster_attempt
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch, read_owner
@@ -70,9 +71,7 @@ class Job:
         """Run the attempt. If SLURM ends the job, requeue it once the checkpoint is saved."""
         stops: list[str] = []
         requeue = signal.signal(NOTICE, lambda *_: stops.append("preempted"))
-        from sweep.training.remote import run_numbered_attempt  # imports torch
-
-        outcome = run_numbered_attempt(Path(self.path), self.number, stops)
+        outcome = run_cluster_attempt(Path(self.path), self.number, stops)
         if outcome.kind == "preempted":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # follows NOTICE; scontrol inherits this
             signal.signal(NOTICE, requeue)

@@ -1,7 +1,7 @@
 """Run one trial without an orchestrator: `python -m sweep.training TRIAL_FOLDER`.
 
-The bare worker is its own runner: it writes state.json, numbers its attempts and retries by the
-same table, each attempt in a fresh process. `sweep report` mirrors the trial afterwards.
+This worker is its own runner: it writes state.json, numbers its attempts and retries by the same
+table, each attempt in a fresh process. `sweep report` mirrors the trial afterwards.
 """
 
 import argparse
@@ -14,17 +14,31 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import FolderInUse, SweepError, WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt, judge_death, status_after
 from sweep.training.memory_limit import oom_kills
-from sweep.training.process import ATTEMPT, FreshProcess
+from sweep.training.process import FreshProcess, attempt_trial, serve
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import FileLock, is_locked
 
 
 def main() -> int:
     """Run the trial to its end; 0 COMPLETE or diverged, 1 FAILED, 2 bad input, 130 stopped."""
-    parser = argparse.ArgumentParser(prog="python -m sweep.training", description=__doc__)
-    parser.add_argument("folder", type=Path, help="the trial's folder: results/SWEEP/trials/ID")
+    parser = argparse.ArgumentParser(
+        prog="python -m sweep.training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", type=Path, help="the trial: results/SWEEP/trials/ID")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve()
+        return 0
+    if options.folder is None:
+        parser.error("a trial folder is required")
     try:
-        return _run(TrialFolder(parser.parse_args().folder))
+        folder = TrialFolder(options.folder)
+        config = folder.read_config()
+        with FileLock(folder.runner_lock_path):
+            return _run_trial(folder, config)
     except SweepError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
@@ -33,13 +47,7 @@ def main() -> int:
         return 2
 
 
-def _run(folder: TrialFolder) -> int:
-    config = folder.read_config()
-    with FileLock(folder.runner_lock_path):
-        return _run_alone(folder, config)
-
-
-def _run_alone(folder: TrialFolder, config: TrialConfig) -> int:
+def _run_trial(folder: TrialFolder, config: TrialConfig) -> int:
     sweep = SweepFolder(folder.path.absolute().parents[1])
     if is_locked(folder.lease_path) or is_locked(sweep.lock_path):
         raise FolderInUse(f"{folder.path} is run by `sweep run`, or its sweep is. Wait for it.")
@@ -47,14 +55,14 @@ def _run_alone(folder: TrialFolder, config: TrialConfig) -> int:
     if status.state is State.PRUNED or (status.state.is_finished and folder.read_result()):
         print(f"trial {folder.id} is finished")
         return 0
-    retries, stopping, again = Counter[Cause](), list[int](), True
-    while again:
+    retries, stopping, is_to_run = Counter[Cause](), list[int](), True
+    while is_to_run:
         status = begin_attempt(folder.read_status())
         folder.write_status(status)
         outcome = _attempt(folder, stopping)
         if outcome.kind == "superseded":
             raise FolderInUse(f"{folder.path} was taken over by a newer attempt.")
-        status, again = status_after(status, outcome, config, retries)
+        status, is_to_run = status_after(status, outcome, config, retries)
         folder.write_status(status)
     print(f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}".rstrip())
     print(f"log: {folder.log_path}")
@@ -64,9 +72,9 @@ def _run_alone(folder: TrialFolder, config: TrialConfig) -> int:
 
 
 def _attempt(folder: TrialFolder, stopping: list[int]) -> Outcome:
-    """Run one attempt; Ctrl-C and SIGTERM let it checkpoint, a second one kills it."""
+    """Run one attempt. Ctrl-C and SIGTERM let it checkpoint; a second one kills it."""
     killed_before = oom_kills()
-    process = FreshProcess(ATTEMPT, folder.path, ends_itself=True)
+    process = FreshProcess(attempt_trial, folder.path, ends_itself=True)
 
     def stop(number: int, _: object) -> None:
         if stopping:

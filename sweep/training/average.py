@@ -1,8 +1,8 @@
-"""An average of the weights whose width grows with training, so that no horizon is assumed.
+"""An average of the weights that assumes no training length.
 
-The power-function average of Karras et al. 2024 (arXiv:2312.02696, equation 3): the weights of
-step τ of t count as (τ/t)^γ. Its width, the standard deviation of τ/t, is the same share of the
-training so far at every batch size.
+The power-function average of Karras et al. 2024 (arXiv:2312.02696, equation 3) weights step τ of t
+by (τ/t)^γ. Its width, the standard deviation of τ/t, is the same share of the training so far at
+every batch size.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from sweep.training.optimizer import is_part
 
 
 class WeightAverage:
-    """A float32 copy of the parameters that follows them.
+    """A float32 average of parameters over the steps so far.
 
     Args:
-        parameters: to be averaged.
+        parameters: the averaged parameters.
         width: standard deviation of the averaged steps as a share of the steps so far.
     """
 
@@ -30,40 +30,29 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take note of the parameters after a step."""
+        """Include the parameters after one more step."""
         self.steps += 1
         keep = (1 - 1 / self.steps) ** (self.power + 1)
-        current = [p.to(value.dtype) for p, value in zip(self.parameters, self.values, strict=True)]
-        torch._foreach_lerp_(self.values, current, 1 - keep)
+        for value, parameter in zip(self.values, self.parameters, strict=True):
+            value.lerp_(parameter.to(value.dtype), 1 - keep)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the parameters be their averages meanwhile; copies float32 weights of parts only."""
-        are_parts = is_part(self.parameters[0])  # whose storage torch knows
-        held = [p.data.clone() if are_parts else p.data for p in self.parameters]
+        """Replace the parameters by their averages within this context."""
+        is_copied = is_part(self.parameters[0])  # torch keeps references to a DTensor's storage
+        weights = [p.data.clone() if is_copied else p.data for p in self.parameters]
         try:
-            self._put(self.values, are_parts)
+            self._assign(self.values, is_copied)
             yield
         finally:
-            self._put(held, are_parts)
+            self._assign(weights, is_copied)
 
-    def _put(self, values: Sequence[Tensor], is_copied: bool) -> None:
+    def _assign(self, values: Sequence[Tensor], is_copied: bool) -> None:
         for parameter, value in zip(self.parameters, values, strict=True):
             if is_copied:
                 parameter.detach().copy_(value)
             else:
                 parameter.data = value.to(parameter.dtype)
-
-    def state(self) -> dict[str, list[Tensor] | int]:
-        """Return what a checkpoint keeps."""
-        return {"values": self.values, "steps": self.steps}
-
-    def restore(self, state: dict[str, list[Tensor] | int]) -> None:
-        """Go on from what a checkpoint kept."""
-        assert isinstance(state["values"], list) and isinstance(state["steps"], int)
-        for value, kept in zip(self.values, state["values"], strict=True):
-            value.copy_(kept)
-        self.steps = state["steps"]
 
 
 def power_of(width: float) -> float:

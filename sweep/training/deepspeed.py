@@ -1,8 +1,7 @@
 """`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine, in the same loop (extra deepspeed).
 
-The engine sums gradients, clips, and updates; the rest of a trial is as with torch's own sharding.
-Checkpoints are too: whole tensors, gathered, by the same names, so that either goes on from the
-other's.
+The engine sums gradients, clips and updates. Checkpoints are the same as with torch's own sharding:
+full tensors by the same names, so that either strategy continues from the other's.
 """
 
 import math
@@ -20,13 +19,17 @@ from torch import Tensor, nn
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.trial import TrialConfig
 from sweep.training.optimizer import build_optimizer
-from sweep.training.parallel import DataParallel, Found, LossSum, Through
+from sweep.training.parallel import DataParallel, FunctionModule, LossSum, Result
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 class DeepSpeedZero(DataParallel):
-    """Parts of optimizer states, gradients and weights on each device, as DeepSpeed splits them."""
+    """A part of optimizer states, gradients and weights on each device, as DeepSpeed splits them.
+
+    The model's parameters, their gathered values and states are read and written by the functions
+    of DeepSpeed's documentation ("ZeRO: debugging and modifying states").
+    """
 
     shows_gradients = False
 
@@ -40,46 +43,47 @@ class DeepSpeedZero(DataParallel):
             "gradient_clipping": config.science.optimizer.clip or 0.0,
             "zero_optimization": {"stage": config.execution.zero},
             "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,  # it would be compiled for minutes
+            "zero_force_ds_cpu_optimizer": False,  # compiling it takes minutes
             "steps_per_print": sys.maxsize,
         }
         self._is_last = True
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        self._through = Through(model.to(device))
+        self._module = FunctionModule(model.to(device))
         return model
 
     def build_optimizer(
         self, settings: OptimizerSettings, model: nn.Module, learning_rate: float
     ) -> torch.optim.Optimizer | None:
         os.environ.setdefault("DS_ACCELERATOR", next(model.parameters()).device.type)
-        tools = str(Path(sys.executable).parent)  # ninja's, where its wheel is installed
+        tools = str(Path(sys.executable).parent)  # contains ninja, if its wheel is installed
         os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
         import deepspeed
 
         backend = dist.get_backend().removeprefix("cpu:gloo,cuda:")
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
-        optimizer = build_optimizer(settings, model, learning_rate, is_plain=True)
         self._engine, self._optimizer, *_ = deepspeed.initialize(
-            model=self._through, optimizer=optimizer, config=self._settings
+            model=self._module,
+            optimizer=build_optimizer(settings, model, learning_rate),
+            config=self._settings,
         )
-        found: torch.optim.Optimizer = self._optimizer
-        return found
+        optimizer: torch.optim.Optimizer = self._optimizer
+        return optimizer
 
-    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, Any]) -> LossSum:
+    def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
         return loss_sum
 
-    def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
-        found: list[Found] = []  # stage 3 looks into what a module returns: tensors or a dict
+    def call(self, function: Callable[..., Result], model: nn.Module, *arguments: Any) -> Result:
+        results: list[Result] = []  # stage 3 expects a module to return tensors or a dict
 
-        def kept(model: nn.Module, *arguments: Any) -> dict[str, Any]:
-            found.append(function(model, *arguments))
+        def keep(model: nn.Module, *arguments: Any) -> dict[str, Any]:
+            results.append(function(model, *arguments))
             return {}
 
         if torch.is_grad_enabled():
             return self._engine(function, *arguments)  # type: ignore[no-any-return]
-        self._engine.module(kept, *arguments)
-        return found[0]
+        self._engine.module(keep, *arguments)
+        return results[0]
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         self._is_last = is_last
@@ -89,85 +93,90 @@ class DeepSpeedZero(DataParallel):
     def backward(self, loss: Tensor) -> None:
         self._engine.backward(loss * self.devices, scale_wrt_gas=False)  # it takes the mean
         if not self._is_last:
-            self._engine.step()  # counts; the last is `update`'s
+            self._engine.step()  # counts; `update` takes the last one
 
     def update(
         self,
         optimizer: torch.optim.Optimizer,
         parameters: list[nn.Parameter],
-        learning_rate: float | Tensor,
-        most: float,
+        learning_rate: float,
+        max_norm: float,
     ) -> Tensor:
-        for group in self._optimizer.param_groups:
-            group["lr"] = float(learning_rate)
+        self._set_rate(learning_rate)
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
-        if not math.isfinite(norm):  # the engine leaves such a step out; it is one that diverged
+        if not math.isfinite(norm):  # the engine skips such a step, in which the trial diverged
             for parameter in parameters:
-                getattr(parameter, "ds_tensor", parameter.data).fill_(math.nan)
-        return torch.tensor(norm, device=parameters[0].device)
+                self._write(parameter, torch.full_like(self._read(parameter), math.nan))
+        return torch.tensor(norm, device=self._engine.device)
+
+    def _set_rate(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
 
     def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-        inner = self._optimizer.optimizer
-        held = [getattr(p, "ds_tensor", p) for p in model.parameters()] + self._parts()
-        held += [v for s in inner.state.values() for v in s.values() if isinstance(v, Tensor)]
-        return sum(tensor.nbytes for tensor in held)
+        """Return the bytes of this device's parts, which DeepSpeed splits evenly."""
+        weights = sum(self._read_size(p) * p.element_size() for p in model.parameters())
+        states = (
+            3 * 4 * sum(self._read_size(p) for p in model.parameters())
+        )  # float32 copy, moments
+        parts = weights // self.devices if self._zero == 3 else weights
+        return parts + states // self.devices
 
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+    @staticmethod
+    def _read_size(parameter: nn.Parameter) -> int:
+        return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+    @staticmethod
+    def _read(parameter: nn.Parameter) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        found: dict[str, Tensor] = dict(model.state_dict())  # for its buffers
-        return found | {n: safe_get_full_fp32_param(p) for n, p in model.named_parameters()}
+        weights: Tensor = safe_get_full_fp32_param(parameter)
+        return weights
+
+    def _write(self, parameter: nn.Parameter, value: Tensor) -> None:
+        import deepspeed
+        from deepspeed.utils import safe_set_full_fp32_param
+
+        safe_set_full_fp32_param(parameter, value)
+        is_sharded = self._zero == 3
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=is_sharded):
+            parameter.data.copy_(value)
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = dict(model.state_dict())  # for its buffers
+        return state | {name: self._read(p) for name, p in model.named_parameters()}
 
     def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        self._link_states()
-        steps = next(iter(self._optimizer.optimizer.state.values()))["step"]
-        found = {}
+        steps = next(iter(self._optimizer.state.values()))["step"]
+        tensors = {}
         for name, parameter in model.named_parameters():
-            found[f"{name}.step"] = torch.as_tensor(steps, dtype=torch.float32).cpu().clone()
+            tensors[f"{name}.step"] = torch.as_tensor(steps, dtype=torch.float32).cpu().clone()
             for moment in MOMENTS:
-                found[f"{name}.{moment}"] = safe_get_full_optimizer_state(parameter, moment)
-        return found
+                tensors[f"{name}.{moment}"] = safe_get_full_optimizer_state(parameter, moment)
+        return tensors
 
-    def make_states(
-        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], most: float
-    ) -> None:
-        """Let it make its states, by a step of all parts that changes no weight."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = 0.0
-        for place, part in enumerate(self._parts()):
-            part.grad = torch.zeros_like(part)
-            self._optimizer._optimizer_step(place)
-            part.grad = None
+    def make_states(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        """Allocate the states by a step at rate 0, on gradients of 0."""
+        self._set_rate(0.0)
+        for is_last in [False] * (self._engine.gradient_accumulation_steps() - 1) + [True]:
+            with self.exchanging(is_last):
+                self.backward(self._engine(_zero_of))
+        self._engine.step()
 
-    def _parts(self) -> list[Tensor]:
-        """Return this process's flat parts of the weights, in float32."""
-        name = (
-            "fp32_partitioned_groups_flat" if self._zero == 3 else "single_partition_of_fp32_groups"
-        )
-        parts: list[Tensor] = getattr(self._optimizer, name)
-        return parts
+    def load(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state
 
-    def _link_states(self) -> None:
-        """Let parameters find their states: DeepSpeed 0.19 does it before all groups have any."""
-        from deepspeed.utils.mixed_precision_linkage import lazy_init_hp_params_optimizer_state
-
-        for place, part in enumerate(self._parts() if self._zero < 3 else ()):
-            group, states = self._optimizer.bit16_groups[place], self._optimizer.optimizer.state
-            lazy_init_hp_params_optimizer_state(group, part, states)
-
-    def put(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
-        from deepspeed.runtime.zero import GatheredParameters
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-        self._link_states()
         for name, parameter in model.named_parameters():
-            safe_set_full_fp32_param(parameter, weights[name])
+            self._write(parameter, weights[name])
             for moment in MOMENTS:
                 safe_set_full_optimizer_state(parameter, states[f"{name}.{moment}"], moment)
-            with GatheredParameters([parameter], modifier_rank=0, enabled=self._zero == 3):
-                parameter.data.copy_(weights[name])
-            for state in self._optimizer.optimizer.state.values():
+            for state in self._optimizer.state.values():
                 state["step"] = torch.as_tensor(states[f"{name}.step"]).clone()
+
+
+def _zero_of(model: nn.Module) -> Tensor:
+    """Return 0 as a function of every parameter."""
+    return sum((0.0 * parameter.sum() for parameter in model.parameters()), torch.zeros(()))

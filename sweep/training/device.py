@@ -1,10 +1,12 @@
-"""What a machine has: devices, cores, peak rates, memory, and when memory ran out."""
+"""Properties of a machine: devices, compiler, cores, peak rates, memory; out-of-memory errors."""
 
 import contextlib
-import ctypes
+import importlib.util
 import os
 import platform
+import re
 import resource
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,30 +18,35 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.training.memory_limit import available_in_cgroups
 
-# Dense bfloat16 peak, FLOP/s, from the vendors' data sheets; matched in this order.
+# Dense bfloat16 peak, FLOP/s, from the vendors' data sheets. The first whole words that match.
 PEAK_FLOPS = {
+    "GH200": 989e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "B200": 2250e12,
     "A100": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "RTX 6000 Ada": 364e12,
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
     "L4": 121e12,
     "T4": 65e12,
 }
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-LARGEST_KEPT = 2**31 - 1  # bytes
 USABLE_SHARE = 0.9  # of a GPU's memory, by tensors
 FORECAST_MARGIN = 1.02  # of a limit that counts what the forecast counts
+OUT_OF_MEMORY_TEXTS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "cublas_status_alloc_failed",
+)
 
 
 def resolve_device(asked: str) -> str:
-    """Return the device that `auto` means here, or the one asked for.
+    """Return the requested device, or the best one of this machine for `auto`.
 
     Raises:
         SweepError: if this machine does not have it.
@@ -51,10 +58,10 @@ def resolve_device(asked: str) -> str:
         device = torch.device(asked)
     except RuntimeError:
         device = torch.device("meta")
-    found = {"cpu": True, "cuda": has_cuda, "mps": has_mps}
-    if device.type not in found:
+    available = {"cpu": True, "cuda": has_cuda, "mps": has_mps}
+    if device.type not in available:
         raise SweepError(f"device must be auto, cpu, cuda, cuda:i or mps, got {asked!r}.")
-    if not found[device.type] or (device.index or 0) >= max(1, torch.cuda.device_count()):
+    if not available[device.type] or (device.index or 0) >= max(1, torch.cuda.device_count()):
         raise SweepError(
             f"device must be one that this machine has, got {asked!r}. Use --device cpu, "
             "or ask `sweep doctor` why it is not seen."
@@ -63,8 +70,17 @@ def resolve_device(asked: str) -> str:
 
 
 def is_here(device: str) -> bool:
-    """Tell whether this machine has such a device; a plan may be for another."""
+    """Return True if this machine has such a device; a plan may be for another machine."""
     return torch.device(device).type != "cuda" or torch.cuda.is_available()
+
+
+def has_compiler(device: str) -> bool:
+    """Return True if torch.compile can work here: a C++ compiler, and Triton on CUDA."""
+    if device.startswith("cuda"):
+        if importlib.util.find_spec("triton") is None:
+            return False
+        return shutil.which("cc") is not None or shutil.which("gcc") is not None
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
 def available_cores() -> int:
@@ -79,18 +95,18 @@ def available_cores() -> int:
 
 
 def available_memory() -> int:
-    """Return bytes that may still be taken of the machine's memory, and of its cgroups'."""
+    """Return the bytes that the machine and this process's cgroups still have available."""
     try:
-        lines = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
-        available = int(lines[0]) * 1024
-    except (OSError, IndexError, ValueError):  # not Linux: all there is
+        words = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
+        available = int(words[0]) * 1024
+    except (OSError, IndexError, ValueError):  # not Linux: all of the memory
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limited = available_in_cgroups()
     return available if limited is None else min(available, limited)
 
 
 def device_memory(device: torch.device) -> int:
-    """Return the bytes of a device; of a CPU half of what is available."""
+    """Return the bytes of a device; for a CPU half of the available memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "mps":
@@ -101,7 +117,7 @@ def device_memory(device: torch.device) -> int:
 def usable_memory(execution: Execution) -> int:
     """Return the bytes that a planned step may take by forecast.
 
-    Of a GPU's memory a part goes to its context, to libraries and to fragmentation: in the E1
+    A part of a GPU's memory goes to its context, to libraries and to fragmentation: in the E1
     measurements a step of 0.87 of the memory ran and one of 0.93 did not.
     """
     limit, device = execution.device_memory_bytes, torch.device(execution.device)
@@ -124,22 +140,21 @@ def device_name(device: torch.device) -> str:
     return f"{device.type}: {name}"
 
 
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the device's dense peak in FLOP/s at this precision, or None where not known."""
-    if device.type != "cuda" or not precision.startswith("bf16"):
-        return None
-    name = device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+def peak_flops(name: str) -> float | None:
+    """Return the dense bfloat16 peak in FLOP/s of a GPU by its name, or None if not known."""
+    peaks = PEAK_FLOPS.items()
+    return next((peak for words, peak in peaks if re.search(rf"\b{words}\b", name)), None)
 
 
 def flop_utilisation(
     config: TrialConfig, device: torch.device, tokens_per_second: float
 ) -> float | None:
-    """Return model FLOPs per second over the devices' peak; None where either is not known."""
+    """Return model FLOPs per second over the devices' peak; None if either is not known."""
     flops = config.science.model.flops_per_token
-    peak = peak_flops(device, config.science.precision)
-    devices = config.execution.devices
-    return tokens_per_second * flops / (peak * devices) if flops and peak else None
+    if not flops or device.type != "cuda" or not config.science.precision.startswith("bf16"):
+        return None
+    peak = peak_flops(device_name(device))
+    return tokens_per_second * flops / (peak * config.execution.devices) if peak else None
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -147,9 +162,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        file = os.open("/proc/self/status", os.O_RDONLY)  # a third of the time of `open`
-        status = os.read(file, 1 << 16)
-        os.close(file)
+        status = Path("/proc/self/status").read_bytes()
         return int(status.partition(b"VmHWM:")[2].split(None, 1)[0]) * 1024
     except (OSError, IndexError, ValueError):
         unit = 1 if sys.platform == "darwin" else 1024
@@ -157,7 +170,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Begin a new peak; outside Linux and CUDA there is only the peak of the whole process."""
+    """Start a new peak. Only Linux and CUDA can; elsewhere the peak is the whole process's."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
@@ -165,28 +178,11 @@ def forget_peak_memory(device: torch.device) -> None:
             Path("/proc/self/clear_refs").write_text("5")
 
 
-def keep_freed_memory() -> None:
-    """Let this process keep what tensors on the CPU give back, for the next ones (glibc only).
-
-    Otherwise every step returns its activations to the system and takes them again, page by page.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        glibc = ctypes.CDLL(None)
-        glibc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
-        glibc.mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
-
-
-def give_back_memory() -> None:
-    """Return what is kept and not used to the system (glibc only)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def memory_metrics(device: torch.device, rest_bytes: int, peak_bytes: int) -> dict[str, int]:
     """Return the memory metrics of a log point.
 
-    The CPU has no allocator statistics: `memory/allocated_bytes` is what weights, gradients and
-    optimizer hold, and the peak resident set stands in result.json.
+    The CPU has no allocator statistics: `memory/allocated_bytes` is the size of weights, gradients
+    and optimizer states, and the peak resident set is in result.json.
     """
     if device.type != "cuda":
         return {"memory/allocated_bytes": rest_bytes}
@@ -197,36 +193,27 @@ def memory_metrics(device: torch.device, rest_bytes: int, peak_bytes: int) -> di
     }
 
 
-OUT_OF_MEMORY_TEXTS = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "cublas_status_alloc_failed",
-)
-
-
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Tell whether an exception, or what caused it, means that memory ran out.
+    """Return True if an exception, or its cause, means that memory ran out.
 
-    By type first, by text second. An overflow of 32-bit indices or a failure of cuDNN is not.
+    Types decide first, then texts. An overflow of 32-bit indices or a cuDNN failure does not count.
     """
     if error is None:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
-    is_known = isinstance(error, RuntimeError) and any(t in text for t in OUT_OF_MEMORY_TEXTS)
-    return is_known or is_out_of_memory(error.__cause__)
+    is_text = isinstance(error, RuntimeError) and any(t in text for t in OUT_OF_MEMORY_TEXTS)
+    return is_text or is_out_of_memory(error.__cause__)
 
 
 class EvaluationOutOfMemory(Exception):
-    """Memory ran out while nothing was trained: the evaluation batch is too large."""
+    """Memory ran out in an evaluation: its batch is too large."""
 
 
 @contextlib.contextmanager
 def evaluating() -> Iterator[None]:
-    """Tell memory that runs out in an evaluation from memory that runs out in training."""
+    """Raise EvaluationOutOfMemory if memory runs out in this context."""
     try:
         yield
     except Exception as error:

@@ -1,40 +1,14 @@
-"""What a device holds for this process, and a limit on it that raises before anything spills."""
+"""The memory that this process uses on a device, and a limit that raises before anything spills."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 
 from sweep.training.device import forget_peak_memory, peak_memory_bytes
 from sweep.training.storages import LiveStorages
 
-CONTEXT_AT_MOST = 1 << 30  # bytes; what is in use beyond before any tensor is made is others'
-
-
-class DeviceMemory(Protocol):
-    """Bytes on a device; None where it does not tell."""
-
-    context_bytes: int  # of this process before it made any tensor
-    others_bytes: int  # of other processes, and of the driver, then
-
-    def allocated_bytes(self) -> int:
-        """Held by tensors now."""
-
-    def peak_bytes(self) -> int:
-        """Held by tensors at most, since this was entered."""
-
-    def take_peak(self) -> int:
-        """Return the peak since this was last asked for."""
-
-    def reserved_bytes(self) -> int | None:
-        """Held by the allocator at most."""
-
-    def device_bytes(self) -> int | None:
-        """In use on the whole device, by everybody; on a CPU the peak resident set."""
-
-    def retries(self) -> int | None:
-        """How often the allocator had to give back and ask again."""
+MOST_CONTEXT_BYTES = 1 << 30  # of one process; more is in use by others
 
 
 class CpuMemory:
@@ -46,28 +20,34 @@ class CpuMemory:
         self._storages, self._peak_bytes = storages, 0
 
     def allocated_bytes(self) -> int:
+        """Return the bytes of live tensors."""
         return self._storages.live_bytes
 
     def peak_bytes(self) -> int:
+        """Return the most bytes of live tensors so far."""
         return max(self._peak_bytes, self._storages.peak_bytes)
 
     def take_peak(self) -> int:
-        found, self._peak_bytes = self._storages.peak_bytes, self.peak_bytes()
+        """Return the peak since the last call."""
+        peak, self._peak_bytes = self._storages.peak_bytes, self.peak_bytes()
         self._storages.forget_peak()
-        return found
+        return peak
 
-    def reserved_bytes(self) -> None:
+    def reserved_bytes(self) -> int | None:
+        """Return the most bytes that the allocator reserved; None if there is none."""
         return None
 
-    def device_bytes(self) -> int:
+    def device_bytes(self) -> int | None:
+        """Return the bytes in use on the whole device; for a CPU the peak resident set."""
         return peak_memory_bytes(torch.device("cpu"))
 
-    def retries(self) -> None:
+    def retries(self) -> int | None:
+        """Return how often the allocator freed its cache and tried again."""
         return None
 
 
 class CudaMemory:
-    """The caching allocator's statistics, and the driver's."""
+    """Statistics of the caching allocator and of the driver, with the methods of CpuMemory."""
 
     def __init__(self, device: torch.device, context_bytes: int) -> None:
         self._device, self.context_bytes = device, context_bytes
@@ -81,18 +61,18 @@ class CudaMemory:
         return max(self._peak_bytes, torch.cuda.max_memory_allocated(self._device))
 
     def take_peak(self) -> int:
-        found = torch.cuda.max_memory_allocated(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device)
         self._peak_bytes, self._reserved_bytes = self.peak_bytes(), self.reserved_bytes()
         torch.cuda.reset_peak_memory_stats(self._device)
-        return found
+        return peak
 
     def reserved_bytes(self) -> int:
         return max(self._reserved_bytes, torch.cuda.max_memory_reserved(self._device))
 
     def device_bytes(self) -> int:
         try:
-            return int(torch.cuda.device_memory_used(self._device))  # by NVML, where it is there
-        except Exception:  # the library's own classes, by what is missing
+            return int(torch.cuda.device_memory_used(self._device))  # by NVML
+        except Exception:  # NVML's own classes, if it is missing or fails
             free, total = torch.cuda.mem_get_info(self._device)
             return total - free
 
@@ -100,29 +80,32 @@ class CudaMemory:
         return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
 
 
+DeviceMemory = CpuMemory | CudaMemory
+
+
 @contextlib.contextmanager
 def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[DeviceMemory]:
-    """Hold tensors within a limit: beyond it an operation raises `torch.OutOfMemoryError`.
+    """Limit the memory of tensors: beyond it an operation raises `torch.OutOfMemoryError`.
 
-    On CUDA the allocator gets what the limit leaves beside the context, at most what is free, so
-    that a driver that could spill into host memory is never asked to. On a CPU every storage is
-    counted, which only eager steps allow; None counts and limits nothing there.
+    On CUDA the allocator gets the limit minus the context, and at most the free memory, so that the
+    driver cannot spill into host memory. On a CPU every storage is counted, which works for eager
+    steps only; None counts and limits nothing there.
     """
-    if device.type == "cuda":  # the allocator asks for an index, and to be there
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        index = torch.cuda.current_device() if device.index is None else device.index
-        device = torch.device("cuda", index)
-    forget_peak_memory(device)
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        context = min(total - free, CONTEXT_AT_MOST)
-        allowed = max(0, min((limit_bytes or total) - context, free))
-        torch.cuda.set_per_process_memory_fraction(allowed / total, device)
-        try:
-            yield CudaMemory(device, context)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
-    else:
+    if device.type != "cuda":
+        forget_peak_memory(device)
         storages = LiveStorages(limit_bytes)
         with contextlib.nullcontext() if limit_bytes is None else storages:
             yield CpuMemory(storages)
+        return
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    device = torch.device("cuda", index)  # the allocator asks for an index
+    forget_peak_memory(device)
+    free, total = torch.cuda.mem_get_info(device)
+    context = min(total - free, MOST_CONTEXT_BYTES)
+    allowed = max(0, min((limit_bytes or total) - context, free))
+    torch.cuda.set_per_process_memory_fraction(allowed / total, device)
+    try:
+        yield CudaMemory(device, context)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)

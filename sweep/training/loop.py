@@ -1,4 +1,4 @@
-"""The training loop: the whole story of one trial, in one function."""
+"""The training loop, the same for every workload."""
 
 import time
 from collections.abc import Callable
@@ -12,17 +12,15 @@ from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import (
     flop_utilisation,
     forget_peak_memory,
-    give_back_memory,
     memory_metrics,
     peak_memory_bytes,
 )
-from sweep.training.noise import NoiseProbe
 from sweep.training.progress import Clock, Progress
 from sweep.training.step import TrainingStep
-from sweep.training.steps import Sums, build_steps
+from sweep.training.steps import NoiseProbe, Steps, Sums
 from sweep.workloads import ranks
 
-DUE = "due"  # a checkpoint is
+DUE = "due"  # for a checkpoint
 
 
 def train(
@@ -34,19 +32,19 @@ def train(
     started: float,
     pause_step: int | None = None,
 ) -> tuple[str, Progress, Clock]:
-    """Train one trial from its newest checkpoint to its last step, or until told to stop.
+    """Train one trial from its newest checkpoint to its last step, or until it is stopped.
 
     Args:
-        config: of the trial.
-        step: the step to take; its model and optimizer are restored and trained.
+        config: the trial.
+        step: takes the steps; its model and optimizer are restored and trained.
         store: reads and writes the checkpoints.
-        device: the trial's.
-        should_stop: asked after every step; an answer ends the loop behind a checkpoint.
-        started: when the attempt began, by `time.perf_counter`.
-        pause_step: the step behind which the loop ends with a checkpoint; None: none.
+        device: this process's device.
+        should_stop: polled after every step; an answer ends the loop after a checkpoint.
+        started: start of the attempt, by `time.perf_counter`.
+        pause_step: the step after which the loop ends with a checkpoint; None: no pause.
 
     Returns:
-        `trained`, `diverged`, `paused` or the answer of `should_stop`; and how far and how long.
+        `trained`, `diverged`, `paused` or the answer of `should_stop`; progress and clock.
     """
     science, progress = config.science, Progress()
     log = store.open_log(store.load(step, progress))
@@ -60,16 +58,14 @@ def train(
         clock.charge("compile")
     train_points = set(milestone_steps(config.steps, science.evaluation.train_points))
     valid_points = set(milestone_steps(config.steps, science.evaluation.points))
-    noise, steps = NoiseProbe(config, step), build_steps(config, step, sums)
+    noise, steps = NoiseProbe(config, step), Steps(config, step, sums)
     noise_points = set(noise.steps)
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
         progress.start_loss = step.evaluated(step.workload.evaluate)
-        give_back_memory()
         clock.charge("evaluation")
     forget_peak_memory(device)
-    saved_at = time.monotonic()
-    ending: str | None = None
+    saved_at, ending = time.monotonic(), None
 
     while progress.step < config.steps and ending is None:
         t = progress.step + 1
@@ -82,9 +78,9 @@ def train(
         if t in train_points or t in valid_points or t in noise_points:
             sums.store(progress)  # waits for the device
             peak = ranks.largest(steps.peak_memory_bytes())
-            progress.see_peak_memory(peak)
+            progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak)
             clock.charge("training")
-            now = round(time.time(), 3)  # as exactly as MLflow keeps it
+            now = round(time.time(), 3)  # MLflow keeps milliseconds
             line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
             if t in train_points:
                 tokens = (t - progress.log_step) * step_tokens
@@ -111,7 +107,6 @@ def train(
                 line |= noise.metrics(t, noise_sums)
                 clock.charge("noise")
             if peak_memory_bytes(device) > progress.peak_memory_bytes:  # not by training
-                give_back_memory()
                 forget_peak_memory(device)
                 clock.charge("other")
             log.append(line)
@@ -133,7 +128,6 @@ def train(
     is_kept = science.stage == "report" and config.execution.keep == "checkpoints"
     if ending == "trained" and is_kept:
         store.save(step, progress, log)
-    store.wait()
     clock.charge("checkpoint")
     log.close()
     return ending, progress, clock

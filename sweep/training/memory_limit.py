@@ -1,17 +1,14 @@
-"""What the kernel leaves this process's cgroups of memory, and whom it killed for want of it.
-
-Both hierarchies, v2 and v1: a container's root, and nested groups as batch systems make them.
-"""
+"""Memory limits and out-of-memory kills of this process's cgroups, in versions 2 and 1."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path("/sys/fs/cgroup")
+ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class Layout(NamedTuple):
-    """Names in one hierarchy."""
+    """File names of one cgroup version."""
 
     limit: str
     used: str
@@ -25,30 +22,30 @@ V1 = Layout(
 )
 
 
-def oom_kills(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Return how many processes of this cgroup the kernel killed for memory; 0 where unknown."""
+def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
+    """Return how many processes of this cgroup the kernel killed for memory; 0 if unknown."""
     for folder, layout in _groups(root, own):
-        count = _keyed(folder / layout.events).get("oom_kill")
-        if count is not None:
+        if (count := _pairs(folder / layout.events).get("oom_kill")) is not None:
             return count
     return 0
 
 
-def available_in_cgroups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Return the bytes that may still be taken; None without a limit. Page cache counts as free."""
-    left = []
+def available_in_cgroups(root: Path = ROOT, own: Path = OWN) -> int | None:
+    """Return the bytes that may still be allocated; page cache counts as free. None: no limit."""
+    available = []
     for folder, layout in _groups(root, own):
         try:
             limit = int((folder / layout.limit).read_text())
             used = int((folder / layout.used).read_text())
-        except (OSError, ValueError):  # "max": none
+        except (OSError, ValueError):  # "max": no limit
             continue
-        left.append(limit - used + _keyed(folder / "memory.stat").get(layout.reclaimable, 0))
-    return max(0, min(left)) if left else None
+        reclaimable = _pairs(folder / "memory.stat").get(layout.reclaimable, 0)
+        available.append(limit - used + reclaimable)
+    return max(0, min(available)) if available else None
 
 
 def _groups(root: Path, own: Path) -> Iterator[tuple[Path, Layout]]:
-    """Yield this process's group and all around it, the innermost first."""
+    """Yield this process's group and all that contain it, innermost first."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -64,9 +61,9 @@ def _groups(root: Path, own: Path) -> Iterator[tuple[Path, Layout]]:
                 yield folder, layout
 
 
-def _keyed(path: Path) -> dict[str, int]:
+def _pairs(path: Path) -> dict[str, int]:
     try:
-        pairs = (line.split() for line in path.read_text().splitlines())
-        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+        lines = (line.split() for line in path.read_text().splitlines())
+        return {words[0]: int(words[1]) for words in lines if len(words) == 2}
     except (OSError, ValueError):
         return {}

@@ -1,18 +1,16 @@
-"""One trial on several devices: a process for each, whose gradients are summed (ZeRO 0 to 3).
+"""One trial on several devices: a process per device, whose gradients are summed (ZeRO 0 to 3).
 
-| stage | split over the devices | by torch's |
+| stage | split over the devices | torch's class |
 | --: | :-- | :-- |
 | 0 | nothing | DistributedDataParallel |
-| 1 | optimizer states | ZeroRedundancyOptimizer beside it |
+| 1 | optimizer states | ZeroRedundancyOptimizer with it |
 | 2 | and gradients | fully_shard, weights gathered from the forward to the backward |
 | 3 | and weights | fully_shard, weights gathered layer by layer |
 
-Rajbhandari et al. 2019 (arXiv:1910.02054). Each device takes a contiguous part of every
-batch.
+Rajbhandari et al. 2019 (arXiv:1910.02054). Each device takes a contiguous part of every batch.
 """
 
 import contextlib
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -24,30 +22,22 @@ from torch.nn.parallel import DistributedDataParallel
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.training.optimizer import (
-    build_optimizer,
-    clip_in_step,
-    set_learning_rate,
-    state_bytes,
-    states_of,
-    total_norm,
-)
+from sweep.training.optimizer import build_optimizer, clip_and_step, state_bytes, states_of
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
-OWN_MODELS = ("transformer", "elman", "quadratic")  # that use all of their parameters
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 LossSum = Callable[[nn.Module, Batch], Tensor]
 
 
 class Parallel:
-    """A trial on one device: nothing is split and nothing is sent."""
+    """A trial on one device: nothing is split or exchanged."""
 
     rank, devices = 0, 1
-    shows_gradients = True  # behind a microbatch, to what measures their noise
+    shows_gradients = True  # after each microbatch, so that their noise can be measured
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Bring the weights, or this process's part of them, to the device."""
+        """Move the weights, or this process's part of them, to the device."""
         return model.to(device)
 
     def build_optimizer(
@@ -56,17 +46,16 @@ class Parallel:
         """Build the optimizer of the weights."""
         return build_optimizer(settings, model, learning_rate)
 
-    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, Any]) -> LossSum:
-        """Compile what a training step computes, as far as it can be; `options` are Inductor's."""
-        compiled: LossSum = torch.compile(loss_sum, dynamic=False, options=options)
-        return compiled
+    def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
+        """Return a compiled loss."""
+        return torch.compile(loss_sum, dynamic=False)
 
-    def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
-        """Return `function(model, *arguments)`; whatever it computes with the weights, it can."""
+    def call(self, function: Callable[..., Result], model: nn.Module, *arguments: Any) -> Result:
+        """Return `function(model, *arguments)`, which may use the weights in any way."""
         return function(model, *arguments)
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Enclose a microbatch: behind the last of a batch gradients are those of all devices."""
+        """Enclose a microbatch; after the last one, gradients are those of all devices."""
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -77,17 +66,27 @@ class Parallel:
         """Return the tokens of all devices."""
         return own
 
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        learning_rate: float,
+        max_norm: float,
+    ) -> Tensor:
+        """Clip the gradients and update the weights; return the global norm before clipping."""
+        return clip_and_step(optimizer, parameters, learning_rate, max_norm)
+
     def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-        """Return what this process holds between steps: weights, gradients, optimizer."""
+        """Return the bytes that this process holds between steps."""
         return state_bytes(model, optimizer)
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return weights and buffers by name, as this process holds them."""
-        found: dict[str, Tensor] = model.state_dict()
-        return found
+        """Return this process's weights and buffers by name."""
+        state: dict[str, Tensor] = model.state_dict()
+        return state
 
     def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Return the optimizer's states by name of parameter and state, likewise."""
+        """Return this process's optimizer states by name of parameter and state."""
         names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         return {
             f"{names[parameter]}.{key}": value
@@ -96,65 +95,43 @@ class Parallel:
             if isinstance(value, Tensor)
         }
 
-    def make_states(
-        self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], most: float
-    ) -> None:
-        """Let the optimizer make its states, by a step that changes no weight."""
+    def make_states(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        """Allocate the optimizer's states by a step that changes no weight."""
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self.update(optimizer, parameters, 0.0, most)
+        clip_and_step(optimizer, parameters, learning_rate=0.0, max_norm=1.0)
 
-    def put(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
-        """Go on from weights and states as they were returned, and filled in place."""
-
-    def update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: list[nn.Parameter],
-        learning_rate: float | Tensor,
-        most: float,
-    ) -> Tensor:
-        """Clip the gradients to a norm of at most so much, and update the weights.
-
-        Returns:
-            The norm of all gradients before, a scalar on the device.
-        """
-        set_learning_rate(optimizer, learning_rate)
-        norm = total_norm([p.grad for p in parameters if p.grad is not None])
-        if most < math.inf:
-            clip_in_step(optimizer, parameters, norm, most)
-        optimizer.step()
-        for parameter in parameters:
-            parameter.grad = None
-        return norm
+    def load(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
+        """Use weights and states that `weights` and `states` returned and a checkpoint filled."""
 
 
-class Through(nn.Module):
-    """Calls functions of a model as torch's wrappers want it: by a module's forward."""
+class FunctionModule(nn.Module):
+    """Calls functions of a model through `forward`, as torch's wrappers need it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[..., Found], *arguments: Any) -> Found:
+    def forward(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return `function(model, *arguments)`."""
         return function(self.model, *arguments)
 
 
 class DataParallel(Parallel):
-    """Whole weights on each device; the optimizer's states too (stage 0) or a part (stage 1)."""
+    """Full weights on each device; full optimizer states (stage 0) or a part (stage 1)."""
 
     def __init__(self, config: TrialConfig) -> None:
         self.rank, self.devices = ranks.rank(), ranks.count()
-        self._zero, self._is_own = config.execution.zero, config.science.model.kind in OWN_MODELS
-        self._module: DistributedDataParallel | None = None
+        self._zero = config.execution.zero
+        self._uses_all = config.science.model.uses_all_parameters
+        self._module: nn.Module
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        self._module = DistributedDataParallel(
-            Through(model.to(device)),
+        self._module = self._ddp = DistributedDataParallel(
+            FunctionModule(model.to(device)),
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
-            find_unused_parameters=not self._is_own,
+            find_unused_parameters=not self._uses_all,
         )
         return model
 
@@ -163,16 +140,14 @@ class DataParallel(Parallel):
     ) -> torch.optim.Optimizer | None:
         return build_optimizer(settings, model, learning_rate, is_split=self._zero == 1)
 
-    def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
+    def call(self, function: Callable[..., Result], model: nn.Module, *arguments: Any) -> Result:
         if not torch.is_grad_enabled():
             return function(model, *arguments)
-        assert self._module is not None
-        found: Found = self._module(function, *arguments)
-        return found
+        result: Result = self._module(function, *arguments)
+        return result
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
-        assert self._module is not None
-        return contextlib.nullcontext() if is_last else self._module.no_sync()
+        return contextlib.nullcontext() if is_last else self._ddp.no_sync()
 
     def backward(self, loss: Tensor) -> None:
         (loss * self.devices).backward()  # type: ignore[no-untyped-call]  # torch takes the mean
@@ -182,57 +157,60 @@ class DataParallel(Parallel):
 
     def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
         buckets = [p for p in model.parameters() if p.requires_grad and p.grad is None]
-        return super().rest_bytes(model, optimizer) + sum(p.nbytes for p in buckets)
+        return state_bytes(model, optimizer) + sum(p.nbytes for p in buckets)
 
 
 class FullyShard(DataParallel):
     """A part of weights, gradients and optimizer states on each device.
 
-    Each element of a list of layers is gathered as a whole, and so is what lies outside of them.
-    Gradients are summed behind every microbatch: to keep them until the last takes them whole.
+    Each element of a list of layers is gathered as a whole, and so is everything outside of them.
+    Gradients are summed after every microbatch, because keeping them would need all of them whole.
     """
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import init_device_mesh  # takes half a second
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         mesh = init_device_mesh(device.type, (self.devices,))
-        for layer in layers_of(model):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=self._zero == 3)
-        self._root = Through(model)
-        fully_shard(self._root, mesh=mesh, reshard_after_forward=self._zero == 3)
-        self._sharded = [m for m in self._root.modules() if isinstance(m, FSDPModule)]
+        self._module = FunctionModule(model)
+        for part in (*layers_of(model), self._module):
+            fully_shard(part, mesh=mesh, reshard_after_forward=self._zero == 3)
+        self._sharded = [m for m in self._module.modules() if isinstance(m, FSDPModule)]
         return model.to(device)  # buffers
 
-    def call(self, function: Callable[..., Found], model: nn.Module, *arguments: Any) -> Found:
-        found: Found = self._root(function, *arguments)
-        if not torch.is_grad_enabled():  # no backward follows, which would let weights go
+    def call(self, function: Callable[..., Result], model: nn.Module, *arguments: Any) -> Result:
+        result: Result = self._module(function, *arguments)
+        if not torch.is_grad_enabled():  # no backward pass follows, which would free the weights
             for module in self._sharded:
                 module.reshard()
-        return found
+        return result
 
-    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-        return state_bytes(model, optimizer)
-
-    def compiled(self, loss_sum: LossSum, model: nn.Module, options: dict[str, Any]) -> LossSum:
+    def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
         for layer in layers_of(model):  # weights are gathered between them
-            layer.compile(dynamic=False, options=options)
+            layer.compile(dynamic=False)
         return loss_sum
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
+    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
+        return state_bytes(model, optimizer)
+
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the elements of a model's lists of layers; not of lists within them."""
-    found: list[nn.Module] = []
+    """Return the elements of a model's `nn.ModuleList`s, but not of lists inside them."""
+    layers: list[nn.Module] = []
     for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else layers_of(child)
-    return found
+        layers += list(child) if isinstance(child, nn.ModuleList) else layers_of(child)
+    return layers
 
 
 def build_parallel(config: TrialConfig) -> Parallel:
-    """Return what this process does as one of a trial's."""
+    """Return this process's part in a trial's parallelism.
+
+    Raises:
+        SweepError: if there are not as many processes as the trial has devices.
+    """
     execution = config.execution
     if not ranks.are_many():
         return Parallel()

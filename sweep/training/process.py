@@ -1,181 +1,245 @@
-"""A function in a process of its own: a device nobody has touched, a death that kills nobody else.
+"""Functions in processes of their own, forked by a helper process that has imported torch.
 
-The process comes from a fork server that has imported torch once (spawned where there is none).
+The helper is `python -m sweep.training --serve`. It starts with the first `FreshProcess` and ends
+when its parent has ended. The user's own process forks nothing and imports nothing, so scripts and
+notebooks need no `__main__` guard.
+
+Each request is one end of a pipe, which the helper passes on to the process that it forks:
+
+    caller → process    environment, folder and import path; function and arguments; "stop"
+    process → caller    its pid; the result, or the message of an exception
+    helper → caller     the exit code
 """
 
 import contextlib
 import functools
+import hashlib
 import multiprocessing
 import os
+import platform
 import signal
+import socket
+import subprocess
 import sys
 import threading
-import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from sweep.config.objects import load_object
+from sweep.config.paths import cache_dir
 from sweep.errors import WorkerDied
+from sweep.plan.retry import Outcome
 
-PRELOADED = ("sweep.training.fork_server",)
-ATTEMPT = "sweep.training.worker:run_logged_attempt"  # called with a trial's folder
-ShouldStop = Callable[[], str | None]  # asked now and then; an answer says how to end
+ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
+KEPT_BYTES = str(2**31 - 1)
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment variables of workers, without those that the user has set.
+
+    They must be set before torch is imported.
+    """
+    settings = {
+        "GOMP_SPINCOUNT": "3000",  # trainings that share cores wait less for each other
+        "MALLOC_MMAP_THRESHOLD_": KEPT_BYTES,  # glibc keeps freed memory for the next step
+        "MALLOC_TRIM_THRESHOLD_": KEPT_BYTES,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor" / _processor()),
+    }
+    return {name: value for name, value in settings.items() if name not in os.environ}
+
+
+@functools.cache
+def _processor() -> str:
+    """Return an id of the processor type: compiled code may use any of its instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        keys = ("model name", "flags", "CPU part", "Features")
+        text = "\n".join(sorted({line for line in lines if line.startswith(keys)}))
+    except OSError:
+        text = platform.processor()
+    return hashlib.sha256(f"{platform.machine()} {text}".encode()).hexdigest()[:12]
 
 
 class FreshProcess:
-    """Starts `function(*arguments, should_stop)` at once; its result is waited for.
+    """Runs `function(*arguments, should_stop)` in a new process, which starts at once.
 
     Args:
-        function: a module-level function, pickled by reference (or, until every caller is
-            converted, its name as `module:function`).
-        arguments: to be pickled.
+        function: a module-level function. Its module is imported in the caller too.
+        arguments: values that can be pickled.
         environment: variables that differ from this process's.
-        ends_itself: whether the function asks `should_stop`, and so ends by itself once this
-            process is gone; else it is ended then.
+        ends_itself: whether the function polls `should_stop` and so ends by itself after this
+            process has ended. Otherwise the process is ended then.
+
+    Raises:
+        WorkerDied: if no process can be started.
     """
 
     def __init__(
         self,
-        function: Callable[..., Any] | str,
+        function: Callable[..., Any] | str,  # the string goes once every caller passes a function
         *arguments: object,
         environment: Mapping[str, str] | None = None,
         ends_itself: bool = False,
     ) -> None:
-        context = _context()
-        self._pipe, theirs = context.Pipe()
-        settings = {**os.environ, **(environment or {})}  # the fork server may be older than they
-        inside = (function, arguments, theirs, settings, ends_itself)
-        self._process = context.Process(target=_run, args=inside)
-        with _no_main_module():
-            self._process.start()
-        theirs.close()
-
-    @property
-    def pid(self) -> int:
-        """The process's number."""
-        return int(self._process.pid)
+        settings = {**worker_environment(), **os.environ, **(environment or {})}
+        for is_retry in (False, True):  # if the helper has died
+            self._pipe, theirs = multiprocessing.Pipe()
+            with contextlib.suppress(OSError, EOFError):
+                _helper(is_retry).fork(theirs)
+                self.pid = int(self._pipe.recv())
+                break
+        else:
+            raise WorkerDied(1, "the process that starts workers has ended; see its last words")
+        self._pipe.send((settings, os.getcwd(), sys.path, ends_itself))
+        self._pipe.send((function, arguments))
 
     def stop(self) -> None:
-        """Let `should_stop` answer `stopped`."""
+        """Make `should_stop` answer `stopped`."""
         with contextlib.suppress(OSError):
             self._pipe.send("stop")
 
     def kill(self) -> None:
         """End the process at once, with SIGKILL."""
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for what the function returns; after `timeout` seconds kill it.
+        """Return the function's result. Kill the process if it takes longer than `timeout` seconds.
 
         Raises:
-            WorkerDied: if the function raised, or the process ended without a word.
+            WorkerDied: if the function raised, or the process ended without a result.
         """
-        is_over = bool(wait([self._pipe, self._process.sentinel], timeout))
-        found: list[Any] = []
-        with contextlib.suppress(EOFError, OSError):
-            if self._pipe.poll(0):
-                found.append(self._pipe.recv())
-        if not is_over:
+        is_late = not self._pipe.poll(timeout)
+        if is_late:
             self.kill()
-        self._process.join()
-        self._pipe.close()
-        if not is_over:
-            why = f"not done after {timeout:g} s"
-            raise WorkerDied(self._process.exitcode or 0, why, timed_out=True)
-        if not found:
-            raise WorkerDied(self._process.exitcode or 0)
-        if isinstance(found[0], _Raised):
-            raise WorkerDied(self._process.exitcode or 0, found[0].message)
-        return found[0]
+        answers: dict[str, Any] = {}
+        with self._pipe, contextlib.suppress(EOFError, OSError):
+            while "exit code" not in answers:
+                answers.update(self._pipe.recv())
+        exit_code = answers.get("exit code", 1)
+        if is_late:
+            raise WorkerDied(exit_code, f"not done after {timeout:g} s", timed_out=True)
+        if "result" not in answers:
+            raise WorkerDied(exit_code, answers.get("error", ""))
+        return answers["result"]
 
 
-@dataclass(frozen=True)
-class _Raised:
-    message: str
+class _Helper:
+    """The process that forks workers."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sweep.training", "--serve"],
+                stdin=theirs.fileno(),
+                env={**worker_environment(), **os.environ, "PYTHONPATH": path},
+                process_group=0,  # Ctrl-C in the terminal does not reach it
+            )
+
+    def fork(self, pipe: Connection) -> None:
+        """Fork a process that reads its task from the pipe."""
+        with pipe:
+            socket.send_fds(self._control, [b"\0"], [pipe.fileno()])
 
 
-def import_inductor_ahead() -> None:
-    """Let the fork server import what compiling needs, 0.9 s, for the processes that follow.
-
-    Only a server that was started here is asked; it imports while it has nobody to fork.
-    """
-    _context()
-    if _server is not None and _server == _server_pid():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(_server, signal.SIGUSR1)
+_lock = threading.Lock()
+_helpers: list[_Helper] = []
 
 
-_server: int | None = None  # the process that listens to SIGUSR1
+def _helper(is_new: bool) -> _Helper:
+    """Return the newest helper; start one if there is none, or a new one is asked for."""
+    with _lock:
+        if is_new or not _helpers or _helpers[-1].process.poll() is not None:
+            _helpers.append(_Helper())
+        return _helpers[-1]
 
 
-def _server_pid() -> int | None:
-    found: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    return found
+def serve() -> None:
+    """Fork a process for each request until the parent has ended: the helper's main loop."""
+    import torch
+
+    import sweep.training.worker  # noqa: F401
+
+    torch.compiler.reset()  # imports the compiler's front end, which every optimizer needs
+    control = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())  # forked processes must not keep the socket
+    context = multiprocessing.get_context("fork")
+    workers: dict[int, tuple[Any, Connection]] = {}
+    while True:
+        for ready in wait([control, *workers]):
+            if ready is control:
+                message, handles, _, _ = socket.recv_fds(control, 1, 1)
+                if not message:
+                    return
+                pipe = Connection(handles[0])
+                others = [control, *(other for _, other in workers.values())]
+                process = context.Process(target=_run, args=(pipe, others))
+                process.start()
+                workers[process.sentinel] = process, pipe
+            else:
+                process, pipe = workers.pop(ready)  # type: ignore[arg-type]
+                process.join()
+                with pipe, contextlib.suppress(OSError):
+                    pipe.send({"exit code": process.exitcode})
 
 
-@functools.cache
-def _context() -> Any:
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    # The server ignores Ctrl-C once it has imported torch; until then it would show a traceback.
-    # SIGUSR1 waits likewise until there is somebody to handle it.
-    global _server
-    resource_tracker.ensure_running()  # which unblocks signals
-    others = _server_pid()  # which the user's program started before, without our imports
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+def _run(pipe: Connection, others: list[Any]) -> None:
+    """Perform one request: the main function of a forked process."""
+    stops: list[str] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
+    signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
+    for other in others:
+        other.close()
     try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    _server = None if others else _server_pid()
-    return context
-
-
-@contextlib.contextmanager
-def _no_main_module() -> Iterator[None]:
-    """Keep multiprocessing from importing the user's script again in the process."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def _run(
-    function: Callable[..., Any] | str,
-    arguments: tuple[object, ...],
-    pipe: Connection,
-    environment: dict[str, str],
-    ends_itself: bool,
-) -> None:
+        pipe.send(os.getpid())
+        environment, folder, sys.path[:], ends_itself = pipe.recv()
+    except (EOFError, OSError):  # the caller has ended
+        return
     os.environ.clear()
     os.environ.update(environment)
-    asked: list[str] = []
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # which the fork server listens to
-    signal.signal(signal.SIGTERM, lambda *_: asked.append("preempted"))
 
     def listen() -> None:
         try:
             pipe.recv()
-        except (EOFError, OSError):  # the parent is gone
+        except (EOFError, OSError):  # the caller has ended
             if not ends_itself:
                 os._exit(1)
-        asked.append("stopped")
+        stops.append("stopped")
 
-    threading.Thread(target=listen, daemon=True).start()
-    found: object
     try:
+        os.chdir(folder)
+        function, arguments = pipe.recv()
+        threading.Thread(target=listen, daemon=True).start()
         body = load_object(function) if isinstance(function, str) else function
-        found = body(*arguments, lambda: asked[0] if asked else None)
+        answer = {"result": body(*arguments, lambda: stops[0] if stops else None)}
     except Exception as error:
-        found = _Raised(f"{type(error).__name__}: {error}")
+        answer = {"error": f"{type(error).__name__}: {error}"}
     with contextlib.suppress(OSError):
-        pipe.send(found)
+        pipe.send(answer)
+
+
+def attempt_trial(path: Path, should_stop: ShouldStop) -> Outcome:
+    """Run the newest attempt of a trial with its output in log.txt, in a `FreshProcess`."""
+    from sweep.training.worker import run_logged_attempt  # imports torch
+
+    return run_logged_attempt(path, should_stop)
+
+
+def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
+    """Run attempt `number` of a trial in this process, which a cluster started.
+
+    Args:
+        path: the trial's folder, at the same path on every machine.
+        number: the attempt's fencing number.
+        stops: reasons to end after a checkpoint, appended to by signal handlers.
+    """
+    os.environ.update(worker_environment())
+    from sweep.training.worker import run_numbered_attempt  # imports torch
+
+    return run_numbered_attempt(path, number, stops)

@@ -1,4 +1,4 @@
-"""How far a trial is: counters, sums and seconds that its checkpoints carry."""
+"""The progress of a trial: counters, sums and seconds that its checkpoints carry."""
 
 import math
 import time
@@ -8,7 +8,7 @@ from typing import Literal
 from sweep.plan.target import CONFIRMED
 
 DIVERGED_MARGIN = 1.0  # loss above its start
-DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens where there are 100
+DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Progress:
     first_loss: float | None = None  # of the first step's batch, before any update
     best_valid_loss: float | None = None  # least of the milestone evaluations
     clipped_steps: float = 0.0
-    # since the last log point, summed over steps
+    # Sums over the steps since the last log point.
     log_step: int = 0
     loss_sum: float = 0.0
     norm_sum: float = 0.0
@@ -28,7 +28,7 @@ class Progress:
     watched: dict[str, list[float]] = field(default_factory=dict)  # by the workload: sum, count
     points_above_start: int = 0
     points_at_target: int = 0  # milestone evaluations in a row
-    recent_losses: list[float] = field(default_factory=list)  # of them, towards a target
+    recent_losses: list[float] = field(default_factory=list)  # of evaluations, for a target
     seconds_compile: float = 0.0
     seconds_training: float = 0.0
     seconds_evaluation: float = 0.0
@@ -36,7 +36,7 @@ class Progress:
     seconds_noise: float = 0.0
     seconds_total: float = 0.0
     log_seconds: float = 0.0  # of training, at the last log point
-    peak_memory_bytes: int = 0
+    peak_memory_bytes: int = 0  # over all attempts
 
     def interval_metrics(self) -> dict[str, float]:
         """Return means over the steps since the last log point."""
@@ -53,19 +53,22 @@ class Progress:
         return max(self.seconds_training - self.log_seconds, 1e-9)
 
     def start_interval(self) -> None:
-        """Begin a new log interval at the current step."""
+        """Start a new log interval at the current step."""
         self.clipped_steps += self.clipped_sum
         self.log_step, self.log_seconds = self.step, self.seconds_training
         self.loss_sum = self.norm_sum = self.clipped_sum = 0.0
 
     def see_valid_loss(self, loss: float) -> bool:
-        """Keep the least; tell whether the loss is not finite, that is, whether it diverged."""
+        """Record an evaluation; return True if its loss is not finite (the trial diverged)."""
         if math.isfinite(loss) and (self.best_valid_loss is None or loss < self.best_valid_loss):
             self.best_valid_loss = loss
         return not math.isfinite(loss)
 
     def has_reached(self, target: float | None, loss: float, window: int) -> bool:
-        """Judge an evaluation, or the mean of the last ones: at the target twice in a row."""
+        """Record an evaluation; return True if the mean of the last `window` confirms the target.
+
+        The mean must be at the target in CONFIRMED evaluations in a row.
+        """
         if target is None:
             return False
         self.recent_losses = [*self.recent_losses, loss][-window:]
@@ -73,22 +76,18 @@ class Progress:
         self.points_at_target = self.points_at_target + 1 if is_there else 0
         return self.points_at_target >= CONFIRMED
 
-    def see_peak_memory(self, peak_bytes: int) -> None:
-        """Keep the largest, over all attempts."""
-        self.peak_memory_bytes = max(self.peak_memory_bytes, peak_bytes)
-
     def is_diverging(self, loss: float, is_like_start: bool = True) -> bool:
-        """Judge a log point: not finite, or above the start by a margin for long enough.
+        """Return True if a log point's loss is not finite, or above the start for long enough.
 
         Args:
             loss: mean training loss since the last log point.
-            is_like_start: whether it is what the start's evaluation measured too. That of GRPO is
-                a surrogate around 0, and its evaluation minus a reward of any size.
+            is_like_start: whether training loss and the start's evaluation measure the same. For
+                GRPO they do not: a surrogate around 0, and minus a reward of any size.
         """
         if not math.isfinite(loss):
             return True
-        above = is_like_start and loss > self.start_loss + DIVERGED_MARGIN
-        self.points_above_start = self.points_above_start + 1 if above else 0
+        is_above = is_like_start and loss > self.start_loss + DIVERGED_MARGIN
+        self.points_above_start = self.points_above_start + 1 if is_above else 0
         return self.points_above_start >= DIVERGED_POINTS
 
 
@@ -96,7 +95,7 @@ class Clock:
     """Charges the time since its last charge to one account of a trial's seconds.
 
     Args:
-        progress: whose accounts.
+        progress: holds the accounts.
         start: of the attempt, by `time.perf_counter`.
     """
 

@@ -66,7 +66,7 @@ def write_result(
 
 
 def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:
-    """Return the tokens at which a trial's evaluations reached its target; None where never."""
+    """Return the tokens at which a trial's evaluations reached its target; None if never."""
     science = config.science
     if science.target is None:
         return None
@@ -77,7 +77,7 @@ def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:
 
 
 def diverged_message(progress: Progress) -> str:
-    """Say why a trial has diverged, in one line."""
+    """Return one line that says why a trial diverged."""
     return f"loss not finite, or above its start, at step {progress.step}"
 
 

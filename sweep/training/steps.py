@@ -1,80 +1,58 @@
-"""A trial's steps in their order: one by one, or replayed as one CUDA graph.
-
-A graph holds a whole step: gather from tokens on the device, forward, backward, clip, AdamW, sums.
-What differs from step to step, sequences and rate, is sent for many steps at once, so that between
-log points nothing waits for the host.
-"""
+"""The steps of a trial in their order, and what is measured between log points."""
 
 import math
-import os
 import time
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
-from torch import Tensor
 
-from sweep.config.trial import Science, TrialConfig
-from sweep.plan.steps import learning_rate_at
-from sweep.training.device import forget_peak_memory, peak_memory_bytes
+from sweep.config.trial import TrialConfig
+from sweep.plan.steps import first_probed, learning_rate_at, milestone_steps, probe_sizes
+from sweep.training.device import forget_peak_memory, is_out_of_memory, peak_memory_bytes
 from sweep.training.noise import GradientSums
 from sweep.training.progress import Progress
 from sweep.training.step import StepOutput, TrainingStep
 from sweep.workloads.meter import Meter
-from sweep.workloads.protocol import OnDevice
-
-GRAPH_TOKENS = 32_768  # of the largest step worth a graph: beyond, kernels outlast their launches
-FED_STEPS = 512  # sent to the device at a time
-WARM_UP = 3  # steps before the capture, on its stream, in which libraries allocate what they keep
-SWITCH = "SWEEP_CUDA_GRAPHS"  # 0: none
 
 
 class Sums:
-    """Sums over the steps since the last log point, on the device, so that no step waits.
+    """Sums of loss, gradient norm and clipped steps since the last log point.
 
-    On a CPU, where there is nothing to wait for, they are numbers.
+    They stay on the device, so that no step waits for it.
     """
 
     def __init__(
         self, progress: Progress, device: torch.device, meter: Meter | None = None
     ) -> None:
-        self._sums: list[float] | Tensor
-        self._sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._sums = torch.tensor(sums, dtype=dtype, device=device)
         self._meter = meter
         if meter is not None:
             meter.restore(progress.watched)
-        if device.type != "cpu":
-            dtype = torch.float32 if device.type == "mps" else torch.float64
-            self._sums = torch.tensor(self._sums, dtype=dtype, device=device)
 
     def add(self, output: StepOutput) -> None:
         """Add one step."""
-        values = (output.loss, output.grad_norm, output.is_clipped)
-        if isinstance(self._sums, Tensor):
-            self._sums += torch.stack(values).to(self._sums.dtype)
-        else:
-            self._sums = [one + value.item() for one, value in zip(self._sums, values, strict=True)]
+        self._sums += torch.stack([output.loss, output.grad_norm, output.is_clipped])
 
     def store(self, progress: Progress) -> None:
-        """Read the sums back; waits for the device."""
-        values = self._sums.tolist() if isinstance(self._sums, Tensor) else self._sums
-        progress.loss_sum, progress.norm_sum, progress.clipped_sum = values
+        """Write the sums to the progress; waits for the device."""
+        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
         progress.watched = self._meter.state() if self._meter else {}
 
     def clear(self) -> None:
-        """Begin a new interval."""
+        """Start a new interval."""
         if self._meter is not None:
             self._meter.clear()
-        if isinstance(self._sums, Tensor):
-            self._sums.zero_()  # in place: a graph may hold it
-        else:
-            self._sums = [0.0, 0.0, 0.0]
+        self._sums.zero_()
 
 
 class Phases:
-    """Peak bytes and least seconds of each phase of steps that have several.
+    """Peak bytes and least seconds of each phase of a step.
 
     Args:
-        take_peak: returns the peak memory since it was last asked.
+        take_peak: returns the peak memory since its last call.
     """
 
     def __init__(self, take_peak: Callable[[], int]) -> None:
@@ -84,12 +62,12 @@ class Phases:
         self.begin()
 
     def begin(self) -> None:
-        """Begin the first phase of a step, or the next."""
+        """Start the first phase of a step."""
         self._take_peak()
         self._start = time.perf_counter()
 
     def note(self, name: str) -> None:
-        """End a phase, and begin the next."""
+        """End a phase and start the next one."""
         taken = time.perf_counter() - self._start
         self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
         self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
@@ -97,24 +75,18 @@ class Phases:
 
 
 class Steps:
-    """Takes the steps of a trial one by one.
-
-    Args:
-        config: of the trial.
-        step: to take.
-        sums: of what the steps measure.
-    """
+    """Takes the steps of a trial, with this device's part of each batch."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, sums: Sums) -> None:
         self._config, self._step, self._sums = config, step, sums
-        self._batch_size = config.science.batch_size // step.parallel.devices  # of this device
+        self._batch_size = config.science.batch_size // step.parallel.devices
         self._phases: Phases | None = None
         if step.rollouts is not None:
             self._phases = Phases(self._take_peak)
             step.rollouts.on_phase = self._phases.note
 
     def take(self, t: int, noise: GradientSums | None) -> StepOutput:
-        """Take step t = 1 …, S; `noise` sees its microbatches where it is measured."""
+        """Take step t = 1 …, S; `noise` receives the microbatches' gradients, if given."""
         if self._phases:
             self._phases.begin()
         parallel = self._step.parallel
@@ -127,7 +99,7 @@ class Steps:
         return output
 
     def phase_peaks(self) -> dict[str, int]:
-        """Return the metrics of the phases' peak memory since this was last asked."""
+        """Return the peak memory of each phase as metrics, and forget it."""
         if self._phases is None:
             return {}
         peaks, self._phases.peaks = self._phases.peaks, {}
@@ -141,10 +113,9 @@ class Steps:
         )
 
     def peak_memory_bytes(self) -> int:
-        """Return the peak since it was last forgotten."""
-        phases = self._phases.peaks if self._phases else {}
-        peaks = [peak_memory_bytes(self._step.device), *phases.values()]
-        return max(peaks)
+        """Return the peak memory since it was last reset."""
+        phases = self._phases.peaks.values() if self._phases else ()
+        return max(peak_memory_bytes(self._step.device), *phases, 0)
 
     def _take_peak(self) -> int:
         peak = peak_memory_bytes(self._step.device)
@@ -152,111 +123,58 @@ class Steps:
         return peak
 
 
-class GraphedSteps(Steps):
-    """Replays one graph for every step but the first few and those whose noise is measured.
+class NoiseProbe:
+    """Measures the gradient noise at milestones, without updates.
 
-    On a CPU, where there are no graphs, each step runs the same operations: for tests.
+    All batch sizes use the same sequences, the last of the data's first epoch. No step trains on
+    them unless training and probes together exceed one epoch.
     """
 
-    def __init__(self, config: TrialConfig, step: TrainingStep, sums: Sums) -> None:
-        super().__init__(config, step, sums)
-        assert isinstance(step.workload, OnDevice)
-        self._workload, device = step.workload, step.device
-        self._indices = torch.zeros(FED_STEPS, self._batch_size, dtype=torch.int64, device=device)
-        self._rates = torch.zeros(FED_STEPS, device=device)
-        self._place = torch.zeros(1, dtype=torch.int64, device=device)  # of the next step, in them
-        self._next: int | None = None  # the step that `_place` points to
-        self._fed = range(0)
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._warm = 0  # steps taken to warm up
-        self._replay: Callable[[], object] | None = None
-        self._output: StepOutput | None = None
-        self._peak_bytes = 0  # of the graph's own memory, which no replay asks for again
+    def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
+        science = config.science
+        self._step, self._devices = step, step.parallel.devices
+        self._trained = science.tokens // config.tokens_per_sequence
+        budget = (config.token_budget or science.tokens) // config.tokens_per_sequence
+        points = science.evaluation.noise_points
+        if step.rollouts is not None or not step.parallel.shows_gradients:
+            points = 0
+        share = science.evaluation.noise_share
+        self._sizes = probe_sizes(budget, points, share, step.microbatch_size, self._devices)
+        count = self._sizes.points
+        self._probes = milestone_steps(config.steps, count) if count else ()
+        is_split = points > 0 and science.batch_size // self._devices > step.microbatch_size
+        self._splits = frozenset(milestone_steps(config.steps, points) if is_split else ())
+        self._is_on = True
+        self.steps = tuple(sorted(self._splits.union(self._probes)))
 
-    def take(self, t: int, noise: GradientSums | None) -> StepOutput:
-        """Take step t."""
-        if noise is not None:
-            return super().take(t, noise)
-        if t not in self._fed:
-            self._feed(t)
-        elif t != self._next:
-            self._place.fill_(t - self._fed.start)
-        if self._stream is None:
-            self._body()
-        elif self._warm < WARM_UP:
-            self._warm += 1
-            self._warm_up(self._stream)
-        else:
-            self._replay = self._replay or self._capture(self._stream)
-            self._replay()
-        self._next = t + 1
-        assert self._output is not None
-        return self._output
+    @cached_property
+    def _first(self) -> int:
+        epochs = self._step.workload.epochs()
+        windows = round(self._trained / epochs) if epochs else None
+        return first_probed(self._sizes.points * self._sizes.sequences, windows)
 
-    def peak_memory_bytes(self) -> int:
-        """Return the peak since it was last forgotten, at least that of the captured step."""
-        return max(super().peak_memory_bytes(), self._peak_bytes)
+    def sums_at(self, step: int) -> GradientSums | None:
+        """Return sums for the microbatches of this training step, if their noise is measured."""
+        return GradientSums() if step in self._splits else None
 
-    def _feed(self, t: int) -> None:
-        """Send the sequences and rates of the steps from t on."""
-        self._fed = range(t, min(t + FED_STEPS, self._config.steps + 1))
-        size, count = self._batch_size, len(self._fed)
-        found = self._workload.sequence_indices((t - 1) * size, count * size)
-        indices = torch.from_numpy(found).view(count, size)
-        rates = torch.tensor([self.rate(step) for step in self._fed])
-        if self._step.device.type == "cuda":
-            indices, rates = indices.pin_memory(), rates.pin_memory()
-        self._indices[:count].copy_(indices, non_blocking=True)
-        self._rates[:count].copy_(rates, non_blocking=True)
-        self._place.zero_()
-
-    def _body(self) -> None:
-        batch = self._workload.batch_at(self._indices.index_select(0, self._place)[0])
-        self._output = self._step(batch, self._rates.index_select(0, self._place)[0])
-        self._sums.add(self._output)
-        self._place += 1
-
-    def _warm_up(self, stream: torch.cuda.Stream) -> None:
-        """Take a step with the operations, and on the stream, that are captured."""
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
-        with torch.cuda.stream(stream):
-            self._body()
-        torch.cuda.current_stream(stream.device).wait_stream(stream)
-
-    def _capture(self, stream: torch.cuda.Stream) -> Callable[[], object]:
-        """Record one step, without taking it; return what replays it."""
-        torch.cuda.synchronize(self._step.device)
-        graph, cause = torch.cuda.CUDAGraph(), None
+    def metrics(self, step: int, sums: GradientSums | None) -> dict[str, float]:
+        """Return `noise/trace` and `noise/square` of the probe, and those of the training step."""
+        metrics: dict[str, float] = {}
+        if sums is not None:
+            trace, square = sums.estimates(self._step.microbatch_size * self._devices)
+            metrics |= {"noise/train_trace": trace, "noise/train_square": square}
+        if not self._is_on or step not in self._probes:
+            return metrics
+        count = self._sizes.sequences // self._devices
+        first = self._first + self._probes.index(step) * self._sizes.sequences
         try:
-            with torch.cuda.graph(graph, stream=stream):
-                try:
-                    self._body()
-                except Exception as error:
-                    cause = error
-                    raise
-        except Exception as error:  # ending a capture that failed raises again, and says less
-            raise cause or error from None
-        self._peak_bytes = torch.cuda.max_memory_allocated(self._step.device)
-        return graph.replay
-
-
-def build_steps(config: TrialConfig, step: TrainingStep, sums: Sums) -> Steps:
-    """Return what takes a trial's steps: as a graph where that is possible and worth it."""
-    tokens = config.science.batch_size * config.tokens_per_sequence
-    is_one = config.science.batch_size == step.microbatch_size and config.execution.devices == 1
-    is_wanted = step.device.type == "cuda" and os.environ.get(SWITCH, "1") != "0"
-    if is_wanted and is_one and tokens <= GRAPH_TOKENS and can_be_graphed(step, config.science):
-        return GraphedSteps(config, step, sums)
-    return Steps(config, step, sums)
-
-
-def can_be_graphed(step: TrainingStep, science: Science) -> bool:
-    """Tell whether nothing in a step depends on the host: our own model and loss, fused AdamW."""
-    workload, optimizer = step.workload, step.optimizer
-    if science.workload != "pretrain" or science.model.kind not in ("transformer", "elman"):
-        return False  # a model of somebody's may read from the device, which ends a capture
-    is_on_device = isinstance(workload, OnDevice) and workload.is_on_device()
-    is_fused = optimizer is not None and bool(optimizer.defaults.get("fused"))
-    return is_on_device and is_fused and step.average is None
+            batch = self._step.workload.build_batch(first + self._step.parallel.rank * count, count)
+            trace, square = self._step.measure_noise(batch, self._sizes.part)
+        except Exception as error:
+            if not is_out_of_memory(error) or self._devices > 1:  # the other processes would wait
+                raise
+            self._is_on = False
+            print(f"gradient noise is no longer probed: {error}", flush=True)
+            self._step.model.zero_grad(set_to_none=True)
+            return metrics
+        return metrics | {"noise/trace": trace, "noise/square": square}

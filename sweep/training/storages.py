@@ -1,19 +1,19 @@
-"""Live tensor storage: how many bytes are held, for what, and whether they are too many.
+"""Live tensor storage: how many bytes are held, for which purpose, and a limit on them.
 
 A dispatch mode sees the results of every operation. A storage counts once, rounded up to the
-allocator's 512 bytes, until it is freed. Of real tensors on a CPU that is what a device would have
-to hold, of sharded ones this process's part; of fake tensors it is a forecast, and nothing is
-allocated.
+allocator's 512 bytes, until it is freed. For real tensors on a CPU this is the memory that a device
+would need; for sharded ones this process's part. For fake tensors it is a forecast that allocates
+nothing. `TorchDispatchMode` is not a stable interface of torch; tests/training/test_storages.py
+names the versions that this was tried with.
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sweep.config.numbers import format_bytes
 from sweep.training.optimizer import own_part
@@ -23,10 +23,10 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "wor
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts storages made while it is entered.
+    """Counts the storages that are allocated while it is entered.
 
     Args:
-        limit: bytes above which an operation raises `torch.OutOfMemoryError`; None: none.
+        limit: bytes above which an operation raises `torch.OutOfMemoryError`; None: no limit.
         vocabulary: tensors of two or more dimensions that end in this size are logits.
     """
 
@@ -36,10 +36,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live = dict.fromkeys(CATEGORIES, 0)
         self.live_bytes = 0
         self.forget_peak()
-        self._known: dict[int, tuple[weakref.ref[Any], str, int]] = {}  # by address
+        self._storages: dict[int, tuple[weakref.ref[Any], str, int]] = {}  # by object id
 
     def forget_peak(self) -> None:
-        """Begin a new peak at what is live now."""
+        """Start a new peak at the current bytes."""
         self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
 
     def __torch_dispatch__(
@@ -49,49 +49,47 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for result in (found,) if isinstance(found, Tensor) else tree_leaves(found):
-            if isinstance(result, Tensor):
-                self._see(result)
-        return found
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            self._count(tensor)
+        return result
 
-    def _see(self, tensor: Tensor) -> None:
-        storage = own_part(tensor).untyped_storage()
-        address, size = storage._cdata, _blocks(storage)
-        reference, category, known = self._known.get(address, (None, "", 0))
-        if size == known:
+    def _count(self, tensor: Tensor) -> None:
+        storage = own_part(tensor).untyped_storage()  # the same object as long as it lives
+        key, size = id(storage), _blocks(storage)
+        reference, category, counted = self._storages.get(key, (None, "", 0))
+        if size == counted:
             return
         if reference is None:
-            reference = weakref.ref(storage, lambda _: self._free(address))
+            reference = weakref.ref(storage, lambda _: self._free(key))
             category = self._category(tensor)
-        self._known[address] = (reference, category, size)
-        self._add(category, size - known)
+        self._storages[key] = (reference, category, size)
+        self._add(category, size - counted)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
         if self.limit is not None and self.live_bytes > self.limit:
-            self._measure_again()
+            self._recount()
             if self.live_bytes > self.limit:
                 raise torch.OutOfMemoryError(
-                    f"out of memory: an operation needs {format_bytes(size - known)} more, and "
-                    f"{format_bytes(self.live_bytes - size + known)} of "
+                    f"out of memory: an operation needs {format_bytes(size - counted)} more, and "
+                    f"{format_bytes(self.live_bytes - size + counted)} of "
                     f"{format_bytes(self.limit)} are in use"
                 )
 
-    def _measure_again(self) -> None:
-        """Count anew what was emptied in place, as `fully_shard` frees what it gathered."""
-        for address, (reference, category, known) in list(self._known.items()):
-            if (storage := reference()) is not None and (size := _blocks(storage)) != known:
-                self._known[address] = (reference, category, size)
-                self._add(category, size - known)
+    def _recount(self) -> None:
+        """Count storages again that were resized in place, as `fully_shard` frees weights."""
+        for key, (reference, category, counted) in list(self._storages.items()):
+            if (storage := reference()) is not None and (size := _blocks(storage)) != counted:
+                self._storages[key] = (reference, category, size)
+                self._add(category, size - counted)
 
     def _category(self, tensor: Tensor) -> str:
         if tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
             return "logits"
-        is_backward = torch._C._current_graph_task_id() != -1
-        return "activations" if torch.is_grad_enabled() and not is_backward else "workspace"
+        return "activations" if torch.is_grad_enabled() else "workspace"
 
-    def _free(self, address: int) -> None:
-        _, category, size = self._known.pop(address)
+    def _free(self, key: int) -> None:
+        _, category, size = self._storages.pop(key)
         self._add(category, -size)
 
     def _add(self, category: str, size: int) -> None:
@@ -99,16 +97,16 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes += size
 
     def label(self, tensor: Tensor, category: str) -> None:
-        """Say what a tensor is for."""
-        address = tensor.untyped_storage()._cdata
-        if address in self._known:
-            reference, old, size = self._known[address]
-            self._known[address] = (reference, category, size)
+        """Assign a tensor's storage to a category."""
+        key = id(tensor.untyped_storage())
+        if key in self._storages:
+            reference, old, size = self._storages[key]
+            self._storages[key] = (reference, category, size)
             self._add(old, -size)
             self._add(category, size)
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Tell weights, gradients and optimizer states from the rest, from now on."""
+        """Label the weights now, and gradients and optimizer states when they are written."""
         for tensor in (*model.parameters(), *model.buffers()):
             self.label(tensor, "weights")
         for parameter in model.parameters():
@@ -123,9 +121,17 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _label_states(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for state in optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    self.label(value, "optimizer")
+            for value in _tensors(list(state.values())):
+                self.label(value, "optimizer")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an operation's result."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
 
 
 def _blocks(storage: torch.UntypedStorage) -> int:

@@ -1,14 +1,18 @@
-"""One attempt of one trial: everything between taking the lease and giving it back."""
+"""One attempt of one trial: everything between taking the lease and releasing it."""
 
+import contextlib
 import faulthandler
 import math
 import os
 import shutil
+import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,12 +21,7 @@ from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
-from sweep.training.compiler import has_compiler
-from sweep.training.device import (
-    EvaluationOutOfMemory,
-    is_out_of_memory,
-    keep_freed_memory,
-)
+from sweep.training.device import EvaluationOutOfMemory, has_compiler, is_out_of_memory
 from sweep.training.device_memory import limited_memory
 from sweep.training.loop import train
 from sweep.training.result import diverged_message, write_result
@@ -32,21 +31,21 @@ from sweep.trial.lease import Lease
 from sweep.workloads import ranks
 
 LOG_KEPT_BYTES = 1 << 20
-RANK_SEEDS = 1 << 32  # between the seeds of the processes of a trial
+SEED_STRIDE_PER_RANK = 1 << 32
+POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to stop
+ShouldStop = Callable[[], str | None]
 
 
-def run_attempt(
-    path: Path, should_stop: Callable[[], str | None], number: int | None = None
-) -> Outcome:
+def run_attempt(path: Path, should_stop: ShouldStop, number: int | None = None) -> Outcome:
     """Run the newest attempt of a trial, as its state.json numbers it.
 
     Args:
-        path: of the trial's folder.
-        should_stop: asked after every step; its answer becomes the outcome's kind.
-        number: of the attempt that was asked for, where a newer one may have been meanwhile.
+        path: the trial's folder.
+        should_stop: polled after every step; its answer becomes the outcome's kind.
+        number: fencing number of the requested attempt, if a newer one may have started.
 
     Returns:
-        How it ended; never raises for what happens in the trial. Files are durable by then.
+        The outcome, with all files durable. Errors in the trial are outcomes, not exceptions.
     """
     folder = TrialFolder(path)
     lease = None
@@ -56,55 +55,54 @@ def run_attempt(
             folder.fence(number)()
         config = as_attempted(folder.read_config(), status)
         result = folder.read_result()
-        if result is not None:  # written, but the runner died before it took note
+        if result is not None:  # the runner died before it recorded this
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
         lease = Lease(folder.lease_path, status.fencing)
         folder.remove_half_written()
-        if config.execution.devices > 1:
-            from sweep.training.launch import launch
+        execution = config.execution
+        if execution.devices > 1:
+            from sweep.training.launch import launch  # takes half a second to import
 
-            execution = config.execution
-            return launch(path, execution.device, execution.devices, should_stop)
-        return _limited(config, status, folder, should_stop)
+            return launch(run_rank, path, execution.device, execution.devices, should_stop)
+        return _run(config, status, folder, should_stop)
     except Exception as error:
-        if not isinstance(error, Superseded | FolderInUse):
-            traceback.print_exc()
-        return outcome_of(error)
+        return _outcome_of(error)
     finally:
         if lease:
             lease.release()
 
 
-def run_rank(path: Path, should_stop: Callable[[], str | None]) -> Outcome:
-    """Run one process of an attempt whose lease another one holds; raises what happens in it."""
+def run_rank(path: Path, should_stop: ShouldStop) -> Outcome:
+    """Run one process of an attempt on several devices; the launcher's process has the lease."""
     folder = TrialFolder(path)
-    status = folder.read_status()
-    return _limited(as_attempted(folder.read_config(), status), status, folder, should_stop)
+    try:
+        status = folder.read_status()
+        return _run(as_attempted(folder.read_config(), status), status, folder, should_stop)
+    except Exception as error:
+        return _outcome_of(error)
 
 
-def outcome_of(error: Exception) -> Outcome:
-    """Return how an attempt ended that raised."""
+def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, Superseded | FolderInUse):
         return Outcome("superseded", str(error))
+    traceback.print_exception(error)
+    text = " ".join(str(error).split()) or type(error).__name__
+    message = text if isinstance(error, SweepError) else f"{type(error).__name__}: {text[:500]}"
     if is_out_of_memory(error):
-        in_evaluation = isinstance(error, EvaluationOutOfMemory)
-        return Outcome("out_of_memory", _last_line(error), in_evaluation)
-    return Outcome("error", _last_line(error))
+        return Outcome("out_of_memory", message, isinstance(error, EvaluationOutOfMemory))
+    return Outcome("error", message)
 
 
 def as_attempted(config: TrialConfig, status: TrialStatus) -> TrialConfig:
-    """Return the config with the sizes that are left after memory ran out before."""
+    """Return the config with the sizes of this attempt, which shrink when memory runs out."""
     size = status.evaluation_batch_size or config.execution.evaluation_batch_size
     return config.attempted(status.microbatch_size or config.microbatch_size, size)
 
 
-def _limited(
-    config: TrialConfig,
-    status: TrialStatus,
-    folder: TrialFolder,
-    should_stop: Callable[[], str | None],
+def _run(
+    config: TrialConfig, status: TrialStatus, folder: TrialFolder, should_stop: ShouldStop
 ) -> Outcome:
-    """Run it within the memory that a device may give, on this process's device."""
+    """Run the attempt on this process's device, within its memory limit."""
     device = torch.device(config.execution.device)
     if ranks.are_many() and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
@@ -113,44 +111,68 @@ def _limited(
             print("eager: no compiler on this machine", flush=True)
         execution = config.execution.model_copy(update={"compile": False})
         config = config.model_copy(update={"execution": execution})
-    with limited_memory(device, config.execution.device_memory_bytes):
-        return _run(config, status, folder, should_stop, device)
+    torch.set_num_threads(config.execution.threads)
+    seed_everything(config.science.seed)
+    if not ranks.rank():
+        _print_start(config, status)
+    with (
+        deterministic(device, config.science.has_user_code),
+        limited_memory(device, config.execution.device_memory_bytes),
+    ):
+        return _train_and_evaluate(config, status, folder, should_stop, device)
 
 
-def _run(
+@contextlib.contextmanager
+def deterministic(device: torch.device, has_user_code: bool) -> Iterator[None]:
+    """Use deterministic algorithms on a CPU within this context.
+
+    An operation that has none is an error in our code, and a warning in a user's.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=has_user_code)
+        memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+        memory.fill_uninitialized_memory = filled
+
+
+def _print_start(config: TrialConfig, status: TrialStatus) -> None:
+    execution, science = config.execution, config.science
+    accumulation = science.batch_size // execution.devices // config.microbatch_size
+    print(
+        f"attempt {status.attempts}: batch size {science.batch_size} = {config.microbatch_size} × "
+        f"{execution.devices} devices × {accumulation}, seed {science.seed}, "
+        f"rate {science.learning_rate:g}, {config.steps} steps on {execution.device}",
+        flush=True,
+    )
+
+
+def _train_and_evaluate(
     config: TrialConfig,
     status: TrialStatus,
     folder: TrialFolder,
-    should_stop: Callable[[], str | None],
+    should_stop: ShouldStop,
     device: torch.device,
 ) -> Outcome:
     execution, science = config.execution, config.science
-    microbatch = config.microbatch_size
-    torch.set_num_threads(execution.threads)
-    keep_freed_memory()
-    seed_everything(science.seed)
-    if not ranks.rank():
-        print(
-            f"attempt {status.attempts}: batch size {science.batch_size} = {microbatch} × "
-            f"{execution.devices} devices × "
-            f"{science.batch_size // execution.devices // microbatch}, seed {science.seed}, "
-            f"rate {science.learning_rate:g}, {config.steps} steps on {execution.device}",
-            flush=True,
-        )
     started = time.perf_counter()
-    store = CheckpointStore(folder, status.fencing, in_background=device.type != "cpu")
+    store = CheckpointStore(folder, status.fencing)
     store.check()
-    step = TrainingStep(config, device, microbatch)
-    if ranks.rank():  # the weights are the same in all processes; what they draw from now on is not
-        seed_everything(science.seed + ranks.rank() * RANK_SEEDS)
+    step = TrainingStep(config, device, config.microbatch_size)
+    if ranks.rank():  # equal weights in all processes, but different random numbers from now on
+        seed_everything(science.seed + ranks.rank() * SEED_STRIDE_PER_RANK)
     ending, progress, clock = train(
         config, step, store, device, should_stop, started, status.pause_step
     )
     if ending not in ("trained", "diverged"):
         return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
-    final = None
-    if ending == "trained":
-        final = step.evaluated(step.workload.evaluate_finally)
+    final = step.evaluated(step.workload.evaluate_finally) if ending == "trained" else None
     if final and not math.isfinite(final.valid_loss):
         final = None
     clock.charge("evaluation")
@@ -161,33 +183,23 @@ def _run(
         store.save_weights(step)
         clock.charge("checkpoint")
     if not ranks.rank():
-        epochs = step.workload.epochs()
-        write_result(config, status, store, device, progress, final, epochs)
+        write_result(config, status, store, device, progress, final, step.workload.epochs())
         if keep != "checkpoints":
             store.remove_all()
-    if final is None:
-        return Outcome("diverged", diverged_message(progress))
-    return Outcome("complete")
+    return Outcome("complete") if final else Outcome("diverged", diverged_message(progress))
 
 
-def _last_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, SweepError) else f"{type(error).__name__}: {text[:500]}"
-
-
-def run_logged_attempt(
-    path: Path, should_stop: Callable[[], str | None], number: int | None = None
-) -> Outcome:
-    """Run the newest attempt with its output in log.txt: the body of a worker process."""
-    redirect_output(TrialFolder(path))
+def run_logged_attempt(path: Path, should_stop: ShouldStop, number: int | None = None) -> Outcome:
+    """Run the newest attempt with its output in log.txt: the main function of a worker."""
+    _redirect_output(TrialFolder(path))
     faulthandler.enable()
     return run_attempt(path, should_stop, number)
 
 
-def redirect_output(folder: TrialFolder) -> None:
-    """Send stdout and stderr, native code's too, to log.txt.
+def _redirect_output(folder: TrialFolder) -> None:
+    """Send stdout and stderr, including native code's, to log.txt.
 
-    The log continues in a new file, so that an orphan of an older attempt reaches nothing.
+    The log continues in a new file, which an orphaned older attempt cannot write to.
     """
     old, new = folder.log_path, folder.path / f".log.{os.getpid()}.part"
     with new.open("wb") as out:
@@ -196,9 +208,43 @@ def redirect_output(folder: TrialFolder) -> None:
                 file.seek(max(0, old.stat().st_size - LOG_KEPT_BYTES))
                 shutil.copyfileobj(file, out)
     new.replace(old)
-    fd = os.open(old, os.O_WRONLY | os.O_APPEND)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
+    with old.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+
+def run_numbered_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
+    """Run one attempt that a cluster started, in this process.
+
+    Args:
+        path: the trial's folder, at the same path on every machine.
+        number: the attempt's fencing number; if there is a newer one, nothing runs.
+        stops: reasons to end after a checkpoint, appended to by signal handlers. A file in the
+            folder (`TrialFolder.ask_to_stop`) appends `stopped`.
+    """
+    folder = TrialFolder(path)
+    if not folder.config_path.exists():
+        return Outcome(
+            "error",
+            f"{path} must be a folder that all machines share, but {socket.gethostname()} does "
+            "not see it. Choose an --out on a shared file system.",
+        )
+    try:
+        folder.fence(number)()
+    except Superseded as error:
+        return Outcome("superseded", str(error))
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(POLL_SECONDS):
+            if folder.is_asked_to_stop(number):
+                stops.append("stopped")
+                return
+
+    threading.Thread(target=watch, name="stop", daemon=True).start()
+    try:
+        return run_logged_attempt(path, lambda: stops[0] if stops else None, number)
+    finally:
+        ended.set()

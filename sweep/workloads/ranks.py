@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LONGEST_WORD = 64  # bytes
-
 
 def are_many() -> bool:
     """Tell whether this process is one of several of a trial."""
@@ -54,15 +52,12 @@ def first(value: float) -> float:
 
 
 def agreed(word: str | None) -> str | None:
-    """Return what the first process says: at most LONGEST_WORD bytes."""
+    """Return the first process's word to all processes."""
     if not are_many():
         return word
-    data = torch.zeros(LONGEST_WORD, dtype=torch.uint8)
-    if word and rank() == 0:
-        letters = word.encode()
-        data[: len(letters)] = torch.tensor(list(letters), dtype=torch.uint8)
-    dist.broadcast(data, 0)
-    return bytes(data.tolist()).rstrip(b"\0").decode() or None
+    words = [word]
+    dist.broadcast_object_list(words, src=0, device=torch.device("cpu"))
+    return words[0]
 
 
 def share_out(parts: list[Any], compute: Callable[[Any], Tensor]) -> list[Tensor]:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan, save_plan
-from sweep.training.process import PRELOADED
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.metrics import read_metrics
@@ -100,7 +99,7 @@ MOMENTS = [  # and the steps that the next attempt need not take again
 
 
 def planned_trial(path: Path, experiment: str, threads: int = 1, **settings: object) -> TrialFolder:
-    """Plan one trial that checkpoints behind every step."""
+    """Plan one trial that checkpoints after every step."""
     folder = SweepFolder(path)
     plan = make_plan(load_experiment(experiment, settings), Execution(device="cpu"), folder).plan
     execution = plan.execution.model_copy(update={"checkpoint_seconds": 0.0, "threads": threads})
@@ -115,7 +114,7 @@ def pretrain_trial(path: Path, threads: int = 1) -> TrialFolder:
 def attempt(trial: TrialFolder, moment: str = "", nth: int = 0) -> int | None:
     """Run one attempt in a fresh process that kills itself at a moment; return its exit code."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(["sweep.training.worker", "torch._dynamo"])
     names = {"moment": moment, "nth": nth, "path": trial.path}
     process = context.Process(target=exec, args=(SUICIDE, names))
     process.start()

@@ -16,7 +16,6 @@ from sweep.orchestration.calibration import (
     time_one_step,
 )
 from sweep.orchestration.planning import Planned, make_plan, save_plan
-from sweep.training import compiler
 from sweep.training import device as machine
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
@@ -41,7 +40,7 @@ def plan_here(path, budget="196608", device="cpu", **settings):
 def test_compiling_is_decided_by_device_size_and_compiler(
     tmp_path, monkeypatch, device, budget, has_compiler, compiles
 ):
-    monkeypatch.setattr(compiler, "has_compiler", lambda _: has_compiler)
+    monkeypatch.setattr(machine, "has_compiler", lambda _: has_compiler)
     monkeypatch.setattr(machine, "resolve_device", lambda asked: asked)
     execution = plan_here(tmp_path, budget, device).execution
     assert execution.compile is compiles

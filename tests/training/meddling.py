@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from sweep.training import sharded
+from sweep.training import checkpoint
 from sweep.workloads import ranks
 from sweep.workloads.pretrain import Pretrain
 
@@ -73,7 +73,7 @@ class CannotReadNotes(Pretrain):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         if ranks.rank() == 1:
-            sharded.read_notes = fail
+            checkpoint.read_notes = fail
 
 
 class OutOfMemoryAtTheEnd(Pretrain):

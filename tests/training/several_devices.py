@@ -13,7 +13,7 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import Outcome, begin_attempt
-from sweep.training.process import ATTEMPT, FreshProcess
+from sweep.training.process import FreshProcess, attempt_trial
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.metrics import read_metrics
 
@@ -53,7 +53,7 @@ def planned(
 def attempt(trial: TrialFolder, pause_step: int | None = None) -> Outcome:
     status = begin_attempt(trial.read_status())
     trial.write_status(status.changed(pause_step=pause_step))
-    found: Outcome = FreshProcess(ATTEMPT, trial.path, ends_itself=True).result()
+    found: Outcome = FreshProcess(attempt_trial, trial.path, ends_itself=True).result()
     return found
 
 

@@ -1,7 +1,5 @@
 """The average of the weights, against its closed form (Karras et al. 2024)."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +18,7 @@ def averaged(values, width):
 
 
 @pytest.mark.parametrize("width", [0.01, 0.1, 0.25])
-def test_steps_count_as_their_power_and_the_width_is_what_was_asked(width):
+def test_steps_have_power_function_weights_of_the_requested_width(width):
     power, steps = power_of(width), 400
     ends = (np.arange(steps + 1) / steps) ** (power + 1)
     counts = np.diff(ends)  # of each step, in closed form
@@ -32,7 +30,7 @@ def test_steps_count_as_their_power_and_the_width_is_what_was_asked(width):
     assert np.sqrt(share @ at**2 - (share @ at) ** 2) == pytest.approx(width, rel=1e-3)
 
 
-def test_the_average_is_in_place_only_meanwhile_and_no_step_moves_it_there():
+def test_the_average_replaces_the_weights_only_within_the_context():
     weight, average = averaged([1.0, 2.0], 0.25)
     with average.in_place():
         held = weight.detach().clone()
@@ -51,14 +49,3 @@ def test_bfloat16_weights_are_averaged_in_float32():
     assert 1 < average.values[0][0].item() < 1.0078125
     with average.in_place():
         assert weight.dtype == torch.bfloat16
-
-
-def test_it_goes_on_from_what_was_kept():
-    _, whole = averaged([3.0, 1.0, 4.0, 1.0, 5.0], 0.1)
-    weight, half = averaged([3.0, 1.0, 4.0], 0.1)
-    other = WeightAverage([weight], 0.1)
-    other.restore(copy.deepcopy(half.state()))
-    for value in (1.0, 5.0):
-        weight.data.fill_(value)
-        other.update()
-    assert torch.equal(whole.values[0], other.values[0])

@@ -1,6 +1,4 @@
-"""Checkpoints written at once, and in the background while training goes on."""
-
-import threading
+"""Checkpoints of one device (a file) and of several (a folder): saved, restored, replaced."""
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecate
 class Trial:
     """A trial of the quadratic whose checkpoints are saved one by one."""
 
-    def __init__(self, path, in_background=False):
+    def __init__(self, path):
         fields = {"batches": [4], "budget": 400, "precision": "fp32"}
         execution = Execution(device="cpu", threads=1)
         plan = build_plan(load_experiment("quadratic", fields), execution, data=None)
@@ -32,7 +30,7 @@ class Trial:
         self.folder = TrialFolder(path)
         self.folder.write_config(self.config)
         self.folder.write_status(TrialStatus(attempts=1, fencing=1))
-        self.store = CheckpointStore(self.folder, 1, in_background)
+        self.store = CheckpointStore(self.folder, 1)
         self.log = MetricsLog(self.folder.metrics_path, 0, self.store.check)
         self.step, self.progress = TrainingStep(self.config, CPU, 4), Progress()
 
@@ -47,7 +45,7 @@ class Trial:
         self.store.save(self.step, self.progress, self.log)
 
     def next_attempt(self):
-        """Go on in a newly built step, as a new process does; return the bytes of its log."""
+        """Continue in a newly built step, as a new process does; return the bytes of its log."""
         self.log.close()
         self.store = CheckpointStore(self.folder, 1)
         self.step, self.progress = TrainingStep(self.config, CPU, 4), Progress()
@@ -64,7 +62,7 @@ class Trial:
 
 @pytest.fixture(params=["one device", "several"])
 def devices(request):
-    """Let checkpoints be files, or the folders of several devices, here with one process."""
+    """Write checkpoints as files, or as the folders of several devices (with one process)."""
     if request.param == "several":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield request.param
@@ -73,68 +71,43 @@ def devices(request):
 
 
 def spoil(checkpoint):
-    """Tear a checkpoint, as a machine does that dies."""
+    """Truncate a checkpoint, as the death of a machine does."""
     path = checkpoint.path
     torn = next(path.glob("*.safetensors")) if path.is_dir() else path
     torn.write_bytes(torn.read_bytes()[:-100])
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_what_is_restored_is_what_was_saved_though_training_went_on(tmp_path, in_background):
-    trial = Trial(tmp_path / "x", in_background)
+def test_restoring_gives_what_was_saved_although_training_continued(tmp_path):
+    trial = Trial(tmp_path / "x")
     trial.train(3)
     trial.save()
     saved = trial.weights()
     trial.train(5)
     assert not torch.equal(saved[0], trial.weights()[0])
-    trial.store.wait()
     length = trial.store.load(trial.step, trial.progress)
     assert trial.progress.step == 3
     assert all(map(torch.equal, saved, trial.weights()))
     assert trial.folder.metrics_path.read_bytes()[:length].count(b"\n") == 3
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
-    trial, may_end, real = Trial(tmp_path / "x", True), threading.Event(), torch.save
-
-    def slow_save(state, path):
-        assert may_end.wait(30)
-        real(state, path)
-
-    monkeypatch.setattr(torch, "save", slow_save)
-    trial.train(2)
-    trial.save()
-    trial.train(2)  # would hang here if saving held it up
-    assert trial.folder.checkpoints() == []
-    may_end.set()
-    trial.save()  # waits for the first
-    assert trial.kept()[-1] == 2
-    trial.store.wait()
-    assert trial.kept() == [4, 2]
-
-
-@pytest.mark.parametrize("in_background", [False, True])
-def test_the_newest_two_are_kept(tmp_path, in_background):
-    trial = Trial(tmp_path / "x", in_background)
+def test_the_newest_two_are_kept(tmp_path):
+    trial = Trial(tmp_path / "x")
     for _ in range(4):
         trial.train()
         trial.save()
-    trial.store.wait()
     assert trial.kept() == [4, 3]
 
 
-def test_what_fails_in_the_background_is_raised_and_leaves_nothing(tmp_path):
-    trial = Trial(tmp_path / "x", True)
+def test_a_superseded_attempt_writes_no_checkpoint(tmp_path):
+    trial = Trial(tmp_path / "x")
     trial.train()
     trial.folder.write_status(TrialStatus(attempts=2, fencing=2))
-    trial.save()
     with pytest.raises(Superseded):
-        trial.store.wait()
+        trial.save()
     assert not list(trial.folder.path.glob("*checkpoint*"))
-    trial.store.wait()  # said once
 
 
-def test_a_step_whose_checkpoint_is_there_is_not_written_again(tmp_path, devices):
+def test_a_step_that_has_a_checkpoint_is_not_written_again(tmp_path, devices):
     trial = Trial(tmp_path / "x")
     trial.train(2)
     trial.save()
@@ -163,7 +136,7 @@ def test_a_damaged_checkpoint_is_replaced_when_its_step_is_taken_again(tmp_path,
     assert trial.next_attempt() and trial.progress.step == 4
 
 
-def test_what_could_not_be_read_does_not_count_as_newer_than_what_follows(tmp_path, devices):
+def test_an_unreadable_checkpoint_does_not_count_as_newer_than_later_ones(tmp_path, devices):
     trial = Trial(tmp_path / "x")
     for _ in range(2):
         trial.train(2)

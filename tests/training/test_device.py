@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from sweep.errors import SweepError
-from sweep.training.device import available_cores, is_out_of_memory, resolve_device
+from sweep.training.device import (
+    available_cores,
+    is_out_of_memory,
+    peak_flops,
+    resolve_device,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +72,22 @@ def test_what_caused_an_error_counts_too():
 )
 def test_an_overflow_or_a_failing_library_is_no_lack_of_memory(text):
     assert not is_out_of_memory(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L40S", 362e12),
+        ("Tesla T4", 65e12),
+        ("NVIDIA T400", None),
+        ("NVIDIA RTX A1000", None),
+    ],
+)
+def test_peak_rates_belong_to_whole_words_of_a_name(name, peak):
+    assert peak_flops(name) == peak

@@ -1,9 +1,6 @@
 """How an attempt in several processes ends: all of them, whatever happens to one, and why."""
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from sweep.cli import sweep
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt
-from sweep.training.launch import DECIDED, GRACE_SECONDS, judged
-from sweep.training.process import ATTEMPT, FreshProcess
+from sweep.training.launch import first_cause
+from sweep.training.process import FreshProcess, attempt_trial
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.metrics import read_metrics
 from tests.training.several_devices import (
@@ -29,36 +25,31 @@ from tests.training.several_devices import (
     planned,
 )
 
-BROKEN = Outcome("error", "RuntimeError: connection closed by peer")
-OWN = Outcome("error", "ValueError: a shape does not fit")
-FULL = Outcome("out_of_memory", "OutOfMemoryError: 2 GiB")
+BROKEN = ("error", "RuntimeError: connection closed by peer")
+OWN = ("error", "ValueError: a shape does not fit")
+FULL = ("out_of_memory", "OutOfMemoryError: 2 GiB")
 
 
 @pytest.mark.parametrize(
-    ("said", "deaths", "kind", "message"),
+    ("said", "exit_codes", "kind", "message"),
     [
-        ({0: (10.02, BROKEN)}, {0: 10.1, 1: 10.2}, "lost", "process 1 of the trial"),
-        ({}, {1: 10.0, 0: 10.0 + GRACE_SECONDS}, "lost", "process 1 of the trial"),
-        # The first raised, the other waited for it and was ended.
-        ({0: (10.0, OWN)}, {0: 10.1, 1: 10.1 + GRACE_SECONDS}, "error", "a shape does not fit"),
-        ({0: (10.0, OWN), 1: (10.2, BROKEN)}, {0: 10.1, 1: 10.3}, "error", "a shape"),
-        ({0: (10.0, BROKEN), 1: (10.1, FULL)}, {0: 10.1, 1: 10.2}, "out_of_memory", "2 GiB"),
+        ({0: (10.0, BROKEN)}, {1: -9}, "lost", "process 1 of the trial"),
+        ({}, {1: -11}, "lost", "process 1 of the trial"),
+        ({0: (10.0, OWN)}, {0: 1}, "error", "a shape does not fit"),
+        ({0: (10.0, OWN), 1: (10.2, BROKEN)}, {1: 1}, "error", "a shape"),
+        ({0: (10.0, BROKEN), 1: (10.1, FULL)}, {0: 1}, "out_of_memory", "2 GiB"),
     ],
 )
-def test_the_first_cause_is_told_from_what_followed(tmp_path, said, deaths, kind, message):
-    for number, (when, outcome) in said.items():
-        text = json.dumps({"time": when, **vars(outcome)})
-        (tmp_path / f"end-{number}").write_text(text)
-    failure = ProcessFailure(0, 1, 1, "none") if said else ProcessFailure(1, 1, -9, "none")
-    error = ChildFailedError("ranks", {failure.local_rank: failure})
-    found = judged(error, deaths, tmp_path, memory_ran_out=False)
-    assert found.kind == kind and message in found.message
+def test_the_first_cause_is_reported_and_not_its_consequences(said, exit_codes, kind, message):
+    ends = {
+        rank: {"time": when, **vars(Outcome(*outcome))} for rank, (when, outcome) in said.items()
+    }
+    outcome = first_cause(exit_codes, ends, memory_ran_out=False)
+    assert outcome.kind == kind and message in outcome.message
 
 
-def test_a_process_that_the_kernel_killed_for_memory_ran_out_of_it(tmp_path):
-    failure = ProcessFailure(1, 1, -signal.SIGKILL, "none")
-    error = ChildFailedError("ranks", {1: failure})
-    assert judged(error, {1: 10.0}, tmp_path, memory_ran_out=True).kind == "out_of_memory"
+def test_a_process_that_the_kernel_killed_for_memory_ran_out_of_it():
+    assert first_cause({1: -signal.SIGKILL}, {}, memory_ran_out=True).kind == "out_of_memory"
 
 
 def run(out: Path, workload: str, zero: int = 2, *more: str) -> tuple[int, TrialFolder]:
@@ -132,7 +123,7 @@ class Running:
         long = {"budget": 8 * 64 * 100_000, "evaluation": often}
         self.trial = planned(path, 2, 2, **long)
         self.trial.write_status(begin_attempt(self.trial.read_status()))
-        self.process = FreshProcess(ATTEMPT, self.trial.path, ends_itself=True)
+        self.process = FreshProcess(attempt_trial, self.trial.path, ends_itself=True)
         wait_for(lambda: read_metrics(self.trial.metrics_path))
         launcher = psutil.Process(self.process.pid)
         self.ranks = [c for c in launcher.children() if "spawn_main" in " ".join(c.cmdline())]
@@ -159,7 +150,7 @@ def test_a_stop_lets_all_processes_checkpoint_and_end(tmp_path):
 def test_signals_that_reach_processes_before_they_can_ignore_them_end_none(tmp_path):
     trial = planned(tmp_path, 2)
     trial.write_status(begin_attempt(trial.read_status()))
-    process = FreshProcess(ATTEMPT, trial.path, ends_itself=True)
+    process = FreshProcess(attempt_trial, trial.path, ends_itself=True)
     launcher, told = psutil.Process(process.pid), set()
 
     def all_are_told() -> bool:
@@ -172,32 +163,6 @@ def test_signals_that_reach_processes_before_they_can_ignore_them_end_none(tmp_p
 
     wait_for(all_are_told)
     assert process.result().kind == "complete", trial.log_path.read_text()
-
-
-SHOW_MASK = """
-import multiprocessing
-from sweep.training.launch import _held_back
-
-def show():
-    print([line for line in open("/proc/self/status") if line.startswith("SigBlk")][0].split()[1])
-
-if __name__ == "__main__":
-    with _held_back():
-        lock = multiprocessing.get_context("spawn").Lock()  # starts what tracks such things
-        process = multiprocessing.get_context("spawn").Process(target=show)
-        process.start()
-    process.join()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_process_begins_with_the_signals_blocked_that_it_is_to_ignore(tmp_path):
-    """In an interpreter of its own, as in a job: nothing was spawned there before."""
-    script = tmp_path / "show_mask.py"
-    script.write_text(SHOW_MASK)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    blocked = int(done.stdout, 16)
-    assert all(blocked >> (number - 1) & 1 for number in DECIDED)
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ from sweep.orchestration.local import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.steps import ProbeSizes, probe_sizes
-from sweep.training.noise import GradientSums, NoiseProbe, noise_estimates
+from sweep.training.noise import GradientSums, noise_estimates
 from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
+from sweep.training.steps import NoiseProbe
 from sweep.trial.folder import SweepFolder
 from sweep.trial.metrics import read_metrics
 from tests.plans import build_plan

@@ -1,33 +1,42 @@
-"""Functions in fresh processes."""
+"""Functions in fresh processes, and the helper that forks them."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from sweep.config.paths import cache_dir
 from sweep.errors import WorkerDied
-from sweep.training.process import FreshProcess
+from sweep.training.process import FreshProcess, worker_environment
+
+HERE = Path(__file__).parent
 
 
 def double(number, should_stop):
     return 2 * number
 
 
+def describe(should_stop):
+    return os.environ.get("ONLY_THERE"), os.getcwd(), "torch" in sys.modules
+
+
 def die(should_stop):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_until_told(should_stop):
+def fail(should_stop):
+    raise ValueError("no such number")
+
+
+def wait_for_a_word(should_stop):
     while (word := should_stop()) is None:
         time.sleep(0.01)
     return word
-
-
-def has_inductor(should_stop):
-    return "torch._inductor.compile_fx" in sys.modules
 
 
 def sleep(path, should_stop):
@@ -35,72 +44,142 @@ def sleep(path, should_stop):
     time.sleep(60)
 
 
+def server_of(path, should_stop):
+    path.write_text(str(os.getppid()))
+
+
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
-    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+    monkeypatch.syspath_prepend(str(HERE))
 
 
-def test_a_result_comes_back_and_a_death_is_named():
-    assert FreshProcess("test_process:double", 21).result() == 42
+def wait_for(is_so):
+    while not is_so():  # the timeout is the test's
+        time.sleep(0.02)
+
+
+def is_alive(path):
+    try:
+        os.kill(int(path.read_text()), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_result_comes_back_and_so_do_deaths_and_exceptions():
+    assert FreshProcess(double, 21).result() == 42
     with pytest.raises(WorkerDied) as died:
-        FreshProcess("test_process:die").result()
+        FreshProcess(die).result()
     assert died.value.exit_code == -signal.SIGKILL
+    with pytest.raises(WorkerDied, match="ValueError: no such number"):
+        FreshProcess(fail).result()
 
 
-def test_inductor_is_imported_once_told_for_the_processes_that_follow():
-    code = """
-from sweep.training.process import FreshProcess, import_inductor_ahead
-print(FreshProcess("test_process:has_inductor").result())
-import_inductor_ahead()
-import_inductor_ahead()
-print([FreshProcess("test_process:has_inductor").result() for _ in range(2)])
-"""
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
-    printed = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
-    assert printed.split("\n") == ["False", "[True, True]", ""]
+def test_environment_and_folder_are_those_of_the_request(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = FreshProcess(describe, environment={"ONLY_THERE": "yes"})
+    assert process.result() == ("yes", str(tmp_path), True)
+    assert FreshProcess(describe).result()[0] is None
 
 
-def test_it_can_be_told_to_stop_and_is_killed_after_a_timeout(tmp_path):
-    process = FreshProcess("test_process:wait_until_told")
+def test_stop_signals_and_timeouts_end_it(tmp_path):
+    process = FreshProcess(wait_for_a_word)
     process.stop()
     assert process.result() == "stopped"
-    with pytest.raises(WorkerDied):
-        FreshProcess("test_process:sleep", tmp_path / "pid").result(timeout=0.5)
+    process = FreshProcess(wait_for_a_word)
+    os.kill(process.pid, signal.SIGINT)  # ignored
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.result() == "preempted"
+    with pytest.raises(WorkerDied) as died:
+        FreshProcess(sleep, tmp_path / "pid").result(timeout=0.5)
+    assert died.value.timed_out and died.value.exit_code == -signal.SIGKILL
 
 
-def test_it_does_not_outlive_a_parent_that_was_killed(tmp_path):
-    pid = tmp_path / "pid"
-    program = (
-        "import sys; from pathlib import Path; from sweep.training.process import FreshProcess; "
-        "FreshProcess('test_process:sleep', Path(sys.argv[1])).result()"
+def test_several_threads_may_start_processes():
+    results = []
+    threads = [
+        threading.Thread(target=lambda i=i: results.append(FreshProcess(double, i).result()))
+        for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == list(range(0, 16, 2))
+
+
+def test_a_helper_that_was_killed_is_replaced(tmp_path):
+    FreshProcess(server_of, tmp_path / "pid").result()
+    survivor = FreshProcess(wait_for_a_word)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert FreshProcess(double, 21).result() == 42
+    survivor.stop()
+    assert survivor.result() == "stopped"
+
+
+def run_script(path, text, *arguments):
+    path.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
+    command = [sys.executable, str(path), *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
-    parent = subprocess.Popen([sys.executable, "-c", program, str(pid)], env=environment)
-    while not (pid.exists() and pid.read_text()):
-        time.sleep(0.02)
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    script = """
+print("once")
+from sweep.training.process import FreshProcess
+from test_process import double
+print(FreshProcess(double, 21).result())
+"""
+    output, errors = run_script(tmp_path / "script.py", script).communicate(timeout=120)
+    assert output.split() == ["once", "42"] and not errors
+
+
+def test_processes_and_helper_end_with_a_parent_that_was_killed(tmp_path):
+    script = """
+import sys
+from pathlib import Path
+from sweep.training.process import FreshProcess
+from test_process import server_of, sleep
+FreshProcess(server_of, Path(sys.argv[1])).result()
+FreshProcess(sleep, Path(sys.argv[2])).result()
+"""
+    server, child = tmp_path / "server", tmp_path / "child"
+    parent = run_script(tmp_path / "script.py", script, server, child)
+    wait_for(lambda: child.exists() and child.read_text())
+    assert is_alive(server) and is_alive(child)
     parent.kill()
-    parent.wait()
-    deadline = time.monotonic() + 10
-    with pytest.raises(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.kill(int(pid.read_text()), 0)
-            time.sleep(0.05)
+    parent.communicate()
+    wait_for(lambda: not is_alive(child) and not is_alive(server))
 
 
-def test_ctrl_c_while_the_server_imports_torch_shows_no_traceback():
-    code = """
+def test_ctrl_c_while_the_helper_imports_torch_shows_no_traceback(tmp_path):
+    script = """
 import os, signal, threading
 from sweep.training.process import FreshProcess
+from test_process import double
 signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
-threading.Timer(1.0, lambda: os.killpg(0, signal.SIGINT)).start()
-process = FreshProcess("os:getpid")  # waits for the server, which imports for longer
-try:
-    process.result(60)
-except Exception as error:  # os.getpid takes no arguments
-    print(type(error).__name__)
+threading.Timer(0.5, lambda: os.killpg(0, signal.SIGINT)).start()
+print(FreshProcess(double, 21).result())  # the helper imports for longer
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True, start_new_session=True
-    )
-    assert done.stdout.split() == ["interrupted", "WorkerDied"] and not done.stderr
+    output, errors = run_script(tmp_path / "script.py", script).communicate(timeout=120)
+    assert output.split() == ["interrupted", "42"] and not errors
+
+
+def test_workers_get_settings_that_the_user_has_not_set(monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    settings = worker_environment()
+    assert settings["GOMP_SPINCOUNT"] == "3000"
+    compiled = Path(settings["TORCHINDUCTOR_CACHE_DIR"])
+    assert compiled.is_relative_to(cache_dir())
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    assert not {"GOMP_SPINCOUNT", "TORCHINDUCTOR_CACHE_DIR"} & set(worker_environment())

@@ -6,7 +6,6 @@ import torch
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.training.backward import ByAutograd
 from sweep.training.step import TrainingStep
 from sweep.workloads.protocol import build_workload
 from sweep.workloads.random_walk import noise_sum
@@ -89,8 +88,7 @@ def test_seeds_have_streams_of_their_own():
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's own use
 def test_a_compiled_step_is_the_eager_one_in_a_single_graph():
     eager, compiled = (TrainingStep(trial_config(), CPU, 8) for _ in range(2))
-    whole = torch.compile(compiled.workload.loss_sum, fullgraph=True, dynamic=False)
-    compiled._backward = ByAutograd(compiled.parallel, whole, compiled.model)
+    compiled._loss_sum = torch.compile(compiled.workload.loss_sum, fullgraph=True, dynamic=False)
     for t in range(3):
         batch = eager.workload.build_batch(t * 16, 16)
         assert compiled(batch, 0.1).loss.item() == pytest.approx(eager(batch, 0.1).loss.item())
