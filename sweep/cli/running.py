@@ -33,7 +33,7 @@ def settings_in(flags: dict[str, Any]) -> dict[str, Any]:
 def plan_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the plan; with --out, write it there for `python -m sweep.training`."""
     request, folder = read_request(experiment, settings_in(flags), flags["out"]), None
-    cluster = parse_cluster(flags["cluster"]) if flags["cluster"] else None
+    cluster = None if flags["cluster"] is None else parse_cluster(flags["cluster"])
     if flags["price"] is not None and cluster is None:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     if flags["out"]:

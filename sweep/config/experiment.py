@@ -207,7 +207,8 @@ class Experiment(Settings):
             fields = {"workload": "quadratic", **fields, "data": None}
         else:
             for key, size in sizes.items():
-                model[key] = model.get(key, DEFAULT_SIZES[key]) if size is None else size
+                default = model.get(key, DEFAULT_SIZES[key])
+                model[key] = default if size is None else parse_count(size, key)
         return {**fields, "model": model}
 
     @field_validator("batches", mode="before")

@@ -89,7 +89,7 @@ def _read_count_or_zero(value: Any, info: ValidationInfo) -> int:
 
 
 def _read_bytes(value: Any, info: ValidationInfo) -> int:
-    return parse_bytes(value, str(info.field_name))
+    return parse_bytes(value, str(info.field_name).removesuffix("_bytes"))
 
 
 Count = Annotated[int, BeforeValidator(_read_count)]

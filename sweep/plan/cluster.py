@@ -1,6 +1,7 @@
 """Makespan, device-hours and price of a plan on a cluster, from the plan's estimates."""
 
 import heapq
+import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -65,6 +66,8 @@ def cost_on_cluster(
     Raises:
         SweepError: if a trial does not fit on a node, or has no estimate.
     """
+    if price_per_device_hour is not None and not 0 <= price_per_device_hour < math.inf:
+        raise SweepError(f"price must be at least 0 and finite, got {price_per_device_hour}.")
     per_trial = plan.execution.devices
     if per_trial > gpus:
         raise SweepError(

@@ -25,6 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from sweep.training.process import run_cluster_attempt
 stops, stdout = [], os.fdopen(os.dup(1), "w")  # the attempt's own output goes to log.txt
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
 outcome = run_cluster_attempt(Path(sys.argv[1]), 1, stops)
 stdout.write(json.dumps(asdict(outcome)))
