@@ -17,13 +17,12 @@ from sweep.memory.points import Forecast
 from sweep.memory.search import find_largest
 from sweep.memory.zero import STAGES, on_devices
 from sweep.models import build_without_weights
-from sweep.models.hugging_face import unpacked_rows
 from sweep.models.precision import weight_dtype
 from sweep.training.noise import GradientSums
 from sweep.training.parallel import layers_of
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
-from sweep.workloads.protocol import build_workload
+from sweep.workloads import build_workload
 
 STEPS = 2  # the second one frees gradients of the first and holds optimizer states
 
@@ -52,7 +51,7 @@ def _run_without_data(config: TrialConfig) -> Forecast:
     run_size, micro = _run_size(config), config.microbatch_size
     model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with unpacked_rows(), fake, LiveStorages(None, config.science.model.vocabulary) as storages:
+    with fake, LiveStorages(None, config.science.model.vocabulary) as storages:
         _allocate(model, weight_dtype(config.science.precision))
         step = TrainingStep(here, torch.device("cpu"), micro, model)
         storages.watch(step.model, step.optimizer)
