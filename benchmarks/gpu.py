@@ -23,10 +23,10 @@ import torch
 import torch._dynamo
 from record import record
 
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.numbers import parse_count
 from sweep.config.trial import TrialConfig
-from sweep.config.execution import Execution
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from record import RESULTS, record
 
-from sweep.config.experiment import load_experiment
 from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
 from sweep.config.trial import TrialConfig
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError, WorkerDied
@@ -24,7 +24,7 @@ from sweep.memory.forecast import forecast_step
 from sweep.memory.measure import measure
 from sweep.memory.points import Measurement
 from sweep.orchestration.execution import LOSS_CHUNK_ROWS
-from sweep.plan.plan import build_plan
+from sweep.plan.plan import Inputs, build_plan
 from sweep.training.device import device_memory, has_compiler
 from sweep.training.process import FreshProcess
 
@@ -39,13 +39,14 @@ def trial_config(
     fields = {"batches": [batch], "precision": precision, "budget": 10**9, **more}
     execution = Execution(
         device=device,
+        microbatch=batch,
         threads=torch.get_num_threads(),
         compile=is_compiled,
         evaluation_batch_size=1,
         loss_chunk_rows=LOSS_CHUNK_ROWS[device.partition(":")[0]],
     )
     settings = load_experiment(experiment, fields)
-    plan = build_plan(settings, execution, data=synthetic_identity(), microbatch=batch)
+    plan = build_plan(settings, execution, Inputs(data=synthetic_identity()))
     row = plan.trials[0].model_copy(update={"learning_rate": 1e-6})
     return plan.trial_config(row, "memory")
 

@@ -28,9 +28,8 @@ TOKENS = BATCHES[-1]  # one step at each batch size
 def command(kind: str, count: int, out: Path) -> dict[str, float]:
     """Plan and run `count` trials; return seconds, the peak memory, and how many have ended."""
     from sweep.cli.show import Progress
+    from sweep.config.execution import Execution, Services
     from sweep.config.experiment import load_experiment
-    from sweep.config.execution import Execution
-    from sweep.orchestration.executors import Place
     from sweep.orchestration.local import InlineExecutor
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.runner import run_plan
@@ -46,8 +45,8 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
         summary = run_plan(
             planned,
             folder,
+            Services(executor="ray" if kind == "ray" else "local"),
             executor=InlineExecutor() if kind == "local" else None,
-            place=Place("ray" if kind == "ray" else "local"),
             on_change=progress.update,
             on_finished=lambda: ended.append(time.perf_counter()),
         )

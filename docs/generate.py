@@ -51,8 +51,8 @@ def results_section() -> str:
     losses = tuned.pivot(index="seed", columns="batch_size", values="final_valid_loss")
     best = losses.mean().idxmin()
     lines = [
-        f"Five batch sizes of a model with {plan['model']['parameters']:,} parameters on a sample of "
-        f"TinyStories, {len(losses)} seeds each ([report]({SHOWN}/report.md)):",
+        f"Five batch sizes of a model with {plan['model']['parameters']:,} parameters on a sample "
+        f"of TinyStories, {len(losses)} seeds each ([report]({SHOWN}/report.md)):",
         "",
         "| batch size | tuned learning rate | validation loss | difference to the best | "
         f"validation loss at {fixed['learning_rate'].iloc[0]:g} |",
