@@ -10,14 +10,11 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FAKES = ROOT / "tests" / "analysis" / "fake_sweeps.py"
-PUBLISHED = sorted(plan.parent for plan in ROOT.glob("results/published/*/plan.json"))
 
 
-@pytest.fixture(params=[*PUBLISHED, None], ids=lambda path: path.name if path else "made-up")
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A published sweep, or one that is made up."""
-    if request.param is not None:
-        return Path(request.param)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sweep folder with made-up results."""
     runpy.run_path(str(FAKES))["write_fake_sweep"](tmp_path / "fake", seeds=2)
     return tmp_path / "fake"
 
