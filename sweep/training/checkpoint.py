@@ -236,7 +236,11 @@ def load_parts(notes: dict[str, Any], step: TrainingStep, folder: Path) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load  # takes a second
 
     assert step.optimizer is not None
-    step.parallel.make_states(step.optimizer, step.parameters)
+    step.parallel.make_states(
+        step.optimizer,
+        step.parameters,
+        lambda count: step.backward(step.workload.random_batch(count)),
+    )
     tensors, reader, stored, problem = _tensors(step), None, set[str](), ""
     try:
         reader = HuggingFaceStorageReader(str(folder))

@@ -35,11 +35,11 @@ class DeepSpeedZero(DataParallel):
 
     def __init__(self, config: TrialConfig) -> None:
         super().__init__(config)
-        own = config.science.batch_size // self.devices
+        self._batch_size = config.science.batch_size // self.devices  # of this device
         self._settings = {
             "train_batch_size": config.science.batch_size,
             "train_micro_batch_size_per_gpu": config.microbatch_size,
-            "gradient_accumulation_steps": own // config.microbatch_size,
+            "gradient_accumulation_steps": self._batch_size // config.microbatch_size,
             "gradient_clipping": config.science.optimizer.clip or 0.0,
             "zero_optimization": {"stage": config.execution.zero},
             "zero_allow_untested_optimizer": True,
@@ -62,13 +62,28 @@ class DeepSpeedZero(DataParallel):
 
         backend = dist.get_backend().removeprefix("cpu:gloo,cuda:")
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
-        self._engine, self._optimizer, *_ = deepspeed.initialize(
-            model=self._module,
-            optimizer=build_optimizer(settings, model, learning_rate),
-            config=self._settings,
+        self._optimizer = build_optimizer(settings, model, learning_rate)
+        assert self._optimizer is not None
+        self._engine, *_ = deepspeed.initialize(
+            model=self._module, optimizer=self._optimizer, config=self._settings
         )
-        optimizer: torch.optim.Optimizer = self._optimizer
-        return optimizer
+        if self._zero < 3:
+            self._allocate_states(self._optimizer)
+        return self._optimizer
+
+    def _allocate_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Allocate the states of the flat parameters that the engine has put into the optimizer.
+
+        DeepSpeed 0.19 looks for the states of all groups after the first group's first step.
+        """
+        self._set_rate(0.0)
+        parts = [part for group in optimizer.param_groups for part in group["params"]]
+        for part in parts:
+            part.grad = torch.zeros_like(part)
+        optimizer.step()
+        for part in parts:
+            part.grad = None
+            optimizer.state[part]["step"].zero_()
 
     def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
         return loss_sum
@@ -111,21 +126,16 @@ class DeepSpeedZero(DataParallel):
         return torch.tensor(norm, device=self._engine.device)
 
     def _set_rate(self, learning_rate: float) -> None:
+        assert self._optimizer is not None
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
 
     def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
         """Return the bytes of this device's parts, which DeepSpeed splits evenly."""
-        weights = sum(self._read_size(p) * p.element_size() for p in model.parameters())
-        states = (
-            3 * 4 * sum(self._read_size(p) for p in model.parameters())
-        )  # float32 copy, moments
-        parts = weights // self.devices if self._zero == 3 else weights
-        return parts + states // self.devices
-
-    @staticmethod
-    def _read_size(parameter: nn.Parameter) -> int:
-        return int(getattr(parameter, "ds_numel", parameter.numel()))
+        sizes = [int(getattr(p, "ds_numel", p.numel())) for p in model.parameters()]
+        width = next(model.parameters()).element_size()
+        weights = sum(sizes) * width // (self.devices if self._zero == 3 else 1)
+        return weights + 3 * 4 * sum(sizes) // self.devices  # float32 copies and two moments
 
     @staticmethod
     def _read(parameter: nn.Parameter) -> Tensor:
@@ -150,7 +160,7 @@ class DeepSpeedZero(DataParallel):
     def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        steps = next(iter(self._optimizer.state.values()))["step"]
+        steps = next(iter(optimizer.state.values()))["step"]
         tensors = {}
         for name, parameter in model.named_parameters():
             tensors[f"{name}.step"] = torch.as_tensor(steps, dtype=torch.float32).cpu().clone()
@@ -158,25 +168,24 @@ class DeepSpeedZero(DataParallel):
                 tensors[f"{name}.{moment}"] = safe_get_full_optimizer_state(parameter, moment)
         return tensors
 
-    def make_states(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-        """Allocate the states by a step at rate 0, on gradients of 0."""
+    def make_states(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        backward: Callable[[int], object],
+    ) -> None:
+        """Allocate the states by a step on random data at rate 0; they are overwritten next."""
         self._set_rate(0.0)
-        for is_last in [False] * (self._engine.gradient_accumulation_steps() - 1) + [True]:
-            with self.exchanging(is_last):
-                self.backward(self._engine(_zero_of))
+        backward(self._batch_size)
         self._engine.step()
 
     def load(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
 
+        assert self._optimizer is not None
         for name, parameter in model.named_parameters():
             self._write(parameter, weights[name])
             for moment in MOMENTS:
                 safe_set_full_optimizer_state(parameter, states[f"{name}.{moment}"], moment)
             for state in self._optimizer.state.values():
-                state["step"] = torch.as_tensor(states[f"{name}.step"]).clone()
-
-
-def _zero_of(model: nn.Module) -> Tensor:
-    """Return 0 as a function of every parameter."""
-    return sum((0.0 * parameter.sum() for parameter in model.parameters()), torch.zeros(()))
+                state["step"] = states[f"{name}.step"].clone()

@@ -95,8 +95,16 @@ class Parallel:
             if isinstance(value, Tensor)
         }
 
-    def make_states(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-        """Allocate the optimizer's states by a step that changes no weight."""
+    def make_states(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        backward: Callable[[int], object],
+    ) -> None:
+        """Allocate the optimizer's states by a step that changes no weight.
+
+        `backward` adds gradients of so many random sequences, for an engine that needs real ones.
+        """
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         clip_and_step(optimizer, parameters, learning_rate=0.0, max_norm=1.0)

@@ -87,7 +87,7 @@ class FreshProcess:
         for is_retry in (False, True):  # if the helper has died
             self._pipe, theirs = multiprocessing.Pipe()
             with contextlib.suppress(OSError, EOFError):
-                _helper(is_retry).fork(theirs)
+                _server(is_retry).fork(theirs)
                 self.pid = int(self._pipe.recv())
                 break
         else:
@@ -126,7 +126,7 @@ class FreshProcess:
         return answers["result"]
 
 
-class _Helper:
+class _Server:
     """The process that forks workers."""
 
     def __init__(self) -> None:
@@ -148,15 +148,15 @@ class _Helper:
 
 
 _lock = threading.Lock()
-_helpers: list[_Helper] = []
+_servers: list[_Server] = []
 
 
-def _helper(is_new: bool) -> _Helper:
+def _server(is_new: bool) -> _Server:
     """Return the newest helper; start one if there is none, or a new one is asked for."""
     with _lock:
-        if is_new or not _helpers or _helpers[-1].process.poll() is not None:
-            _helpers.append(_Helper())
-        return _helpers[-1]
+        if is_new or not _servers or _servers[-1].process.poll() is not None:
+            _servers.append(_Server())
+        return _servers[-1]
 
 
 def serve() -> None:
