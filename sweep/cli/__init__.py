@@ -72,6 +72,8 @@ def run(experiment: str, **flags: Any) -> int:
 
 @sweep.command(cls=SettingsCommand)
 @common_options
+@click.option("--yes", is_flag=True, hidden=True)  # so that a `run` can be planned as typed
+@click.option("--quiet", is_flag=True, hidden=True)
 @click.option(
     "--cluster",
     cls=GroupedOption,

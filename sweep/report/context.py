@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-import sweep as package
 from sweep.analysis.checks import PolicyResult, headline
 from sweep.analysis.comparison import cell_records, overlapping, recommend, report_trials
 from sweep.analysis.frames import Sweep
@@ -19,6 +18,7 @@ from sweep.config.grpo import FINAL_PROMPTS
 from sweep.plan.policy import describe_policy
 from sweep.plan.steps import probe_sizes
 from sweep.trial.files import sha256_of
+from sweep.version import __version__
 
 MOST_PAIRS = 15  # with more, only the pairs of the best batch size are reported
 NOISE_SOURCES = {
@@ -44,7 +44,7 @@ def build_context(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict
     results = [policy for policy in policies if isinstance(policy, PolicyResult)]
     reached = [policy for policy in policies if isinstance(policy, Reached)]
     return {
-        "version": package.__version__,
+        "version": __version__,
         "sweep": sweep,
         "plan": plan,
         "sha256_of": sha256_of,

@@ -240,7 +240,7 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
 def plot_rates(sweep: Sweep, policies: Policies) -> Figure | None:
     """Plot the loss (or the tokens to the target) of the tuning trials against the rate."""
     rates = [rate for policy in policies for rate in policy.rates]
-    if not rates:
+    if not any(np.isfinite(rate.trials["loss"]).any() for rate in rates):
         return None
     has_target = sweep.plan.settings.target is not None
     figure, (axis,) = look.new_figure(1)

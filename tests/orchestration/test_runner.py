@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sweep.config.execution import Execution
+from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.local import InlineExecutor, attempt_slots
@@ -206,7 +206,7 @@ def test_what_fails_before_the_first_trial_leaves_no_executor_open(tmp_path):
     experiment = load_experiment("quadratic", {"batches": "4", "budget": "800"})
     planned = make_plan(experiment, Execution(device="cpu"), folder)
     with pytest.raises(SweepError, match="tracking URI"):
-        run_plan(planned, folder, executor=executor, tracking_uri="ftp://nowhere")
+        run_plan(planned, folder, executor=executor, services=Services(tracking_uri="ftp://nowhere"))
     assert executor.ended == ["stop", "close"]
 
 
@@ -267,7 +267,7 @@ def test_flags_that_contradict_the_plan_are_refused(run):
     from sweep.errors import SweepError
 
     run()
-    with pytest.raises(SweepError, match="microbatch was decided as 4"):
+    with pytest.raises(SweepError, match="microbatch was decided as"):
         run(logistics=Execution(device="cpu", microbatch=2))
 
 

@@ -58,7 +58,7 @@ def run(tmp_path, go):
 
     def run_here(name: str, services: Services, **fields) -> Summary:
         folder = plan_trials(tmp_path / name, **fields)
-        return run_plan(planned(folder), folder, place=services)
+        return run_plan(planned(folder), folder, services)
 
     return run_here
 

@@ -213,7 +213,7 @@ def test_a_sweep_to_a_target_reports_steps_to_it(
     headings = re.findall(r"^### Losses at equal (\w+)", text, re.MULTILINE)
     assert headings == ["tokens", "steps", "seconds"] and "nan" not in text
     figures = {figure.stem for figure in (path / "figures").iterdir()}
-    assert figures == {"curves", "time", "throughput", "rates", "steps"}
+    assert figures == {"curves", "time", "throughput", "steps"}  # no tuning trial reached it
 
 
 def test_losses_of_the_quadratic_have_no_unit(tmp_path: Path, write_fake_sweep: Any) -> None:

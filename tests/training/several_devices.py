@@ -39,7 +39,7 @@ def planned(
 ) -> TrialFolder:
     """Plan one trial; `execution` is what its plan would decide otherwise."""
     logistics = Execution(
-        device="cpu", microbatch=2, devices=devices, zero=zero or None, strategy=strategy
+        device="cpu", microbatch=2, devices=devices, zero=zero or 0, strategy=strategy or "torch"
     )
     folder = SweepFolder(path)
     plan = make_plan(load_experiment("quick", SETTINGS | settings), logistics, folder).plan
