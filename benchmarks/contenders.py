@@ -30,7 +30,7 @@ from sweep.training.device import available_cores, keep_freed_memory
 from sweep.training.step import TrainingStep
 from sweep.training.steps import Steps, build_steps
 from sweep.trial.folder import TrialFolder, TrialStatus
-from sweep.workloads.protocol import build_workload
+from sweep.workloads import build_workload
 
 WARM_UP = 10  # steps
 WINDOWS = 32  # batches that the others go round in

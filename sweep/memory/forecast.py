@@ -18,7 +18,6 @@ from sweep.memory.points import Forecast
 from sweep.memory.search import Found, Look, find_largest
 from sweep.memory.zero import STAGES, Gathered, on_devices
 from sweep.models import build_without_weights
-from sweep.models.hugging_face import unpacked_rows
 from sweep.models.precision import weight_dtype
 from sweep.training.device import usable_memory
 from sweep.training.noise import GradientSums
@@ -26,7 +25,7 @@ from sweep.training.parallel import layers_of
 from sweep.training.process import ShouldStop
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
-from sweep.workloads.protocol import build_workload
+from sweep.workloads import build_workload
 
 STEPS = 2  # in the second one gradients of the first were freed and optimizer states are there
 
@@ -45,7 +44,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
     try:
         model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with unpacked_rows(), fake, LiveStorages(None, vocabulary) as storages:
+        with fake, LiveStorages(None, vocabulary) as storages:
             _give_storage(model, weight_dtype(config.science.precision))
             step = TrainingStep(here, torch.device("cpu"), config.microbatch_size, model)
             storages.watch(step.model, step.optimizer)

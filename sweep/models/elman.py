@@ -1,8 +1,8 @@
 """The E1 language model: a Mamba-gated Elman network with tied embeddings (SEED: seeds/4).
 
-h_t = tanh(W_x x_t + W_h h_{t-1} + b), gated by silu(z_t); W_h is spectrally normalised at every
-forward. The cell is one autograd function that keeps what the fused kernel kept, so that its
-memory is that of the published measurements; `is_fused=False` is the same cell as a plain loop.
+h_t = tanh(W_x x_t + W_h h_{t-1} + b), gated by silu(z_t). W_h is spectrally normalized in every
+forward pass. The cell is one autograd function that saves the same tensors as the fused kernel of
+the published measurements, so its memory equals theirs.
 """
 
 import torch
@@ -18,29 +18,17 @@ EMBEDDING_STD = 0.02
 
 
 class Elman(nn.Module):
-    """Token ids (B, T) to logits (B, T, V).
-
-    Args:
-        settings: the sizes.
-        seed: of the initial weights.
-        activation_checkpointing: recompute each layer in the backward pass.
-        is_fused: whether the cell is one autograd function.
-    """
+    """Map token ids (B, T) to logits (B, T, V)."""
 
     def __init__(
-        self,
-        settings: ElmanSettings,
-        seed: int,
-        activation_checkpointing: bool = False,
-        is_fused: bool = True,
+        self, settings: ElmanSettings, seed: int, activation_checkpointing: bool = False
     ) -> None:
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
         width = settings.d_model
-        self.embedding = nn.Embedding(
-            settings.vocabulary, width, _weight=torch.empty(settings.vocabulary, width)
-        )
-        self.layers = nn.ModuleList(ElmanLayer(width, is_fused) for _ in range(settings.layers))
+        rows = torch.empty(settings.vocabulary, width)  # skips the default initialization
+        self.embedding = nn.Embedding(settings.vocabulary, width, _weight=rows)
+        self.layers = nn.ModuleList(ElmanLayer(width) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(width)
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
@@ -49,7 +37,7 @@ class Elman(nn.Module):
                 nn.init.normal_(parameter, std=std, generator=generator)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the normalised states before the output projection, (B, T, D)."""
+        """Return the normalized states before the output projection, (B, T, D)."""
         x = self.embedding(ids)  # (B, T, D)
         for layer in self.layers:
             if self.activation_checkpointing and self.training:
@@ -59,7 +47,7 @@ class Elman(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
-        """Return the output projection, (V, D): the embeddings."""
+        """Return the output projection, (V, D), which is the embedding."""
         return self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -68,11 +56,10 @@ class Elman(nn.Module):
 
 
 class ElmanLayer(nn.Module):
-    """Pre-norm, projection to input and gate, recurrence, projection back, residual."""
+    """Pre-norm, projection to input and gate, recurrent cell, projection back, residual."""
 
-    def __init__(self, d_model: int, is_fused: bool) -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.is_fused = is_fused
         self.norm = nn.LayerNorm(d_model)
         self.in_proj = nn.Linear(d_model, 2 * d_model, bias=False)
         self.input_weight = nn.Parameter(torch.empty(d_model, d_model))
@@ -83,17 +70,20 @@ class ElmanLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
         inputs, gate = self.in_proj(self.norm(x)).chunk(2, dim=-1)  # (B, T, D) each
-        inputs = F.silu(inputs).transpose(0, 1).contiguous()  # (T, B, D): the cell's order
+        inputs = F.silu(inputs).transpose(0, 1).contiguous()  # (T, B, D), the order of the cell
         gate = gate.transpose(0, 1).contiguous()
-        weight = spectrally_normalised(self.recurrent_weight)
-        weights = (part.to(inputs.dtype) for part in (self.input_weight, weight, self.bias))
-        cell = FusedCell.apply if self.is_fused else plain_cell
-        mixed = cell(inputs, gate, *weights)  # (T, B, D)
+        recurrent = spectrally_normalized(self.recurrent_weight)
+        weights = (part.to(inputs.dtype) for part in (self.input_weight, recurrent, self.bias))
+        mixed = self.cell(inputs, gate, *weights)  # (T, B, D)
         return x + self.out_proj(mixed.transpose(0, 1).contiguous())  # type: ignore[no-any-return]
 
+    def cell(self, *tensors: Tensor) -> Tensor:
+        """Run the recurrent cell with the arguments of `FusedCell`."""
+        return FusedCell.apply(*tensors)  # type: ignore[no-any-return, no-untyped-call]
 
-def spectrally_normalised(weight: Tensor) -> Tensor:
-    """Return the matrix scaled to a spectral norm of 0.99, estimated by power iteration."""
+
+def spectrally_normalized(weight: Tensor) -> Tensor:
+    """Return the matrix scaled to a spectral norm of 0.99, as estimated by power iteration."""
     with torch.no_grad():
         u = torch.ones_like(weight[0]) * weight.shape[0] ** -0.5
         for _ in range(POWER_ITERATIONS):
@@ -104,34 +94,25 @@ def spectrally_normalised(weight: Tensor) -> Tensor:
     return scaled
 
 
-def plain_cell(x: Tensor, z: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor) -> Tensor:
-    """Run the cell step by step, left to autograd; arguments and result as of `FusedCell`."""
-    h, states = torch.zeros_like(x[0]), []
-    for x_t in x:
-        h = torch.tanh(F.linear(x_t, w_x, bias) + F.linear(h, w_h))
-        states.append(h)
-    return torch.stack(states) * F.silu(z)
-
-
 class FusedCell(torch.autograd.Function):
-    """(T, B, D) inputs and gates, weights (D, D), bias (D) to gated states (T, B, D)."""
+    """Map inputs and gates (T, B, D), weights (D, D) and bias (D,) to gated states (T, B, D)."""
 
     @staticmethod
     def forward(ctx, x, z, w_x, w_h, bias):  # type: ignore[no-untyped-def]
-        """Keep x, z, states h, pre-activations v and both weights, as the fused kernel did."""
+        """Save x, z, the states h, the pre-activations v and both weights for the backward pass."""
         v = F.linear(x, w_x, bias)  # (T, B, D)
         h = torch.empty(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype, device=x.device)
-        states, turned = h.unbind(0), w_h.T
+        states, transposed = h.unbind(0), w_h.T
         states[0].zero_()
         for t, v_t in enumerate(v.unbind(0)):
-            v_t.addmm_(states[t], turned)
+            v_t.addmm_(states[t], transposed)
             states[t + 1].copy_(v_t).tanh_()
         ctx.save_for_backward(x, z, w_x, w_h, h, v)
         return F.silu(z).mul_(h[1:])
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        """Return the gradients of all five; dh, dz, dv and dx stand beside the incoming one."""
+        """Return all five gradients; dh, dz, dv and dx coexist with the incoming gradient."""
         x, z, w_x, w_h, h, _ = ctx.saved_tensors
         grad = grad.contiguous()
         gate = torch.sigmoid(z)
@@ -140,11 +121,11 @@ class FusedCell(torch.autograd.Function):
         dh = grad * z
         dh *= gate
         del gate
-        dv = (h[1:] * h[1:]).neg_().add_(1)  # the slope of tanh
-        slopes, behind = dv.unbind(0), dh.unbind(0)
-        slopes[-1].mul_(behind[-1])
+        dv = (h[1:] * h[1:]).neg_().add_(1)  # the derivative of tanh
+        slopes, gradients = dv.unbind(0), dh.unbind(0)
+        slopes[-1].mul_(gradients[-1])
         for t in range(x.shape[0] - 2, -1, -1):
-            slopes[t].mul_(behind[t].addmm_(slopes[t + 1], w_h))
+            slopes[t].mul_(gradients[t].addmm_(slopes[t + 1], w_h))
         flat = dv.flatten(0, 1)
         dx = (flat @ w_x).view_as(x)
         dw_x = flat.T @ x.flatten(0, 1)

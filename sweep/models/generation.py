@@ -1,10 +1,10 @@
-"""Sampling from a causal language model, completion by completion the same in any batch.
+"""Sample from a causal language model; a completion is the same in a batch of any size.
 
-Each completion has random numbers of its own, so that how many are sampled at once decides nothing
-but rounding.
+Every completion draws its own random numbers, so the number of completions that are sampled
+together changes rounding only.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,30 +15,27 @@ from torch import Tensor, nn
 
 from sweep.models import HasCache, HasHidden
 
-LOOKED_AFTER = 8  # tokens: looking whether all have ended waits for the device
+END_CHECK_INTERVAL = 8  # tokens; a check whether all completions have ended waits for the device
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen."""
 
-    temperature: float = 1.0  # 0: the likeliest
-    top_p: float = 1.0  # of the smallest set of likeliest tokens that holds so much probability
-    end: int | None = None  # id that ends a completion
+    temperature: float = 1.0  # 0: the most likely token
+    top_p: float = 1.0  # sample from the smallest set of tokens with this much probability
+    end: int | None = None  # id that ends a completion; None: no completion ends early
 
 
 def completion_uniforms(seed: int, numbers: NDArray[np.int64], tokens: int) -> Tensor:
-    """Return what completions draw, uniform in [0, 1), (completions, tokens) in float64.
+    """Return the random numbers of some completions, (B, tokens), float64 in [0, 1).
 
-    Args:
-        seed: ≥ 0.
-        numbers: of the completions in their global stream, (completions,).
-        tokens: of each.
+    `numbers`, (B,), are the positions of the completions in the stream of the seed.
     """
-    drawn = np.empty((len(numbers), tokens))
-    for row, number in zip(drawn, numbers, strict=True):
+    uniforms = np.empty((len(numbers), tokens))
+    for row, number in zip(uniforms, numbers, strict=True):
         row[:] = np.random.Generator(np.random.Philox(key=[seed, int(number)])).random(tokens)
-    return torch.from_numpy(drawn)
+    return torch.from_numpy(uniforms)
 
 
 @torch.no_grad()
@@ -48,82 +45,69 @@ def generate(
     uniforms: Tensor,
     sampling: Sampling,
     *,
-    is_cached: bool = True,
-    looks_for_end: bool = True,
     copies: int = 1,
-    on_logits: Callable[[Tensor], object] | None = None,
     is_rehearsal: bool = False,
 ) -> Tensor:
-    """Sample one completion of each prompt, (B, N); behind its end a completion repeats the end.
+    """Sample one completion per prompt, (B, N); after its end, a completion repeats the end id.
 
     Args:
-        model: from ids (B, T) to logits (B, T, V), with a cache where it has one.
+        model: maps ids (B, T) to logits (B, T, V); its cache is used if it has one.
         prompts: ids, (B, P), P ≥ 1.
-        uniforms: what the completions draw, (B, N).
-        sampling: how.
-        is_cached: use the model's cache.
-        looks_for_end: stop as soon as all have ended, which waits for the device.
-        copies: so many prompts side by side are equal, and seen once, where there is a cache.
-        on_logits: called with the logits (B, V) of each token.
-        is_rehearsal: only the first two tokens and the last, where the model can pad its cache.
+        uniforms: random numbers of the completions, (B, N).
+        sampling: how tokens are chosen.
+        copies: number of adjacent prompts that are equal; a model with a cache reads them once.
+        is_rehearsal: compute only the first two tokens and the last, which decide the peak memory,
+            if the model can pad its cache.
     """
     count, tokens = uniforms.shape
-    cache = model if is_cached and isinstance(model, HasCache) else None
-    chosen = prompts.new_full((count, tokens), 0 if sampling.end is None else sampling.end)
+    end = sampling.end
+    completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
-    past: Any = None
-    new, seen, turned = prompts, prompts, None
-    pad = getattr(cache, "pad_past", None) if is_rehearsal else None
-    skipped = max(0, tokens - 3) if pad else 0
-    for place in (*range(min(tokens, 2)), *range(2 + skipped, tokens)):
-        if pad and skipped and place == tokens - 1:
-            past = pad(past, skipped)
+    ids, past, projection = prompts, None, None
+    pad = getattr(model, "pad_past", None) if is_rehearsal and tokens > 3 else None
+    positions: Iterable[int] = range(tokens) if pad is None else (0, 1, tokens - 1)
+    for position in positions:
+        if pad is not None and position == tokens - 1:
+            past = pad(past, tokens - 3)
         if isinstance(model, HasHidden):
-            if cache is None:
-                hidden = model.hidden(seen)
-            else:
-                hidden, past = _extend(cache, new, past, copies)
-            if turned is None:
-                turned = model.output_weight().T.to(hidden.dtype)
-            logits = hidden[:, -1] @ turned
+            states, past = _next_states(model, ids, past, copies)
+            if projection is None:
+                projection = model.output_weight().T.to(states.dtype)
+            logits = states[:, -1] @ projection
         else:
-            logits = model(seen)[:, -1]
-        if on_logits is not None:
-            on_logits(logits)
-        ids = next_tokens(logits, uniforms[:, place], sampling)
-        if sampling.end is not None:
-            ids = torch.where(has_ended, sampling.end, ids)
-            has_ended = has_ended | (ids == sampling.end)
-        chosen[:, place], new = ids, ids[:, None]
-        if cache is None:
-            seen = torch.cat((seen, new), dim=1)
-        is_look = looks_for_end and place % LOOKED_AFTER == LOOKED_AFTER - 1
-        if is_look and sampling.end is not None and bool(has_ended.all()):
+            logits = model(ids)[:, -1]
+        chosen = next_tokens(logits, uniforms[:, position], sampling)
+        if end is not None:
+            chosen = torch.where(has_ended, end, chosen)
+            has_ended = has_ended | (chosen == end)
+        completions[:, position] = chosen
+        ids = chosen[:, None] if past is not None else torch.cat((ids, chosen[:, None]), dim=1)
+        is_check = position % END_CHECK_INTERVAL == END_CHECK_INTERVAL - 1
+        if end is not None and is_check and bool(has_ended.all()):
             break
-    return chosen
+    return completions
 
 
-def _extend(model: HasCache, new: Tensor, past: Any, copies: int) -> tuple[Tensor, Any]:
-    return extend_equal(model, new, copies) if past is None else model.extend(new, past)
+def _next_states(model: HasHidden, ids: Tensor, past: Any, copies: int) -> tuple[Tensor, Any]:
+    if not isinstance(model, HasCache):
+        return model.hidden(ids), None
+    return extend_equal(model, ids, copies) if past is None else model.extend(ids, past)
 
 
 def extend_equal(model: HasCache, prompts: Tensor, copies: int) -> tuple[Tensor, Any]:
-    """Return the last states (B, 1, D) of prompts, and their past, seeing equal ones once.
+    """Return the last states (B, 1, D) and the past of prompts (B, P); read equal ones once.
 
-    Args:
-        model: with a cache.
-        prompts: ids, (B, P).
-        copies: so many side by side are equal.
+    `copies` adjacent prompts are equal.
     """
-    hidden, past = model.extend(prompts[::copies], None)
-    hidden = hidden[:, -1:]
+    states, past = model.extend(prompts[::copies], None)
+    states = states[:, -1:]
     if copies > 1:
-        hidden, past = hidden.repeat_interleave(copies, dim=0), model.repeat(past, copies)
-    return hidden, past
+        states, past = states.repeat_interleave(copies, dim=0), model.repeat(past, copies)
+    return states, past
 
 
 def next_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
-    """Choose a token from each row, (B) from logits (B, V) and uniforms (B), by inversion."""
+    """Choose a token per row by inverse transform sampling, (B,) from (B, V) and (B,)."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -131,12 +115,12 @@ def next_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
     order = None
     if sampling.top_p < 1:
         shares, order = shares.sort(dim=-1, descending=True, stable=True)
-        is_beyond = shares.cumsum(dim=-1) - shares >= sampling.top_p  # the first never is
+        is_beyond = shares.cumsum(dim=-1) - shares >= sampling.top_p  # never the first
         shares = shares.masked_fill(is_beyond, 0.0)
-    heights = shares.cumsum(dim=-1)
-    drawn = uniforms.to(heights)[:, None] * heights[:, -1:]
-    found = torch.searchsorted(heights, drawn, right=True)
-    # rounding may leave the last of them above what is drawn
+    cumulative = shares.cumsum(dim=-1)
+    thresholds = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
+    chosen = torch.searchsorted(cumulative, thresholds, right=True)
+    # Rounding can put the threshold at the end of the cumulative sum; take the last possible token.
     last = (shares > 0).to(torch.int64).cumsum(dim=-1).argmax(dim=-1, keepdim=True)
-    found = torch.minimum(found, last)
-    return (found if order is None else order.gather(1, found)).squeeze(1)
+    chosen = torch.minimum(chosen, last)
+    return (chosen if order is None else order.gather(1, chosen)).squeeze(1)

@@ -1,8 +1,5 @@
-"""Causal language models of the library transformers, with random weights from a seed."""
+"""Causal language models of the transformers library, with random weights from a seed."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +11,15 @@ from sweep.config.objects import require_extra
 from sweep.errors import SweepError
 
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+FORECAST_ATTENTION = "sdpa_without_values"
 
 
 class HuggingFace(nn.Module):
-    """Token ids (B, T) to logits (B, T, V); without dropout, so that a seed says everything.
-
-    Args:
-        settings: architecture and sizes; what they leave open is the architecture's default.
-        seed: of the initial weights.
-        activation_checkpointing: recompute each block in the backward pass.
+    """Map token ids (B, T) to logits (B, T, V), without dropout, so the seed decides everything.
 
     Raises:
-        SweepError: if transformers is not installed, or does not know the architecture.
+        SweepError: if transformers is not installed, does not know the architecture, or the
+            architecture scales its logits.
     """
 
     def __init__(
@@ -40,29 +34,31 @@ class HuggingFace(nn.Module):
             config = AutoConfig.for_model(settings.architecture, **sizes)
         except ValueError as error:
             raise SweepError(
-                f"model {settings.name!r} must be of an architecture and sizes that transformers "
+                f"model {settings.name!r} must have an architecture and sizes that transformers "
                 f"knows, got {settings.architecture!r} ({' '.join(str(error).split())[:200]})."
             ) from error
-        for name, value in list(vars(config).items()):  # each architecture has names of its own
+        for name, value in list(vars(config).items()):  # names differ between architectures
             if "drop" in name and isinstance(value, int | float):
                 setattr(config, name, type(value)(0))
         config.use_cache = False
+        has_values = torch.get_default_device().type != "meta"
+        attention = "sdpa" if has_values else _register_forecast_attention()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             build: Any = AutoModelForCausalLM.from_config
-            self.model = build(config, attn_implementation="sdpa")
+            self.model = build(config, attn_implementation=attention)
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        self.model.get_input_embeddings().padding_idx = None  # nothing is padding here
+        self.model.get_input_embeddings().padding_idx = None  # no token is padding
         output = self.model.get_output_embeddings()
         if output.bias is not None or any(getattr(config, name, None) for name in SCALED_LOGITS):
             raise SweepError(
-                f"model {settings.name!r} must have plain logits, states times a matrix, and has a "
-                "bias or a scale on them. Use it as a module:object of your own."
+                f"model {settings.name!r} must compute logits as states times a matrix, got logits "
+                "with a bias or a scale. Use it as your own module:object."
             )
         self._end = settings.end
-        # transformers refuses its cache to a model that trains and checkpoints
+        # With gradient checkpointing, transformers refuses to use its cache in training.
         self.trains_with_past = not activation_checkpointing
         if activation_checkpointing:
             current, former = "activation_checkpointing_enable", "gradient_checkpointing_enable"
@@ -70,13 +66,13 @@ class HuggingFace(nn.Module):
             enable({"use_reentrant": False})
 
     def load(self, folder: Path) -> None:
-        """Load pretrained weights, the rows of id 0 and of the end of a text exchanged."""
+        """Load pretrained weights, and exchange the rows of id 0 and of the end-of-text id."""
         from transformers import AutoModelForCausalLM, logging
 
-        be_quiet: Any = logging.disable_progress_bar
-        be_quiet()
-        found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model.load_state_dict(found.state_dict())
+        disable_progress_bar: Any = logging.disable_progress_bar
+        disable_progress_bar()
+        pretrained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.load_state_dict(pretrained.state_dict())
         tables = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         with torch.no_grad():
             for weight in {id(table.weight): table.weight for table in tables}.values():
@@ -87,12 +83,12 @@ class HuggingFace(nn.Module):
         return self.model.base_model(ids).last_hidden_state  # type: ignore[no-any-return]
 
     def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
-        """Return the states of tokens that follow others, (B, T, D), and transformers' cache."""
-        found = self.model.base_model(ids, past_key_values=past, use_cache=True)
-        return found.last_hidden_state, found.past_key_values
+        """Return the states of new tokens, (B, T, D), and transformers' cache."""
+        output = self.model.base_model(ids, past_key_values=past, use_cache=True)
+        return output.last_hidden_state, output.past_key_values
 
     def repeat(self, past: Any, copies: int) -> Any:
-        """Return the cache with each sequence so many times, side by side."""
+        """Return the cache with each sequence repeated `copies` times, side by side."""
         past.batch_repeat_interleave(copies)
         return past
 
@@ -105,20 +101,19 @@ class HuggingFace(nn.Module):
         return self.model(ids).logits  # type: ignore[no-any-return]
 
 
-@contextmanager
-def unpacked_rows() -> Iterator[None]:
-    """Tell transformers, where it is in use, that no row holds several texts.
+def _register_forecast_attention() -> str:
+    """Register scaled dot-product attention for tensors without values; return its name.
 
-    It reads that from the positions' values; without data it cannot, and would make a causal mask
-    that real steps do without.
+    transformers reads from the values of the positions whether a row packs several texts. Without
+    values it assumes so and builds a causal mask, which real training steps do not need.
     """
-    masks, name = sys.modules.get("transformers.masking_utils"), "find_packed_sequence_indices"
-    found = getattr(masks, name, None)
-    if masks is None or found is None:
-        yield
-        return
-    setattr(masks, name, lambda position_ids: None)
-    try:
-        yield
-    finally:
-        setattr(masks, name, found)
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def mask(*arguments: Any, **options: Any) -> Tensor | None:
+        return sdpa_mask(*arguments, **{**options, "allow_is_causal_skip": True})
+
+    AttentionInterface.register(FORECAST_ATTENTION, sdpa_attention_forward)
+    AttentionMaskInterface.register(FORECAST_ATTENTION, mask)
+    return FORECAST_ATTENTION

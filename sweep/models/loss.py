@@ -1,8 +1,11 @@
-"""Cross-entropies and log-probabilities of a linear layer without its logits.
+"""Cross-entropies and log-probabilities of a linear layer, without materializing its logits.
 
-They exist for a few rows at a time, and no (rows, V) tensor is kept for the backward pass. The
-gradient of a summed loss is formed in the same pass, so that nothing is computed twice; that of
-log-probabilities, whose weights are known later, computes the logits again.
+Logits exist for a few rows at a time, and no (N, V) tensor is saved for the backward pass. The
+forward pass of the summed loss also computes its gradient, so nothing is computed twice. The
+gradient of log-probabilities needs weights that are known only later, so its backward pass
+computes the logits again.
+
+Shapes: hidden (N, D) in the dtype of the matrix products, weight (V, D), targets (N,).
 """
 
 import importlib
@@ -13,8 +16,8 @@ import torch
 from torch import Tensor
 
 
-def _liger_kernel() -> Callable[..., Any] | None:
-    """Return Liger's kernel (extra cuda) where it is installed; it chunks by its own rule."""
+def _load_liger() -> Callable[..., Any] | None:
+    """Return Liger's fused kernel (extra `cuda`) if it is installed."""
     if torch.version.cuda is None:
         return None
     try:
@@ -24,66 +27,51 @@ def _liger_kernel() -> Callable[..., Any] | None:
     return module.liger_fused_linear_cross_entropy  # type: ignore[no-any-return]
 
 
-LIGER = _liger_kernel()  # looked up here, because a compiled step cannot import
-LIGER_ABOVE = 32_768  # rows; it waits for the host, as no CUDA graph may and no small step should
+LIGER = _load_liger()  # loaded here because a compiled step cannot import
+LIGER_ABOVE = 32_768  # rows; the kernel waits for the host, which slows down small steps
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-    """Return the summed cross-entropy in nats, a float32 or wider scalar.
-
-    Args:
-        hidden: (N, D), in the dtype of the matrix products.
-        weight: (V, D).
-        targets: (N), ids below V.
-        rows: of `hidden` whose logits exist at a time.
-    """
+    """Return the summed cross-entropy in nats, at least float32, with `rows` logits at a time."""
     if hidden.is_cuda and len(hidden) > LIGER_ABOVE and LIGER is not None:
-        narrow = weight.to(hidden.dtype)
+        dtype = _accumulation_dtype(weight)
         fused: Tensor = LIGER(
-            hidden, narrow, targets, reduction="sum", accum_dtype=_accumulator(weight.dtype)
+            hidden, weight.to(hidden.dtype), targets, reduction="sum", accum_dtype=dtype
         )
         return fused.float()
-    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-untyped-call]
-    return total
+    return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.no_grad()
 def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-    """Return each row's cross-entropy, (N), without gradients; arguments as above."""
-    turned, parts = weight.to(hidden.dtype).T, []
-    for chunk, ids in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
-        parts.append(_losses(_widened(chunk @ turned), ids)[0])
-    return torch.cat(parts)
+    """Return the cross-entropy of each row, (N,), without gradients."""
+    transposed = weight.to(hidden.dtype).T
+    chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    return torch.cat([_losses(_widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
 
 
 def linear_log_probs(
     hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return each row's log-probability of its target, and its entropy, in nats, (N) each.
+    """Return the log-probability of each target and the entropy of each row in nats, (N,) each.
 
-    The entropy has no gradient.
-
-    Args:
-        hidden: (N, D), in the dtype of the matrix products.
-        weight: (V, D).
-        targets: (N), ids below V.
-        rows: of `hidden` whose logits exist at a time.
-        temperature: the logits are divided by it.
+    Logits are divided by `temperature`. Only the log-probabilities have a gradient.
     """
-    found: tuple[Tensor, Tensor] = _LinearLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, rows, temperature
-    )
-    return found
+    return _LinearLogProbs.apply(hidden, weight, targets, rows, temperature)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _widened(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
+def _accumulation_dtype(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
 def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's loss (n) and the log of its normaliser (n, 1) from (n, V)."""
-    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
-    return (normaliser - logits.gather(1, targets[:, None])).squeeze(1), normaliser
+    """Return the loss (n,) and the log of the normalizer (n, 1) of each row of logits (n, V)."""
+    normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
+    return (normalizer - logits.gather(1, targets[:, None])).squeeze(1), normalizer
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -92,35 +80,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int
     ):
         with torch.autocast(hidden.device.type, enabled=False):
-            narrow = weight.to(hidden.dtype)
-            dtype = _accumulator(weight.dtype)
-            sums: Tensor | None = None  # (V, D)
-            slopes = torch.empty_like(hidden)  # (N, D)
+            narrow, dtype = weight.to(hidden.dtype), _accumulation_dtype(weight)
+            weight_grad: Tensor | None = None  # (V, D)
+            hidden_grad = torch.empty_like(hidden)
             total = torch.zeros((), dtype=dtype, device=hidden.device)
-            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, slopes))
-            for chunk, ids, slope in zip(*chunks, strict=True):
+            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, hidden_grad))
+            for chunk, ids, chunk_grad in zip(*chunks, strict=True):
                 logits = _widened(chunk @ narrow.T)  # (n, V)
-                losses, normaliser = _losses(logits, ids)
+                losses, normalizer = _losses(logits, ids)
                 total += losses.sum()
-                share = logits.sub_(normaliser).exp_()  # softmax, in place
-                share.scatter_add_(1, ids[:, None], share.new_full((len(ids), 1), -1.0))
-                share = share.to(hidden.dtype)
-                slope.copy_(share @ narrow)
-                if sums is None:
-                    sums = (share.T @ chunk).to(dtype)
+                grad = logits.sub_(normalizer).exp_()  # softmax, in place
+                grad.scatter_add_(1, ids[:, None], grad.new_full((len(ids), 1), -1.0))
+                grad = grad.to(hidden.dtype)
+                chunk_grad.copy_(grad @ narrow)
+                if weight_grad is None:
+                    weight_grad = (grad.T @ chunk).to(dtype)
                 elif hidden.dtype == dtype:
-                    sums.addmm_(share.T, chunk)
+                    weight_grad.addmm_(grad.T, chunk)
                 else:
-                    sums += share.T @ chunk
-                del logits, share
-        assert sums is not None
-        ctx.save_for_backward(slopes, sums.to(weight.dtype))
+                    weight_grad += grad.T @ chunk
+                del logits, grad
+        assert weight_grad is not None
+        ctx.save_for_backward(hidden_grad, weight_grad.to(weight.dtype))
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def]
-        slopes, sums = ctx.saved_tensors
-        return slopes * grad.to(slopes.dtype), sums * grad.to(sums.dtype), None, None
+        hidden_grad, weight_grad = ctx.saved_tensors
+        return (
+            hidden_grad * grad.to(hidden_grad.dtype),
+            weight_grad * grad.to(weight_grad.dtype),
+            None,
+            None,
+        )
 
 
 class _LinearLogProbs(torch.autograd.Function):
@@ -129,40 +121,35 @@ class _LinearLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float
     ):
         with torch.autocast(hidden.device.type, enabled=False):
-            turned, parts = weight.to(hidden.dtype).T, []
-            for chunk, ids in zip(
-                torch.split(hidden, rows), torch.split(targets, rows), strict=True
-            ):
-                logits = _widened(chunk @ turned).div_(temperature)  # (n, V)
-                losses, normaliser = _losses(logits, ids)
-                mean = logits.sub(normaliser).exp_().mul_(logits).sum(-1)
-                parts.append((-losses, normaliser.squeeze(1) - mean, normaliser))
+            transposed, parts = weight.to(hidden.dtype).T, []
+            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets))
+            for chunk, ids in zip(*chunks, strict=True):
+                logits = _widened(chunk @ transposed).div_(temperature)  # (n, V)
+                losses, normalizer = _losses(logits, ids)
+                mean = logits.sub(normalizer).exp_().mul_(logits).sum(-1)
+                parts.append((-losses, normalizer.squeeze(1) - mean, normalizer))
                 del logits
-        log_probs, entropies, normalisers = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden, weight, targets, normalisers)
+        log_probs, entropies, normalizers = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, targets, normalizers)
         ctx.rows, ctx.temperature = rows, temperature
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
-        hidden, weight, targets, normalisers = ctx.saved_tensors
+        hidden, weight, targets, normalizers = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
             narrow = weight.to(hidden.dtype)
-            sums = torch.zeros_like(weight, dtype=_accumulator(weight.dtype))  # (V, D)
-            slopes = torch.empty_like(hidden)
-            tensors = (hidden, targets, normalisers, grad / ctx.temperature, slopes)
+            weight_grad = torch.zeros_like(weight, dtype=_accumulation_dtype(weight))  # (V, D)
+            hidden_grad = torch.empty_like(hidden)
+            tensors = (hidden, targets, normalizers, grad / ctx.temperature, hidden_grad)
             chunks = (torch.split(tensor, ctx.rows) for tensor in tensors)
-            for chunk, ids, normaliser, factors, slope in zip(*chunks, strict=True):
+            for chunk, ids, normalizer, factors, chunk_grad in zip(*chunks, strict=True):
                 logits = _widened(chunk @ narrow.T).div_(ctx.temperature)
-                share = logits.sub_(normaliser).exp_().mul_(-factors[:, None])  # -g·softmax
-                share.scatter_add_(1, ids[:, None], factors[:, None].to(share.dtype))
-                share = share.to(hidden.dtype)
-                slope.copy_(share @ narrow)
-                sums += share.T @ chunk
-                del logits, share
-        return slopes, sums.to(weight.dtype), None, None, None
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+                slopes = logits.sub_(normalizer).exp_().mul_(-factors[:, None])  # -g·softmax
+                slopes.scatter_add_(1, ids[:, None], factors[:, None].to(slopes.dtype))
+                slopes = slopes.to(hidden.dtype)
+                chunk_grad.copy_(slopes @ narrow)
+                weight_grad += slopes.T @ chunk
+                del logits, slopes
+        return hidden_grad, weight_grad.to(weight.dtype), None, None, None

@@ -10,12 +10,17 @@ from sweep.config.models import QuadraticSettings
 
 
 class Quadratic(nn.Module):
-    """The summed noise of sequences to their summed loss.
+    """Map the summed noise of some sequences to their summed loss.
 
-    The weights start at ±1, signs from the seed, so that the loss starts at ½ Σ h_i.
+    The weights start at ±1, with signs from the seed, so the loss starts at ½ Σ h_i.
     """
 
-    def __init__(self, settings: QuadraticSettings, seed: int) -> None:
+    curvature: Tensor
+    noise_scale: Tensor
+
+    def __init__(
+        self, settings: QuadraticSettings, seed: int, activation_checkpointing: bool = False
+    ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (settings.dimensions,), generator=generator) * 2 - 1
@@ -26,15 +31,14 @@ class Quadratic(nn.Module):
 
     def expected_loss(self) -> Tensor:
         """Return ½ Σ h_i w_i²."""
-        return 0.5 * (self.get_buffer("curvature") * self.weights.square()).sum()
+        return 0.5 * (self.curvature * self.weights.square()).sum()
 
     def forward(self, noise: Tensor, count: int) -> Tensor:
-        """Return the loss of `count` sequences; its gradient is count·h·w + √c·noise.
+        """Return the loss of `count` sequences, whose gradient is count·h·w + √c·noise.
 
-        Args:
-            noise: (dimensions), a sum of standard normals, one for each sequence.
-            count: of sequences.
+        `noise`, (dimensions,), is the sum of one standard normal vector per sequence.
         """
-        curvature, scale = self.get_buffer("curvature"), self.get_buffer("noise_scale")
-        slope = torch.addcmul(noise * scale, curvature, self.weights, value=count / 2)
-        return slope @ self.weights  # in one product: half the operations
+        slope = torch.addcmul(
+            noise * self.noise_scale, self.curvature, self.weights, value=count / 2
+        )
+        return slope @ self.weights  # one product instead of two: half the operations

@@ -12,19 +12,16 @@ from sweep.config.models import TransformerSettings
 NORM_EPS = 1e-5
 ROTARY_THETA = 10_000.0
 TRUNCATE = 3.0  # standard deviations
+STACKED = {"query_key_value": 3, "gate_up": 2}  # projections in one matrix, initialized separately
 
-
-KeyValues = list[tuple[Tensor, Tensor]]  # of each layer, (B, H, T, D/H) each
+KeyValues = list[tuple[Tensor, Tensor]]  # per layer, (B, H, T, D/H) each
 
 
 class Transformer(nn.Module):
-    """Token ids (B, T) to logits (B, T, V).
+    """Map token ids (B, T) to logits (B, T, V)."""
 
-    Args:
-        settings: the sizes.
-        seed: of the initial weights.
-        activation_checkpointing: recompute each block in the backward pass.
-    """
+    cos: Tensor
+    sin: Tensor
 
     def __init__(
         self, settings: TransformerSettings, seed: int, activation_checkpointing: bool = False
@@ -32,77 +29,64 @@ class Transformer(nn.Module):
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
         width, vocabulary = settings.d_model, settings.vocabulary
-        rows = torch.empty(vocabulary, width)  # nn.Embedding's own start would be drawn in vain
+        rows = torch.empty(vocabulary, width)  # skips the default initialization
         self.embedding = nn.Embedding(vocabulary, width, _weight=rows)
         self.blocks = nn.ModuleList(
             Block(width, settings.heads, settings.d_ff) for _ in range(settings.layers)
         )
         self.norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self._initialise(torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                for part in parameter.detach().chunk(STACKED.get(name.split(".")[-2], 1)):
+                    std = 1.0 if name == "embedding.weight" else math.sqrt(2 / sum(part.shape))
+                    a, b = -TRUNCATE * std, TRUNCATE * std
+                    nn.init.trunc_normal_(part, std=std, a=a, b=b, generator=generator)
         cos, sin = rotary_tables(settings.context, settings.d_model // settings.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    @torch.no_grad()
-    def _initialise(self, generator: torch.Generator) -> None:
-        """Linear weights N(0, 2/(in+out)), embeddings N(0, 1), both truncated at 3σ; norms 1."""
-        for module in self.modules():
-            if isinstance(module, nn.RMSNorm):
-                nn.init.ones_(module.weight)
-            elif isinstance(module, nn.Embedding):
-                _truncated_normal(module.weight, 1.0, generator)
-            elif isinstance(module, Stacked):
-                for part in module.weight.chunk(module.parts):
-                    _truncated_normal(part, math.sqrt(2 / sum(part.shape)), generator)
-            elif isinstance(module, nn.Linear):
-                _truncated_normal(module.weight, math.sqrt(2 / sum(module.weight.shape)), generator)
-
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the normalised states before the output projection, (B, T, D)."""
+        """Return the normalized states before the output projection, (B, T, D)."""
         return self._states(ids, None)
 
     def extend(self, ids: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
-        """Return the states of tokens that follow others, and the keys and values of all.
+        """Return the states (B, T, D) of tokens that follow `past`, and the extended past.
 
-        Args:
-            ids: (B, T).
-            past: of the S tokens before them, brought up to date layer by layer, so that old and
-                new are never held side by side; None: they are the first.
-
-        Returns:
-            Normalised states (B, T, D), and keys and values of S + T tokens.
+        The past is extended in place, layer by layer, so that the old and the new keys and values
+        of all layers never exist at the same time.
         """
-        known: KeyValues = [] if past is None else past
-        return self._states(ids, known), known
+        cache: KeyValues = [] if past is None else past
+        return self._states(ids, cache), cache
 
     def repeat(self, past: KeyValues, copies: int) -> KeyValues:
-        """Return keys and values in which each sequence stands so many times, side by side."""
+        """Return a past in which each sequence is repeated `copies` times, side by side."""
         return [
             (key.repeat_interleave(copies, dim=0), value.repeat_interleave(copies, dim=0))
             for key, value in past
         ]
 
     def pad_past(self, past: KeyValues, tokens: int) -> KeyValues:
-        """Make keys and values as long as those of so many more tokens, for forecasts."""
+        """Lengthen the past by so many tokens of zeros, for memory forecasts."""
         for index, (key, value) in enumerate(past):
             past[index] = F.pad(key, (0, 0, 0, tokens)), F.pad(value, (0, 0, 0, tokens))
         return past
 
-    def _states(self, ids: Tensor, known: KeyValues | None) -> Tensor:
-        start = known[0][0].shape[2] if known else 0
-        places = slice(start, start + ids.shape[1])
-        cos, sin = self.get_buffer("cos")[places], self.get_buffer("sin")[places]
+    def _states(self, ids: Tensor, cache: KeyValues | None) -> Tensor:
+        start = cache[0][0].shape[2] if cache else 0
+        positions = slice(start, start + ids.shape[1])
+        cos, sin = self.cos[positions], self.sin[positions]
         x = self.embedding(ids)  # (B, T, D)
         for index, block in enumerate(self.blocks):
-            arguments = (x, cos, sin, known[index] if start and known else None)
+            arguments = (x, cos, sin, cache[index] if start and cache else None)
             if self.activation_checkpointing and self.training:
-                x, *now = checkpoint(block, *arguments, use_reentrant=False)
+                x, *key_value = checkpoint(block, *arguments, use_reentrant=False)
             else:
-                x, *now = block(*arguments)
-            if known is not None:
-                known[index : index + 1] = [(now[0], now[1])]  # appended where it is the first
-            del now, arguments
+                x, *key_value = block(*arguments)
+            if cache is not None:
+                cache[index : index + 1] = [(key_value[0], key_value[1])]  # replace or append
+            del key_value, arguments
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
@@ -114,14 +98,6 @@ class Transformer(nn.Module):
         return self.head(self.hidden(ids))  # type: ignore[no-any-return]
 
 
-class Stacked(nn.Linear):
-    """Several projections of one input, stacked into one matrix; each starts as if alone."""
-
-    def __init__(self, inputs: int, outputs: int, parts: int) -> None:
-        super().__init__(inputs, parts * outputs, bias=False)
-        self.parts = parts
-
-
 class Block(nn.Module):
     """Pre-norm attention and SwiGLU, each with a residual connection."""
 
@@ -129,16 +105,16 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.RMSNorm(d_model, eps=NORM_EPS)
-        self.query_key_value = Stacked(d_model, d_model, 3)
+        self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.attention_out = nn.Linear(d_model, d_model, bias=False)
         self.feed_forward_norm = nn.RMSNorm(d_model, eps=NORM_EPS)
-        self.gate_up = Stacked(d_model, d_ff, 2)
+        self.gate_up = nn.Linear(d_model, 2 * d_ff, bias=False)
         self.down = nn.Linear(d_ff, d_model, bias=False)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Map (B, T, D) to (B, T, D); also return keys and values, those of `past` first."""
+        """Map (B, T, D) to (B, T, D); also return the keys and values, after those of `past`."""
         mixed, key, value = self.attention(self.attention_norm(x), cos, sin, past)
         x = x + mixed
         del mixed
@@ -148,7 +124,7 @@ class Block(nn.Module):
     def attention(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Causal self-attention, (B, T, D) to (B, T, D), also to the tokens of `past`."""
+        """Apply causal self-attention, (B, T, D) to (B, T, D), over `past` and `x`."""
         batch, length, width = x.shape
         stacked = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = stacked.transpose(1, 3).unbind(2)  # (B, H, T, D/H) each
@@ -156,7 +132,7 @@ class Block(nn.Module):
         mask = None
         if past is not None:
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
-            if length > 1:  # token t sees the past and 0 … t
+            if length > 1:  # token t attends to the past and to tokens 0 … t
                 ones = torch.ones(length, key.shape[2], dtype=torch.bool, device=x.device)
                 mask = ones.tril(key.shape[2] - length)
         mixed = F.scaled_dot_product_attention(
@@ -168,19 +144,14 @@ class Block(nn.Module):
 
 def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines, (T, head_width / 2) each, in float32 (Su et al. 2021)."""
-    frequencies = ROTARY_THETA ** (
-        -torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
-    )
-    angles = torch.arange(context, dtype=torch.float64)[:, None] * frequencies
+    exponents = -torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
+    positions = torch.arange(context, dtype=torch.float64)[:, None]
+    angles = positions * ROTARY_THETA**exponents
     return angles.cos().float(), angles.sin().float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (x_i, x_{i+half}) by their position's angles; x is (B, H, T, D/H)."""
+    """Rotate the pairs (x_i, x_{i+half}) by the angles of their position; x is (B, H, T, D/H)."""
     first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.type_as(x)
-
-
-def _truncated_normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
-    nn.init.trunc_normal_(weight, std=std, a=-TRUNCATE * std, b=TRUNCATE * std, generator=generator)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.type_as(x)

@@ -91,7 +91,6 @@ def probe_memory(
     config, device, limit = _to_probe(configs[max(configs)], logistics.device_memory)
     multiple = math.lcm(multiple, config.group_size)
     _refuse_cap(cap, multiple)
-    config, scoring = _scored(config)
     if soak_steps is None:
         soak_steps = SOAK_STEPS if plan.settings.grpo else 0
     found = probe(config, limit, multiple, cap, on_point, soak_steps)
@@ -101,7 +100,6 @@ def probe_memory(
         "device": device,
         "multiple": multiple,
         "group_size": config.group_size,
-        **scoring,
         "basis": PROBED.get(device.split(":")[0], "live tensors in eager steps"),
         "points": points,
         "line": line and line.as_document(),
@@ -196,18 +194,6 @@ def ablate_memory(
         "rows": [row.as_document() for row in rows],
         "claims": judge_claims(base, rows),
     }
-
-
-def _scored(config: TrialConfig) -> tuple[TrialConfig, dict[str, str | None]]:
-    """Let GRPO's steps score completions too, or say why they cannot."""
-    if config.science.grpo is None:
-        return config, {}
-    from sweep.workloads.grpo_probed import why_unscored
-
-    why = why_unscored(config)
-    name = "grpo" if why else "sweep.workloads.grpo_probed:Scored"
-    science = config.science.model_copy(update={"workload": name})
-    return config.model_copy(update={"science": science}), {"unscored_because": why}
 
 
 def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, str, int]:

@@ -144,8 +144,7 @@ def make_plan(
     new = build(execution)
     if old is not None:
         return _grown(old, new, build, logistics, folder, inputs)
-    _check_workload(new)
-    _check_task(new, logistics, folder)
+    check_start(new, folder, logistics)
     before_forecast(folder)
     if logistics.preset:
         execution, chosen = choose_by_preset(new, precision, logistics)
@@ -176,8 +175,7 @@ def _grown(
             new = with_decided_rates(bounded, old)
             grown = grow_plan(old, new)
         _with_parameters(new)
-        _check_workload(new)
-        _check_task(new, logistics, folder)
+        check_start(new, folder, logistics)
     rows = (*grown.trials, *(row for row in new.trials if row.id is None))
     plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
     return Planned(plan, requested, known.issuperset(row.id for row in new.trials))
@@ -198,53 +196,21 @@ def _largest_microbatch(plan: Plan) -> int:
     return max(row.microbatch_size for row in plan.trials)
 
 
-def _check_workload(plan: Plan) -> None:
-    """Build a user's workload once, so that its mistakes show before anything is written."""
-    if ":" not in plan.settings.workload:
-        return
-    import torch
-
-    from sweep.workloads.protocol import build_workload
-
-    try:
-        build_workload(plan.sample_config(plan.trials[0]), torch.device("cpu"))
-    except SweepError:
-        raise
-    except Exception as error:
-        raise SweepError(
-            f"workload {plan.settings.workload!r} must be built from a trial's config and a "
-            f"device, but raised {type(error).__name__}: {error}. Correct it."
-        ) from error
-
-
-def _check_task(plan: Plan, logistics: Logistics, folder: SweepFolder) -> None:
-    """Refuse a task of GRPO that cannot be scored, likewise; memory can be asked about."""
-    if plan.settings.grpo is None or logistics.asks_memory:
-        return
-    from sweep.workloads.tasks import check_task
-
-    check_task(plan.settings.grpo)
-    check_prompts(plan, folder)
-
-
-def check_prompts(plan: Plan, folder: SweepFolder) -> None:
-    """Refuse prompts of GRPO that do not fit, as soon as their text is prepared.
+def check_start(plan: Plan, folder: SweepFolder, logistics: Logistics | None = None) -> None:
+    """Check that the workload can start; a memory question does not need the prompts of GRPO.
 
     Raises:
-        SweepError: naming one.
+        SweepError: as `check_workload`.
     """
-    if plan.settings.grpo is None:
+    if logistics and logistics.asks_memory and plan.settings.traits.samples:
         return
     from sweep.data.tokens import find_prepared
-    from sweep.workloads.tasks import try_prompts
+    from sweep.workloads import check_workload
 
     config, text = plan.located(folder).sample_config(plan.trials[0]), None
-    if config.science.data is not None:
-        assert config.science.tokenizer is not None
+    if config.science.data is not None and config.science.tokenizer is not None:
         text = find_prepared(config.science.data, config.science.tokenizer)
-        if text is None:
-            return
-    try_prompts(config, text)
+    check_workload(config, text)
 
 
 def _resolve_precision(experiment: Experiment, default: str, is_forced: bool = False) -> Experiment:

@@ -16,7 +16,7 @@ from sweep.orchestration.executors import HERE, Place, build_executor
 from sweep.orchestration.local import Executor
 from sweep.orchestration.planning import (
     Planned,
-    check_prompts,
+    check_start,
     check_writable,
     plan_call,
     save_plan,
@@ -145,11 +145,8 @@ def prepare(
         assert tokenizer is not None
         path = folder.locate(plan.data_path)
         start = folder.locate(plan.init_path)
-        text = prepare_data(plan.data, path, tokenizer, on_progress, start)
-        if plan.settings.grpo is None:
-            text.check_window(plan.tokens_per_sequence)
-        else:
-            check_prompts(plan, folder)
+        prepare_data(plan.data, path, tokenizer, on_progress, start)
+    check_start(plan, folder)
 
 
 def run_plan(

@@ -101,7 +101,7 @@ def train(
                 progress.start_interval()
                 sums.clear()
             if t in valid_points and ending is None:
-                loss = line["valid/loss"] = ranks.first(step.evaluated(step.workload.evaluate))
+                loss = line["valid/loss"] = ranks.agreed(step.evaluated(step.workload.evaluate))
                 if progress.see_valid_loss(loss):
                     ending = "diverged"
                 elif progress.has_reached(science.target, loss, science.evaluation.window):

@@ -19,8 +19,8 @@ from sweep.training.device import evaluating
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import whole
 from sweep.training.parallel import build_parallel
-from sweep.workloads import ranks
-from sweep.workloads.protocol import Batch, Rollouts, Workload, build_workload
+from sweep.workloads import build_workload, ranks
+from sweep.workloads.protocol import Batch, Rollouts, Workload
 
 Found = TypeVar("Found")
 

@@ -1,1 +1,72 @@
-"""What is learned: the protocol that the training loop knows, and its implementations."""
+"""Workloads: what a trial learns, behind the protocol that the training loop uses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sweep.config.objects import load_object
+from sweep.config.trial import TrialConfig
+from sweep.data.tokens import TokenizedText
+from sweep.errors import SweepError
+from sweep.workloads.grpo import Grpo
+from sweep.workloads.pretrain import Pretrain
+from sweep.workloads.protocol import Workload
+from sweep.workloads.quadratic import NoisyQuadratic
+
+_BUILT_IN: dict[str, Callable[[TrialConfig, torch.device], Workload]] = {
+    "pretrain": Pretrain,
+    "grpo": Grpo,
+    "quadratic": NoisyQuadratic,
+}
+
+
+def build_workload(config: TrialConfig, device: torch.device) -> Workload:
+    """Build the workload that a trial names. Data is opened on first use, not here.
+
+    Raises:
+        SweepError: if the name is not that of a workload.
+    """
+    name = config.science.workload
+    if name in _BUILT_IN:
+        return _BUILT_IN[name](config, device)
+    build: Any = load_object(name)
+    if not callable(build):
+        raise SweepError(
+            f"workload {name!r} must be callable with a trial's config and a device, got an object "
+            f"of type {type(build).__name__}. Name a class or a function."
+        )
+    workload: Workload = build(config, device)
+    members = ["tokens_per_sequence", *(member for member in vars(Workload) if member[0] != "_")]
+    if missing := [member for member in members if not hasattr(workload, member)]:
+        raise SweepError(
+            f"workload {name!r} must have the members of sweep.workloads.protocol.Workload, got an "
+            f"object of type {type(workload).__name__} without {', '.join(missing)}. Add them."
+        )
+    return workload
+
+
+def check_workload(config: TrialConfig, text: TokenizedText | None) -> None:
+    """Check that a trial's workload can start, before anything is written.
+
+    Args:
+        config: any trial of the sweep.
+        text: the prepared text; None if there is none, or if it is not prepared yet.
+
+    Raises:
+        SweepError: if a user's workload cannot be built, the text is too short, or the prompts or
+            the reward of GRPO cannot be used.
+    """
+    try:
+        workload = build_workload(config, torch.device("cpu"))
+    except SweepError:
+        raise
+    except Exception as error:  # from the user's code
+        raise SweepError(
+            f"workload {config.science.workload!r} must be built from a trial's config and a "
+            f"device, but raised {type(error).__name__}: {error}. Correct it."
+        ) from error
+    if isinstance(workload, Grpo):
+        workload.check(text)
+    elif text is not None:
+        text.check_window(config.tokens_per_sequence)

@@ -1,6 +1,5 @@
 """Next-token prediction on a text."""
 
-import math
 from functools import cached_property
 
 import numpy as np
@@ -11,93 +10,56 @@ from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
 from sweep.data.stream import SequenceStream, document_of_targets, gather
-from sweep.data.tokens import TokenizedText, prepare_data
-from sweep.models import HasHidden, build_model
+from sweep.data.tokens import TokenizedText
+from sweep.models import HasHidden
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.models.precision import autocast
 from sweep.workloads import ranks
+from sweep.workloads.inputs import build_initial_model, open_text
 from sweep.workloads.protocol import Batch, FinalEvaluation
 
-TOKENS_SHARE = 0.02  # of a GPU's memory, for the training tokens
-FINAL_TRAIN_SETS = 4  # the held-in set of the final evaluation, in milestone sets
+FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation sets
 
 
 class Pretrain:
-    """Pretraining on tokenized text; the sequence is the context length."""
+    """Pretraining on tokenized text; a sequence has the length of the context."""
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
-        assert config.science.model.kind != "quadratic"
-        assert config.science.evaluation.sequences
+        assert config.science.model.vocabulary and config.science.evaluation.sequences
         self.config, self.device = config, device
-        self.model_settings = config.science.model
-        self.tokens_per_sequence = self.model_settings.context
-        self.evaluation_sequences = config.science.evaluation.sequences
+        self.vocabulary: int = config.science.model.vocabulary
+        self.tokens_per_sequence: int = config.science.model.context
+        self.evaluation_sequences: int = config.science.evaluation.sequences
 
     @cached_property
     def text(self) -> TokenizedText:
-        """The tokenized text; prepared now if no other process has."""
-        science = self.config.science
-        assert science.data is not None and science.tokenizer is not None
-        text = prepare_data(science.data, self.config.data_path, science.tokenizer)
+        """The tokenized text, which is prepared on first use if necessary."""
+        text = open_text(self.config)
+        assert text is not None
         text.check_window(self.tokens_per_sequence)
         return text
 
     @cached_property
     def stream(self) -> SequenceStream:
-        """The global stream of training windows of the trial's seed."""
-        science = self.config.science
-        return SequenceStream(len(self.text.train), self.tokens_per_sequence, science.seed)
+        """The global stream of training windows."""
+        seed = self.config.science.seed
+        return SequenceStream(len(self.text.train), self.tokens_per_sequence, seed)
 
     def build_model(self) -> nn.Module:
-        """Build the float32 model on the CPU, from the trial's seed."""
-        science, execution = self.config.science, self.config.execution
-        return build_model(science.model, science.seed, execution.activation_checkpointing)
+        """Build the float32 model on the CPU, from the trial's seed or its start."""
+        return build_initial_model(self.config)
 
     def build_batch(self, first: int, count: int) -> Batch:
         """Return windows of the stream, (count, T + 1)."""
-        indices = self.sequence_indices(first, count)
-        if self.is_on_device():
-            return self.batch_at(torch.from_numpy(indices).to(self.device, non_blocking=True))
-        return (self._windows(self.text.train, indices),)
-
-    def is_on_device(self) -> bool:
-        """Tell whether the training tokens are kept on the device: a GPU with room for them."""
-        is_own = type(self).build_batch is Pretrain.build_batch  # not that of a user's subclass
-        return self.device.type == "cuda" and is_own and self.device_tokens_fit
-
-    @cached_property
-    def device_tokens_fit(self) -> bool:
-        """Whether the training tokens take a small part of the device's memory."""
-        size = len(self.text.train) * self._device_dtype.itemsize
-        memory = torch.cuda.get_device_properties(self.device).total_memory
-        return bool(size <= TOKENS_SHARE * memory)
-
-    @property
-    def _device_dtype(self) -> torch.dtype:
-        return torch.int16 if self.model_settings.vocabulary <= 2**15 else torch.int32
-
-    @cached_property
-    def _device_windows(self) -> Tensor:
-        """The training tokens on the device as windows that share their ends, (windows, T + 1)."""
-        tokens = torch.from_numpy(self.text.train.astype(np.int32)).to(self._device_dtype)
-        context = self.tokens_per_sequence
-        return tokens.to(self.device).unfold(0, context + 1, context)
-
-    def sequence_indices(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return windows of the stream, (count,)."""
-        return self.stream.window_indices(first, count)
-
-    def batch_at(self, indices: Tensor) -> Batch:
-        """Return these windows, (count, T + 1), gathered on the device."""
-        return (self._device_windows[indices].long(),)
+        return (self._windows(self.text.train, self.stream.window_indices(first, count)),)
 
     def random_batch(self, count: int) -> Batch:
         """Return random ids, (count, T + 1)."""
         shape = (count, self.tokens_per_sequence + 1)
-        return (torch.randint(self.model_settings.vocabulary, shape, device=self.device),)
+        return (torch.randint(self.vocabulary, shape, device=self.device),)
 
     def loss_tokens(self, batch: Batch) -> int:
-        """Every input has a target."""
+        """Return the number of targets, which equals the number of inputs."""
         return batch[0].shape[0] * (batch[0].shape[1] - 1)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -108,19 +70,19 @@ class Pretrain:
         return linear_cross_entropy(*self._before_logits(model, windows), rows)
 
     def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
-        """Return each target's cross-entropy in nats, (B, T) from (B, T + 1)."""
+        """Return the cross-entropy of each target in nats, (B, T) from (B, T + 1)."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
         rows = self.config.execution.loss_chunk_rows
         if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
-            chunked = linear_cross_entropies(*self._before_logits(model, windows), rows)
-            return chunked.view(targets.shape)
+            losses = linear_cross_entropies(*self._before_logits(model, windows), rows)
+            return losses.view(targets.shape)
         with autocast(self.device, self.config.science.precision):
             logits = model(inputs)  # (B, T, V)
         losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view(targets.shape)
 
     def _before_logits(self, model: HasHidden, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states (B·T, D), the output projection (V, D) and targets (B·T)."""
+        """Return states (B·T, D), the output projection (V, D) and targets (B·T,)."""
         precision = self.config.science.precision
         with autocast(self.device, precision):
             hidden = model.hidden(windows[:, :-1])
@@ -128,7 +90,7 @@ class Pretrain:
         return hidden.flatten(0, 1).to(dtype), model.output_weight(), windows[:, 1:].flatten()
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean loss of evenly spaced validation windows; of all, towards a target."""
+        """Return the mean loss of evenly spaced validation windows, or of all for a target."""
         windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
         is_whole = self.config.science.target is not None
         count = windows if is_whole else min(self.evaluation_sequences, windows)
@@ -136,14 +98,14 @@ class Pretrain:
         return float(self._losses(model, self.text.valid, chosen).mean())
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        """Measure the whole validation split by document, and windows trained on.
+        """Evaluate the validation split by document, and a fixed set of training windows.
 
-        The training set is the start of the seed's stream: every batch size has trained on it.
+        The training windows are the first of the seed's stream, which every batch size has seen.
         """
         text, context = self.text, self.tokens_per_sequence
         trained = self.config.science.tokens // context
-        held_in = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.stream.windows)
-        train = self._losses(model, text.train, self.stream.window_indices(0, held_in))
+        count = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.stream.windows)
+        train = self._losses(model, text.train, self.stream.window_indices(0, count))
         windows = (len(text.valid) - 1) // context
         losses = [self._losses(model, text.valid, np.arange(windows)).ravel()]
         if windows * context + 1 < len(text.valid):  # the last window is shorter
@@ -154,33 +116,29 @@ class Pretrain:
             model.train()
             losses.append(last.double().cpu().numpy().ravel())
         documents = document_of_targets(text.valid, text.separator)
-        summed = np.bincount(documents, np.concatenate(losses), minlength=text.valid_documents)
+        sums = np.bincount(documents, np.concatenate(losses), minlength=text.valid_documents)
         counts = np.bincount(documents, minlength=text.valid_documents)
-        return FinalEvaluation(
-            np.stack([summed, counts], axis=1).astype(np.float64),
-            float(train.mean()),
-            text.valid_bytes,
-        )
+        valid_losses = np.stack([sums, counts], axis=1).astype(np.float64)
+        return FinalEvaluation(valid_losses, float(train.mean()), text.valid_bytes)
 
     def epochs(self) -> float:
-        """Return tokens trained on over tokens in the stream's windows."""
+        """Return the trained tokens divided by the tokens of all windows."""
         return self.stream.epochs(self.config.science.tokens)
 
     def _windows(self, tokens: NDArray[np.integer], indices: NDArray[np.int64]) -> Tensor:
-        windows = gather(tokens, indices, self.tokens_per_sequence)
-        return torch.from_numpy(windows).to(self.device, non_blocking=True)
+        windows = torch.from_numpy(gather(tokens, indices, self.tokens_per_sequence))
+        if self.device.type == "cuda":  # pinned memory lets the copy overlap with the computation
+            windows = windows.pin_memory()
+        return windows.to(self.device, non_blocking=True)
 
     @torch.no_grad()
     def _losses(
         self, model: nn.Module, tokens: NDArray[np.integer], indices: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the losses of some windows, (windows, T), in batches sized for the device.
-
-        Of a trial on several devices each computes some of them.
-        """
+        """Return the losses of windows, (windows, T); several devices share the work."""
         model.eval()
         size = self.config.execution.evaluation_batch_size
-        parts = [indices[i * size : (i + 1) * size] for i in range(math.ceil(len(indices) / size))]
+        parts = [indices[first : first + size] for first in range(0, len(indices), size)]
         losses = ranks.share_out(
             parts, lambda part: self.token_losses(model, self._windows(tokens, part))
         )

@@ -1,7 +1,7 @@
-"""What the training loop asks of a workload; nothing in the loop knows about text.
+"""The interface between the training loop and a workload.
 
-A user's own workload is a class with these methods, named as `module:object` and called with
-the trial's config and the device.
+A user's workload is a class with the members of `Workload`, named as `module:object` and called
+with the trial's config and the device.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.config.objects import load_object
-from sweep.config.trial import TrialConfig
-from sweep.errors import SweepError
 from sweep.workloads.meter import Meter
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
@@ -23,11 +19,11 @@ Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """What is measured once, at the end of a trial."""
+    """The measurements at the end of a trial."""
 
     valid_losses: NDArray[np.float64]  # (documents, 2): summed loss, tokens
     train_loss: float  # mean per token on a fixed set of training sequences
-    valid_bytes: int | None  # of the validation text; None where there is none
+    valid_bytes: int | None  # size of the validation text; None if there is no text
 
     @property
     def valid_loss(self) -> float:
@@ -37,7 +33,7 @@ class FinalEvaluation:
 
 
 class Workload(Protocol):
-    """One kind of training."""
+    """A kind of training: its model, its stream of sequences and its loss."""
 
     tokens_per_sequence: int
 
@@ -51,84 +47,35 @@ class Workload(Protocol):
         """Return a batch of the right shapes without any data, for timing and probing."""
 
     def loss_tokens(self, batch: Batch) -> int | Tensor:
-        """Return how many tokens `loss_sum` sums over: what it is divided by."""
+        """Return the number of tokens in `loss_sum`, by which the loss is divided."""
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss of a batch, a differentiable scalar in float32 or wider."""
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean loss on the fixed milestone set; on the whole split towards a target."""
+        """Return the mean loss on the milestone set, or on the whole split if there is a target."""
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        """Measure the whole validation split and a fixed set of training sequences."""
+        """Evaluate the whole validation split and a fixed set of training sequences."""
 
     def epochs(self) -> float | None:
-        """Return how often the trial sees the training data; None where it never repeats."""
-
-
-@runtime_checkable
-class OnDevice(Protocol):
-    """A workload whose batches can be built on the device alone, from the sequences' numbers."""
-
-    def is_on_device(self) -> bool:
-        """Tell whether the data lie there."""
-
-    def sequence_indices(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return the numbers of sequences `first` … `first + count - 1` of the stream, (count,)."""
-
-    def batch_at(self, indices: Tensor) -> Batch:
-        """Return the sequences of these numbers, given on the device, by operations there."""
+        """Return how often the trial sees the training data; None if it never repeats."""
 
 
 @runtime_checkable
 class Rollouts(Protocol):
-    """A workload that makes its batches with the model itself, such as GRPO."""
+    """A workload that generates its batches with the model, such as GRPO."""
 
     updates_per_step: int  # optimizer steps on one batch
-    meter: Meter  # what it watches between log points
-    on_phase: Callable[[str], None]  # called behind each phase but the update
-    is_rehearsal: bool  # a forecast's: what decides no peak may be left out
+    meter: Meter  # means of its metrics since the last log line
+    on_phase: Callable[[str], None]  # called at the end of each phase except the update
+    is_rehearsal: bool  # True in a forecast, which skips work that does not affect the peak memory
 
     def start(self, model: nn.Module) -> None:
-        """See the weights before any training."""
+        """Copy the initial weights, if the loss refers to them."""
 
     def frozen_bytes(self) -> int:
-        """Return the bytes of weights held beside the model's, such as a reference's."""
+        """Return the bytes of the weights outside of the model, such as those of a reference."""
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
-        """Return what `loss_sum` and `loss_tokens` need, of what `build_batch` returned."""
-
-
-def build_workload(config: TrialConfig, device: torch.device) -> Workload:
-    """Build the workload that a trial names. Data is opened on first use, not here.
-
-    Raises:
-        SweepError: if the name is not that of a workload.
-    """
-    name = config.science.workload
-    if name == "pretrain":
-        from sweep.workloads.pretrain import Pretrain
-
-        return Pretrain(config, device)
-    if name == "grpo":
-        from sweep.workloads.grpo import Grpo
-
-        return Grpo(config, device)
-    if name == "quadratic":
-        from sweep.workloads.quadratic import NoisyQuadratic
-
-        return NoisyQuadratic(config, device)
-    build = load_object(name)
-    if not callable(build):
-        raise SweepError(
-            f"workload {name!r} must be callable with a trial's config and a device, got an object "
-            f"of type {type(build).__name__}. Name a class or a function."
-        )
-    workload: Workload = build(config, device)
-    members = ["tokens_per_sequence", *(member for member in vars(Workload) if member[0] != "_")]
-    if lacking := [member for member in members if not hasattr(workload, member)]:
-        raise SweepError(
-            f"workload {name!r} must have what sweep.workloads.protocol.Workload has, got an "
-            f"object of type {type(workload).__name__} without {', '.join(lacking)}. Add it."
-        )
-    return workload
+        """Generate the input of `loss_sum` and `loss_tokens` from a batch of `build_batch`."""

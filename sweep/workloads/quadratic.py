@@ -1,7 +1,7 @@
-"""The noisy quadratic model as a workload: a training whose truth is known in closed form.
+"""The noisy quadratic model: a training whose expected loss is known in closed form.
 
-A batch is its sequences' numbers; their noise is summed where the loss is, by a random walk
-(`sweep.workloads.random_walk`), so that a step costs the same at every batch size.
+A batch holds the numbers of its sequences. The loss sums their noise with a random walk, so a step
+costs the same at every batch size.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from sweep.workloads.random_walk import noise_sum
 
 
 class NoisyQuadratic:
-    """One token per sequence; the loss is exact, the gradients are noisy."""
+    """One token per sequence; evaluations are exact, gradients are noisy."""
 
     tokens_per_sequence = 1
 
@@ -26,19 +26,19 @@ class NoisyQuadratic:
         self.seed, self.dimensions = config.science.seed, config.science.model.dimensions
 
     def build_model(self) -> nn.Module:
-        """Build the weights, ±1 by the seed."""
+        """Build the model, whose weights are ±1."""
         return build_model(self.config.science.model, self.seed)
 
     def build_batch(self, first: int, count: int) -> Batch:
-        """Return the numbers of the sequences, (count): the noise follows from them."""
+        """Return the numbers of the sequences, (count,)."""
         return (torch.arange(first, first + count, device=self.device),)
 
     def random_batch(self, count: int) -> Batch:
-        """Return the first sequences: again and again, they cost what any others cost."""
+        """Return the first sequences, which cost as much as any others."""
         return self.build_batch(0, count)
 
     def loss_tokens(self, batch: Batch) -> int:
-        """One token per sequence."""
+        """Return the number of sequences."""
         return batch[0].shape[0]
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -48,15 +48,15 @@ class NoisyQuadratic:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
-        """Return the exact loss."""
+        """Return the expected loss."""
         assert isinstance(model, Quadratic)
         return model.expected_loss().item()
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        """Return the exact loss as that of one document of one token."""
+        """Return the expected loss as that of one document of one token."""
         loss = self.evaluate(model)
         return FinalEvaluation(np.array([[loss, 1.0]]), loss, None)
 
     def epochs(self) -> None:
-        """The noise never repeats."""
+        """Return None: the noise never repeats."""
         return

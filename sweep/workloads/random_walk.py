@@ -1,9 +1,9 @@
-"""Gradient noise as the increments of a random walk: the sum over any batch for a few draws.
+"""Gradient noise as increments of a random walk, whose sum over any batch costs a few draws.
 
-W(0) = 0, and sequence i has the noise W(i + 1) - W(i), standard normal and independent of all
-others; sequences a … b - 1 have the sum W(b) - W(a). Any W(t) is found by Lévy's construction: the
-end of an interval of length n is drawn first, then its middle given both ends, normal around their
-mean with variance n/4, then the middle of the half in which t lies, until it is t.
+W(0) = 0, and the noise of sequence i is W(i + 1) - W(i): standard normal and independent of all
+others. Sequences a … b - 1 have the sum W(b) - W(a). Lévy's construction computes any W(t): draw
+the end of an interval of length n, then its middle given both ends (normal around their mean with
+variance n/4), then the middle of the half that contains t, until the middle is t.
 """
 
 import functools
@@ -16,115 +16,76 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-SEQUENCES = 1 << 48  # of the whole walk
+SEQUENCES = 1 << 48  # length of the walk
 
-Vector = NDArray[np.float64]  # (dimensions)
+Vector = NDArray[np.float64]  # (dimensions,)
 
 
 class Interval(NamedTuple):
-    """A part of the walk whose middle was drawn."""
+    """A part of the walk, with its values at both ends and in the middle."""
 
     first: int
+    middle: int
     last: int
-    start: Vector  # W(first)
-    between: Vector  # W at the middle
-    end: Vector  # W(last)
-
-    @property
-    def middle(self) -> int:
-        """Where `between` is."""
-        return (self.first + self.last) // 2
-
-    def known(self, t: int) -> Vector | None:
-        """Return W(t) where it is known."""
-        if t == self.middle:
-            return self.between
-        if t == self.first:
-            return self.start
-        return self.end if t == self.last else None
-
-    def half_of(self, t: int) -> tuple[int, int, Vector, Vector]:
-        """Return first, last and W at both of the half in which t lies."""
-        if t < self.middle:
-            return self.first, self.middle, self.start, self.between
-        return self.middle, self.last, self.between, self.end
+    values: tuple[Vector, Vector, Vector]
 
 
 class RandomWalk:
-    """A walk of standard normal steps, drawn where it is looked at; the same at every look.
+    """A walk of standard normal steps that is computed on demand, the same in any order.
 
-    The intervals last descended are kept, so that looks in order cost a draw each where the stride
-    is a power of two, and else up to as many more as its odd factor has bits.
+    The intervals of the last descent are kept. Positions in order cost one draw each if the stride
+    is a power of two, and otherwise at most one more for each bit of its odd factor.
     """
 
     def __init__(self, seed: int, dimensions: int) -> None:
         self.dimensions = dimensions
         self._philox, self._lock = np.random.Philox(key=seed), threading.Lock()
         self._generator = np.random.Generator(self._philox)
-        self._state = self._philox.state  # set anew for each draw: faster than a new generator
-        end = math.sqrt(SEQUENCES) * self._normals(SEQUENCES)
-        self._path = [self._draw(0, SEQUENCES, np.zeros(dimensions), end)]  # each within the last
+        self._state = self._philox.state  # set before each draw; faster than a new generator
+        end = math.sqrt(SEQUENCES) * self.normals(SEQUENCES)
+        self._path = [self._halved(0, SEQUENCES, np.zeros(dimensions), end)]  # nested intervals
 
     def at(self, t: int) -> Vector:
         """Return W(t)."""
         assert 0 <= t <= SEQUENCES, t
         with self._lock:
-            path = self._path
-            while not path[-1].first <= t <= path[-1].last:
-                path.pop()
-            while (found := path[-1].known(t)) is None:
-                path.append(self._draw(*path[-1].half_of(t)))
-            return found
+            while not self._path[-1].first <= t <= self._path[-1].last:
+                self._path.pop()
+            while t not in (interval := self._path[-1])[:3]:
+                first, middle, last, (start, between, end) = interval
+                lower, upper = (first, middle, start, between), (middle, last, between, end)
+                self._path.append(self._halved(*(lower if t < middle else upper)))
+            return interval.values[interval.index(t)]
 
-    def _draw(self, first: int, last: int, start: Vector, end: Vector) -> Interval:
-        normals = self._normals((first + last) // 2)
-        between = (start + end) / 2 + math.sqrt(last - first) / 2 * normals
-        return Interval(first, last, start, between, end)
+    def _halved(self, first: int, last: int, start: Vector, end: Vector) -> Interval:
+        middle = (first + last) // 2
+        between = (start + end) / 2 + math.sqrt(last - first) / 2 * self.normals(middle)
+        return Interval(first, middle, last, (start, between, end))
 
-    def _normals(self, node: int) -> Vector:
-        """Return the numbers of a node, named by where it lies; it has 2^64 counter values."""
-        self._state["state"]["counter"][:] = (0, node, 0, 0)
+    def normals(self, position: int) -> Vector:
+        """Return the random numbers of a position, which has 2^64 counter values of its own."""
+        self._state["state"]["counter"][:] = (0, position, 0, 0)
         self._philox.state = self._state
         return self._generator.standard_normal(self.dimensions)
 
 
-@functools.lru_cache(maxsize=4)
-def walk_of(seed: int, dimensions: int) -> RandomWalk:
-    """Return the walk of a seed, with the intervals that it keeps."""
-    return RandomWalk(seed, dimensions)
+_walk = functools.lru_cache(maxsize=4)(RandomWalk)  # one per seed and dimension
 
+@torch.library.custom_op("sweep::noise_sum", mutates_args=())
+def noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
+    """Return the summed noise of consecutive sequences, (dimensions,) in float32.
 
-# An operator, so that compilers and fake tensors need not look inside. It has no gradient.
-NAME = "sweep::noise_sum"
-torch.library.define(NAME, "(Tensor indices, int seed, int dimensions) -> Tensor")
-
-
-@torch.library.impl(NAME, "CompositeExplicitAutograd")
-def _noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
-    ends = indices[:: max(1, len(indices) - 1)].tolist()  # the first and the last, in one read
+    A custom operator without a gradient, which torch.compile and fake tensors do not trace.
+    """
+    ends = indices[:: max(1, len(indices) - 1)].tolist()  # one read from the device
     first, last = ends[0], ends[-1]
     assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
-    walk = walk_of(seed, dimensions)
+    walk = _walk(seed, dimensions)
     start = walk.at(first)
     total = walk.at(last + 1) - start
     return torch.from_numpy(total.astype(np.float32)).to(indices.device)
 
 
-@torch.library.register_fake(NAME)  # type: ignore[untyped-decorator]
-def _fake_noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
+@noise_sum.register_fake
+def _(indices: Tensor, seed: int, dimensions: int) -> Tensor:
     return indices.new_empty(dimensions, dtype=torch.float32)
-
-
-def noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
-    """Return the summed noise of consecutive sequences.
-
-    Args:
-        indices: of the sequences, int64.
-        seed: of the walk.
-        dimensions: of the noise.
-
-    Returns:
-        (dimensions), float32, on the device of the indices.
-    """
-    total: Tensor = torch.ops.sweep.noise_sum.default(indices, seed, dimensions)
-    return total

@@ -1,86 +1,74 @@
-"""The processes of one trial, one for each of its devices: who this one is, and what all agree on.
+"""Communication between the processes of one trial, one per device.
 
-A trial on one device has one process; then nothing is sent.
+With one device there is one process, and these functions send nothing.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LONGEST_WORD = 64  # bytes
+Value = TypeVar("Value")
 
 
 def are_many() -> bool:
-    """Tell whether this process is one of several of a trial."""
+    """Return True if the trial has several processes."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """Return this process's number, from 0."""
+    """Return the number of this process, from 0."""
     return dist.get_rank() if are_many() else 0
 
 
 def count() -> int:
-    """Return how many processes the trial has."""
+    """Return the number of processes of the trial."""
     return dist.get_world_size() if are_many() else 1
 
 
 def summed(value: Tensor) -> Tensor:
-    """Return the sum over all processes; the given tensor becomes it."""
+    """Sum a tensor over all processes, in place, and return it."""
     if are_many():
         dist.all_reduce(value)
     return value
 
 
 def largest(value: int) -> int:
-    """Return the largest of what all processes have."""
+    """Return the maximum over all processes."""
     if not are_many():
         return value
-    found = torch.tensor(value, dtype=torch.int64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return int(found)
+    maximum = torch.tensor(value, dtype=torch.int64)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    return int(maximum)
 
 
-def first(value: float) -> float:
-    """Return what the first process has, to all."""
-    if not are_many():
-        return value
-    found = torch.tensor(value, dtype=torch.float64)
-    dist.broadcast(found, 0)
-    return float(found)
-
-
-def agreed(word: str | None) -> str | None:
-    """Return what the first process says: at most LONGEST_WORD bytes."""
-    if not are_many():
-        return word
-    data = torch.zeros(LONGEST_WORD, dtype=torch.uint8)
-    if word and rank() == 0:
-        letters = word.encode()
-        data[: len(letters)] = torch.tensor(list(letters), dtype=torch.uint8)
-    dist.broadcast(data, 0)
-    return bytes(data.tolist()).rstrip(b"\0").decode() or None
+def agreed(value: Value) -> Value:
+    """Return the value of the first process in all processes."""
+    values = [value]
+    if are_many():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def share_out(parts: list[Any], compute: Callable[[Any], Tensor]) -> list[Tensor]:
-    """Return `compute(part)` of every part to all processes, which compute some each.
+    """Return `compute(part)` for every part in all processes; each process computes some.
 
-    All call it equally often, as sharded weights need it.
+    All processes call `compute` equally often, as sharded weights require.
 
     Args:
-        parts: the same in all processes; at least one.
-        compute: returns tensors of one shape but for their first size.
+        parts: at least one, the same in all processes.
+        compute: returns tensors whose shapes differ in the first dimension only.
     """
-    if not are_many():
-        return [compute(part) for part in parts]
-    rounds, found = -(-len(parts) // count()), []
-    for turn in range(rounds):
-        place = turn * count() + rank()
-        own = compute(parts[min(place, len(parts) - 1)])
+    results: list[Tensor] = []
+    for first in range(0, len(parts), count()):
+        index = first + rank()
+        result = compute(parts[min(index, len(parts) - 1)])
+        if not are_many():
+            results.append(result)
+            continue
         gathered: list[Any] = [None] * count()
-        dist.all_gather_object(gathered, own.cpu() if place < len(parts) else None)
-        found += [part.to(own.device) for part in gathered if part is not None]
-    return found
+        dist.all_gather_object(gathered, result.cpu() if index < len(parts) else None)
+        results += [other.to(result.device) for other in gathered if other is not None]
+    return results

@@ -1,114 +1,106 @@
-"""What completions are asked for, and how they are rewarded; all of it checkable by a program."""
+"""Tasks of GRPO: prompts, and rewards that a program computes."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sweep.config.grpo import OF_REWARDS, GrpoSettings
 from sweep.config.objects import load_object
-from sweep.config.trial import TrialConfig
-from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer, load_tokenizer
-from sweep.data.tokens import TokenizedText, prepare_data, pretrained_path
+from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
+from sweep.data.tokens import TokenizedText
 from sweep.errors import SweepError
+from sweep.workloads.tasks.base import Completion, Prompt, Task
+from sweep.workloads.tasks.chess import Chess
+from sweep.workloads.tasks.words import Openings, Words
 
-TRIED_PROMPTS = 32
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One request."""
-
-    text: str
-    ids: tuple[int, ...] | None = None  # None: the text's own encoding
-    facts: dict[str, Any] = field(default_factory=dict)  # what the reward needs
+CHECKED_PROMPTS = 32
 
 
-@dataclass(frozen=True)
-class Completion:
-    """One answer."""
-
-    text: str
-    has_ended: bool  # by itself, before the tokens ran out
-
-
-def open_text(config: TrialConfig) -> TokenizedText | None:
-    """Return the text that a trial's prompts are drawn from; None where it has none."""
-    science = config.science
-    if science.data is None or science.tokenizer is None:
-        return None
-    start = config.init_path
-    return prepare_data(science.data, config.data_path, science.tokenizer, pretrained=start)
-
-
-def open_tokenizer(config: TrialConfig) -> TextTokenizer:
-    """Return a trial's tokenizer without its text: that of the start, or bytes."""
-    settings = config.science.tokenizer
-    if settings is None:
-        return load_tokenizer(None)
-    return load_tokenizer(pretrained_path(config.init_path, settings), settings.end)
-
-
-def encode_prompt(prompt: Prompt, tokenizer: TextTokenizer, room: int) -> list[int]:
-    """Return a prompt's `room` ids, filled with separators from the left.
-
-    Args:
-        prompt: the request.
-        tokenizer: of the model.
-        room: ids of every prompt.
+def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
+    """Build the task of an experiment; `seed` decides the order of its prompts.
 
     Raises:
-        SweepError: if there is too little room.
+        SweepError: if the task lacks its text, its reward or its extra.
+    """
+    if settings.task == "chess":
+        task: Task = Chess(seed)
+    elif text is None:
+        raise SweepError(f"task {settings.task!r} must have a text to draw prompts from. Set data.")
+    else:
+        story_task = Words if settings.task == "words" else Openings
+        task = story_task(text, seed, settings.prompt_tokens)
+    return UserReward(task, settings.reward) if settings.reward else task
+
+
+def check_task(settings: GrpoSettings) -> None:
+    """Check a task without its text: its extra is installed, and its reward can be imported.
+
+    Raises:
+        SweepError: naming what is missing.
+    """
+    if settings.task == "chess":
+        Chess(0)
+    if settings.reward:
+        load_reward(settings.reward)
+
+
+def check_prompts(task: Task, tokenizer: TextTokenizer, length: int) -> None:
+    """Check that the first held-out prompts fit, and that a completion can be scored.
+
+    Raises:
+        SweepError: if a prompt has more than `length` tokens, or if the reward raises an error.
+    """
+    prompts = [task.prompt(number, True) for number in range(CHECKED_PROMPTS)]
+    for prompt in prompts:
+        encode_prompt(prompt, tokenizer, length)
+    try:
+        task.reward(prompts[0], Completion("", True))
+    except SweepError:
+        raise
+    except Exception as error:  # from the user's code
+        raise SweepError(
+            "grpo.reward must accept any completion, but raised "
+            f"{type(error).__name__}: {error} for an empty one. Correct it."
+        ) from error
+
+
+def encode_prompt(prompt: Prompt, tokenizer: TextTokenizer, length: int) -> list[int]:
+    """Return the ids of a prompt, padded on the left with separators to `length`.
+
+    Raises:
+        SweepError: if the prompt is longer.
     """
     ids = list(prompt.ids or (int(i) for i in tokenizer.encode_batch([prompt.text])[0]))
-    if len(ids) > room:
+    if len(ids) > length:
         raise SweepError(
-            f"prompt_tokens must hold the longest prompt, got {room} for {prompt.text!r} of "
+            f"prompt_tokens must hold the longest prompt, got {length} for {prompt.text!r} with "
             f"{len(ids)} tokens. Set grpo.prompt_tokens to {len(ids)} or more."
         )
-    return [SEPARATOR_ID] * (room - len(ids)) + ids
+    return [SEPARATOR_ID] * (length - len(ids)) + ids
 
 
-def decode_completion(ids: NDArray[np.int64], tokenizer: TextTokenizer) -> Completion:
-    """Return what stands before the first separator of ids (N)."""
-    ends = np.flatnonzero(ids == SEPARATOR_ID)
-    own = ids[: ends[0]] if len(ends) else ids
-    return Completion(tokenizer.decode(own.tolist()), len(ends) > 0)
-
-
-class Task(Protocol):
-    """Prompts, numbered, and the rewards of their completions."""
-
-    prompts_in_epoch: int | None  # of training, before they repeat; None: never
-
-    def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        """Return a prompt: equal numbers give equal prompts."""
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Return the components of a completion's reward, which is their sum."""
-
-
-def rewards_of(
+def score(
     task: Task, prompts: list[Prompt], completions: NDArray[np.int64], tokenizer: TextTokenizer
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Return each completion's reward (B), and its components, from ids (B, N)."""
-    found = [
-        task.reward(prompt, decode_completion(ids, tokenizer))
-        for prompt, ids in zip(prompts, completions, strict=True)
-    ]
-    names = list(dict.fromkeys(name for parts in found for name in parts))
-    columns = {name: np.array([parts.get(name, 0.0) for parts in found]) for name in names}
-    return np.sum([*columns.values(), np.zeros(len(found))], axis=0), columns
+    """Return rewards (B,) and their components, (B,) each, of completions (B, N)."""
+    rows = []
+    for prompt, ids in zip(prompts, completions, strict=True):
+        ends = np.flatnonzero(ids == SEPARATOR_ID)
+        text = tokenizer.decode((ids[: ends[0]] if len(ends) else ids).tolist())
+        rows.append(task.reward(prompt, Completion(text, len(ends) > 0)))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    components = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
+    return np.sum([*components.values(), np.zeros(len(rows))], axis=0), components
 
 
 def load_reward(name: str) -> Callable[[str, str], Any]:
-    """Return the function that `module:function` names.
+    """Import the function that `module:function` names.
 
     Raises:
-        SweepError: if it names none.
+        SweepError: if there is no such function.
     """
     function = load_object(name)
     if not callable(function):
@@ -116,92 +108,32 @@ def load_reward(name: str) -> Callable[[str, str], Any]:
     return function  # type: ignore[no-any-return]
 
 
-class OwnReward:
-    """A task's prompts with the user's reward: called with prompt text and completion text.
+class UserReward:
+    """The prompts of a task with the user's reward, a `module:function` of prompt and completion.
 
-    Args:
-        task: whose prompts.
-        name: module:function; it returns a number, or a dict of numbers that are added.
+    The function returns a number, or a dict of numbers, which are added.
     """
 
     def __init__(self, task: Task, name: str) -> None:
-        self._task, self._name, self._function = task, name, load_reward(name)
+        self._name, self._function = name, load_reward(name)
         self.prompts_in_epoch, self.prompt = task.prompts_in_epoch, task.prompt
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Return what the user's function says."""
-        found = self._function(prompt.text, completion.text)
-        parts = found if isinstance(found, dict) else {"own": found}
+        """Return the components of the user's reward."""
+        result = self._function(prompt.text, completion.text)
+        components = result if isinstance(result, dict) else {"own": result}
         try:
-            values = {str(name): float(value) for name, value in parts.items()}
+            values = {str(name): float(value) for name, value in components.items()}
         except (TypeError, ValueError, OverflowError):
             values = {"": math.nan}
         if not all(map(math.isfinite, values.values())):
             raise SweepError(
                 f"reward {self._name!r} must return a finite number or a dict of them, got "
-                f"{found!r}. Correct it."
+                f"{result!r}. Correct it."
             )
-        if taken := values.keys() & set(OF_REWARDS):
+        if reserved := values.keys() & set(OF_REWARDS):
             raise SweepError(
-                f"reward {self._name!r} must name no component {' or '.join(OF_REWARDS)}, which "
-                f"are of the whole, got {min(taken)!r}. Rename it."
+                f"reward {self._name!r} must not use the component names {', '.join(OF_REWARDS)}, "
+                f"got {min(reserved)!r}. Rename it."
             )
         return values
-
-
-def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    """Build the task that the settings name.
-
-    Args:
-        settings: of the experiment.
-        text: that prompts are drawn from; None for chess, which needs none.
-        seed: of the order of the prompts.
-
-    Raises:
-        SweepError: if the task lacks its text, its reward or its extra.
-    """
-    if settings.task == "chess":
-        from sweep.workloads.tasks.chess import Chess
-
-        task: Task = Chess(seed)
-    elif text is None:
-        raise SweepError(f"task {settings.task!r} must have a text to draw prompts from. Set data.")
-    elif settings.task == "words":
-        from sweep.workloads.tasks.words import Words
-
-        task = Words(text, seed, settings.prompt_tokens)
-    else:
-        from sweep.workloads.tasks.words import Openings
-
-        task = Openings(text, seed, settings.prompt_tokens)
-    return OwnReward(task, settings.reward) if settings.reward else task
-
-
-def check_task(settings: GrpoSettings) -> None:
-    """Refuse a task without its extra, or a reward that is none; needs no text.
-
-    Raises:
-        SweepError: naming what is missing.
-    """
-    if settings.task == "chess":
-        build_task(settings.model_copy(update={"reward": None}), None, 0)
-    if settings.reward:
-        load_reward(settings.reward)
-
-
-def try_prompts(config: TrialConfig, text: TokenizedText | None) -> None:
-    """Refuse prompts that do not fit, by the first of those held out: all of a text is long.
-
-    Args:
-        config: of a trial of GRPO.
-        text: that its prompts are drawn from, prepared; None where there is none.
-
-    Raises:
-        SweepError: if one does not.
-    """
-    settings = config.science.grpo
-    assert settings is not None
-    task = build_task(settings, text, config.science.seed)
-    tokenizer = text.tokenizer if text else open_tokenizer(config)
-    for number in range(TRIED_PROMPTS):
-        encode_prompt(task.prompt(number, True), tokenizer, settings.prompt_tokens)

@@ -1,47 +1,43 @@
-"""Name a legal, good move in a chess position: a graded reward that no engine is needed for."""
+"""Name a legal, good move in a chess position: a graded reward that needs no engine."""
 
+import importlib
 import re
 from typing import Any
 
 import numpy as np
 
 from sweep.config.objects import require_extra
-from sweep.workloads.tasks import Completion, Prompt
+from sweep.workloads.tasks.base import Completion, Prompt
 
 FORMAT_REWARD, LEGAL_REWARD, BEST_REWARD = 0.2, 0.3, 0.5
-LEAST_PLIES, MOST_PLIES = 4, 60
+MINIMUM_PLIES, MAXIMUM_PLIES = 4, 60
 MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
 VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
-HELD_OUT = 1 << 40  # numbers of positions that no training reaches
-POSITIONS = 1 << 41  # beyond the numbers of completions, which draw from the same seed
-
-
-def _library() -> Any:
-    require_extra("chess", "chess", "task 'chess'")
-    import chess
-
-    return chess
+HELD_OUT = 1 << 40  # first number of the held-out positions; training does not reach it
+POSITIONS = 1 << 41  # offset from the numbers of completions, which use the same seed
+CHECKMATE = 1000.0
 
 
 class Chess:
-    """`FEN: … Move:` and a move in the notation of UCI, such as e2e4.
+    """Prompts `FEN: … Move:`, for a move in UCI notation such as e2e4.
 
-    Positions come from random play. A move of the right form is worth FORMAT_REWARD, a legal one
-    LEGAL_REWARD more, and BEST_REWARD times the share of legal moves that are worse, by material
-    after the opponent's best capture, and mobility.
+    Positions come from random play. The reward is FORMAT_REWARD for the form of a move, plus
+    LEGAL_REWARD for a legal move, plus BEST_REWARD times the share of legal moves that are worse,
+    by material after the opponent's best capture, and mobility.
     """
 
     prompts_in_epoch: int | None = None
 
     def __init__(self, seed: int) -> None:
-        self._seed, self._chess = seed, _library()
+        require_extra("chess", "chess", "task 'chess'")
+        self._seed, self._chess = seed, importlib.import_module("chess")
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        """Return a position that is not decided."""
+        """Return an undecided position."""
         key = [self._seed, POSITIONS + number + (HELD_OUT if is_held_out else 0)]
         rng = np.random.Generator(np.random.Philox(key=key))
         board = self._chess.Board()
-        for _ in range(int(rng.integers(LEAST_PLIES, MOST_PLIES))):
+        for _ in range(int(rng.integers(MINIMUM_PLIES, MAXIMUM_PLIES))):
             moves = sorted(board.legal_moves, key=str)
             board.push(moves[int(rng.integers(len(moves)))])
             if board.is_game_over():
@@ -51,36 +47,29 @@ class Chess:
         return Prompt(f"FEN: {fen}\nMove:", facts={"fen": fen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Grade the move that the completion begins with."""
-        parts = {"format": 0.0, "legal": 0.0, "best": 0.0}
-        named = MOVE.match(completion.text)
-        if named is None:
-            return parts
-        parts["format"] = FORMAT_REWARD
+        """Grade the move at the start of the completion."""
+        components = {"format": 0.0, "legal": 0.0, "best": 0.0}
+        match = MOVE.match(completion.text)
+        if match is None:
+            return components
+        components["format"] = FORMAT_REWARD
         board = self._chess.Board(prompt.facts["fen"])
-        try:
-            move = self._chess.Move.from_uci(named[1])
-        except self._chess.InvalidMoveError:  # from a square to itself
-            return parts
-        legal = list(board.legal_moves)
-        if move not in legal:
-            return parts
-        parts["legal"] = LEGAL_REWARD
-        values = {other: self._value(board, other) for other in legal}
-        worse = sum(values[other] < values[move] for other in legal)
-        most = max(values.values())
-        others = len(legal) - 1
-        is_best = values[move] == most
-        parts["best"] = BEST_REWARD * (1.0 if is_best else worse / others)
-        return parts
+        values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
+        if (value := values.get(match[1])) is None:
+            return components
+        components["legal"] = LEGAL_REWARD
+        worse = sum(other < value for other in values.values())
+        is_best = value == max(values.values())
+        components["best"] = BEST_REWARD * (1.0 if is_best else worse / (len(values) - 1))
+        return components
 
     def _value(self, board: Any, move: Any) -> float:
-        """Material for the side that moves, after the best capture in answer, and mobility."""
+        """Return the material of the side to move after the best capture in reply, and mobility."""
         side = board.turn
         board.push(move)
         if board.is_checkmate():
             board.pop()
-            return 1000.0
+            return CHECKMATE
         material = self._material(board, side)
         worst = 0.0
         for answer in board.legal_moves:
