@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.trial import TrialConfig
-from sweep.errors import SweepError
 from sweep.training.optimizer import build_optimizer, clip_and_step, state_bytes, states_of
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
@@ -211,24 +210,3 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     for child in model.children():
         layers += list(child) if isinstance(child, nn.ModuleList) else layers_of(child)
     return layers
-
-
-def build_parallel(config: TrialConfig) -> Parallel:
-    """Return this process's part in a trial's parallelism.
-
-    Raises:
-        SweepError: if there are not as many processes as the trial has devices.
-    """
-    execution = config.execution
-    if not ranks.are_many():
-        return Parallel()
-    if ranks.count() != execution.devices:
-        raise SweepError(
-            f"a trial on {execution.devices} devices must have as many processes, got "
-            f"{ranks.count()}. Start it by its worker."
-        )
-    if execution.strategy == "deepspeed":
-        from sweep.training.deepspeed import DeepSpeedZero
-
-        return DeepSpeedZero(config)
-    return (FullyShard if execution.zero >= 2 else DataParallel)(config)

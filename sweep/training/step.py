@@ -18,7 +18,7 @@ from sweep.training.average import WeightAverage
 from sweep.training.device import evaluating
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import whole
-from sweep.training.parallel import LossSum, build_parallel
+from sweep.training.parallel import DataParallel, FullyShard, LossSum, Parallel
 from sweep.workloads import build_workload, ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload
 
@@ -41,6 +41,27 @@ def split(batch: Batch, size: int) -> Iterator[Batch]:
         return
     for start in range(0, batch[0].shape[0], size):
         yield tuple(part[start : start + size] for part in batch)
+
+
+def build_parallel(config: TrialConfig) -> Parallel:
+    """Return this process's part in a trial's parallelism.
+
+    Raises:
+        SweepError: if there are not as many processes as the trial has devices.
+    """
+    execution = config.execution
+    if not ranks.are_many():
+        return Parallel()
+    if ranks.count() != execution.devices:
+        raise SweepError(
+            f"a trial on {execution.devices} devices must have as many processes, got "
+            f"{ranks.count()}. Start it by its worker."
+        )
+    if execution.strategy == "deepspeed":
+        from sweep.training.deepspeed import DeepSpeedZero
+
+        return DeepSpeedZero(config)
+    return (FullyShard if execution.zero >= 2 else DataParallel)(config)
 
 
 class TrainingStep:

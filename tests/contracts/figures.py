@@ -92,7 +92,9 @@ def code_named_by_strings() -> set[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 module, colon, _ = node.value.partition(":")
-                is_named = module in MODULES and (module.count(".") > 1 or (colon and "." in module))
+                is_named = module in MODULES and (
+                    module.count(".") > 1 or (colon and "." in module)
+                )
                 if is_named and module not in COMMAND_MODULES:
                     uses.add((name_of(path), node.value))
     return uses

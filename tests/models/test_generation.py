@@ -1,4 +1,4 @@
-"""Sampling: the right distribution, random numbers of each completion's own, the end."""
+"""Sampling: the distribution, the random numbers of each completion, the end."""
 
 import numpy as np
 import pytest
@@ -20,39 +20,39 @@ DRAWS = 20_000
 
 
 def frequencies(sampling, draws=DRAWS):
-    uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws  # every part equally often
-    found = next_tokens(LOGITS.expand(draws, -1), uniforms, sampling)
-    return torch.bincount(found, minlength=len(LOGITS)).double() / draws
+    uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws  # evenly spread
+    tokens = next_tokens(LOGITS.expand(draws, -1), uniforms, sampling)
+    return torch.bincount(tokens, minlength=len(LOGITS)).double() / draws
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_come_as_often_as_the_softmax_says(temperature):
+def test_frequencies_follow_the_softmax(temperature):
     expected = torch.softmax(LOGITS.double() / temperature, 0)
     torch.testing.assert_close(frequencies(Sampling(temperature)), expected, rtol=0, atol=2 / DRAWS)
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, [0]), (0.7, [0, 3]), (0.9, [0, 3, 1])])
-def test_top_p_keeps_the_smallest_set_that_holds_so_much(top_p, kept):
+def test_top_p_keeps_the_smallest_set_with_that_probability(top_p, kept):
     shares = torch.softmax(LOGITS.double(), 0)
     expected = torch.zeros(len(LOGITS), dtype=torch.float64)
     expected[kept] = shares[kept] / shares[kept].sum()
-    found = frequencies(Sampling(top_p=top_p))
-    torch.testing.assert_close(found, expected, rtol=0, atol=2 / DRAWS)
+    shares = frequencies(Sampling(top_p=top_p))
+    torch.testing.assert_close(shares, expected, rtol=0, atol=2 / DRAWS)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
 @pytest.mark.parametrize("top_p", [0.6, 1.0])
-def test_the_ends_of_the_range_choose_tokens_that_can_come(uniform, top_p):
+def test_the_ends_of_the_range_choose_possible_tokens(uniform, top_p):
     logits = torch.tensor([[-200.0, 1.0, 2.0, -200.0]])
     drawn = torch.tensor([uniform], dtype=torch.float64)
     assert next_tokens(logits, drawn, Sampling(top_p=top_p)).item() in (1, 2)
 
 
-def test_at_temperature_0_the_likeliest_is_chosen():
+def test_temperature_0_chooses_the_most_likely_token():
     assert next_tokens(LOGITS[None], torch.zeros(1), Sampling(0.0)).item() == 0
 
 
-def test_each_completion_draws_numbers_of_its_own():
+def test_each_completion_has_its_own_random_numbers():
     whole = completion_uniforms(7, np.arange(6), 5)
     assert torch.equal(whole[2:4], completion_uniforms(7, np.array([2, 3]), 5))
     assert torch.equal(whole[:, :3], completion_uniforms(7, np.arange(6), 3))
@@ -61,43 +61,42 @@ def test_each_completion_draws_numbers_of_its_own():
 
 
 class Counts(nn.Module):
-    """A model without a cache, of which the token after t is t + 1."""
+    """A model without a cache whose token after t is t + 1."""
 
     def forward(self, ids):
         return 100.0 * torch.nn.functional.one_hot((ids + 1) % 6, 6).float()
 
 
-def test_behind_its_end_a_completion_repeats_the_end():
+def test_after_its_end_a_completion_repeats_the_end():
     prompts = torch.tensor([[1, 2], [3, 4]])
-    found = generate(Counts(), prompts, torch.full((2, 6), 0.5), Sampling(end=5))
-    assert found.tolist() == [[3, 4, 5, 5, 5, 5], [5, 5, 5, 5, 5, 5]]
+    completions = generate(Counts(), prompts, torch.full((2, 6), 0.5), Sampling(end=5))
+    assert completions.tolist() == [[3, 4, 5, 5, 5, 5], [5, 5, 5, 5, 5, 5]]
 
 
-def test_it_stops_when_all_have_ended():
+def test_sampling_stops_when_all_completions_have_ended():
     model, calls = Counts(), []
     model.register_forward_hook(lambda *_: calls.append(None))
     generate(model, torch.tensor([[4]]), torch.full((1, 50), 0.5), Sampling(end=5))
     assert len(calls) < 20
-    generate(
-        model, torch.tensor([[4]]), torch.full((1, 50), 0.5), Sampling(end=5), looks_for_end=False
-    )
-    assert len(calls) >= 50
+    calls.clear()
+    generate(model, torch.tensor([[4]]), torch.full((1, 50), 0.5), Sampling(end=None))
+    assert len(calls) == 50
 
 
-def test_old_and_new_keys_are_never_held_side_by_side():
+def test_the_cache_is_extended_one_layer_at_a_time():
     model = build_model(CONFIG, 0)
     with torch.no_grad(), LiveStorages() as storages:
         _, past = model.extend(torch.zeros(8, CONFIG.context - 1, dtype=torch.long), None)
-        held = sum(tensor.nbytes for layer in past for tensor in layer)
+        cached = sum(tensor.nbytes for layer in past for tensor in layer)
         storages.forget_peak()
         before = storages.live_bytes
         _, past = model.extend(torch.zeros(8, 1, dtype=torch.long), past)
-    assert before >= held and len(past) == CONFIG.layers
-    assert storages.peak_bytes - before < 1.5 * held / CONFIG.layers
+    assert before >= cached and len(past) == CONFIG.layers
+    assert storages.peak_bytes - before < 1.5 * cached / CONFIG.layers
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9])
-def test_a_rehearsal_holds_as_much_as_all_the_tokens(tokens):
+def test_a_rehearsal_has_the_peak_memory_of_all_tokens(tokens):
     model, prompts = build_model(CONFIG, 0), torch.zeros(4, 3, dtype=torch.long)
     peaks, extend, calls = [], model.extend, []
     model.extend = lambda *given: calls.append(1) or extend(*given)

@@ -1,4 +1,4 @@
-"""The loss without logits: the same loss and gradients as the plain form, in bounded memory."""
+"""The chunked losses: the values and gradients of the plain form, in bounded memory."""
 
 import pytest
 import torch
@@ -27,17 +27,17 @@ def plain(hidden, weight, targets):
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("chunk", [1, 7, 50, 1000])
 def test_loss_and_gradients_are_those_of_the_plain_form(dtype, chunk):
-    found = []
+    results = []
     for form in (plain, lambda *parts: linear_cross_entropy(*parts, chunk)):
         hidden, weight, targets = case(dtype)
         loss = form(hidden, weight, targets) / 3
         loss.backward()
-        found.append((loss.detach(), hidden.grad, weight.grad))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+        results.append((loss.detach(), hidden.grad, weight.grad))
+    for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
-def test_each_rows_loss():
+def test_losses_by_row_are_those_of_the_plain_form():
     hidden, weight, targets = case(torch.float64)
     losses = linear_cross_entropies(hidden, weight, targets, 7)
     expected = F.cross_entropy(hidden @ weight.T, targets, reduction="none")
@@ -69,15 +69,15 @@ def plain_log_probs(hidden, weight, targets, temperature):
 def test_log_probabilities_and_their_gradients_are_those_of_the_plain_form(
     dtype, chunk, temperature
 ):
-    found = []
+    results = []
     for form in (plain_log_probs, lambda *p: linear_log_probs(*p[:3], chunk, p[3])):
         hidden, weight, targets = case(dtype)
         log_probs, entropies = form(hidden, weight, targets, temperature)
         factors = torch.linspace(-1, 2, len(targets), dtype=log_probs.dtype)
         (log_probs * factors).sum().backward()
-        found.append((log_probs.detach(), entropies.detach(), hidden.grad, weight.grad))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+        results.append((log_probs.detach(), entropies.detach(), hidden.grad, weight.grad))
+    for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
 def test_memory_of_log_probabilities_is_bounded_by_the_chunk():

@@ -1,4 +1,4 @@
-"""The reference transformer: its sizes, its start, and that it is causal."""
+"""The reference transformer: its sizes, its initial weights and its positions."""
 
 import math
 
@@ -35,9 +35,9 @@ def test_reference_loss_before_training_is_near_ln_v(seed):
 
 
 @torch.no_grad()
-def test_initial_weights_are_truncated_normals_of_the_stated_deviation():
+def test_initial_weights_are_truncated_normals_of_the_documented_deviation():
     model = build_model(preset("tinystories"), seed=3)
-    shrink = 0.9866  # deviation of a normal truncated at 3σ
+    shrink = 0.9866  # standard deviation of a normal truncated at 3σ
     expected = {
         "embedding.weight": 1.0,
         "head.weight": math.sqrt(2 / (512 + 10_000)),
@@ -52,43 +52,12 @@ def test_initial_weights_are_truncated_normals_of_the_stated_deviation():
     assert all((p == 1).all() for name, p in weights.items() if "norm" in name)
 
 
-def test_equal_seeds_give_equal_weights_whatever_was_drawn_before():
-    first = build_model(preset("quick"), 5).state_dict()
-    torch.rand(100)
-    second = build_model(preset("quick"), 5).state_dict()
-    other = build_model(preset("quick"), 6).state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
-
-
-@torch.no_grad()
-def test_logits_do_not_see_the_future():
-    model = build_model(preset("quick"), 0)
-    ids = torch.randint(512, (1, 64), generator=torch.Generator().manual_seed(0))
-    changed = ids.clone()
-    changed[0, 40:] = (changed[0, 40:] + 1) % 512
-    before, after = model(ids), model(changed)
-    torch.testing.assert_close(before[0, :40], after[0, :40])
-    assert not torch.allclose(before[0, 40:], after[0, 40:])
-
-
 def test_rotation_depends_on_relative_positions_only():
     cos, sin = rotary_tables(32, 16)
     query, key = torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
-    turned_query = rotate(query.expand(1, 1, 32, 16), cos, sin)[0, 0]
-    turned_key = rotate(key.expand(1, 1, 32, 16), cos, sin)[0, 0]
-    scores = turned_query @ turned_key.T
+    rotated_query = rotate(query.expand(1, 1, 32, 16), cos, sin)[0, 0]
+    rotated_key = rotate(key.expand(1, 1, 32, 16), cos, sin)[0, 0]
+    scores = rotated_query @ rotated_key.T
     for shift in (-5, 0, 7):
         diagonal = scores.diagonal(shift)
         torch.testing.assert_close(diagonal, diagonal[0].expand_as(diagonal), atol=1e-4, rtol=1e-4)
-
-
-def test_activation_checkpointing_changes_no_gradient():
-    ids = torch.randint(512, (2, 65), generator=torch.Generator().manual_seed(0))
-    gradients = []
-    for checkpointing in (False, True):
-        model = build_model(preset("quick"), 0, checkpointing)
-        F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for plain, recomputed in zip(*gradients, strict=True):
-        assert torch.equal(plain, recomputed)

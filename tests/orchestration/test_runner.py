@@ -206,7 +206,9 @@ def test_what_fails_before_the_first_trial_leaves_no_executor_open(tmp_path):
     experiment = load_experiment("quadratic", {"batches": "4", "budget": "800"})
     planned = make_plan(experiment, Execution(device="cpu"), folder)
     with pytest.raises(SweepError, match="tracking URI"):
-        run_plan(planned, folder, executor=executor, services=Services(tracking_uri="ftp://nowhere"))
+        run_plan(
+            planned, folder, executor=executor, services=Services(tracking_uri="ftp://nowhere")
+        )
     assert executor.ended == ["stop", "close"]
 
 

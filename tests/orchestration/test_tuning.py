@@ -210,7 +210,9 @@ def test_sweeps_that_share_a_storage_and_a_name_keep_apart(whole, tmp_path):
         folder = SweepFolder(tmp_path / name / "sweep")
         experiment = load_experiment("quadratic", {**SMALL, **settings})
         planned = make_plan(experiment, Execution(device="cpu"), folder)
-        found.append(run_plan(planned, folder, executor=InlineExecutor(), services=Services(storage=storage)))
+        found.append(
+            run_plan(planned, folder, executor=InlineExecutor(), services=Services(storage=storage))
+        )
     assert [row.id for row in rows_of(found[1], "tune")] == [
         row.id for row in rows_of(whole, "tune")
     ]
@@ -223,7 +225,9 @@ def test_a_sweep_in_the_place_of_one_that_was_removed_gets_studies_of_its_own(tm
     for _ in range(2):  # as on two machines whose folders have the same path
         folder = SweepFolder(tmp_path / "sweep")
         planned = make_plan(experiment, Execution(device="cpu"), folder)
-        found = run_plan(planned, folder, executor=InlineExecutor(), services=Services(storage=storage))
+        found = run_plan(
+            planned, folder, executor=InlineExecutor(), services=Services(storage=storage)
+        )
         tuned.append(sorted(row.id for row in rows_of(found, "tune")))
         shutil.rmtree(folder.path)
     assert tuned[0] == tuned[1]

@@ -152,7 +152,9 @@ def test_eight_workers_tune_one_sweep_at_once(command, postgres, mlflow):
     planned = make_plan(load_experiment(str(toml), changes), Execution(device="cpu"), folder)
     executor, storage = EightWorkers(), postgres.address("optuna")
     secret = mlflow.uri.replace("://", f"://sweep:{postgres.password}@")
-    summary = run_plan(planned, folder, executor=executor, services=Services(storage=storage, tracking_uri=secret))
+    summary = run_plan(
+        planned, folder, executor=executor, services=Services(storage=storage, tracking_uri=secret)
+    )
     assert summary.exit_code == 0 and not summary.untracked and executor.most_at_once == 8
     assert {trial.read_status().attempts for trial in folder.trials()} == {1}
     assert_tracked_once(folder, mlflow.uri)

@@ -1,4 +1,4 @@
-"""GRPO from a pretrained model of transformers: a small GPT-2 with its own tokenizer, on disk."""
+"""Training from a pretrained model of transformers: small models with a tokenizer, on disk."""
 
 import json
 import shutil
@@ -15,7 +15,6 @@ from sweep.config.pretrained import find_model
 from sweep.data.tokenizer import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model
-from sweep.models.generation import Sampling, generate
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan
@@ -25,7 +24,7 @@ from sweep.training.step import TrainingStep
 from sweep.trial.files import sha256_of_file
 from sweep.trial.folder import SweepFolder
 from sweep.workloads.grpo import Grpo
-from sweep.workloads.tasks import open_tokenizer
+from sweep.workloads.inputs import open_tokenizer
 
 transformers = pytest.importorskip("transformers")
 CPU, LOGISTICS, NEW = torch.device("cpu"), Execution(device="cpu"), SweepFolder(Path("nowhere"))
@@ -34,13 +33,13 @@ STORIES = [f"Once there was a {colour} cat. It liked the {thing}." for colour in
 
 
 def gpt2(**ids):
-    """Return a model whose input and output embeddings are one, and the size of its file."""
+    """Return a model with tied embeddings, and the maximum size of its files."""
     config = transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **ids)
     return transformers.GPT2LMHeadModel(config), "1GB"
 
 
 def llama(**ids):
-    """Return a model with two embeddings, which pads with the end of a text, for several files."""
+    """Return a model with two embeddings, which pads with the end of a text, in several files."""
     config = transformers.LlamaConfig(
         max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, tie_word_embeddings=False, pad_token_id=ids["eos_token_id"], **ids,
@@ -53,7 +52,7 @@ MODELS = {"gpt2": gpt2, "llama": llama}
 
 @pytest.fixture(scope="module", params=["gpt2"])
 def pretrained(tmp_path_factory, request):
-    """A folder as `save_pretrained` leaves it; the end of a text is its last id."""
+    """A folder written by `save_pretrained`; the end of a text is the last id."""
     folder = tmp_path_factory.mktemp("hub") / "tiny"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -65,7 +64,7 @@ def pretrained(tmp_path_factory, request):
     tokenizer.train_from_iterator(STORIES, trainer)
     tokenizer.add_special_tokens(["<|endoftext|>"])
     end = tokenizer.token_to_id("<|endoftext|>")
-    tokenizer.enable_truncation(4)  # as a tokenizer is saved that was once told to
+    tokenizer.enable_truncation(4)  # a saved tokenizer may keep such settings
     tokenizer.enable_padding(length=4)
     torch.manual_seed(0)
     model, most = MODELS[request.param](vocab_size=end + 1, bos_token_id=end, eos_token_id=end)
@@ -97,7 +96,7 @@ def trial_of(pretrained, text, folder):
     return config.model_copy(update=paths)
 
 
-def test_model_and_tokenizer_are_the_start_s(pretrained, text, tmp_path):
+def test_the_start_decides_model_and_tokenizer(pretrained, text, tmp_path):
     config = trial_of(pretrained, text, tmp_path / "s")
     model = config.science.model
     kind = json.loads((pretrained / "config.json").read_text())["model_type"]
@@ -119,7 +118,7 @@ def test_model_and_tokenizer_are_the_start_s(pretrained, text, tmp_path):
 
 @pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
 def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, tmp_path):
-    """Its ids with the end of a text and 0 exchanged; its weights, not a seed's."""
+    """With the ids 0 and of the end of a text exchanged, and without weights of the seed."""
     config = trial_of(pretrained, text, tmp_path / "s")
     step, end = TrainingStep(config, CPU, 8), config.science.model.end
     llm = transformers.AutoModelForCausalLM.from_pretrained(pretrained).eval()
@@ -135,23 +134,9 @@ def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, t
 
 
 @pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
-def test_its_cache_changes_no_token(pretrained, text, tmp_path):
-    """In float64, with prompts seen once for their completions and without."""
-    model = TrainingStep(trial_of(pretrained, text, tmp_path / "s"), CPU, 8).model.double().eval()
-    prompts = torch.randint(model.output_weight().shape[0], (3, 9)).repeat_interleave(2, dim=0)
-    drawn = torch.rand(6, 12, dtype=torch.float64)
-    without, cached, shared = (
-        generate(model, prompts, drawn, Sampling(), is_cached=is_cached, copies=copies)
-        for is_cached, copies in ((False, 1), (True, 1), (True, 2))
-    )
-    assert torch.equal(cached, without) and torch.equal(shared, without)
-    assert len(without.unique(dim=0)) > 1
-
-
-@pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
-def test_what_saves_memory_changes_no_gradient(pretrained, text, tmp_path):
-    """In float64, alone and together: checkpointed activations, prompts seen once."""
-    config, found = trial_of(pretrained, text, tmp_path / "s"), []
+def test_options_that_save_memory_change_no_gradient(pretrained, text, tmp_path):
+    """In float64, alone and together: activation checkpointing and shared prompts."""
+    config, results = trial_of(pretrained, text, tmp_path / "s"), []
     for checkpoints, shares in ((False, False), (True, False), (False, True), (True, True)):
         options = {"activation_checkpointing": checkpoints, "shares_prompts": shares}
         execution = config.execution.model_copy(update=options)
@@ -160,16 +145,18 @@ def test_what_saves_memory_changes_no_gradient(pretrained, text, tmp_path):
         batch = step.rolled_out(step.workload.build_batch(0, 8))
         batch = (*batch[:2], torch.linspace(-1, 1, 8).double(), *batch[3:])
         loss = step.backward(batch)
-        found.append([*batch, loss, *(p.grad for p in step.parameters)])
-    for other in found[1:]:
-        assert torch.equal(other[0], found[0][0])
-        for first, second in zip(found[0], other, strict=True):
+        results.append([*batch, loss, *(p.grad for p in step.parameters)])
+    for other in results[1:]:
+        assert torch.equal(other[0], results[0][0])
+        for first, second in zip(results[0], other, strict=True):
             torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
-def test_a_sweep_starts_from_it(pretrained, text, tmp_path):
+def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
+    pretrained, text, tmp_path
+):
     out = tmp_path / "sweep"
     summary = run_sweep("grpo-words", out=out, device="cpu", **fields(pretrained, text))
     (trial,) = summary.folder.trials()
@@ -190,12 +177,10 @@ def test_a_sweep_starts_from_it(pretrained, text, tmp_path):
     assert config.science.start["weights"] == sha256_of_file(trial.weights_path)
     started = Grpo(config, CPU)
     assert all(map(torch.equal, started.build_model().parameters(), first.parameters()))
-    ids = started.tokenizer.encode_batch(["a red cat"])[0]
-    assert (
-        ids.tolist()
-        == Grpo(trial.read_config(), CPU).tokenizer.encode_batch(["a red cat"])[0].tolist()
-    )
-    shutil.rmtree(out)  # the second needs the first no more to be a start
+    tokenizers = started.tokenizer, Grpo(trial.read_config(), CPU).tokenizer
+    ids, same = (tokenizer.encode_batch(["a red cat"])[0].tolist() for tokenizer in tokenizers)
+    assert ids == same
+    shutil.rmtree(out)  # the second trial is a start without the first
     assert find_model(str(second.path)) == config.science.model.model_dump(mode="json")
     trial_of(second.path, text, tmp_path / "third")
     second.tokenizer_path.unlink()
@@ -204,16 +189,16 @@ def test_a_sweep_starts_from_it(pretrained, text, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_relative_path_is_found_from_everywhere(pretrained, text, tmp_path, monkeypatch):
-    """Also by what times a step and what forecasts one, in processes of their own."""
+def test_a_relative_path_works_from_every_process(pretrained, text, tmp_path, monkeypatch):
+    """Including the processes that time a step and forecast its memory."""
     monkeypatch.chdir(pretrained.parent)
     experiment = load_experiment("grpo-words", fields(pretrained.name, text))
     folder = SweepFolder(tmp_path / "deep" / "sweep")
     planned = estimate(make_plan(experiment, Execution(device="cpu"), folder), folder)
     assert planned.plan.trials[0].forecast_seconds > 0
     assert planned.plan.trials[0].forecast_bytes > 0
-    found = forecast_memory("grpo-words", **fields(pretrained.name, text))
-    assert found["points"][0]["peak_bytes"] > 0
+    forecast = forecast_memory("grpo-words", **fields(pretrained.name, text))
+    assert forecast["points"][0]["peak_bytes"] > 0
 
 
 @pytest.mark.slow
@@ -234,7 +219,7 @@ def test_other_weights_than_planned_are_refused(pretrained, text, tmp_path):
 
 
 @pytest.mark.parametrize("flag", [{"model": "small"}, {"context": "32"}, {"tokenizer": "bytes"}])
-def test_what_follows_from_the_start_is_refused(pretrained, text, flag):
+def test_settings_that_follow_from_the_start_are_refused(pretrained, text, flag):
     with pytest.raises(SweepError, match=f"{next(iter(flag))} must be left out"):
         load_experiment("grpo-words", fields(pretrained, text, **flag))
 
@@ -264,16 +249,15 @@ def test_another_tokenizer_than_planned_is_refused(pretrained, text, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_of_gpt2_124m_begins_at_the_ratio_of_one(monkeypatch):
+def test_the_first_step_of_gpt2_124m_has_the_ratio_1():
     grpo = {"task": "words", "prompt_tokens": 40, "new_tokens": 8, "group_size": 4, "kl": 0.1}
     fields = {"workload": "grpo", "batches": "8", "data": "synthetic", "budget": "8k", "grpo": grpo}
     logistics = Execution(device="cpu", microbatch=4)
     plan = make_plan(load_experiment("gpt2", fields), logistics, NEW).plan
     step = TrainingStep(plan.sample_config(plan.trials[0]), CPU, 4)
     assert sum(p.numel() for p in step.parameters) == 124_439_808
-    task = type(step.workload.task)  # of equal rewards nothing would be learned
-    monkeypatch.setattr(task, "reward", lambda _, prompt, found: {"letters": len(found.text) / 10})
-    before = step.parameters[-1].detach().clone()  # a bias: it has no weight decay
+    step.workload.task.reward = lambda _, completion: {"letters": len(completion.text) / 10}
+    before = step.parameters[-1].detach().clone()  # a bias, which has no weight decay
     output = step(step.workload.build_batch(0, 8), 1e-5)
     assert output.grad_norm > 0 and not torch.equal(step.parameters[-1], before)
     means = {name: total / count for name, (total, count) in step.workload.meter.state().items()}

@@ -1,4 +1,4 @@
-"""Prompts by number, and rewards that a program checks."""
+"""Tasks of GRPO: prompts by number, and rewards that a program computes."""
 
 import sys
 
@@ -12,7 +12,8 @@ from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.models.generation import completion_uniforms
 from sweep.workloads.grpo import HELD_OUT
-from sweep.workloads.tasks import Completion, Prompt, build_task, check_task
+from sweep.workloads.tasks import build_task
+from sweep.workloads.tasks.base import Completion, Prompt
 
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -46,24 +47,24 @@ def test_words_are_taken_from_one_story_each(text):
         assert all(len(word) >= 4 and word in stories for word in words)
 
 
-def test_words_that_do_not_fit_are_drawn_again_and_the_others_are_not(text):
+def test_only_words_that_do_not_fit_are_drawn_again(text):
     def prompts(room):
         task = task_of(text, prompt_tokens=room)
         return [task.prompt(number, False) for number in range(100)]
 
     roomy, sizes = prompts(64), []
-    for one, other in zip(roomy, prompts(14), strict=True):
-        ids = text.encode(one.text)
+    for first, other in zip(roomy, prompts(14), strict=True):
+        ids = text.encode(first.text)
         assert len(text.encode(other.text)) <= 14 and list(other.ids) == text.encode(other.text)
-        assert (one == other) == (len(ids) <= 14)
+        assert (first == other) == (len(ids) <= 14)
         sizes.append(len(ids))
     assert min(sizes) <= 14 < max(sizes) and prompts(14) == prompts(14)
 
 
-def test_where_no_three_words_fit_fewer_are_asked_for(text):
-    asked = [task_of(text, prompt_tokens=11).prompt(number, False) for number in range(100)]
-    assert all(len(prompt.ids) <= 11 for prompt in asked)
-    assert {len(prompt.facts["words"]) for prompt in asked} >= {1, 2}
+def test_a_prompt_asks_for_fewer_words_if_three_do_not_fit(text):
+    prompts = [task_of(text, prompt_tokens=11).prompt(number, False) for number in range(100)]
+    assert all(len(prompt.ids) <= 11 for prompt in prompts)
+    assert {len(prompt.facts["words"]) for prompt in prompts} >= {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -74,12 +75,12 @@ def test_where_no_three_words_fit_fewer_are_asked_for(text):
         ("The dog was happy.", True, 2 / 3, 0.2 / 3),
         ("dogs are unhappy", True, 0.0, 0.0),  # whole words only
         ("dog dog dog dog", False, 1 / 3, 0.0),
-        ("", True, 0.0, 0.0),  # an end alone is worth nothing
+        ("", True, 0.0, 0.0),  # the end alone has no reward
     ],
 )
-def test_stories_are_worth_their_words_and_their_end(text, story, has_ended, words, end):
-    found = task_of(text).reward(WORDS, Completion(story, has_ended))
-    assert found == pytest.approx({"words": words, "end": end})
+def test_a_story_is_rewarded_for_its_words_and_its_end(text, story, has_ended, words, end):
+    reward = task_of(text).reward(WORDS, Completion(story, has_ended))
+    assert reward == pytest.approx({"words": words, "end": end})
 
 
 def test_openings_are_the_first_tokens_of_stories(text):
@@ -87,37 +88,40 @@ def test_openings_are_the_first_tokens_of_stories(text):
     first = text.decode(text.valid[:5])
     prompt = task.prompt(0, True)
     assert prompt.text == first and list(prompt.ids) == text.valid[:5].tolist()
-    with pytest.raises(SweepError, match="must have a reward of yours"):
+    with pytest.raises(SweepError):
         task.reward(prompt, Completion("x", True))
 
 
-def test_a_reward_of_ones_own(text, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "reward"),
+    [
+        ("length", {"own": 3.0}),
+        ("parts", {"a": 1.0, "b": 1.0}),
+        ("word", "must return a finite number or a dict of them, got 'good'"),
+        ("infinite", "must return a finite .*inf"),
+        ("undefined", "must return a finite .*nan"),
+        ("reserved", "must not use the component names .*got 'std'"),
+        ("absent", "has no 'absent'"),
+    ],
+)
+def test_a_user_reward_returns_finite_numbers(text, tmp_path, monkeypatch, name, reward):
     (tmp_path / "own_reward.py").write_text(
         "def length(prompt, completion): return len(completion)\n"
         "def parts(prompt, completion): return {'a': 1, 'b': prompt.count('W')}\n"
-        "def wrong(prompt, completion): return 'good'\n"
-        "def endless(prompt, completion): return {'a': 1, 'b': float('inf')}\n"
-        "def taken(prompt, completion): return {'a': 1, 'std': 2}\n"
-        "def none(prompt, completion): return float('nan')\n"
+        "def word(prompt, completion): return 'good'\n"
+        "def infinite(prompt, completion): return {'a': 1, 'b': float('inf')}\n"
+        "def reserved(prompt, completion): return {'a': 1, 'std': 2}\n"
+        "def undefined(prompt, completion): return float('nan')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    answer = Completion("abc", False)
-
-    def reward(name):
-        return task_of(text, reward=f"own_reward:{name}").reward(WORDS, answer)
-
-    assert reward("length") == {"own": 3.0} and reward("parts") == {"a": 1.0, "b": 1.0}
-    with pytest.raises(SweepError, match="finite number or a dict of them, got 'good'"):
-        reward("wrong")
-    with pytest.raises(SweepError, match=r"'own_reward:endless' must return a finite .*inf"):
-        reward("endless")
-    with pytest.raises(SweepError, match=r"'own_reward:none' must return a finite .*nan"):
-        reward("none")
-    with pytest.raises(SweepError, match=r"must name no component mean or .*got 'std'"):
-        reward("taken")
-    with pytest.raises(SweepError, match="has no 'absent'"):
-        reward("absent")
+    monkeypatch.delitem(sys.modules, "own_reward", raising=False)
+    if isinstance(reward, dict):
+        task = task_of(text, reward=f"own_reward:{name}")
+        assert task.reward(WORDS, Completion("abc", False)) == reward
+    else:
+        with pytest.raises(SweepError, match=reward):
+            task = task_of(text, reward=f"own_reward:{name}")
+            task.reward(WORDS, Completion("abc", False))
 
 
 def test_a_task_without_its_text_is_refused():
@@ -125,23 +129,14 @@ def test_a_task_without_its_text_is_refused():
         task_of(None, task="words")
 
 
-def test_a_reward_or_an_extra_that_is_missing_is_found_without_a_text(monkeypatch):
-    check_task(GrpoSettings(task="words", reward="os.path:join"))
-    with pytest.raises(SweepError, match="must be a function"):
-        check_task(GrpoSettings(task="words", reward="os:name"))
-    monkeypatch.setitem(sys.modules, "chess", None)
-    with pytest.raises(SweepError, match="needs the extra chess"):
-        check_task(GrpoSettings(task="chess", reward="os.path:join"))
-
-
-def test_without_the_extra_one_sentence_names_the_command(monkeypatch):
+def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "chess", None)
     with pytest.raises(SweepError, match=r"pip install -e '\.\[chess\]'"):
         task_of(task="chess")
 
 
 class TestChess:
-    """Positions and moves, by the library python-chess."""
+    """Positions and moves, with python-chess."""
 
     @pytest.fixture
     def chess(self):
@@ -165,27 +160,27 @@ class TestChess:
             (START, "e2e4 and more", (0.2, 0.3, None)),
             (START, "e2e4e5", (0, 0, 0)),
             (START, "e4e4", (0.2, 0, 0)),  # from a square to itself
-            (START, "e2e4q", (0.2, 0, 0)),  # a promotion that is none
+            (START, "e2e4q", (0.2, 0, 0)),  # not a promotion
             ("6k1/5ppp/8/8/8/8/8/R3K3 w - - 0 1", "a1a8", (0.2, 0.3, 0.5)),  # mate
             ("4k3/8/8/3q4/4P3/8/8/4K3 w - - 0 1", "e4d5", (0.2, 0.3, 0.5)),  # takes the queen
         ],
     )
     def test_moves_are_graded(self, chess, fen, answer, expected):
         prompt = Prompt("", facts={"fen": fen})
-        found = task_of(task="chess").reward(prompt, Completion(answer, True))
+        reward = task_of(task="chess").reward(prompt, Completion(answer, True))
         for name, value in zip(("format", "legal", "best"), expected, strict=True):
-            assert value is None or found[name] == value
-        assert 0 <= found["best"] <= 0.5
+            assert value is None or reward[name] == value
+        assert 0 <= reward["best"] <= 0.5
 
-    def test_whatever_has_the_form_of_a_move_is_graded(self, chess):
+    def test_every_completion_in_the_form_of_a_move_is_graded(self, chess):
         task, prompt = task_of(task="chess"), Prompt("", facts={"fen": START})
         squares = [chess.square_name(square) for square in chess.SQUARES]
-        named = [one + other + piece for one in squares for other in squares for piece in ("", "q")]
-        graded = [task.reward(prompt, Completion(move, True)) for move in named]
-        assert {parts["format"] for parts in graded} == {0.2}
-        assert sum(parts["legal"] > 0 for parts in graded) == 20
+        moves = [a + b + piece for a in squares for b in squares for piece in ("", "q")]
+        rewards = [task.reward(prompt, Completion(move, True)) for move in moves]
+        assert {reward["format"] for reward in rewards} == {0.2}
+        assert sum(reward["legal"] > 0 for reward in rewards) == 20
 
-    def test_no_position_draws_what_a_completion_draws(self, chess, monkeypatch):
+    def test_positions_and_completions_use_different_random_streams(self, chess, monkeypatch):
         task, seeded = task_of(task="chess"), []
         drawn_from = np.random.Philox
 

@@ -1,0 +1,175 @@
+"""The contract of all workloads, and the checks of a user's own workload."""
+
+import math
+import re
+import sys
+
+import pytest
+import torch
+
+from sweep.data.synthetic import synthetic_identity
+from sweep.data.tokens import prepare_data
+from sweep.errors import SweepError
+from sweep.training.step import TrainingStep
+from sweep.workloads import build_workload, check_workload
+from sweep.workloads.protocol import Rollouts
+from sweep.workloads.quadratic import NoisyQuadratic
+from tests.workloads.trials import CPU, GRPO, grpo_config, trial_config
+
+MODULE = """
+from sweep.workloads.pretrain import Pretrain
+from sweep.workloads.quadratic import NoisyQuadratic
+
+class Own(Pretrain): pass
+
+class Whole(NoisyQuadratic): pass
+
+class Half:
+    tokens_per_sequence = 1
+    build_model = build_batch = loss_tokens = loss_sum = evaluate = evaluate_finally = None
+    def __init__(self, config, device): pass
+
+class Raising:
+    def __init__(self, config, device): raise ValueError("no weights")
+
+number = 5
+
+def reward(prompt, text): return {"length": len(text), "first": ord(text[0])}
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    (tmp_path / "own_workload.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_workload", raising=False)
+
+
+@pytest.fixture(params=["pretrain", "grpo", "quadratic", "own_workload:Own"])
+def config(request, user_module):
+    if request.param == "grpo":
+        return grpo_config()
+    if request.param == "quadratic":
+        return trial_config("quadratic")
+    return trial_config("quick", workload=request.param)
+
+
+def test_equal_trials_build_equal_models(config):
+    models = [build_workload(config, CPU).build_model() for _ in range(2)]
+    assert all(map(torch.equal, *(model.parameters() for model in models)))
+    assert all(p.dtype == torch.float32 and p.device == CPU for p in models[0].parameters())
+
+
+def test_a_batch_consists_of_the_same_sequences_however_the_stream_is_read(config):
+    workload = build_workload(config, CPU)
+    whole = workload.build_batch(8, 12)
+    parts = [workload.build_batch(first, 4) for first in (8, 12, 16)]
+    for tensor, *pieces in zip(whole, *parts, strict=True):
+        assert tensor.shape[0] == 12 and torch.equal(tensor, torch.cat(pieces))
+
+
+@pytest.mark.parametrize("batch", ["stream", "random"])
+def test_the_loss_of_a_batch_is_the_sum_of_the_losses_of_its_parts(config, batch):
+    step = TrainingStep(config, CPU, 8)
+    workload, model = step.workload, step.model
+    torch.manual_seed(0)
+    drawn = workload.build_batch(0, 8) if batch == "stream" else workload.random_batch(8)
+    whole = step.rolled_out(drawn)
+    loss = workload.loss_sum(model, whole)
+    parts = [workload.loss_sum(model, tuple(t[i : i + 4] for t in whole)) for i in (0, 4)]
+    assert loss.requires_grad and loss.ndim == 0 and loss.dtype == torch.float32
+    torch.testing.assert_close(loss, parts[0] + parts[1], rtol=1e-5, atol=1e-5)
+    assert workload.loss_tokens(whole) > 0
+
+
+def test_evaluations_are_finite_and_repeatable_and_leave_the_model_as_it_was(config):
+    workload = build_workload(config, CPU)
+    model = workload.build_model()
+    before = [p.detach().clone() for p in model.parameters()]
+    first = workload.evaluate(model)
+    assert math.isfinite(first) and workload.evaluate(model) == first
+    final = workload.evaluate_finally(model)
+    assert math.isfinite(final.valid_loss) and math.isfinite(final.train_loss)
+    assert final.valid_losses.dtype == "float64" and final.valid_losses.shape[1] == 2
+    assert model.training and all(map(torch.equal, before, model.parameters()))
+    epochs = workload.epochs()
+    assert epochs is None or epochs > 0
+
+
+def test_only_workloads_that_sample_have_rollouts(config):
+    workload = build_workload(config, CPU)
+    assert isinstance(workload, Rollouts) == config.science.traits.samples
+    assert workload.tokens_per_sequence == config.tokens_per_sequence
+
+
+def test_a_workload_that_can_start_passes_the_check(config):
+    science, text = config.science, None
+    if science.data:
+        text = prepare_data(science.data, None, science.tokenizer)
+    check_workload(config, text)
+    check_workload(config, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Half", "type Half without random_batch, epochs."),
+        ("number", "object of type int. Name"),
+        ("Raising", "but raised ValueError: no weights. Correct it."),
+    ],
+)
+def test_a_user_workload_that_cannot_start_is_refused(user_module, name, message):
+    config = trial_config("quadratic", workload=f"own_workload:{name}")
+    with pytest.raises(SweepError, match=re.escape(message)):
+        check_workload(config, None)
+
+
+def test_a_user_workload_is_built(user_module):
+    config = trial_config("quadratic", workload="own_workload:Whole")
+    assert isinstance(build_workload(config, CPU), NoisyQuadratic)
+
+
+def test_a_text_that_does_not_fill_a_window_is_refused():
+    config = trial_config("quick")
+    text = prepare_data(config.science.data, None, config.science.tokenizer)
+    longer = config.model_copy(update={"tokens_per_sequence": len(text.valid)})
+    with pytest.raises(SweepError, match="at least one window"):
+        check_workload(longer, text)
+
+
+@pytest.mark.parametrize(
+    ("grpo", "message"),
+    [
+        ({"prompt_tokens": 2}, "prompt_tokens must hold the longest prompt"),
+        ({"reward": "own_workload:absent"}, "has no 'absent'"),
+        ({"reward": "own_workload:number"}, "must be a function"),
+        ({"reward": "own_workload:reward"}, "raised IndexError"),  # for an empty completion
+    ],
+)
+def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(user_module, grpo, message):
+    config = grpo_config(**grpo)
+    text = prepare_data(synthetic_identity(), None, config.science.tokenizer)
+    with pytest.raises(SweepError, match=message):
+        check_workload(config, text)
+
+
+@pytest.mark.parametrize(
+    ("grpo", "message"),
+    [({"reward": "own_workload:number"}, "must be a function"), ({"task": "chess"}, "extra chess")],
+)
+def test_a_missing_reward_or_extra_is_reported_before_the_text_is_prepared(
+    user_module, monkeypatch, grpo, message
+):
+    monkeypatch.setitem(sys.modules, "chess", None)
+    with pytest.raises(SweepError, match=message):
+        check_workload(grpo_config(**grpo), None)
+
+
+def test_random_batches_of_grpo_have_completions_of_the_maximum_length():
+    step = TrainingStep(grpo_config(kl=0.1, num_iterations=2), CPU, 4)
+    for count in (8, 2):  # an evaluation may be smaller than a group
+        ids, mask, gain, old, reference = step.rolled_out(step.workload.random_batch(count))
+        assert ids.shape == (count, 40 + GRPO["new_tokens"]) and mask.shape == (count, 12)
+        assert not gain.any() and old.all() and reference.all()
+    output = step(step.workload.random_batch(8), 1e-3)
+    assert torch.isfinite(output.loss)
