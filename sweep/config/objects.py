@@ -78,7 +78,13 @@ def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
             imported.add(module.partition(".")[0])
         else:
             finder = ModuleFinder([str(root)])
-            finder.run_script(str(path))
+            try:
+                finder.run_script(str(path))
+            except SyntaxError as error:
+                raise SweepError(
+                    f"module {module!r} of {name!r} must be valid Python (SyntaxError: {error}). "
+                    "Correct it."
+                ) from error
             imported |= {missing.partition(".")[0] for missing in finder.badmodules}
             paths = [getattr(found, "__file__", None) for found in finder.modules.values()]
             sources |= {Path(p) for p in paths if p}

@@ -284,8 +284,13 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "large", raising=False)
     settings = {"batches": [8], "model": "quick", "data": "synthetic", "budget": 8 * 52 * 8}
     settings["grpo"] = {**GRPO, "reward": "large:reward"}
-    folder, logistics = SweepFolder(tmp_path / "sweep"), Execution(device="cpu", asks_memory=True)
-    save_plan(make_plan(load_experiment("grpo-words", settings), logistics, folder).plan, folder)
+    folder, logistics = SweepFolder(tmp_path / "sweep"), Execution(device="cpu")
+    save_plan(
+        make_plan(
+            load_experiment("grpo-words", settings), logistics, folder, asks_memory=True
+        ).plan,
+        folder,
+    )
     (trial,) = folder.trials()
     trial.write_status(begin_attempt(trial.read_status()))
     assert run_attempt(trial.path, lambda: None).kind == "complete"
@@ -319,7 +324,7 @@ def test_chess_is_sampled_scored_and_trained():
     ("batches", "nearest"), [([12, 18], "16 or 20"), ([3], "3: 4"), ([8, 9], "8 or 12")]
 )
 def test_batches_are_whole_groups(batches, nearest):
-    with pytest.raises(SweepError, match=f"whole groups of 4 .*{nearest}"):
+    with pytest.raises(SweepError, match=f"group_size .4.*{nearest}"):
         load_experiment("grpo-words", {"batches": batches, "grpo": GRPO})
 
 

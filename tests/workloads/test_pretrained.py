@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.pretrained import find_model
+from sweep.config.pretrained import find_initial_model
 from sweep.data.tokenizer import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model
@@ -181,10 +181,10 @@ def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
     ids, same = (tokenizer.encode_batch(["a red cat"])[0].tolist() for tokenizer in tokenizers)
     assert ids == same
     shutil.rmtree(out)  # the second trial is a start without the first
-    assert find_model(str(second.path)) == config.science.model.model_dump(mode="json")
+    assert find_initial_model(str(second.path)) == config.science.model.model_dump(mode="json")
     trial_of(second.path, text, tmp_path / "third")
     second.tokenizer_path.unlink()
-    with pytest.raises(SweepError, match=r"without tokenizer\.json"):
+    with pytest.raises(SweepError, match=r"tokenizer\.json"):
         trial_of(second.path, text, tmp_path / "fourth")
 
 
@@ -229,7 +229,7 @@ def test_a_start_without_tokenizer_weights_or_end_is_refused(pretrained, text, t
     lacking.mkdir()
     config = json.loads((pretrained / "config.json").read_text())
     (lacking / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SweepError, match=r"without tokenizer\.json"):
+    with pytest.raises(SweepError, match=r"tokenizer\.json"):
         load_experiment("grpo-words", fields(lacking, text))
     (lacking / "tokenizer.json").write_bytes((pretrained / "tokenizer.json").read_bytes())
     experiment = load_experiment("grpo-words", fields(lacking, text))
@@ -244,7 +244,7 @@ def test_another_tokenizer_than_planned_is_refused(pretrained, text, tmp_path):
     config = trial_of(pretrained, text, tmp_path / "s")
     assert open_tokenizer(config).vocabulary_used == config.science.model.vocabulary
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(SweepError, match="the tokenizer that was planned with"):
+    with pytest.raises(SweepError, match="the tokenizer of the plan"):
         open_tokenizer(config.model_copy(update={"init_path": str(tmp_path)}))
 
 

@@ -133,7 +133,8 @@ class UserReward:
             )
         if reserved := values.keys() & set(REWARD_STATISTICS):
             raise SweepError(
-                f"reward {self._name!r} must not use the component names {', '.join(REWARD_STATISTICS)}, "
+                f"reward {self._name!r} must not use the component names "
+                f"{', '.join(REWARD_STATISTICS)}, "
                 f"got {min(reserved)!r}. Rename it."
             )
         return values
