@@ -58,7 +58,7 @@ def test_the_report_and_its_figures_are_there(finished):
     assert str(out / "report.md") in done.stdout
     for figure in ("loss", "time", "curves", "pareto", "throughput"):
         assert f"figures/{figure}.png" in report and (out / "figures" / f"{figure}.png").exists()
-    assert "cannot say which batch size is best" in report
+    assert "cannot yet show which batch size is best" in report
     assert (out / "report.html").read_text().count("data:image/png;base64,") == 5
 
 
