@@ -31,7 +31,7 @@ from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.steps import GraphedSteps, Sums, build_steps
+from sweep.training.steps import Sums, build_steps
 from sweep.trial.folder import SweepFolder
 
 FULL_BUDGET = 327_680_000
@@ -105,7 +105,6 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
     rate = done * batch_size * config.tokens_per_sequence / elapsed
     return {
         "batch_size": batch_size,
-        "is_cuda_graph": isinstance(steps, GraphedSteps),
         "microbatch_size": config.microbatch_size,
         "steps": done,
         "seconds": elapsed,

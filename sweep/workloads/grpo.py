@@ -200,7 +200,7 @@ class Grpo:
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
-                rewards, components = self._score(prompts, completions)
+                rewards, components = score(self.task, prompts, completions, self.tokenizer)
                 self.meter.add_rewards(rewards, components, settings.group_size)
                 scores = torch.from_numpy(rewards).float().to(self.device)
                 gain = advantages(scores, settings.group_size, settings.scale_rewards)
@@ -258,11 +258,6 @@ class Grpo:
         ids = [encode_prompt(prompt, self.tokenizer, length) for prompt in prompts]
         return torch.tensor(ids, device=self.device)
 
-    def _score(
-        self, prompts: list[Prompt], completions: Tensor
-    ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-        return score(self.task, prompts, completions.cpu().numpy(), self.tokenizer)
-
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
@@ -302,5 +297,5 @@ class Grpo:
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
             completions = self.generate(model, self._encode(prompts), uniforms, at_once)
-            rewards.append(self._score(prompts, completions)[0])
+            rewards.append(score(self.task, prompts, completions, self.tokenizer)[0])
         return np.concatenate(rewards)

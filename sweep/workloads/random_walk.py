@@ -71,6 +71,7 @@ class RandomWalk:
 
 _walk = functools.lru_cache(maxsize=4)(RandomWalk)  # one per seed and dimension
 
+
 @torch.library.custom_op("sweep::noise_sum", mutates_args=())
 def noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
     """Return the summed noise of consecutive sequences, (dimensions,) in float32.
