@@ -23,7 +23,7 @@ from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
 from sweep.data.tokens import TokenizedText
 from sweep.models import HasCache, HasHidden
 from sweep.models.generation import Sampling, completion_uniforms, extend_equal, generate
-from sweep.models.loss import linear_log_probs
+from sweep.models.loss import linear_log_probs, widened
 from sweep.models.precision import autocast
 from sweep.workloads.grpo_loss import (
     advantages,
@@ -144,8 +144,7 @@ class Grpo:
         with autocast(self.device, precision):
             if not isinstance(model, HasHidden):
                 logits = model(ids)[:, self.settings.prompt_tokens - 1 : -1]
-                wide = logits if logits.dtype == torch.float64 else logits.float()
-                every = torch.log_softmax(wide / temperature, dim=-1)
+                every = torch.log_softmax(widened(logits) / temperature, dim=-1)
                 entropies = -(every.detach().exp() * every.detach()).sum(-1)
                 return every.gather(-1, targets[..., None]).squeeze(-1), entropies
             hidden = self._states(model, ids).flatten(0, 1)
