@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sweep.models import HasCache, HasHidden
+from sweep.models.loss import widened
 
 END_CHECK_INTERVAL = 8  # tokens; a check whether all completions have ended waits for the device
 
@@ -110,8 +111,7 @@ def next_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
     """Choose a token per row by inverse transform sampling, (B,) from (B, V) and (B,)."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    shares = torch.softmax(wide / sampling.temperature, dim=-1)
+    shares = torch.softmax(widened(logits) / sampling.temperature, dim=-1)
     order = None
     if sampling.top_p < 1:
         shares, order = shares.sort(dim=-1, descending=True, stable=True)

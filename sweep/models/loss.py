@@ -47,7 +47,7 @@ def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows
     """Return the cross-entropy of each row, (N,), without gradients."""
     transposed = weight.to(hidden.dtype).T
     chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    return torch.cat([_losses(_widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
+    return torch.cat([_losses(widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
 
 
 def linear_log_probs(
@@ -60,7 +60,8 @@ def linear_log_probs(
     return _LinearLogProbs.apply(hidden, weight, targets, rows, temperature)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _widened(logits: Tensor) -> Tensor:
+def widened(logits: Tensor) -> Tensor:
+    """Return logits in at least float32."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -86,7 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             total = torch.zeros((), dtype=dtype, device=hidden.device)
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, hidden_grad))
             for chunk, ids, chunk_grad in zip(*chunks, strict=True):
-                logits = _widened(chunk @ narrow.T)  # (n, V)
+                logits = widened(chunk @ narrow.T)  # (n, V)
                 losses, normalizer = _losses(logits, ids)
                 total += losses.sum()
                 grad = logits.sub_(normalizer).exp_()  # softmax, in place
@@ -124,7 +125,7 @@ class _LinearLogProbs(torch.autograd.Function):
             transposed, parts = weight.to(hidden.dtype).T, []
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets))
             for chunk, ids in zip(*chunks, strict=True):
-                logits = _widened(chunk @ transposed).div_(temperature)  # (n, V)
+                logits = widened(chunk @ transposed).div_(temperature)  # (n, V)
                 losses, normalizer = _losses(logits, ids)
                 mean = logits.sub(normalizer).exp_().mul_(logits).sum(-1)
                 parts.append((-losses, normalizer.squeeze(1) - mean, normalizer))
@@ -145,7 +146,7 @@ class _LinearLogProbs(torch.autograd.Function):
             tensors = (hidden, targets, normalizers, grad / ctx.temperature, hidden_grad)
             chunks = (torch.split(tensor, ctx.rows) for tensor in tensors)
             for chunk, ids, normalizer, factors, chunk_grad in zip(*chunks, strict=True):
-                logits = _widened(chunk @ narrow.T).div_(ctx.temperature)
+                logits = widened(chunk @ narrow.T).div_(ctx.temperature)
                 slopes = logits.sub_(normalizer).exp_().mul_(-factors[:, None])  # -g·softmax
                 slopes.scatter_add_(1, ids[:, None], factors[:, None].to(slopes.dtype))
                 slopes = slopes.to(hidden.dtype)

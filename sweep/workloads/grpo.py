@@ -23,7 +23,7 @@ from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
 from sweep.data.tokens import TokenizedText
 from sweep.models import HasCache, HasHidden
 from sweep.models.generation import Sampling, completion_uniforms, extend_equal, generate
-from sweep.models.loss import linear_log_probs
+from sweep.models.loss import linear_log_probs, widened
 from sweep.models.precision import autocast
 from sweep.workloads.grpo_loss import (
     advantages,
@@ -144,8 +144,7 @@ class Grpo:
         with autocast(self.device, precision):
             if not isinstance(model, HasHidden):
                 logits = model(ids)[:, self.settings.prompt_tokens - 1 : -1]
-                wide = logits if logits.dtype == torch.float64 else logits.float()
-                every = torch.log_softmax(wide / temperature, dim=-1)
+                every = torch.log_softmax(widened(logits) / temperature, dim=-1)
                 entropies = -(every.detach().exp() * every.detach()).sum(-1)
                 return every.gather(-1, targets[..., None]).squeeze(-1), entropies
             hidden = self._states(model, ids).flatten(0, 1)
@@ -200,7 +199,7 @@ class Grpo:
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
-                rewards, components = self._score(prompts, completions)
+                rewards, components = score(self.task, prompts, completions, self.tokenizer)
                 self.meter.add_rewards(rewards, components, settings.group_size)
                 scores = torch.from_numpy(rewards).float().to(self.device)
                 gain = advantages(scores, settings.group_size, settings.scale_rewards)
@@ -258,11 +257,6 @@ class Grpo:
         ids = [encode_prompt(prompt, self.tokenizer, length) for prompt in prompts]
         return torch.tensor(ids, device=self.device)
 
-    def _score(
-        self, prompts: list[Prompt], completions: Tensor
-    ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-        return score(self.task, prompts, completions.cpu().numpy(), self.tokenizer)
-
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
@@ -302,5 +296,5 @@ class Grpo:
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
             completions = self.generate(model, self._encode(prompts), uniforms, at_once)
-            rewards.append(self._score(prompts, completions)[0])
+            rewards.append(score(self.task, prompts, completions, self.tokenizer)[0])
         return np.concatenate(rewards)

@@ -12,6 +12,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from sweep.config.execution import Services
 from sweep.errors import SweepError
 from sweep.tracking import mirror as mirror_module
 from sweep.tracking.mirror import Mirror

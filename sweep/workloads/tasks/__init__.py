@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sweep.config.grpo import REWARD_STATISTICS, GrpoSettings
 from sweep.config.objects import load_object
@@ -83,11 +84,11 @@ def encode_prompt(prompt: Prompt, tokenizer: TextTokenizer, length: int) -> list
 
 
 def score(
-    task: Task, prompts: list[Prompt], completions: NDArray[np.int64], tokenizer: TextTokenizer
+    task: Task, prompts: list[Prompt], completions: Tensor, tokenizer: TextTokenizer
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Return rewards (B,) and their components, (B,) each, of completions (B, N)."""
     rows = []
-    for prompt, ids in zip(prompts, completions, strict=True):
+    for prompt, ids in zip(prompts, completions.cpu().numpy(), strict=True):
         ends = np.flatnonzero(ids == SEPARATOR_ID)
         text = tokenizer.decode((ids[: ends[0]] if len(ends) else ids).tolist())
         rows.append(task.reward(prompt, Completion(text, len(ends) > 0)))
@@ -126,15 +127,9 @@ class UserReward:
             values = {str(name): float(value) for name, value in components.items()}
         except (TypeError, ValueError, OverflowError):
             values = {"": math.nan}
-        if not all(map(math.isfinite, values.values())):
+        if not all(map(math.isfinite, values.values())) or values.keys() & set(REWARD_STATISTICS):
             raise SweepError(
-                f"reward {self._name!r} must return a finite number or a dict of them, got "
-                f"{result!r}. Correct it."
-            )
-        if reserved := values.keys() & set(REWARD_STATISTICS):
-            raise SweepError(
-                f"reward {self._name!r} must not use the component names "
-                f"{', '.join(REWARD_STATISTICS)}, "
-                f"got {min(reserved)!r}. Rename it."
+                f"reward {self._name!r} must return a finite number, or a dict of them without the "
+                f"names {', '.join(REWARD_STATISTICS)}, got {result!r}. Correct it."
             )
         return values
