@@ -56,10 +56,11 @@ VALUES = {
     "multiple": "2",
     "soak": "5",
 }
+HELP = {"help_option_names": ["-h", "--help"]}  # click keeps a command's help option
 OPTIONS = [
     (command, option)
     for command in ("run", "plan", "forecast", "probe")
-    for option in sweep.commands[command].get_params(Context(sweep.commands[command]))
+    for option in sweep.commands[command].get_params(Context(sweep.commands[command], **HELP))
     if option.name in VALUES
 ]
 

@@ -66,7 +66,7 @@ def test_fake_tensors_were_tried_with_this_version_of_torch():
         {"experiment": "quick", "model": SMALL_GPT2},
         {"experiment": "quick", "model": SMALL_GPT2, "execution": CHECKPOINTED},
         {"experiment": "grpo-words", "model": SMALL_GPT2, "grpo": SHORT},
-        {"model": "own_model:build", "vocabulary": 500, "context": 32, "data": "synthetic"},
+        {"model": "forecast_model:build", "vocabulary": 500, "context": 32, "data": "synthetic"},
     ],
     ids=lambda case: "-".join(
         value.get("name", str(value)) if isinstance(value, dict) else str(value)
@@ -74,7 +74,7 @@ def test_fake_tensors_were_tried_with_this_version_of_torch():
     ),
 )
 def test_a_forecast_is_what_real_tensors_take(case, tmp_path, monkeypatch):
-    (tmp_path / "own_model.py").write_text(
+    (tmp_path / "forecast_model.py").write_text(
         "from torch import nn\n"
         "class Own(nn.Module):\n"
         "    def __init__(self, vocabulary, context):\n"
