@@ -79,6 +79,15 @@ def _total_time(seconds: Sequence[float | None]) -> str:
     return "unknown" if len(known) < len(seconds) else format_seconds(sum(known))
 
 
+def _time_range(plan: Plan) -> str:
+    """Return the range of the estimated time, or an empty text if the time is unknown."""
+    seconds = [row.forecast_seconds for row in plan.trials if row.forecast_seconds is not None]
+    if plan.forecast_factor is None or len(seconds) < len(plan.trials):
+        return ""
+    low, high = sum(seconds) / plan.forecast_factor, sum(seconds) * plan.forecast_factor
+    return f" ({format_seconds(low)} to {format_seconds(high)})"
+
+
 def _plan_notes(plan: Plan) -> dict[str, str]:
     """Return what the plan's table does not show, by subject; empty if it does not apply."""
     settings, schedule, execution = plan.settings, plan.settings.schedule, plan.execution
@@ -107,7 +116,10 @@ def _plan_notes(plan: Plan) -> dict[str, str]:
         notes["Disk"] = f"at most {format_bytes(plan.disk_bytes)}"
     seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
     total = _total_time([row.forecast_seconds for row in plan.trials])
-    notes["Total"] = f"{len(plan.trials)} trials, estimated time {total}"
+    notes["Total"] = f"{len(plan.trials)} trials, estimated time {total}{_time_range(plan)}"
+    if plan.code:
+        sources = [*plan.code["files"], *(f"{k} {v}" for k, v in plan.code["packages"].items())]
+        notes["Your code, part of every trial's id"] = ", ".join(sources)
     if command := answering_command(plan):
         trainings, cost = answering_cost(plan, seconds)
         notes["This plan cannot tell which batch size is best. The command that can"] = (

@@ -224,12 +224,3 @@ def _check_divides(
 def next_microbatch(per_device: int, failed: int, group_size: int = 1) -> int | None:
     """Return the microbatch to try after `failed` ran out of memory, or None after 1."""
     return None if failed <= 1 else largest_divisor(per_device, failed // 2, group_size)
-
-
-def describe_smallest(group_size: int, multiple: int) -> str:
-    """Name the smallest microbatch that a memory search of multiples tries."""
-    if multiple == 1:
-        return "one sequence"
-    if multiple == group_size:
-        return f"one group of {group_size}, in one microbatch,"
-    return f"a microbatch of {multiple} sequences"

@@ -27,7 +27,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from sweep.config.objects import load_object
 from sweep.config.paths import cache_dir
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome
@@ -78,7 +77,7 @@ class FreshProcess:
 
     def __init__(
         self,
-        function: Callable[..., Any] | str,  # the string goes once every caller passes a function
+        function: Callable[..., Any],
         *arguments: object,
         environment: Mapping[str, str] | None = None,
         ends_itself: bool = False,
@@ -216,8 +215,7 @@ def _run(pipe: Connection, others: list[Any]) -> None:
         os.chdir(folder)
         function, arguments = pipe.recv()
         threading.Thread(target=listen, daemon=True).start()
-        body = load_object(function) if isinstance(function, str) else function
-        answer = {"result": body(*arguments, lambda: stops[0] if stops else None)}
+        answer = {"result": function(*arguments, lambda: stops[0] if stops else None)}
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     with contextlib.suppress(OSError):

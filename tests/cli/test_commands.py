@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -307,3 +308,19 @@ def test_data_prepare_and_info(call, tmp_path):
     assert call("data", "prepare", *arguments)[0] == 0
     code, out = call("data", "info", *arguments, "--json")
     assert code == 0 and "sha256" in out
+
+
+def test_the_plan_names_the_hashed_code_and_a_range_of_times(call, tmp_path):
+    (tmp_path / "planned_model.py").write_text(
+        "import torch\n"
+        "def build(vocabulary, context):\n"
+        "    return torch.nn.Embedding(vocabulary, vocabulary)\n"
+    )
+    flags = ("quick", "--model", "planned_model:build", "--context", "16", "--vocabulary", "300")
+    command = ("plan", *flags, "--batches", "4,8", "--budget", "16384", "--device", "cpu")
+    plan = json.loads(call(*command, "--json")[1])
+    assert plan["code"]["files"].keys() == {"planned_model.py"}
+    assert plan["code"]["packages"].keys() == {"torch"} and plan["forecast_factor"] >= 1
+    code, shown = call(*command)
+    assert code == 0 and "planned_model.py, torch " in shown
+    assert re.search(r"estimated time [^(]+ \([^)]+ to [^)]+\)", shown)
