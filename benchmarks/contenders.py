@@ -21,14 +21,13 @@ from memory import trial_config
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.models import build_model
-from sweep.models.precision import autocast
+from sweep.models import autocast, build_model
 from sweep.plan.steps import learning_rate_at
 from sweep.training import loop
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import available_cores
+from sweep.training.loop import Steps
 from sweep.training.step import TrainingStep
-from sweep.training.steps import Steps
 from sweep.trial.folder import TrialFolder, TrialStatus
 from sweep.workloads import build_workload
 

@@ -29,9 +29,9 @@ from sweep.config.numbers import parse_count
 from sweep.config.trial import TrialConfig
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.device import device_name, flop_utilisation
+from sweep.training.loop import Steps, Sums
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.steps import Steps, Sums
 from sweep.trial.folder import SweepFolder
 
 FULL_BUDGET = 327_680_000

@@ -21,8 +21,8 @@ from sweep.config.trial import TrialConfig
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step
-from sweep.memory.measure import measure
-from sweep.memory.points import Measurement
+from sweep.memory.probe import measure
+from sweep.memory.search import Measurement
 from sweep.orchestration.execution import LOSS_CHUNK_ROWS
 from sweep.plan.plan import Inputs, build_plan
 from sweep.training.device import device_memory, has_compiler

@@ -14,7 +14,7 @@ from typing import Any
 
 from memory import trial_config
 
-from sweep.memory.measure import measure
+from sweep.memory.probe import measure
 from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.training.device import USABLE_SHARE
 

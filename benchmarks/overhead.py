@@ -30,7 +30,7 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     from sweep.cli.show import Progress
     from sweep.config.execution import Execution, Services
     from sweep.config.experiment import load_experiment
-    from sweep.orchestration.local import InlineExecutor
+    from sweep.orchestration.executors import InlineExecutor
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.runner import run_plan
     from sweep.trial.folder import SweepFolder

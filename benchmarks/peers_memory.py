@@ -16,7 +16,7 @@ import torch
 from memory import trial_config
 
 from sweep.config.trial import TrialConfig
-from sweep.memory.measure import measure
+from sweep.memory.probe import measure
 from sweep.orchestration.memory import probe_memory
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages

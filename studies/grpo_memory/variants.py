@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sweep.models.precision import autocast
+from sweep.models import autocast
 from sweep.workloads.grpo import Grpo
 
 

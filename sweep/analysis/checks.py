@@ -27,8 +27,7 @@ from sweep.analysis.statistics import (
     seeds_to_detect,
 )
 from sweep.config.numbers import format_count
-from sweep.plan.commands import answering_command
-from sweep.plan.plan import TUNING_SEED, Plan
+from sweep.plan.plan import TUNING_SEED, Plan, answering_command
 
 TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("checks.toml").read_text(encoding="utf-8")

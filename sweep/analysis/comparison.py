@@ -1,7 +1,4 @@
-"""Cells of a sweep (one batch size under one policy and rate) and descriptive recommendations.
-
-The reporting seeds of a cell are its sample; tuning trials take no part. Nothing here is a test.
-"""
+"""Cells of a sweep (one batch size under one policy and rate), recommendations, gains of reward."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from sweep.analysis.frames import Sweep, curves_by_trial
+from sweep.analysis.statistics import Estimate, compare_pairs
 
 BALANCED_TOLERANCE = 0.01  # of the lowest mean loss
 SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
@@ -168,3 +168,39 @@ def is_on_front(losses: Sequence[float], seconds: Sequence[float]) -> list[bool]
         )
         for loss, time in points
     ]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Mean rewards of the milestone prompts, of one batch size under one policy and rate."""
+
+    label: str
+    batch_size: int
+    learning_rate: float
+    start: dict[int, float]  # by seed
+    end: dict[int, float]
+    difference: Estimate | None  # paired by seed; None below two seeds
+
+
+def find_gains(sweep: Sweep) -> tuple[Gain, ...]:
+    """Compare the start of each complete trial with its end, cell by cell, in the plan's order.
+
+    Both use the same prompts and random numbers, so the interval (t) is that of paired differences.
+    """
+    last = {trial: float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
+    trials = report_trials(sweep.trials)
+    trials["end"] = trials["id"].map(last).astype(float)
+    is_known = trials["initial_valid_loss"].notna() & trials["end"].notna()
+    done = trials[(trials["state"] == "COMPLETE") & is_known]
+    gains = []
+    for _, rows in done.groupby(CELL_KEYS, sort=False):
+        label, batch_size, rate = rows.iloc[0][CELL_KEYS]
+        seeds = rows["seed"].astype(int)
+        start, end = (
+            dict(zip(seeds, -rows[name].astype(float), strict=True))
+            for name in ("initial_valid_loss", "end")
+        )
+        pairs = compare_pairs({0: start, 1: end}).pairs  # before and after
+        difference = pairs[0].difference if pairs else None
+        gains.append(Gain(str(label), int(batch_size), float(rate), start, end, difference))
+    return tuple(gains)

@@ -1,9 +1,4 @@
-"""The critical batch size, from steps to a target: S(B) = S_min + E_min/B.
-
-McCandlish et al. 2018 (arXiv:1812.06162): (S/S_min − 1)(E/E_min − 1) = 1, B_crit = E_min/S_min.
-Zhang et al. 2025 (arXiv:2410.21676): B* = 1.2·B_opt + 0.2·E_min/S_min. See
-docs/critical-batch-size.md.
-"""
+"""The critical batch size: from gradient noise, and from the steps to a target loss."""
 
 import math
 from collections.abc import Sequence
@@ -18,18 +13,93 @@ from scipy.stats import t as student
 from sweep.analysis.statistics import Estimate
 from sweep.errors import SweepError
 
+RESAMPLES = 1000
+TAILS = (0.025, 0.975)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """B_simple over some steps; each number with its 95 % interval."""
+
+    value: Estimate | None  # sequences; None is unresolved: the interval of square contains 0
+    trace: Estimate  # tr Σ of the gradient of one sequence
+    square: Estimate  # |G|²; may be negative, for it is not clamped
+    records: int
+    block_length: int  # records, of the bootstrap
+
+
+def noise_scale(
+    traces: Sequence[float],
+    squares: Sequence[float],
+    *,
+    block_length: int | None = None,
+    rng_seed: int = 0,
+) -> NoiseScale:
+    """Average tr Σ̂ and Ĝ² separately over records in order, then divide.
+
+    Intervals are those of a bootstrap of moving blocks that wrap round at the end (Politis & Romano
+    1992), widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, for the m blocks.
+
+    Args:
+        traces: tr Σ̂ of each record, as `sweep.training.noise` records them.
+        squares: Ĝ² of each.
+        block_length: in records, at most half of them; by default ⌊√n⌋.
+        rng_seed: of the resampling.
+    """
+    values = np.array([traces, squares], float).T  # (records, 2)
+    count = len(values)
+    length = math.isqrt(count) if block_length is None else block_length
+    if not (count > 1 and np.isfinite(values).all() and 1 <= length <= count // 2):
+        raise SweepError(
+            "A noise scale must have at least two finite records and blocks of at most half of "
+            f"them, got {count} records, {int((~np.isfinite(values)).any(1).sum())} not finite, "
+            f"and blocks of {length}. Record more steps."
+        )
+    blocks = count // length
+    means = _resampled_means(values, length, blocks, np.random.default_rng(rng_seed))
+    widening = float(student.ppf(TAILS[1], blocks - 1) / student.ppf(TAILS[1], math.inf))
+    widening *= math.sqrt(blocks / (blocks - 1))
+    trace, square = (
+        _widened(float(mean), own, widening)
+        for mean, own in zip(values.mean(0), means.T, strict=True)
+    )
+    ratio = None
+    if square.low > 0:
+        positive = means[:, 1] > 0
+        ratios = np.full(len(means), np.inf)
+        np.divide(means[:, 0], means[:, 1], out=ratios, where=positive)
+        ends = np.quantile(ratios, TAILS, method="nearest")
+        value = trace.value / square.value
+        low, high = (value * (end / value) ** widening for end in ends)
+        ratio = Estimate(value, float(low), float(high))
+    return NoiseScale(ratio, trace, square, count, length)
+
+
+def _resampled_means(values: Floats, length: int, blocks: int, rng: np.random.Generator) -> Floats:
+    """Return means over random blocks, (resamples, 2)."""
+    wrapped = np.concatenate([values, values[: length - 1]])
+    windows = np.lib.stride_tricks.sliding_window_view(wrapped, length, axis=0).mean(-1)
+    starts = rng.integers(len(values), size=(RESAMPLES, blocks))
+    return np.asarray(windows[starts].mean(1))
+
+
+def _widened(mean: float, resampled: Floats, widening: float) -> Estimate:
+    low, high = np.quantile(resampled, TAILS)
+    return Estimate(mean, mean + widening * float(low - mean), mean + widening * float(high - mean))
+
+
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
 LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on linear scaling
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and something left to judge them by
-RESAMPLES = 1000  # of the seeds
 PUBLISHED_START = (1.0, 1.0)  # log S_min and log E_min, as in the published fits
 PUBLISHED_TOLERANCE = 1e-8  # that of scipy's `curve_fit`
 TOLERANCE = 1e-12
 CLEARLY = 1e-9  # relative improvement of the squares that counts as another optimum
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 
-Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 

@@ -22,7 +22,7 @@ from sweep.analysis.critical_batch_size import StepsFit, fit_steps
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.statistics import ALPHA, Estimate, compare_pairs, seeds_sd
 from sweep.errors import SweepError
-from sweep.plan.target import PATIENCE, crossing_tokens, smoothed
+from sweep.plan.tuning import PATIENCE, crossing_tokens, smoothed
 
 LARGE_RESIDUAL = 0.1  # of log S
 COLUMNS = (

@@ -100,7 +100,7 @@ def plan(experiment: str, **flags: Any) -> int:
 @common_options
 def forecast(experiment: str, **flags: Any) -> int:
     """Predict memory per batch size without the device, and the largest that fits."""
-    from sweep.cli.memory import forecast_command
+    from sweep.cli.running import forecast_command
 
     return forecast_command(experiment, flags)
 
@@ -112,7 +112,7 @@ def forecast(experiment: str, **flags: Any) -> int:
 @click.option("--soak", metavar="STEPS", help="Run each choice for this many steps; 0: none.")
 def probe(experiment: str, **flags: Any) -> int:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
-    from sweep.cli.memory import probe_command
+    from sweep.cli.running import probe_command
 
     return probe_command(experiment, flags)
 
@@ -186,7 +186,7 @@ def audit(table: Path, as_json: bool) -> int:
 
     docs/audit.md lists the columns and the checks.
     """
-    from sweep.cli.audit import audit_command
+    from sweep.cli.reading import audit_command
 
     return audit_command(table, as_json)
 

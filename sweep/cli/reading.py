@@ -1,4 +1,4 @@
-"""The commands that read a sweep or this machine: status, stop, log, clean, report, ui, data."""
+"""The commands that read a sweep, a table or this machine."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -94,7 +95,7 @@ def log_command(path: Path, trial: str) -> int:
 
 def clean_command(path: Path, weights: bool, is_confirmed: bool) -> int:
     """List the files that are not needed, ask, and remove them."""
-    from sweep.orchestration.cleaning import list_unneeded, remove
+    from sweep.orchestration.status import list_unneeded, remove
 
     folder = SweepFolder(path)
     unneeded = list_unneeded(folder, weights)
@@ -240,3 +241,26 @@ def doctor_command(as_json: bool) -> int:
     if not problems:
         click.echo("Nothing is missing.")
     return 0
+
+
+def audit_command(path: Path, as_json: bool) -> int:
+    """Print the failed checks of a table."""
+    from sweep.analysis.audit import audit
+
+    document = audit(path)
+    click.echo(json.dumps(document, indent=1) if as_json else _as_text(document))
+    return 0
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    count = len(document["findings"])
+    lines = [f"{count or 'No'} finding{'' if count == 1 else 's'}."]
+    for finding in document["findings"]:
+        batches = ", ".join(str(batch) for batch in finding["rows"])
+        lines += ["", f"{finding['code']}  (batch size {batches})"]
+        lines += [f"  {finding['message']}", f"  Remedy: {finding['remedy']}"]
+    if document["not_checked"]:
+        lines += ["", "Not checked because a column is missing:"]
+    for check in document["not_checked"]:
+        lines.append(f"  {check['code']}: {', '.join(check['missing_columns'])}")
+    return "\n".join([*lines, *([""] if document["notes"] else []), *document["notes"]])

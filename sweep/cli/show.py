@@ -11,8 +11,7 @@ from rich.table import Table
 
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.orchestration.status import sweep_status, time_left
-from sweep.plan.commands import answering_command, answering_cost
-from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.plan import Plan, PlannedTrial, answering_command, answering_cost
 from sweep.plan.policy import describe_policy
 from sweep.trial.folder import Cause, State, SweepFolder
 

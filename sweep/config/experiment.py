@@ -8,11 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from sweep.config.grpo import GrpoSettings
-from sweep.config.models import ModelSettings, Positive, model_preset
+from sweep.config.models import ModelSettings, Positive, find_initial_model, model_preset
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count
-from sweep.config.paths import experiments_dir
-from sweep.config.pretrained import find_initial_model
 from sweep.config.settings import (
     GRPO,
     MODEL,
@@ -24,7 +21,7 @@ from sweep.config.settings import (
     describe_error,
     settings_of,
 )
-from sweep.config.traits import WorkloadTraits, workload_traits
+from sweep.config.workload import GrpoSettings, WorkloadTraits, workload_traits
 from sweep.errors import SweepError
 
 LOG = logging.getLogger(__name__)
@@ -347,6 +344,13 @@ def find_experiment(name: str) -> Path:
             f"experiment must be a TOML file or one of {names}, got {name!r}. Choose one of them."
         )
     return shipped / f"{name}.toml"
+
+
+def experiments_dir() -> Path:
+    """Return the folder of shipped experiments, in the wheel or in the repository."""
+    package = Path(__file__).parent.parent
+    shipped = package / "_experiments"
+    return shipped if shipped.is_dir() else package.parent / "experiments"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

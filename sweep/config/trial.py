@@ -9,10 +9,14 @@ from sweep.config.experiment import (
     OptimizerSettings,
     ScheduleSettings,
 )
-from sweep.config.grpo import SAMPLED_MICROBATCHES, GrpoSettings
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Settings
-from sweep.config.traits import WorkloadTraits, workload_traits
+from sweep.config.workload import (
+    SAMPLED_MICROBATCHES,
+    GrpoSettings,
+    WorkloadTraits,
+    workload_traits,
+)
 
 FORMAT_VERSION = 2
 MEASURED_MICROBATCHES = 2  # the first one's gradients exist while the second one runs

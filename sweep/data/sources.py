@@ -12,9 +12,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sweep.config.paths import cache_dir
+from sweep.data.hub import (
+    TRAIN,
+    VALID,
+    VALID_NAMES,
+    download,
+    open_hub,
+    read_table,
+    resolve_revision,
+    table_format,
+    tinystories_identity,
+)
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
-from sweep.data.tables import VALID_NAMES, open_hub, read_table, resolve_revision, table_format
 from sweep.data.text import (
     SPLIT_RULE,
     OnProgress,
@@ -25,9 +34,8 @@ from sweep.data.text import (
     read_text,
     split_documents,
 )
-from sweep.data.tinystories import TRAIN, VALID, download, tinystories_identity
 from sweep.errors import SweepError
-from sweep.trial.files import read_json, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
 
 HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?")
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # how such files of a folder begin

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sweep.config.paths import cache_dir
 from sweep.config.trial import TokenizerSettings
 from sweep.data.sources import identify_data, open_data
 from sweep.data.stream import check_window
@@ -33,7 +32,7 @@ from sweep.data.tokenizer import (
     train_bpe,
 )
 from sweep.errors import SweepError
-from sweep.trial.files import read_json, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
 
 TOKENS_FORMAT = 1
 TOKENIZER = "tokenizer.json"

@@ -2,7 +2,7 @@
 
 The training step runs twice under `FakeTensorMode`, the second time with optimizer states, while
 `LiveStorages` counts the live bytes. No weights are allocated. Compiled steps are forecast as eager
-ones, which usually keep more. No other file may use `FakeTensorMode`, since its module is private.
+ones, which usually keep more. No other file may use `FakeTensorMode`: its module is private.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,11 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.memory.points import Forecast
-from sweep.memory.search import find_largest
-from sweep.memory.zero import STAGES, on_devices
-from sweep.models import build_without_weights
-from sweep.models.precision import weight_dtype
+from sweep.memory.search import Forecast, find_largest
+from sweep.models import build_without_weights, weight_dtype
 from sweep.training.noise import GradientSums
 from sweep.training.parallel import layers_of
 from sweep.training.step import TrainingStep
@@ -158,3 +155,45 @@ def _gathered_bytes(config: TrialConfig) -> tuple[int, int]:
     layers = [sum(weight.numel() for weight in layer.parameters()) for layer in layers_of(model)]
     total = sum(weight.numel() for weight in model.parameters())
     return width * max(layers, default=0), width * (total - sum(layers))
+
+
+STAGES = (0, 1, 2, 3)
+
+
+def on_devices(
+    whole: Forecast, devices: int, stage: int, largest_layer: int, outside: int
+) -> Forecast:
+    """Return the forecast of one of several devices.
+
+    Stages 0 and 1 keep a bucket for each gradient, also between steps. During a step stage 2 holds
+    all weights in addition to its shard, stage 3 those of two layers and those outside of layers.
+    Gradients of one layer, and of the weights outside of layers, are whole until they are reduced.
+
+    Args:
+        largest_layer: bytes of its weights.
+        outside: bytes of weights outside of layers: embeddings, the last norm, the output.
+    """
+    if devices == 1:
+        return whole
+    held = whole.by_category
+    weights, gradients, states = (
+        held.get(name, 0) for name in ("weights", "gradients", "optimizer")
+    )
+    own_states = -(-states // devices) if stage >= 1 else states
+    own_weights = -(-weights // devices) if stage >= 2 else weights
+    own_gradients = -(-gradients // devices) if stage >= 2 else max(gradients, weights)
+    more_weights = {0: 0, 1: 0, 2: weights, 3: min(weights, 2 * largest_layer + outside)}[stage]
+    more_gradients = min(gradients, largest_layer + outside) if stage >= 2 else 0
+    split = {
+        "weights": own_weights + more_weights,
+        "gradients": own_gradients + more_gradients,
+        "optimizer": own_states,
+    }
+    at_rest = own_weights - weights + own_states - states + (weights if stage < 2 else 0)
+    return replace(
+        whole,
+        peak_bytes=whole.peak_bytes + sum(split.values()) - weights - gradients - states,
+        by_category={**held, **split},
+        rest_bytes=whole.rest_bytes + at_rest,
+        evaluation_bytes=whole.evaluation_bytes + at_rest + more_weights,
+    )

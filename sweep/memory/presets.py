@@ -1,16 +1,14 @@
 """Choose by forecast: the settings of a preset, and remedies if not even one sequence fits.
 
-Both functions run in a `FreshProcess`; importing this module does not import torch.
-"""
+These functions run in a `FreshProcess`; importing this module does not import torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.memory.search import PRESETS, SHARES
-from sweep.memory.zero import STAGES
+from sweep.memory.search import PRESETS, SHARES, Forecast
 from sweep.plan.steps import largest_divisor
 from sweep.training.process import ShouldStop
 
@@ -74,7 +72,7 @@ def _variants(
 
     Stored activations come before recomputed ones, and the given precision before bf16-pure.
     """
-    execution, stages = config.execution, STAGES if config.execution.devices > 1 else (0,)
+    execution, stages = config.execution, (0, 1, 2, 3) if config.execution.devices > 1 else (0,)
     if "zero" in fixed:
         stages = (execution.zero,)
     elif preset == SAVES_MOST:
@@ -124,3 +122,34 @@ def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
     on_two = format_bytes(planned.peak_bytes - held // 2)
     sizes.append(f"{on_two} with weights, gradients and optimizer split over 2 devices")
     return ", ".join(sizes) + "."
+
+
+__all__ = ["choose_preset", "describe_remedies", "forecast_rows", "largest_here"]
+
+
+def forecast_rows(configs: Iterable[TrialConfig], should_stop: ShouldStop) -> list[Forecast]:
+    """Forecast the trials of one plan as planned."""
+    from sweep.memory.forecast import Forecasts
+
+    configs = list(configs)
+    execution = configs[0].execution
+    forecasts = Forecasts(execution.devices, execution.zero)
+    return [forecasts.of(config) for config in configs]
+
+
+def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int]:
+    """Return the largest microbatch and evaluation batch that fit this machine by forecast.
+
+    At most those of the config, and at least one sequence or group, even if that does not fit.
+    """
+    from sweep.memory.forecast import Forecasts
+    from sweep.training.device import usable_memory
+
+    limit = usable_memory(config.execution)
+    forecasts = Forecasts(config.execution.devices, config.execution.zero)
+    cap, evaluation = config.microbatch_size, config.execution.evaluation_batch_size
+    if forecasts.of(config).needed_bytes <= limit:
+        return cap, evaluation
+    found = forecasts.find_largest(config, limit, cap, is_accumulated=True)
+    largest = max(config.group_size, found)
+    return largest, min(evaluation, largest)

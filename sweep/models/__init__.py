@@ -1,6 +1,8 @@
 """Models, built from settings and a seed: the same initial weights on every machine."""
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,6 +15,18 @@ from sweep.models.elman import Elman
 from sweep.models.hugging_face import HuggingFace
 from sweep.models.quadratic import Quadratic
 from sweep.models.transformer import Transformer
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the context manager for a forward pass."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def weight_dtype(precision: str) -> torch.dtype:
+    """Return the dtype of weights, gradients and optimizer states."""
+    return torch.bfloat16 if precision == "bf16-pure" else torch.float32
 
 
 @runtime_checkable

@@ -9,7 +9,8 @@ import shutil
 import sys
 from typing import Any
 
-from sweep.config.paths import cache_dir, experiments_dir
+from sweep.config.experiment import experiments_dir
+from sweep.trial.files import cache_dir
 
 
 def examine() -> dict[str, Any]:

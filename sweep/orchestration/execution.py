@@ -6,10 +6,10 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.objects import require_extra
 from sweep.errors import SweepError
-from sweep.memory import jobs
-from sweep.orchestration.jobs import run_job
+from sweep.memory.presets import choose_preset, largest_here
 from sweep.plan.plan import Plan, tokens_at_once
 from sweep.plan.steps import devices_from_split
+from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
 COMPILE_FLOPS = 10**13  # of the whole plan; below, compiling on a CPU costs more than it saves
@@ -139,7 +139,7 @@ def bound_by_memory(plan: Plan) -> dict[str, Any]:
     if execution.device_memory_bytes is None and not is_here(execution.device):
         return {"reason": UNBOUNDED}
     try:
-        bound, evaluation = run_job(jobs.largest_here, plan.sample_config(row))
+        bound, evaluation = run_job(largest_here, plan.sample_config(row))
     except SweepError:  # a user's model that fake tensors cannot run
         return {}
     fits = bound >= row.microbatch_size
@@ -175,7 +175,7 @@ def choose_by_preset(plan: Plan, chosen: Execution, is_precision_open: bool) -> 
         fixed |= {"precision"}
     config = plan.sample_config(plan.largest_step)
     try:
-        changes = run_job(jobs.choose_preset, config, execution.preset, frozenset(fixed))
+        changes = run_job(choose_preset, config, execution.preset, frozenset(fixed))
     except SweepError as error:
         raise SweepError(
             f"preset needs a model whose memory can be forecast, but that failed ({error}). "

@@ -1,12 +1,138 @@
-"""Build the executor that the services name."""
+"""The executor protocol, executors on this machine, and the choice of one."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from sweep.config.execution import Execution, Services
 from sweep.config.objects import require_extra
 from sweep.errors import SweepError
-from sweep.orchestration.local import Executor, LocalExecutor
 from sweep.orchestration.ray_executor import RayExecutor
 from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
-from sweep.trial.folder import SweepFolder
+from sweep.plan.retry import Outcome
+from sweep.training.process import FreshProcess, attempt_trial
+from sweep.trial.folder import SweepFolder, TrialFolder
+
+
+class Executor(Protocol):
+    """Runs attempts of trials."""
+
+    @property
+    def slots(self) -> list[dict[str, str]]:
+        """Environment variables of each attempt that may be submitted at the same time.
+
+        If it is empty, no attempt can ever run again, and the command stops.
+        """
+
+    @property
+    def queues(self) -> bool:
+        """Whether a submitted attempt may wait for a device."""
+
+    def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
+        """Start the newest attempt of a trial; the future raises WorkerDied if its process dies."""
+
+    def stop(self) -> None:
+        """Let all attempts checkpoint and end."""
+
+    def kill(self) -> None:
+        """End all attempts at once."""
+
+    def close(self) -> None:
+        """Wait for all attempts."""
+
+
+class LocalExecutor:
+    """Runs each attempt in a fresh process, one per slot of `attempt_slots`.
+
+    Raises:
+        SweepError: if fewer devices are visible than a trial needs.
+    """
+
+    queues = False
+
+    def __init__(self, device: str, devices: int = 1) -> None:
+        self.slots = attempt_slots(device, devices)
+        if not self.slots:
+            raise SweepError(
+                f"each trial of this sweep needs {devices} devices, but this machine has fewer. "
+                "Run it on a machine that has them, or choose another --out."
+            )
+        self._attempts: set[FreshProcess] = set()
+        self._threads = ThreadPoolExecutor(len(self.slots), "attempt")
+        self._is_stopping = False
+
+    def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
+        """Start the newest attempt of a trial."""
+        process = FreshProcess(
+            attempt_trial, folder.path, environment=environment, ends_itself=True
+        )
+        self._attempts.add(process)
+        if self._is_stopping:
+            process.stop()
+        future: Future[Outcome] = self._threads.submit(process.result)
+        future.add_done_callback(lambda _: self._attempts.discard(process))
+        return future
+
+    def stop(self) -> None:
+        """Let all attempts checkpoint and end."""
+        self._is_stopping = True
+        for process in list(self._attempts):
+            process.stop()
+
+    def kill(self) -> None:
+        """End all attempts at once."""
+        for process in list(self._attempts):
+            process.kill()
+
+    def close(self) -> None:
+        """Wait for all attempts."""
+        self._threads.shutdown()
+
+
+class InlineExecutor:
+    """Runs each attempt in this process when it is submitted: for tests and debugging."""
+
+    queues = False
+
+    def __init__(self) -> None:
+        self.slots: list[dict[str, str]] = [{}]
+        self._answer: str | None = None
+
+    def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
+        """Run the newest attempt of a trial."""
+        from sweep.training.worker import run_attempt  # imports torch
+
+        future = Future[Outcome]()
+        future.set_result(run_attempt(folder.path, lambda: self._answer))
+        return future
+
+    def stop(self) -> None:
+        """Let the running attempt checkpoint and end."""
+        self._answer = "stopped"
+
+    kill = stop
+
+    def close(self) -> None:
+        """Do nothing: every submitted attempt has ended."""
+
+
+def attempt_slots(device: str, devices: int = 1) -> list[dict[str, str]]:
+    """Return the environment of each attempt that may run at the same time.
+
+    Args:
+        device: `cuda` gives one slot for each group of `devices` visible GPUs, others one slot.
+        devices: GPUs per attempt.
+    """
+    if device != "cuda":
+        return [{}]
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    groups = [names[i : i + devices] for i in range(0, len(names) - devices + 1, devices)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
+
 
 PACKAGES = {"ray": "ray", "slurm": "submitit"}  # by executor, which is also the extra's name
 

@@ -12,9 +12,8 @@ from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
-from sweep.memory.points import Forecast
 from sweep.memory.probe import OnPoint, Probed, probe
-from sweep.memory.search import fit_line
+from sweep.memory.search import Forecast, fit_line
 from sweep.orchestration.planning import Request, make_plan, read_request
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor

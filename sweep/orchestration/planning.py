@@ -1,7 +1,7 @@
 """From an experiment and flags to this machine's plan, grown from the one on disk."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.models import ObjectSettings
-from sweep.config.objects import identify_code
+from sweep.config.objects import identify_code, load_object
 from sweep.config.settings import parse_settings, settings_of
-from sweep.config.trial import tokenizer_of
+from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.errors import SweepError
 from sweep.orchestration.execution import (
     bound_by_memory,
@@ -20,13 +20,18 @@ from sweep.orchestration.execution import (
     decide_execution,
     refuse_other_execution,
 )
-from sweep.orchestration.jobs import identities_of, inspect_trial, run_job
-from sweep.plan.commands import typed_command
-from sweep.plan.growth import grow_plan, with_decided_rates
-from sweep.plan.plan import Inputs, Plan, build_plan, load_plan
+from sweep.plan.plan import (
+    Inputs,
+    Plan,
+    build_plan,
+    grow_plan,
+    load_plan,
+    typed_command,
+    with_decided_rates,
+)
+from sweep.training.process import run_job
 from sweep.trial.files import write_json
-from sweep.trial.folder import SweepFolder
-from sweep.trial.start import identify_start
+from sweep.trial.folder import SweepFolder, identify_start
 
 
 @dataclass(frozen=True)
@@ -323,3 +328,27 @@ def _not_writable(folder: SweepFolder, reason: str = "") -> str:
         f"out must be a folder that can be written, got {str(folder.path)!r}{reason}. "
         "Choose another --out."
     )
+
+
+def identities_of(names: Iterable[str], should_stop: object) -> dict[str, Any]:
+    """Return what `identity()` of each user object returns, for those that have one."""
+    objects = {name: load_object(name) for name in names}
+    return {name: value.identity() for name, value in objects.items() if hasattr(value, "identity")}
+
+
+def inspect_trial(config: TrialConfig, should_stop: object) -> int | None:
+    """Check that a trial's workload can be built and scored, and count the model's parameters.
+
+    Raises:
+        SweepError: if user code, a reward or the prompts cannot work.
+    """
+    from sweep.data.tokens import find_prepared
+    from sweep.models import count_parameters
+    from sweep.workloads import check_workload
+
+    science, text = config.science, None
+    if science.data is not None:
+        assert science.tokenizer is not None
+        text = find_prepared(science.data, science.tokenizer)
+    check_workload(config, text)
+    return count_parameters(science.model, config.execution.activation_checkpointing)

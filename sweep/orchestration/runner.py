@@ -14,8 +14,7 @@ from sweep.config.execution import Services
 from sweep.config.trial import tokenizer_of
 from sweep.errors import SweepError
 from sweep.orchestration.costs import check_disk, estimate, with_disk
-from sweep.orchestration.executors import build_executor
-from sweep.orchestration.local import Executor
+from sweep.orchestration.executors import Executor, build_executor
 from sweep.orchestration.planning import (
     Planned,
     check_prompts,
@@ -25,8 +24,7 @@ from sweep.orchestration.planning import (
 )
 from sweep.orchestration.schedule import POLL_SECONDS, Schedule
 from sweep.orchestration.tuning import Round, Tuning
-from sweep.plan.growth import grow_plan
-from sweep.plan.plan import Plan, load_plan
+from sweep.plan.plan import Plan, grow_plan, load_plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere

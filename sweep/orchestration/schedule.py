@@ -11,9 +11,8 @@ from typing import Any
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, WorkerDied
-from sweep.memory import jobs
-from sweep.orchestration.jobs import run_job
-from sweep.orchestration.local import Executor
+from sweep.memory.presets import describe_remedies
+from sweep.orchestration.executors import Executor
 from sweep.plan.plan import Plan
 from sweep.plan.retry import (
     Outcome,
@@ -24,8 +23,9 @@ from sweep.plan.retry import (
     tightened,
     within_bounds,
 )
-from sweep.plan.target import PATIENCE, last_step
+from sweep.plan.tuning import PATIENCE, last_step
 from sweep.training.memory_limit import oom_kills
+from sweep.training.process import run_job
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
 from sweep.trial.lease import LeaseWatch, is_locked, read_owner
 
@@ -269,7 +269,7 @@ class Schedule:
         if outcome.kind == "complete" and (result := trial.read_result()):
             self._note_tokens_to_target(result)
             if not self.executor.queues:  # it ran on this machine
-                from sweep.orchestration.calibration import record_measurement
+                from sweep.orchestration.costs import record_measurement
 
                 record_measurement(self.plan, result)
 
@@ -302,5 +302,5 @@ class Schedule:
             self.folder.write_bounds(tightened(bounds, before, status, config))
             return
         with contextlib.suppress(SweepError):
-            remedies = run_job(jobs.describe_remedies, config)
+            remedies = run_job(describe_remedies, config)
             self._update(trial, message=f"{status.message.rstrip('.')}. {remedies}")

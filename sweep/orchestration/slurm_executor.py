@@ -17,11 +17,10 @@ from typing import Any
 
 from sweep.config.execution import Execution
 from sweep.config.numbers import parse_bytes, parse_count
-from sweep.config.paths import cache_dir
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.process import run_cluster_attempt
-from sweep.trial.files import sha256_of
+from sweep.trial.files import cache_dir, sha256_of
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch, read_owner
 

@@ -1,14 +1,16 @@
-"""Read the status of a sweep from its folder."""
+"""Read the status of a sweep from its folder, and remove files that it no longer needs."""
 
 import contextlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sweep.errors import SweepError
-from sweep.orchestration.tuning_results import is_complete
+from sweep.orchestration.tuning import is_complete
+from sweep.trial import files
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
-from sweep.trial.lease import is_locked
+from sweep.trial.lease import FileLock, is_locked
 
 TAIL_BYTES = 8192
 
@@ -110,3 +112,39 @@ def find_trial(folder: SweepFolder, prefix: str) -> TrialFolder:
             f"{len(trials)}. `sweep status {folder.path}` lists the ids."
         )
     return trials[0]
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """A file or folder that can be removed."""
+
+    path: Path
+    size: int  # bytes
+    reason: str
+
+
+def list_unneeded(folder: SweepFolder, weights: bool = False) -> list[Unneeded]:
+    """List checkpoints of finished trials and half-written files; weights only on request."""
+    paths = [(path, "half-written") for path in folder.path.glob(".*.part")]
+    for trial in folder.trials():
+        if trial.read_status().state in (State.COMPLETE, State.PRUNED):
+            paths += [(c.path, "checkpoint of a finished trial") for c in trial.checkpoints()]
+            if weights and trial.weights_path.exists():
+                paths.append((trial.weights_path, "weights"))
+        paths += [(path, "half-written") for path in trial.path.glob(".*.part")]
+    return [Unneeded(path, _size(path), reason) for path, reason in paths]
+
+
+def remove(folder: SweepFolder, unneeded: list[Unneeded]) -> None:
+    """Remove files and folders.
+
+    Raises:
+        FolderInUse: if a command runs the sweep.
+    """
+    with FileLock(folder.lock_path):
+        for item in unneeded:
+            files.remove(item.path)
+
+
+def _size(path: Path) -> int:
+    return sum(part.stat().st_size for part in (path, *path.rglob("*")) if part.is_file())

@@ -7,14 +7,19 @@ from typing import Any
 import pandas as pd
 
 from sweep.analysis.checks import PolicyResult, headline
-from sweep.analysis.comparison import cell_records, overlapping, recommend, report_trials
+from sweep.analysis.comparison import (
+    cell_records,
+    find_gains,
+    overlapping,
+    recommend,
+    report_trials,
+)
+from sweep.analysis.critical_batch_size import noise_scale
 from sweep.analysis.frames import Sweep
-from sweep.analysis.noise_scale import noise_scale
-from sweep.analysis.reward import find_gains
 from sweep.analysis.statistics import Pair
 from sweep.analysis.target import Reached, losses_at
 from sweep.analysis.target import headline as target_headline
-from sweep.config.grpo import FINAL_PROMPTS
+from sweep.config.workload import FINAL_PROMPTS
 from sweep.plan.policy import describe_policy
 from sweep.plan.steps import probe_sizes
 from sweep.trial.files import sha256_of

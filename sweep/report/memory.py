@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from sweep.config.numbers import format_bytes, format_count
-from sweep.report.axes import GREY, legend_above, new_figure
+from sweep.report.figures import GREY, legend_above, new_figure
 from sweep.trial.files import replacing
 
 UNITS = {"GiB": 2.0**30, "MiB": 2.0**20}

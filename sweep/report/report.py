@@ -1,20 +1,128 @@
-"""Write the report of one sweep: report.md, report.html, trials.csv and figures/*.png.
+"""Write the report of one sweep: report.md, report.html, trials.csv and figures/*.png."""
 
-    sweep report DIR
-
-An unfinished sweep gets a report too. The same data give the same bytes.
-"""
-
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
 
 from sweep.analysis.checks import run_checks
-from sweep.analysis.comparison import compare_batch_sizes
+from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, short
 from sweep.analysis.frames import Sweep, load_stored_sweep, load_sweep, write_trials_csv
+from sweep.analysis.statistics import Estimate
 from sweep.analysis.target import judge_target
+from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.report.context import Policies, build_context
 from sweep.report.figures import draw_figures
-from sweep.report.rendering import render, to_html
 from sweep.trial.files import replacing
+
+MISSING = "–"
+
+
+class Code(str):
+    """Text for a code block, which is not escaped."""
+
+
+def render(template: str, **context: Any) -> str:
+    """Render a Markdown template of the folder `templates`; text in the context stays text."""
+    text = MARKDOWN.get_template(template).render(context)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def to_html(markdown: str, title: str, folder: Path) -> str:
+    """Render Markdown as one XHTML page that embeds the figures it names, relative to `folder`."""
+    parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": True}).enable("table")
+
+    def embed(match: re.Match[str]) -> str:
+        data = base64.b64encode((folder / match[1]).read_bytes()).decode()
+        return f'src="data:image/png;base64,{data}"'
+
+    body = re.sub(r'src="([^":]+)"', embed, parser.render(markdown))
+    return HTML.get_template("page.html.j2").render(title=title, body=body)
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a finite number."""
+    return value is not None and math.isfinite(value)
+
+
+def escape(value: Any) -> Any:
+    """Escape what would end a table cell or start a link, an image or HTML in Markdown."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return MISSING
+    if isinstance(value, Code) or not isinstance(value, str):
+        return value
+    line = re.sub(r"[\r\n]+", " ", value)
+    return re.sub(r"\\|\||<(?=[a-zA-Z/!?])|\](?=[(\[])", r"\\\g<0>", line)
+
+
+def _or_missing(form: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: form(value) if value is not None and is_number(value) else MISSING
+
+
+def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
+    """Write a loss with four decimals, and its standard deviation if there are enough seeds."""
+    if not is_number(mean):
+        return MISSING
+    has_spread = seeds >= SEEDS_FOR_SPREAD and is_number(sd)
+    return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
+
+
+def format_estimate(estimate: Estimate | None, form: str = ".4g") -> str:
+    """Write an estimate with its 95 % interval, if it has one."""
+    if estimate is None:
+        return MISSING
+    ends = f" [{estimate.low:{form}}, {estimate.high:{form}}]"
+    return f"{estimate.value:{form}}{ends if math.isfinite(estimate.low) else ''}"
+
+
+def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
+    """Write the least and the greatest number, once if they read the same."""
+    numbers = [value for value in values if is_number(value)]
+    ends = [format(end, form) for end in (min(numbers), max(numbers))] if numbers else [MISSING]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def format_cells(cells: Iterable[Mapping[str, Any]]) -> str:
+    """Write the names of cells: batch size 8 (tuned) and batch size 16 (tuned)."""
+    *most, last = (f"batch size {cell['batch_size']} ({cell['label']})" for cell in cells)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+MARKDOWN = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    undefined=StrictUndefined,
+    finalize=escape,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
+NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
+    "count": "{:,.0f}".format,
+    "signed": "{:+.3f}".format,
+    "rate": lambda value: short(float(f"{value:.3g}")),
+    "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
+    "p_value": lambda value: f"{value:.3f}" if value >= 0.001 else "< 0.001",
+    "short_count": format_count,
+    "seconds": format_seconds,
+    "bytes": format_bytes,
+}
+MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()} | {
+    "loss": format_loss,
+    "estimate": format_estimate,
+    "range": format_range,
+    "cell_names": format_cells,
+    "mean": mean,
+    "json": json.dumps,
+    "join_unique": lambda texts: ", ".join(sorted(set(filter(None, texts)))),
+    "one_line": lambda text: Code(" ".join(text.split())),
+}
 
 
 def write_report(path: str | Path, out: str | Path | None = None) -> Path:

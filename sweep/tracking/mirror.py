@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
-from sweep.trial.files import write_json
+from sweep.trial.files import read_metrics_with_offsets, write_json
 from sweep.trial.folder import (
     MESSAGE_CHARACTERS,
     Cause,
@@ -25,7 +25,6 @@ from sweep.trial.folder import (
     TrialStatus,
 )
 from sweep.trial.lease import is_locked
-from sweep.trial.metrics import read_metrics_with_offsets
 from sweep.version import __version__
 
 if TYPE_CHECKING:

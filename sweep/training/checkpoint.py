@@ -21,9 +21,8 @@ from torch import Tensor
 
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.trial.files import remove, replacing, sync_folder
+from sweep.trial.files import MetricsLog, SilentLog, is_start_intact, remove, replacing, sync_folder
 from sweep.trial.folder import TrialFolder
-from sweep.trial.metrics import MetricsLog, SilentLog, is_start_intact
 from sweep.workloads import ranks
 
 KEPT = 2  # the newest may be lost with the machine

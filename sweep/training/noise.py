@@ -2,7 +2,7 @@
 
 From K gradients g_k, each the mean over b sequences, with mean ḡ over B = K·b sequences:
 trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (McCandlish et al. 2018, A.1).
-`sweep.analysis.noise_scale` averages both over the training and divides last.
+`sweep.analysis.critical_batch_size` averages both over the training and divides last.
 """
 
 from collections.abc import Sequence

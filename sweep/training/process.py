@@ -27,9 +27,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from sweep.config.paths import cache_dir
-from sweep.errors import WorkerDied
+from sweep.errors import SweepError, WorkerDied
 from sweep.plan.retry import Outcome
+from sweep.trial.files import cache_dir
 
 ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
 KEPT_BYTES = str(2**31 - 1)
@@ -241,3 +241,15 @@ def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
     from sweep.training.worker import run_numbered_attempt  # imports torch
 
     return run_numbered_attempt(path, number, stops)
+
+
+def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:
+    """Run a module-level function in a child process and return its result.
+
+    Raises:
+        SweepError: with the function's own message if it raised, died or took too long.
+    """
+    try:
+        return FreshProcess(function, *arguments).result(timeout=seconds)
+    except WorkerDied as error:
+        raise SweepError(str(error).removeprefix("SweepError: ")) from error

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sweep.plan.target import CONFIRMED
+from sweep.plan.tuning import CONFIRMED
 
 DIVERGED_MARGIN = 1.0  # loss above its start
 DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points

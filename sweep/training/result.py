@@ -10,13 +10,12 @@ import torch
 
 from sweep.config.trial import TrialConfig
 from sweep.models import count_parameters
-from sweep.plan.target import crossing_tokens
+from sweep.plan.tuning import crossing_tokens
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress
-from sweep.trial.files import replacing, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import read_metrics, replacing, sha256_of, sha256_of_file, write_json
 from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
-from sweep.trial.metrics import read_metrics
 from sweep.workloads.protocol import FinalEvaluation
 
 

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.models.precision import weight_dtype
-from sweep.training.average import WeightAverage
+from sweep.models import weight_dtype
 from sweep.training.device import evaluating
 from sweep.training.noise import GradientSums
-from sweep.training.optimizer import whole
+from sweep.training.optimizer import WeightAverage, whole
 from sweep.training.parallel import DataParallel, FullyShard, LossSum, Parallel
 from sweep.workloads import build_workload, ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload

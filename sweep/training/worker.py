@@ -21,8 +21,12 @@ from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
-from sweep.training.device import EvaluationOutOfMemory, has_compiler, is_out_of_memory
-from sweep.training.device_memory import limited_memory
+from sweep.training.device import (
+    EvaluationOutOfMemory,
+    has_compiler,
+    is_out_of_memory,
+    limited_memory,
+)
 from sweep.training.loop import train
 from sweep.training.result import diverged_message, write_result
 from sweep.training.step import TrainingStep

@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.config.grpo import FINAL_PROMPTS, GrpoSettings
 from sweep.config.trial import TrialConfig
+from sweep.config.workload import FINAL_PROMPTS, GrpoSettings
 from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
 from sweep.data.tokens import TokenizedText
-from sweep.models import HasCache, HasHidden
+from sweep.models import HasCache, HasHidden, autocast
 from sweep.models.generation import Sampling, completion_uniforms, extend_equal, generate
 from sweep.models.loss import linear_log_probs, widened
-from sweep.models.precision import autocast
 from sweep.workloads.grpo_loss import (
     advantages,
     completion_mask,
@@ -33,10 +32,16 @@ from sweep.workloads.grpo_loss import (
     token_weights,
 )
 from sweep.workloads.inputs import build_initial_model, open_text, open_tokenizer
-from sweep.workloads.meter import Meter
-from sweep.workloads.protocol import Batch, FinalEvaluation
-from sweep.workloads.tasks import build_task, check_prompts, check_task, encode_prompt, score
-from sweep.workloads.tasks.base import Prompt, Task
+from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
+from sweep.workloads.tasks import (
+    Prompt,
+    Task,
+    build_task,
+    check_prompts,
+    check_task,
+    encode_prompt,
+    score,
+)
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 ALL_ROWS = 1 << 30

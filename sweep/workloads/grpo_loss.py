@@ -7,7 +7,7 @@ B completions of N tokens.
 import torch
 from torch import Tensor
 
-from sweep.config.grpo import GrpoSettings
+from sweep.config.workload import GrpoSettings
 
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
 

@@ -6,15 +6,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import nn
 
-from sweep.config.pretrained import find_pretrained
+from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
 from sweep.data.tokenizer import TextTokenizer, load_tokenizer
 from sweep.data.tokens import TokenizedText, prepare_data, pretrained_path
 from sweep.errors import SweepError
 from sweep.models import build_model
 from sweep.models.hugging_face import HuggingFace
-from sweep.trial.folder import TrialFolder
-from sweep.trial.start import check_start
+from sweep.trial.folder import TrialFolder, check_start
 
 
 def open_text(config: TrialConfig) -> TokenizedText | None:

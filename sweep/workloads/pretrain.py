@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.data.stream import SequenceStream, document_of_targets, gather
 from sweep.data.tokens import TokenizedText
-from sweep.models import HasHidden
+from sweep.models import HasHidden, autocast
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
-from sweep.models.precision import autocast
 from sweep.workloads import ranks
 from sweep.workloads.inputs import build_initial_model, open_text
 from sweep.workloads.protocol import Batch, FinalEvaluation

@@ -9,8 +9,7 @@ from typing import Any
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.plan.growth import grow_plan
-from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.plan import Plan, PlannedTrial, grow_plan
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.trial.files import sha256_of, sha256_of_file, write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus

@@ -15,9 +15,8 @@ import pytest
 import sweep
 from sweep.analysis.frames import TRIAL_COLUMNS, curves_by_trial, write_trials_csv
 from sweep.errors import CorruptFile, SweepError
-from sweep.trial.files import read_json, write_json
+from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
-from sweep.trial.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 # The least that the design asks of result.json and trials.csv.

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.analysis.noise_scale import NoiseScale, noise_scale
+from sweep.analysis.critical_batch_size import NoiseScale, noise_scale
 from sweep.errors import SweepError
 from sweep.training.noise import noise_estimates
 

@@ -12,7 +12,7 @@ from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import load_sweep, write_trials_csv
 from sweep.analysis.target import headline, judge_target
 from sweep.plan.steps import milestone_steps
-from sweep.plan.target import crossing_tokens
+from sweep.plan.tuning import crossing_tokens
 from sweep.trial.files import sha256_of_file, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 from tests.analysis.fake_sweeps import fake_result, write_fake_sweep

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from sweep.config.trial import TokenizerSettings
+from sweep.data.hub import read_table, resolve_revision
 from sweep.data.sources import identify_data
-from sweep.data.tables import read_table, resolve_revision
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 

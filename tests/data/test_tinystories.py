@@ -2,16 +2,16 @@ import hashlib
 
 import pytest
 
-from sweep.data import tinystories
+from sweep.data import hub
+from sweep.data.hub import REVISION, PinnedFile, download, tinystories_identity
 from sweep.data.sources import open_data
-from sweep.data.tinystories import REVISION, PinnedFile, download, tinystories_identity
 from sweep.errors import SweepError
 
 CONTENT = b"a cat sat\n<|endoftext|>\n" * 500
 FILE = PinnedFile("stories.txt", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 DOWNLOAD = f"""
-from sweep.data.tinystories import PinnedFile, download
+from sweep.data.hub import PinnedFile, download
 try:
     path = download(PinnedFile(*{tuple(FILE)!r}), "someone/stories", {"ab" * 20!r})
     print(json.dumps([str(path), path.read_text()]))
@@ -24,11 +24,11 @@ def test_the_identity_is_the_pinned_revision_and_hashes():
     assert tinystories_identity() == {
         "name": "tinystories",
         "revision": REVISION,
-        "sha256": {"train": tinystories.TRAIN.sha256, "valid": tinystories.VALID.sha256},
+        "sha256": {"train": hub.TRAIN.sha256, "valid": hub.VALID.sha256},
     }
     assert REVISION == "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
-    assert (tinystories.TRAIN.size, tinystories.TRAIN.sha256[:8]) == (2_227_753_162, "6418d412")
-    assert (tinystories.VALID.size, tinystories.VALID.sha256[:8]) == (22_502_601, "6874bae9")
+    assert (hub.TRAIN.size, hub.TRAIN.sha256[:8]) == (2_227_753_162, "6418d412")
+    assert (hub.VALID.size, hub.VALID.sha256[:8]) == (22_502_601, "6874bae9")
 
 
 def test_a_file_is_downloaded_once_into_the_library_s_cache(hub, tmp_path):

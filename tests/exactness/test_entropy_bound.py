@@ -9,11 +9,11 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_documents
-from sweep.orchestration.local import InlineExecutor
+from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import prepare, run_plan
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
-from sweep.trial.metrics import read_metrics
 
 PARSER = runpy.run_path(str(Path(__file__).parents[1] / "data" / "grammar_parser.py"))
 WHOLE_SPLIT = 1000  # more windows than the validation split has: milestones measure all of it

@@ -14,15 +14,15 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.step import TrainingStep
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
-from sweep.trial.metrics import read_metrics
 
 # Runs one attempt and kills its own process, with SIGKILL, at a named moment.
 SUICIDE = """
 import os, signal
 from pathlib import Path
 import torch
-import sweep.trial.metrics, sweep.training.steps, sweep.training.checkpoint, sweep.training.result
+import sweep.trial.files, sweep.training.loop, sweep.training.checkpoint, sweep.training.result
 from sweep.training.worker import run_logged_attempt
 from sweep.trial.folder import State, TrialFolder
 
@@ -64,10 +64,10 @@ elif moment == "after the checkpoint's rename":
 elif moment == "middle of a log line":
     fake = Os()
     fake.write = on_nth(lambda fd, data: os.write(fd, data[: len(data) // 2]), os.write)
-    sweep.trial.metrics.os = fake
+    sweep.trial.files.os = fake
 elif moment == "between two steps":
-    real_take = sweep.training.steps.Steps.take
-    sweep.training.steps.Steps.take = on_nth(lambda *a: None, real_take)
+    real_take = sweep.training.loop.Steps.take
+    sweep.training.loop.Steps.take = on_nth(lambda *a: None, real_take)
 elif moment == "before the result":
     sweep.training.result.write_json = on_nth(lambda *a: None, None)
 elif moment == "after the result":

@@ -10,7 +10,7 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_step
-from sweep.memory.measure import measure
+from sweep.memory.probe import measure
 from sweep.orchestration.memory import ERROR_ON_CPU, forecast_memory
 from tests.plans import build_plan
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sweep.errors import SweepError
-from sweep.memory.jobs import forecast_rows
+from sweep.memory.presets import forecast_rows
 from sweep.memory.search import PRESETS, SHARES
 from sweep.orchestration.planning import read_request, save_plan
 from sweep.plan.plan import Plan

@@ -9,9 +9,8 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
-from sweep.memory.measure import measure
-from sweep.memory.points import Measurement
-from sweep.memory.probe import STEPS, Probe, find_leak
+from sweep.memory.probe import STEPS, Probe, find_leak, measure
+from sweep.memory.search import Measurement
 from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.report.memory import markdown_of
 from tests.plans import build_plan

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.memory.points import Forecast
-from sweep.memory.zero import STAGES, on_devices
+from sweep.memory.forecast import STAGES, on_devices
+from sweep.memory.search import Forecast
 
 GB = 10**9
 

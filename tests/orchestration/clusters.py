@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import Planned, make_plan, save_plan
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
-from sweep.trial.metrics import read_metrics
 
 IMPORTED = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2])))
 STEPS = 100  # of a trial; faulty:WaitsForGo waits at step 50

@@ -15,9 +15,9 @@ from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.store import connect, default_tracking_uri
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder
 from sweep.trial.lease import is_locked
-from sweep.trial.metrics import read_metrics
 
 
 class Command:

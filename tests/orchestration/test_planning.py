@@ -7,8 +7,8 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration import calibration, costs, planning
-from sweep.orchestration.calibration import (
+from sweep.orchestration import costs, planning
+from sweep.orchestration.costs import (
     UNCERTAIN,
     estimate_seconds,
     fit_step_time,
@@ -99,7 +99,7 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
         jobs_run.append(function)
         return {"seconds_per_sequence": 0.01, "seconds_per_update": 0.002}
 
-    monkeypatch.setattr(calibration, "run_job", measure)
+    monkeypatch.setattr(costs, "run_job", measure)
 
     def seconds_of_8_16_32():
         seconds, factor = estimate_seconds(plan, folder)

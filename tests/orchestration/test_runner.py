@@ -9,12 +9,12 @@ import pytest
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
 from sweep.errors import FolderInUse, SweepError
-from sweep.orchestration.local import InlineExecutor, attempt_slots
+from sweep.orchestration.executors import InlineExecutor, attempt_slots
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import FileLock
-from sweep.trial.metrics import read_metrics
 
 
 def by_batch(summary):

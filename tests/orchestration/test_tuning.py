@@ -11,7 +11,7 @@ import pytest
 
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.local import InlineExecutor
+from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import finished_summary, run_plan
 from sweep.orchestration.schedule import Schedule
@@ -20,8 +20,8 @@ from sweep.orchestration.studies import named_trials
 from sweep.plan.plan import load_plan
 from sweep.plan.tuning import EXTENSIONS
 from sweep.report.report import write_report
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
-from sweep.trial.metrics import read_metrics
 
 SMALL = {
     "batches": "16,32",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.plan.cluster import cost_on_cluster, parse_cluster
+from sweep.orchestration.costs import cost_on_cluster, parse_cluster
 from tests.plans import build_plan
 
 

@@ -4,8 +4,7 @@ import shlex
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.plan.commands import answering_command, answering_cost, typed_command
-from sweep.plan.growth import grow_plan
+from sweep.plan.plan import answering_command, answering_cost, grow_plan, typed_command
 from tests.plans import build_plan
 
 CPU = Execution(device="cpu", threads=1)

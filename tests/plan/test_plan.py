@@ -6,7 +6,7 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import SweepError
-from sweep.plan.growth import grow_plan
+from sweep.plan.plan import grow_plan
 from sweep.trial.files import sha256_of
 from tests.plans import build_plan
 

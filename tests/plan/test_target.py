@@ -6,7 +6,7 @@ import pytest
 
 from sweep.errors import SweepError
 from sweep.plan.steps import milestone_steps
-from sweep.plan.target import crossing_tokens, last_step
+from sweep.plan.tuning import crossing_tokens, last_step
 
 
 def test_a_crossing_is_interpolated_in_log_tokens() -> None:

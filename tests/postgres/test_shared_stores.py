@@ -14,14 +14,13 @@ from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.cli import main
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.local import LocalExecutor
+from sweep.orchestration.executors import LocalExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.orchestration.studies import named_trials, open_storage
 from sweep.tracking.store import connect, is_mirrored, search_runs
-from sweep.trial.files import read_json
+from sweep.trial.files import read_json, read_metrics
 from sweep.trial.folder import State, SweepFolder
-from sweep.trial.metrics import read_metrics
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(900)]
 

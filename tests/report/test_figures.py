@@ -10,7 +10,7 @@ import pytest
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import Sweep, load_sweep
 from sweep.report import figures
-from sweep.report.axes import TOP_EDGE, batch_colours
+from sweep.report.figures import TOP_EDGE, batch_colours
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from sweep.analysis.statistics import Estimate
-from sweep.report.rendering import MARKDOWN, to_html
+from sweep.report.report import MARKDOWN, to_html
 
 
 @pytest.mark.parametrize(

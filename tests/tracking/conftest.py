@@ -19,13 +19,11 @@ import pytest
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.plan.growth import grow_plan
-from sweep.plan.plan import Plan
+from sweep.plan.plan import Plan, grow_plan
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
-from sweep.trial.files import read_json, write_json
+from sweep.trial.files import MetricsLog, read_json, read_metrics, write_json
 from sweep.trial.folder import State, SweepFolder, TrialFolder
-from sweep.trial.metrics import MetricsLog, read_metrics
 from tests.plans import build_plan
 
 TOML = """

@@ -7,8 +7,8 @@ from sweep.errors import SweepError
 from sweep.orchestration.runner import run_sweep
 from sweep.tracking.restore import restore_sweep
 from sweep.tracking.store import connect, default_tracking_uri
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State
-from sweep.trial.metrics import read_metrics
 
 
 def test_the_folder_comes_back_as_it_was(sweep, tmp_path):

@@ -14,8 +14,8 @@ from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training.process import FreshProcess, attempt_trial
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder, TrialFolder
-from sweep.trial.metrics import read_metrics
 
 STEPS, MIDDLE = 30, 17
 # The norm of a gradient is above 0.6 in some steps and below in others.

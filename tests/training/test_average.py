@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from sweep.training.average import WeightAverage, power_of
+from sweep.training.optimizer import WeightAverage, power_of
 
 
 def averaged(values, width):

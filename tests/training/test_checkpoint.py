@@ -10,8 +10,8 @@ from sweep.errors import Superseded
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
+from sweep.trial.files import MetricsLog
 from sweep.trial.folder import TrialFolder, TrialStatus
-from sweep.trial.metrics import MetricsLog
 from tests.plans import build_plan
 
 CPU = torch.device("cpu")

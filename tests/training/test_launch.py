@@ -14,8 +14,8 @@ from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training.launch import first_cause
 from sweep.training.process import FreshProcess, attempt_trial
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
-from sweep.trial.metrics import read_metrics
 from tests.training.several_devices import (
     STEPS,
     assert_same_trial,

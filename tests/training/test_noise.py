@@ -6,16 +6,16 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.stream import SequenceStream
-from sweep.orchestration.local import InlineExecutor
+from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.steps import ProbeSizes, probe_sizes
+from sweep.training.loop import NoiseProbe
 from sweep.training.noise import GradientSums, noise_estimates
 from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
-from sweep.training.steps import NoiseProbe
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
-from sweep.trial.metrics import read_metrics
 from tests.plans import build_plan
 
 

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, load_model
 from sweep.memory.forecast import forecast_stages
 from sweep.models import build_model
 from sweep.plan.retry import status_after
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import TrialFolder
-from sweep.trial.metrics import read_metrics
 from tests.training.several_devices import (
     MIDDLE,
     assert_same_trial,

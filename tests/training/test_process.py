@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.paths import cache_dir
 from sweep.errors import WorkerDied
 from sweep.training.process import FreshProcess, worker_environment
+from sweep.trial.files import cache_dir
 
 HERE = Path(__file__).parent
 

@@ -6,12 +6,12 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_identity
+from sweep.training.loop import Steps, Sums
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.steps import Steps, Sums
 from sweep.training.worker import run_attempt
+from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, TrialFolder, TrialStatus
-from sweep.trial.metrics import read_metrics
 from tests.plans import build_plan
 
 BATCH = 4

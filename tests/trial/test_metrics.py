@@ -5,12 +5,12 @@ import math
 import pytest
 
 from sweep.errors import Superseded
-from sweep.trial.files import sha256_of_file
-from sweep.trial.metrics import (
+from sweep.trial.files import (
     MetricsLog,
     is_start_intact,
     read_metrics,
     read_metrics_with_offsets,
+    sha256_of_file,
 )
 
 

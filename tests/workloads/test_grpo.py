@@ -13,9 +13,9 @@ from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
+from sweep.training.loop import Steps, Sums
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.steps import Steps, Sums
 from sweep.training.worker import as_attempted, run_attempt
 from sweep.trial.folder import SweepFolder, TrialStatus
 from tests.workloads.trials import (

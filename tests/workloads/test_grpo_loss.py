@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sweep.config.grpo import GrpoSettings
+from sweep.config.workload import GrpoSettings
 from sweep.workloads.grpo_loss import (
     advantages,
     completion_mask,

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.pretrained import find_initial_model
+from sweep.config.models import find_initial_model
 from sweep.data.tokenizer import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model
@@ -19,7 +19,7 @@ from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_sweep
-from sweep.plan.growth import grow_plan
+from sweep.plan.plan import grow_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.files import sha256_of_file
 from sweep.trial.folder import SweepFolder

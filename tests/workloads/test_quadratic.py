@@ -6,7 +6,7 @@ import torch
 
 from sweep.training.step import TrainingStep
 from sweep.workloads import build_workload
-from sweep.workloads.random_walk import noise_sum
+from sweep.workloads.quadratic import noise_sum
 from tests.workloads.trials import CPU, trial_config
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sweep.workloads.random_walk import SEQUENCES, RandomWalk, noise_sum
+from sweep.workloads.quadratic import SEQUENCES, RandomWalk, noise_sum
 
 DIMENSIONS = 1000
 

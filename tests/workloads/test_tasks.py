@@ -5,15 +5,14 @@ import sys
 import numpy as np
 import pytest
 
-from sweep.config.grpo import GrpoSettings
 from sweep.config.trial import TokenizerSettings
+from sweep.config.workload import GrpoSettings
 from sweep.data.synthetic import synthetic_identity
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.models.generation import completion_uniforms
 from sweep.workloads.grpo import HELD_OUT
-from sweep.workloads.tasks import build_task
-from sweep.workloads.tasks.base import Completion, Prompt
+from sweep.workloads.tasks import Completion, Prompt, build_task
 
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"

@@ -1,8 +1,4 @@
-"""Read the column `text` of tables: local files, or a data set of the Hugging Face hub.
-
-`datasets` and `huggingface_hub` are imported only while data is prepared. A worker that finds
-prepared tokens does not need them.
-"""
+"""Read tables and data sets of the Hugging Face hub, and download TinyStories."""
 
 import glob
 import importlib
@@ -13,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sweep.data.text import Piece, Reader
 from sweep.errors import SweepError
+from sweep.trial.files import cache_dir, sha256_of_file
 
 LOADERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 # Without these, pandas would turn the texts "NA" and "007" into a missing value and a number.
@@ -100,3 +97,50 @@ def _documents(rows: Any, source: str) -> Iterator[Piece]:
                 )
             if document := text.strip():
                 yield Piece(document, True, 0.0)
+
+
+REPOSITORY = "roneneldan/TinyStories"
+REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
+
+
+class PinnedFile(NamedTuple):
+    """One file of the data set."""
+
+    name: str
+    size: int  # bytes
+    sha256: str
+
+
+TRAIN = PinnedFile(
+    "TinyStoriesV2-GPT4-train.txt",
+    2_227_753_162,
+    "6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
+)
+VALID = PinnedFile(
+    "TinyStoriesV2-GPT4-valid.txt",
+    22_502_601,
+    "6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
+)
+
+
+def tinystories_identity() -> dict[str, Any]:
+    """Return the identity of the data set: its revision and the hashes of its files."""
+    hashes = {"train": TRAIN.sha256, "valid": VALID.sha256}
+    return {"name": "tinystories", "revision": REVISION, "sha256": hashes}
+
+
+def download(file: PinnedFile, repository: str = REPOSITORY, revision: str = REVISION) -> Path:
+    """Return the path of a file, downloaded if need be, after checking its hash."""
+    path = cache_dir() / "tinystories" / file.name
+    if not path.is_file():
+        remedy = f"Use --data PATH with your text, or --data synthetic, or copy the file to {path}."
+        with hugging_face("huggingface_hub", f"{repository}/{file.name}", remedy) as hub:
+            where = {"repo_type": "dataset", "revision": revision}
+            path = Path(hub.hf_hub_download(repository, file.name, **where))
+    if sha256_of_file(path) != file.sha256:
+        raise SweepError(
+            f"{file.name} must have the pinned sha256 {file.sha256[:12]}…, got other content. "
+            f"Remove {path.resolve()} to download it again, or use --data PATH for a changed data "
+            "set."
+        )
+    return path
