@@ -123,7 +123,8 @@ def report_command(
     tracking_uri: str | None,
 ) -> int:
     """Write the report from a folder, which is mirrored too, or from an MLflow store alone."""
-    from sweep.report.report import write_report, write_report_from_store
+    from sweep.analysis.frames import load_stored_sweep
+    from sweep.report.report import write_report, write_report_of
     from sweep.tracking.store import check_tracking_uri
 
     if (folder is None) == (uri is None):
@@ -131,7 +132,8 @@ def report_command(
     if uri is not None:
         if experiment is None:
             raise SweepError("--from-mlflow needs --experiment NAME.")
-        click.echo(write_report_from_store(uri, experiment, run_id, out or Path(experiment)))
+        stored = load_stored_sweep(uri, experiment, run_id)
+        click.echo(write_report_of(stored, out or Path(experiment)))
         return 0
     assert folder is not None
     if experiment is not None or run_id is not None:

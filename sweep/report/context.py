@@ -1,6 +1,5 @@
 """The variables of the report's templates, computed from the results of `sweep.analysis`."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,12 +19,10 @@ from sweep.analysis.statistics import Pair
 from sweep.analysis.target import Reached, losses_at
 from sweep.analysis.target import headline as target_headline
 from sweep.config.workload import FINAL_PROMPTS
-from sweep.plan.policy import describe_policy
-from sweep.plan.steps import probe_sizes
-from sweep.trial.files import sha256_of
 from sweep.version import __version__
 
 MOST_PAIRS = 15  # with more, only the pairs of the best batch size are reported
+LEAST_NOISE_RECORDS = 4  # with fewer, no noise scale is reported
 NOISE_SOURCES = {
     "probes": {"noise/trace": "trace", "noise/square": "square"},
     "own microbatches": {"noise/train_trace": "trace", "noise/train_square": "square"},
@@ -35,45 +32,36 @@ WEAKENED_BY: dict[str, tuple[str, set[str]]] = {  # recommendation: measure, con
     "fastest": ("seconds", {"time"}),
     "balanced": ("seconds", {"quality", "time"}),
 }
-MEASURES = ("tokens", "steps", "seconds")  # that losses on the way to a target are compared at
 Policies = Sequence[PolicyResult | Reached]
 
 
 def build_context(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[str, Any]:
     """Return the variables that all templates share."""
     plan, settings = sweep.plan, sweep.plan.settings
-    all_trials = sweep.trials.to_dict("records")
     trials = report_trials(sweep.trials).fillna({"state": "unknown"})
     trials["order"] = pd.factorize(trials["label"])[0]
-    planned = [row for row in plan.known_trials if row.stage == "report"]
     results = [policy for policy in policies if isinstance(policy, PolicyResult)]
     reached = [policy for policy in policies if isinstance(policy, Reached)]
+    measures = ("tokens", "steps", "seconds")
     return {
         "version": __version__,
         "sweep": sweep,
         "plan": plan,
-        "sha256_of": sha256_of,
         "settings": settings,
         "policies": policies,
-        "describe_policy": describe_policy,
-        "commands": [shlex.join(words) for words in plan.commands],
-        "planned": planned,
         "warmup_fractions": [row.warmup_steps / row.steps for row in plan.known_trials],
         "cells": cell_records(cells),
-        "all_trials": all_trials,
+        "all_trials": sweep.trials.to_dict("records"),
         "trials": trials.sort_values(["order", "batch_size", "seed"]).to_dict("records"),
-        "tuning": [row for row in all_trials if row["stage"] == "tune"],
-        "complete": [row for row in all_trials if row["state"] == "COMPLETE"],
         "headlines": {policy.label: headline(policy) for policy in results}
         | {policy.label: target_headline(policy) for policy in reached},
         "recommendations": list(_recommendations(cells, policies)),
         "gains": find_gains(sweep) if settings.traits.samples else (),
         "final_prompts": FINAL_PROMPTS,
         "noise": list(_noise_scales(sweep)),
-        "probed_epochs": _probed_epochs(sweep),
         "pairs": {policy.label: reported_pairs(policy) for policy in results},
         "steps": [row for policy in reached for row in _steps(policy)],
-        "equal_losses": [(m, p, *losses_at(sweep, p, m)) for m in MEASURES for p in reached],
+        "equal_losses": [(m, p, *losses_at(sweep, p, m)) for m in measures for p in reached],
     }
 
 
@@ -81,9 +69,7 @@ def _recommendations(cells: pd.DataFrame, policies: Policies) -> Iterator[dict[s
     """Yield the cells that each rule picks, and what weakens the choice."""
     records = cell_records(cells)
     by_label = {policy.label: policy for policy in policies}
-    for item in recommend(cells):
-        if not item.cells:
-            continue
+    for item in (item for item in recommend(cells) if item.cells):
         first, (measure, concerns) = item.cells[0], WEAKENED_BY[item.title]
         policy = by_label[records[first]["label"]]
         overlap = [k for k in overlapping(cells, first, measure) if k not in item.cells]
@@ -92,7 +78,7 @@ def _recommendations(cells: pd.DataFrame, policies: Policies) -> Iterator[dict[s
             "rule": item.rule,
             "cells": [records[k] for k in item.cells],
             "overlap": [records[k] for k in overlap],
-            "failed": [c for c in policy.failed if concerns & set(c.concerns)],
+            "failed": [check for check in policy.failed if concerns & set(check.concerns)],
             "passes": policy.passes,
         }
 
@@ -106,11 +92,7 @@ def reported_pairs(policy: PolicyResult) -> tuple[Pair, ...]:
 
 
 def noise_records(sweep: Sweep, source: str = "probes") -> pd.DataFrame:
-    """Return the noise measurements of the reporting trials.
-
-    Returns:
-        label, batch_size, seed, tokens, trace, square.
-    """
+    """Return the reporting trials' noise: label, batch_size, seed, tokens, trace, square."""
     columns = NOISE_SOURCES[source]
     trials = report_trials(sweep.trials)[["id", "label", "batch_size", "seed"]]
     if not set(columns) <= set(sweep.curves):
@@ -123,41 +105,28 @@ def noise_records(sweep: Sweep, source: str = "probes") -> pd.DataFrame:
 def _noise_scales(sweep: Sweep) -> Iterator[dict[str, Any]]:
     """Yield the noise scale of each cell over the later half of training, all seeds together."""
     for source in NOISE_SOURCES:
-        for (label, batch_size), lines in noise_records(sweep, source).groupby(
-            ["label", "batch_size"], sort=False
-        ):
+        groups = noise_records(sweep, source).groupby(["label", "batch_size"], sort=False)
+        for (label, batch_size), lines in groups:
             late = lines[lines["tokens"] >= lines["tokens"].max() / 2]
             late = late.sort_values(["seed", "tokens"])
-            if len(late) >= 4:
+            if len(late) >= LEAST_NOISE_RECORDS:
                 scale = noise_scale(late["trace"].to_list(), late["square"].to_list())
                 yield {"label": label, "batch_size": batch_size, "source": source, "scale": scale}
 
 
-def _probed_epochs(sweep: Sweep) -> float | None:
-    """Return the epochs that noise probes read, if training and probes exceed one epoch."""
-    plan, evaluation = sweep.plan, sweep.plan.settings.evaluation
-    trials = report_trials(sweep.trials).dropna(subset=["epochs"])
-    sequences = plan.token_budget // plan.tokens_per_sequence
-    sizes = probe_sizes(sequences, evaluation.noise_points, evaluation.noise_share, 1)
-    tokens = sizes.points * sizes.sequences * plan.tokens_per_sequence
-    trained = trials["epochs"].astype(float)
-    probed = trained * (tokens / trials["tokens"])
-    return float(probed.max()) if (trained + probed > 1).any() else None
-
-
 def _steps(policy: Reached) -> Iterator[dict[str, Any]]:
     """Yield the steps to the target of each batch size: means over the seeds that reached it."""
-    fit = policy.fit
-    slopes = dict(zip(policy.batch_sizes[1:], fit.slopes.tolist(), strict=True)) if fit else {}
-    means = fit.residuals.mean(0).tolist() if fit else []
-    residuals = dict(zip(policy.batch_sizes, means, strict=False))
-    for size, trials in policy.trials.groupby("batch_size"):
-        batch_size = int(str(size))
+    slopes: dict[Any, float] = {}
+    residuals: dict[Any, float] = {}
+    if fit := policy.fit:
+        slopes = dict(zip(policy.batch_sizes[1:], fit.slopes.tolist(), strict=True))
+        residuals = dict(zip(policy.batch_sizes, fit.residuals.mean(0).tolist(), strict=True))
+    for batch_size, trials in policy.trials.groupby("batch_size"):
         reached = trials[~trials["is_censored"]]
         yield {
             "label": policy.label,
             "batch_size": batch_size,
-            "learning_rate": float(trials["learning_rate"].iloc[0]),
+            "learning_rate": trials["learning_rate"].iloc[0],
             "seeds": len(trials),
             "reached": len(reached),
             "is_whole": len(reached) == len(trials),

@@ -4,29 +4,60 @@ import base64
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeGuard
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sweep.analysis.checks import run_checks
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, short
-from sweep.analysis.frames import Sweep, load_stored_sweep, load_sweep, write_trials_csv
+from sweep.analysis.frames import Sweep, load_sweep, write_trials_csv
 from sweep.analysis.statistics import Estimate
 from sweep.analysis.target import judge_target
 from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.plan.policy import describe_policy
 from sweep.report.context import Policies, build_context
-from sweep.report.figures import draw_figures
-from sweep.trial.files import replacing
+from sweep.report.figures import draw_figures, save_figure
+from sweep.trial.files import replacing, sha256_of
 
 MISSING = "–"
 
 
-class Code(str):
-    """Text for a code block, which is not escaped."""
+def write_report(path: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a sweep folder, by default into it, and return the path of report.md.
+
+    Raises:
+        SweepError: if the folder holds no sweep.
+    """
+    return write_report_of(load_sweep(path), Path(out or path))
+
+
+def write_report_of(sweep: Sweep, out: Path) -> Path:
+    """Write the report of a loaded sweep; each file is replaced atomically, report.md last."""
+    cells = compare_batch_sizes(sweep.trials)
+    has_target = sweep.plan.settings.target is not None
+    policies: Policies = (
+        judge_target(sweep, cells) if has_target else tuple(run_checks(sweep, cells).values())
+    )
+    figures = draw_figures(sweep, cells, policies)
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        path = out / "figures" / f"{name}.png"
+        if figure:
+            save_figure(figure, path)
+        else:
+            path.unlink(missing_ok=True)  # an earlier report may have had it
+    write_trials_csv(sweep, out / "trials.csv")
+    text = render("report.md.j2", figures=figures, **build_context(sweep, cells, policies))
+    page = to_html(text, f"Batch-size sweep: {sweep.name}", out)
+    for name, content in (("report.html", page), ("report.md", text)):
+        with replacing(out / name) as part:
+            part.write_text(content, encoding="utf-8")
+    return out / "report.md"
 
 
 def render(template: str, **context: Any) -> str:
@@ -47,9 +78,8 @@ def to_html(markdown: str, title: str, folder: Path) -> str:
     return HTML.get_template("page.html.j2").render(title=title, body=body)
 
 
-def is_number(value: Any) -> bool:
-    """Return True for a finite number."""
-    return value is not None and math.isfinite(value)
+class Code(str):
+    """Text for a code block, which is not escaped."""
 
 
 def escape(value: Any) -> Any:
@@ -62,15 +92,19 @@ def escape(value: Any) -> Any:
     return re.sub(r"\\|\||<(?=[a-zA-Z/!?])|\](?=[(\[])", r"\\\g<0>", line)
 
 
+def _is_number(value: Any) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
 def _or_missing(form: Callable[[float], str]) -> Callable[[float | None], str]:
-    return lambda value: form(value) if value is not None and is_number(value) else MISSING
+    return lambda value: form(value) if _is_number(value) else MISSING
 
 
 def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
     """Write a loss with four decimals, and its standard deviation if there are enough seeds."""
-    if not is_number(mean):
+    if not _is_number(mean):
         return MISSING
-    has_spread = seeds >= SEEDS_FOR_SPREAD and is_number(sd)
+    has_spread = seeds >= SEEDS_FOR_SPREAD and _is_number(sd)
     return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
 
 
@@ -84,7 +118,7 @@ def format_estimate(estimate: Estimate | None, form: str = ".4g") -> str:
 
 def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     """Write the least and the greatest number, once if they read the same."""
-    numbers = [value for value in values if is_number(value)]
+    numbers = [value for value in values if _is_number(value)]
     ends = [format(end, form) for end in (min(numbers), max(numbers))] if numbers else [MISSING]
     return " to ".join(dict.fromkeys(ends))
 
@@ -109,63 +143,22 @@ NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
     "rate": lambda value: short(float(f"{value:.3g}")),
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "p_value": lambda value: f"{value:.3f}" if value >= 0.001 else "< 0.001",
+    "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
     "short_count": format_count,
     "seconds": format_seconds,
     "bytes": format_bytes,
 }
-MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()} | {
+MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}
+MARKDOWN.filters |= {
     "loss": format_loss,
     "estimate": format_estimate,
     "range": format_range,
     "cell_names": format_cells,
     "mean": mean,
     "json": json.dumps,
+    "sha256": sha256_of,
     "join_unique": lambda texts: ", ".join(sorted(set(filter(None, texts)))),
-    "one_line": lambda text: Code(" ".join(text.split())),
+    "command": lambda words: Code(" ".join(shlex.join(words).split())),
+    "yes_or_no": {True: "yes", False: "no"}.get,
 }
-
-
-def write_report(path: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a sweep folder and return the path of report.md.
-
-    Args:
-        path: the sweep folder.
-        out: the folder to write to; by default the sweep folder.
-
-    Raises:
-        SweepError: if the folder holds no sweep.
-    """
-    return write_report_of(load_sweep(path), Path(out or path))
-
-
-def write_report_from_store(
-    tracking_uri: str, experiment: str, run_id: str | None, out: str | Path
-) -> Path:
-    """Write the report of a sweep in an MLflow store: the newest parent run unless one is named."""
-    return write_report_of(load_stored_sweep(tracking_uri, experiment, run_id), Path(out))
-
-
-def write_report_of(sweep: Sweep, out: Path) -> Path:
-    """Write the report of a loaded sweep; each file is replaced atomically, report.md last."""
-    cells = compare_batch_sizes(sweep.trials)
-    has_target = sweep.plan.settings.target is not None
-    policies: Policies = (
-        judge_target(sweep, cells) if has_target else tuple(run_checks(sweep, cells).values())
-    )
-    figures = draw_figures(sweep, cells, policies)
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        path = out / "figures" / f"{name}.png"
-        if figure is None:
-            path.unlink(missing_ok=True)  # an earlier report may have had it
-            continue
-        with replacing(path) as part:
-            # Without the writer's version the bytes depend on the picture alone.
-            figure.savefig(part, format="png", metadata={"Software": None})
-    write_trials_csv(sweep, out / "trials.csv")
-    text = render("report.md.j2", figures=figures, **build_context(sweep, cells, policies))
-    page = to_html(text, f"Batch-size sweep: {sweep.name}", out)
-    for name, content in (("report.html", page), ("report.md", text)):
-        with replacing(out / name) as part:
-            part.write_text(content, encoding="utf-8")
-    return out / "report.md"
+MARKDOWN.globals["describe_policy"] = describe_policy

@@ -1,29 +1,53 @@
-"""The fake sweeps of tests/analysis, for the tests of the report."""
+"""Sweep folders with made-up results, each written once for all tests of the report."""
 
-import runpy
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FAKES = runpy.run_path(str(Path(__file__).parents[1] / "analysis" / "fake_sweeps.py"))
+from sweep.report.report import write_report
+from sweep.trial.folder import SweepFolder
+from tests.analysis.fake_sweeps import write_fake_sweep
+
+NOISE_SCALE = 24.0  # of the later half of the tuned sweep's training
 
 
 @pytest.fixture(scope="session")
-def write_fake_sweep() -> Callable[..., Any]:
-    """Return the function that writes a sweep folder with made-up curves."""
-    return FAKES["write_fake_sweep"]  # type: ignore[no-any-return]
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One seed and one rate, with its report."""
+    path = tmp_path_factory.mktemp("plain") / "plain"
+    write_fake_sweep(path)
+    write_report(path)
+    return path
 
 
 @pytest.fixture(scope="session")
-def mixed_sweep(tmp_path_factory: pytest.TempPathFactory, write_fake_sweep: Any) -> Path:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two policies and three seeds, with diverged, failed, waiting and running trials."""
     ends = {(4, 2): "WAITING", (8, 1): "RUNNING", (32, 0): "out_of_memory", (64, 0): "diverged"}
 
     def outcome(row: Any) -> str:
         return ends.get((row.batch_size, row.seed if row.policy == "fixed" else -1), "COMPLETE")
 
-    path: Path = tmp_path_factory.mktemp("mixed") / "mixed"
+    path = tmp_path_factory.mktemp("mixed") / "mixed"
     write_fake_sweep(path, lrs=("1e-3", "sqrt"), seeds=3, outcome=outcome)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fixed rate and tuned rates, three seeds, gradient noise; with its report."""
+    path = tmp_path_factory.mktemp("tuned") / "tuned"
+    plan = write_fake_sweep(path, lrs=("1e-3", "tuned"), seeds=3, batches="4,16,64")
+    half = max(row.tokens for row in plan.trials) / 2
+    for trial in SweepFolder(path).trials():
+        lines = [json.loads(line) for line in trial.metrics_path.read_text().splitlines()]
+        for line in lines:
+            if "valid/loss" in line:
+                trace = NOISE_SCALE / 4 if line["tokens"] >= half else 900.0
+                line |= {"noise/trace": trace, "noise/square": 0.25}
+                line |= {"noise/train_trace": 6.0, "noise/train_square": -0.01}
+        trial.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report(path)
     return path

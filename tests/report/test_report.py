@@ -1,22 +1,20 @@
-"""The report holds the results of the analysis, in whatever state the sweep is."""
+"""The report holds the results of the analysis, whatever the state of the sweep."""
 
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-import sweep
-from sweep.analysis import frames
 from sweep.analysis.comparison import compare_batch_sizes
+from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.plan.plan import load_plan
-from sweep.report import report
-from sweep.report.report import write_report, write_report_from_store
+from sweep.report.report import write_report, write_report_of
 from sweep.tracking.mirror import Mirror
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
+from tests.analysis.fake_sweeps import write_fake_sweep
 
 HEADINGS = (
     *("Summary", "Checks", "Results", "Curves", "Time, throughput and memory"),
@@ -43,23 +41,14 @@ def written(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, write_fake_sweep: Any) -> Path:
-    """One seed, one rate: the setting of the earlier sweep."""
-    path: Path = tmp_path_factory.mktemp("plain") / "plain"
-    write_fake_sweep(path)
-    write_report(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def plain_text(plain: Path) -> str:
     return (plain / "report.md").read_text(encoding="utf-8")
 
 
 def test_the_report_has_all_files_and_sections(plain: Path, plain_text: str) -> None:
     assert re.findall(r"^## (.+)$", plain_text, re.MULTILINE) == list(HEADINGS)
-    made = {path.name for path in plain.iterdir()}
-    assert made == {"plan.json", "trials", "trials.csv", "report.md", "report.html", "figures"}
+    files = {path.name for path in plain.iterdir()}
+    assert files == {"plan.json", "trials", "trials.csv", "report.md", "report.html", "figures"}
     assert {path.stem for path in (plain / "figures").iterdir()} == FIGURES
     for name in FIGURES:
         assert plain_text.count(f"](figures/{name}.png)") == 1
@@ -78,65 +67,58 @@ def test_failed_checks_come_first_and_weaken_the_recommendations(plain_text: str
 
 
 def test_numbers_in_the_tables_are_those_of_the_frames(plain: Path, plain_text: str) -> None:
-    cells = compare_batch_sizes(sweep.load_sweep(plain).trials).set_index("batch_size")
+    cells = compare_batch_sizes(load_sweep(plain).trials).set_index("batch_size")
     (quality,) = tables(section(plain_text, "Results"))
     (trials,) = tables(section(plain_text, "Trials"))
     (time,) = tables(section(plain_text, "Time, throughput and memory"))
     summary, _ = tables(section(plain_text, "Summary"))
     assert len(quality) == len(time) == len(summary) == len(trials) == 5
+    columns = {
+        "final valid": "final_valid_loss",
+        "final train": "final_train_loss",
+        "gap": "train_valid_gap",
+        "best valid (biased)": "best_valid_loss",
+        "bits/byte": "bits_per_byte",
+    }
     for row in quality:
         cell = cells.loc[int(row["batch size"])]
-        for column, name in (
-            ("final valid", "final_valid_loss"),
-            ("final train", "final_train_loss"),
-            ("gap", "train_valid_gap"),
-            ("best valid (biased)", "best_valid_loss"),
-            ("bits/byte", "bits_per_byte"),
-        ):
+        for column, name in columns.items():
             assert float(row[column]) == pytest.approx(cell[name], abs=5.1e-5)
         assert int(row["steps"].replace(",", "")) == cell["steps"]
         assert float(row["rate"]) == cell["learning_rate"]
     for row, short in zip(time, summary, strict=True):
         cell = cells.loc[int(row["batch size"])]
-        assert float(row["tokens/s"].replace(",", "")) == pytest.approx(
-            cell["tokens_per_second"], abs=0.51
-        )
+        speed = float(row["tokens/s"].replace(",", ""))
+        assert speed == pytest.approx(cell["tokens_per_second"], abs=0.51)
         assert row["total"] == short["total time"]
-        assert float(row["total"].removesuffix(" s")) == pytest.approx(
-            cell["seconds_total"], rel=0.01
-        )
+        seconds = float(row["total"].removesuffix(" s"))
+        assert seconds == pytest.approx(cell["seconds_total"], rel=0.01)
         clipped = float(row["steps clipped"].removesuffix(" %")) / 100
         assert clipped == pytest.approx(cell["clipped_step_fraction"], rel=0.05)
         assert row["MFU"] == "–"
-
-
-def test_the_warmup_is_the_true_one(plain: Path, plain_text: str) -> None:
-    plan = sweep.load_sweep(plain).plan
-    shares = [100 * row.warmup_steps / row.steps for row in plan.trials]
+    shares = [100 * row.warmup_steps / row.steps for row in load_sweep(plain).plan.trials]
     assert f"warmup {min(shares):.2f}% to {max(shares):.2f}% of the steps" in plain_text
 
 
 @pytest.mark.parametrize(("seeds", "has_spread"), [(2, False), (3, True)])
 def test_a_standard_deviation_needs_three_seeds(
-    tmp_path: Path, write_fake_sweep: Any, seeds: int, has_spread: bool
+    tmp_path: Path, seeds: int, has_spread: bool
 ) -> None:
     write_fake_sweep(tmp_path / "s", seeds=seeds, batches="4,8")
     summary = section(written(tmp_path / "s"), "Summary")
-    cells = compare_batch_sizes(sweep.load_sweep(tmp_path / "s").trials)
+    cells = compare_batch_sizes(load_sweep(tmp_path / "s").trials)
     spreads = [f"{c.final_valid_loss:.4f} ± {c.loss_sd:.4f}" for c in cells.itertuples()]
     assert all((spread in summary) is has_spread for spread in spreads)
     assert ("*single seed*" in summary) is not has_spread
 
 
-def test_failed_diverged_and_unfinished_trials_stay_in_the_report(mixed_sweep: Path) -> None:
-    text = written(mixed_sweep)
+def test_failed_diverged_and_unfinished_trials_stay_in_the_report(mixed: Path) -> None:
+    text = written(mixed)
     (quality,) = tables(section(text, "Results"))
     (trials,) = tables(section(text, "Trials"))
     assert len(quality) == 10 and len(trials) == 30
-    states = {row["state"] for row in trials}
-    assert states == {
-        *("COMPLETE", "WAITING", "RUNNING", "FAILED out_of_memory", "FAILED diverged")
-    }
+    states = {"COMPLETE", "WAITING", "RUNNING", "FAILED out_of_memory", "FAILED diverged"}
+    assert {row["state"] for row in trials} == states
     status = {row["batch size"]: row["status"] for row in quality if row["policy"] == "fixed 1e-3"}
     assert status == {
         "4": "2 complete, 1 unfinished",
@@ -151,56 +133,39 @@ def test_failed_diverged_and_unfinished_trials_stay_in_the_report(mixed_sweep: P
     assert fixed["diverged"]["evidence"].startswith("1 of 15")
 
 
-def test_an_empty_sweep_gets_a_report_that_says_so(tmp_path: Path, write_fake_sweep: Any) -> None:
-    write_fake_sweep(tmp_path / "empty", outcome=lambda row: "WAITING")
-    text = written(tmp_path / "empty")
+def test_an_empty_sweep_gets_a_report_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    write_fake_sweep(path, outcome=lambda row: "WAITING")
+    (path / "figures").mkdir()
+    (path / "figures/rates.png").write_bytes(b"of an earlier report")
+    text = written(path)
     assert section(text, "Summary").strip().startswith("**Nothing can be compared yet")
     assert "5 trials: 5 WAITING" in text and "| question |" not in text
+    assert not (path / "figures/rates.png").exists()
 
 
-def test_one_batch_size_is_not_compared_with_anything(
-    tmp_path: Path, write_fake_sweep: Any
-) -> None:
+def test_one_batch_size_is_not_compared_with_anything(tmp_path: Path) -> None:
     write_fake_sweep(tmp_path / "single", batches="16", seeds=3)
-    text = written(tmp_path / "single")
-    assert ", at batch size" not in section(text, "Summary")
-    assert all("nothing to compare" in r["standing"] for r in tables(section(text, "Summary"))[1])
+    summary = section(written(tmp_path / "single"), "Summary")
+    assert ", at batch size" not in summary
+    assert all("nothing to compare" in row["standing"] for row in tables(summary)[1])
 
 
-def test_batch_sizes_without_a_tuned_rate_are_named(tmp_path: Path, write_fake_sweep: Any) -> None:
+def test_batch_sizes_without_a_tuned_rate_are_named(tmp_path: Path) -> None:
     write_fake_sweep(tmp_path / "tuning", lrs=("tuned",), outcome=lambda row: "diverged")
     folder = SweepFolder(tmp_path / "tuning")
     plan = read_json(folder.plan_path)
     plan["trials"] = [row for row in plan["trials"] if row["stage"] == "tune"]
     write_json(folder.plan_path, plan)
     summary = section(written(folder.path), "Summary")
-    assert "25 tuning trials" in summary
+    assert "25 tuning trials" in summary and summary.count("5 diverged") == 5
     for batch_size in (4, 8, 16, 32, 64):
         assert f"Batch size {batch_size} has no tuned rate yet" in summary
-    assert summary.count("5 diverged") == 5
-
-
-def test_a_tuned_cell_is_not_weakened_by_the_checks_of_a_fixed_rate(
-    tmp_path: Path, write_fake_sweep: Any
-) -> None:
-    write_fake_sweep(tmp_path / "both", seeds=3, batches="4,64")
-    path = tmp_path / "both"
-    loaded = sweep.load_sweep(path)
-    tuned = loaded.trials.assign(policy="tuned", id="t" + loaded.trials["id"])
-    tuned["final_valid_loss"] -= tuned["batch_size"] / 100
-    both = frames.pd.concat([loaded.trials, tuned], ignore_index=True)
-    text = report.write_report_of(
-        frames.Sweep("both", loaded.plan, both, loaded.curves, ()), tmp_path
-    ).read_text()
-    best = tables(section(text, "Summary"))[1][0]
-    assert best["answer"] == "batch size 64 (tuned)"
-    assert best["standing"].startswith("FAIL: ") and "fixed" not in best["standing"]
-    assert "fixed learning rate" not in section(text, "Summary")
 
 
 @pytest.mark.parametrize(("target", "reached"), [(2.5, "3 of 3"), (0.5, "0 of 3")])
 def test_a_sweep_to_a_target_reports_steps_to_it(
-    tmp_path: Path, write_fake_sweep: Any, target: float, reached: str
+    tmp_path: Path, target: float, reached: str
 ) -> None:
     path = tmp_path / "s"
     write_fake_sweep(path, seeds=3, target=target, batches="4,16,64", lrs=("tuned",))
@@ -216,62 +181,43 @@ def test_a_sweep_to_a_target_reports_steps_to_it(
     assert figures == {"curves", "time", "throughput", "steps"}  # no tuning trial reached it
 
 
-def test_losses_of_the_quadratic_have_no_unit(tmp_path: Path, write_fake_sweep: Any) -> None:
-    write_fake_sweep(tmp_path / "quadratic", experiment="quadratic")
-    text = written(tmp_path / "quadratic")
-    assert "nats" not in text
+def test_a_sweep_without_text_reports_no_unit_and_only_the_first_trials(tmp_path: Path) -> None:
+    write_fake_sweep(tmp_path / "many", experiment="quadratic", seeds=22, points=5)
+    text = written(tmp_path / "many")
+    assert "nats" not in text and "trials.csv lists 6 more trials" in text
     assert {row["bits/byte"] for row in tables(section(text, "Results"))[0]} == {"–"}
 
 
-def test_many_batch_sizes_and_seeds_are_drawn(tmp_path: Path, write_fake_sweep: Any) -> None:
-    def outcome(row: Any) -> str:
-        return "diverged" if (row.batch_size, row.seed) == (64, 0) else "COMPLETE"
-
-    write_fake_sweep(
-        tmp_path / "wide", batches="1..4096", budget=4096 * 64 * 4, seeds=5, outcome=outcome
-    )
-    text = written(tmp_path / "wide")
-    assert "trials.csv lists 5 more trials" in text
-
-
-def test_each_policy_has_its_checks_and_tuned_rates_their_figure(
-    tmp_path: Path, write_fake_sweep: Any
-) -> None:
-    write_fake_sweep(tmp_path / "s", lrs=("1e-3", "tuned"), seeds=3, batches="4,16,64")
-    text = written(tmp_path / "s")
-    fixed, tuned = tables(section(text, "Checks"))
-    statuses = {row["check"]: row["status"] for row in fixed + tuned}
-    assert set(statuses.values()) <= {"PASS", "FAIL", "NOT APPLICABLE"}
+def test_each_policy_has_its_checks_and_tuned_rates_their_figure(tuned: Path) -> None:
+    text = (tuned / "report.md").read_text()
+    rows = [row for table in tables(section(text, "Checks")) for row in table]
+    assert {row["status"] for row in rows} <= {"PASS", "FAIL", "NOT APPLICABLE"}
+    fixed = tables(section(text, "Checks"))[0]
     assert "fixed_learning_rate" in {row["check"] for row in fixed if row["status"] == "FAIL"}
+    best = tables(section(text, "Summary"))[1][0]
+    assert best["answer"] == "batch size 16 (tuned)" and "fixed" not in best["standing"]
     assert len(tables(section(text, "Differences"))) == 2
     for name in ("rates", "differences"):
         assert text.count(f"](figures/{name}.png)") == 1
-        assert (tmp_path / "s/figures" / f"{name}.png").stat().st_size > 10_000
+        assert (tuned / "figures" / f"{name}.png").stat().st_size > 10_000
 
 
-def test_the_figure_of_an_earlier_report_is_removed(tmp_path: Path, write_fake_sweep: Any) -> None:
-    write_fake_sweep(tmp_path / "s", seeds=1, batches="4,8")
-    (tmp_path / "s/figures").mkdir()
-    (tmp_path / "s/figures/rates.png").write_bytes(b"old")
-    assert "rates.png" not in written(tmp_path / "s")
-    assert not (tmp_path / "s/figures/rates.png").exists()
-
-
-def test_damaged_files_are_named_in_the_report(tmp_path: Path, write_fake_sweep: Any) -> None:
+def test_damaged_files_are_named_in_the_report(tmp_path: Path) -> None:
     write_fake_sweep(tmp_path / "damaged", batches="4,8")
     trial = SweepFolder(tmp_path / "damaged").trials()[0]
     trial.metrics_path.write_text("?\n")
     assert trial.id in section(written(tmp_path / "damaged"), "Warnings")
 
 
-def test_the_same_data_give_the_same_bytes(plain: Path) -> None:
-    def contents() -> dict[str, bytes]:
-        made = [*plain.glob("report.*"), *plain.glob("figures/*"), plain / "trials.csv"]
-        return {str(path): path.read_bytes() for path in made}
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [*folder.glob("report.*"), *folder.glob("figures/*"), folder / "trials.csv"]
+    return {path.name: path.read_bytes() for path in files}
 
-    before = contents()
+
+def test_the_same_data_give_the_same_bytes(plain: Path) -> None:
+    before = contents(plain)
     write_report(plain)
-    assert contents() == before
+    assert contents(plain) == before
     assert list(plain.rglob(".*")) == []
 
 
@@ -280,15 +226,9 @@ def test_a_store_gives_the_same_report(plain: Path, tmp_path: Path) -> None:
     shutil.copytree(plain, folder.path)
     plan = load_plan(folder)
     assert plan is not None and Mirror(folder, plan, None).deliver() == ""
-    uri = f"sqlite:///{folder.path}/mlflow.db"
-    write_report_from_store(uri, plan.experiment, None, tmp_path / "out")
-    for name in (
-        "report.md",
-        "trials.csv",
-        "report.html",
-        *(f"figures/{name}.png" for name in FIGURES),
-    ):
-        assert (tmp_path / "out" / name).read_bytes() == (plain / name).read_bytes()
+    stored = load_stored_sweep(f"sqlite:///{folder.path}/mlflow.db", plan.experiment)
+    write_report_of(stored, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(plain)
 
 
 def test_the_page_is_well_formed_and_holds_its_figures(plain: Path) -> None:
