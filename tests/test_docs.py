@@ -1,4 +1,4 @@
-"""Generated pages agree with what they are generated from, and links lead somewhere."""
+"""Generated pages are up to date, and links between pages work."""
 
 import importlib.util
 import re
@@ -9,7 +9,7 @@ import pytest
 import sweep
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/published/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/published/**/README.md")])
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +20,16 @@ def generate():
     return module
 
 
-def test_the_command_line_page_is_what_the_commands_say(generate):
+def test_the_command_line_page_is_up_to_date(generate):
     assert generate.PAGE.read_text() == generate.cli_page(), "run `make docs`"
 
 
-def test_the_readme_shows_the_published_sweep_as_it_is(generate):
+def test_the_results_in_the_readme_are_up_to_date(generate):
     assert generate.README.read_text() == generate.readme_with_results(), "run `make docs`"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_work(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target

@@ -1,27 +1,25 @@
 """The notebooks run from top to bottom."""
 
-import runpy
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.analysis.fake_sweeps import write_fake_sweep
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-FAKES = ROOT / "tests" / "analysis" / "fake_sweeps.py"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A sweep folder with made-up results."""
-    runpy.run_path(str(FAKES))["write_fake_sweep"](tmp_path / "fake", seeds=2)
+    write_fake_sweep(tmp_path / "fake", seeds=2)
     return tmp_path / "fake"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-# Jupyter's own: its kernel is asked for by name, over sockets that it closes late.
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("default")  # Jupyter warns about its own sockets
 def test_notebook_runs(
     path: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -29,7 +27,7 @@ def test_notebook_runs(
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     before = {item: item.stat().st_mtime_ns for item in folder.rglob("*")}
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) == 2
