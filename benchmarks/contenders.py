@@ -1,10 +1,10 @@
-"""One contender of `throughput.py`: trains one model, and takes steps when it is told to.
+"""One contender of `throughput.py`: trains one model, and takes steps on command.
 
     python benchmarks/contenders.py NAME MODEL BATCH DEVICE PRECISION
 
 Every contender trains the same model on the same windows with AdamW, clipping, warmup and cosine.
-It takes WARM_UP steps, prints their losses where it knows them, and then, for each number of steps
-that it reads on stdin, the seconds that they took. An empty line ends it.
+It takes WARM_UP steps and prints their time and, if available, their losses. Then it reads numbers
+of steps from stdin, takes them, and prints their seconds. An empty line ends it.
 """
 
 import json
@@ -26,24 +26,23 @@ from sweep.plan.steps import learning_rate_at
 from sweep.training import loop
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import available_cores
-from sweep.training.loop import Steps
-from sweep.training.step import TrainingStep
+from sweep.training.step import StepOutput, TrainingStep
 from sweep.trial.folder import TrialFolder, TrialStatus
 from sweep.workloads import build_workload
 
 WARM_UP = 10  # steps
-WINDOWS = 32  # batches that the others go round in
-MODELS = {"small": {"model": "small"}}  # beside quick and the reference
-PEAK_RATE, RATE_WARM_UP = 1e-3, 2  # so that the first steps train, and differ where one is wrong
+WINDOWS = 32  # distinct batches, repeated by the contenders other than sweep
+MODELS = {"small": {"model": "small"}}  # in addition to quick and the reference
+PEAK_RATE, RATE_WARM_UP = 1e-3, 2  # large enough for a wrong step to change the next losses
 
 
 def matrix_size(device: str) -> int:
-    """Return N of the N × N product: large enough for the device to be busy, not its host."""
+    """Return N of the N × N product: large enough to keep the device busy."""
     return 8192 if device.startswith("cuda") else 2048
 
 
 def benchmarked(model: str, batch: int, device: str, precision: str, compiled: bool) -> TrialConfig:
-    """Return the config of a trial that no benchmark comes to the end of."""
+    """Return the config of a trial that is longer than any benchmark."""
     name = "quick" if model == "quick" else "tinystories"
     more = {"budget": 10**10, **MODELS.get(model, {})}
     config = trial_config(name, batch, precision, device, compiled, **more)
@@ -55,16 +54,16 @@ def benchmarked(model: str, batch: int, device: str, precision: str, compiled: b
 
 
 class Pacer:
-    """Called after every step; waits for orders when those that were ordered are done."""
+    """Count steps; after the commanded number print their time and wait for the next command."""
 
     def __init__(self, device: str, losses: Callable[[], list[float]] = list) -> None:
         self._is_cuda, self._losses = device.startswith("cuda"), losses
-        self._left, self._start = WARM_UP, time.perf_counter()
+        self._remaining, self._start = WARM_UP, time.perf_counter()
 
     def tick(self) -> bool:
-        """Tell whether to go on."""
-        self._left -= 1
-        if self._left:
+        """Count one step; return False if training should end."""
+        self._remaining -= 1
+        if self._remaining:
             return True
         if self._is_cuda:
             torch.cuda.synchronize()
@@ -72,7 +71,7 @@ class Pacer:
         print(json.dumps({"seconds": seconds, "losses": self._losses()}), flush=True)
         order = sys.stdin.readline().strip()
         self._losses = list
-        self._left, self._start = int(order or 0), time.perf_counter()
+        self._remaining, self._start = int(order or 0), time.perf_counter()
         return bool(order)
 
 
@@ -84,41 +83,40 @@ def windows(config: TrialConfig) -> list[Tensor]:
 
 
 def run_sweep(config: TrialConfig) -> None:
-    """Our own loop, as a worker runs it."""
+    """Run sweep's own loop, as a worker does."""
     device = torch.device(config.execution.device)
     losses: list[float] = []
 
-    def recording(*arguments: Any) -> Steps:
-        steps = Steps(*arguments)
-        take = steps.take
+    class RecordingStep(TrainingStep):
+        """Record the losses of the first steps."""
 
-        def recorded(*step: Any) -> Any:
-            output = take(*step)
+        def __call__(self, *arguments: Any) -> StepOutput:
+            output = super().__call__(*arguments)
             if len(losses) < WARM_UP:
                 losses.append(output.loss.item())
             return output
 
-        steps.take = recorded  # type: ignore[method-assign]
-        return steps
-
-    loop.Steps = recording  # type: ignore[assignment, misc]
     with tempfile.TemporaryDirectory() as name:
         folder = TrialFolder(Path(name) / "benchmark")
         folder.path.mkdir()
         folder.write_config(config)
         folder.write_status(TrialStatus(attempts=1, fencing=1))
         pacer = Pacer(config.execution.device, lambda: losses)
-        step = TrainingStep(config, device, config.microbatch_size)
+        step = RecordingStep(config, device, config.microbatch_size)
         store = CheckpointStore(folder, 1)
         started = time.perf_counter()
-        ordered = lambda: None if pacer.tick() else "stopped"  # noqa: E731
-        loop.train(config, step, store, device, ordered, started)
+
+        def should_stop() -> str | None:
+            return None if pacer.tick() else "stopped"
+
+        loop.train(config, step, store, device, should_stop, started)
 
 
 def run_plain(config: TrialConfig) -> None:
-    """A loop as one writes it by hand: fused AdamW, compiled where the config says so.
+    """Run a hand-written loop with fused AdamW, compiled if the config says so.
 
-    Its first steps, whose losses others' are held against, clip with an exact norm.
+    The losses of its first steps are the reference for other contenders. They clip with an exact
+    norm, because torch's sum of five million squares is off by 6e-5.
     """
     science, device = config.science, torch.device(config.execution.device)
     torch.manual_seed(science.seed)
@@ -138,7 +136,7 @@ def run_plain(config: TrialConfig) -> None:
         loss.backward()
         if t > WARM_UP:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        else:  # what others are held against: torch's sum of five million squares is off by 6e-5
+        else:
             _clip_exactly(list(model.parameters()))
         for group in optimizer.param_groups:
             group["lr"] = _rate(config, t)
@@ -157,7 +155,7 @@ def _clip_exactly(parameters: list[nn.Parameter]) -> None:
 
 
 def run_transformers(config: TrialConfig) -> None:
-    """Hugging Face's Trainer with a LlamaForCausalLM of the same shapes."""
+    """Run Hugging Face's Trainer with a LlamaForCausalLM of the same shapes."""
     import transformers
 
     settings, science = config.science.model, config.science
@@ -204,7 +202,7 @@ def run_transformers(config: TrialConfig) -> None:
             bf16=science.precision == "bf16",
             torch_compile=config.execution.compile,
         )
-        # It shifts by itself, and trains on one target less.
+        # LlamaForCausalLM shifts the labels itself and trains on one target less per sequence.
         items = [
             {"input_ids": row[:-1], "labels": row[:-1]} for b in windows(config) for row in b.cpu()
         ]
@@ -215,7 +213,7 @@ def run_transformers(config: TrialConfig) -> None:
 
 
 def run_lightning(config: TrialConfig) -> None:
-    """Lightning with our own module."""
+    """Run Lightning with sweep's model."""
     import lightning
 
     science, device = config.science, config.execution.device
@@ -261,7 +259,7 @@ def run_lightning(config: TrialConfig) -> None:
 
 
 def run_matrix_product(config: TrialConfig) -> None:
-    """A matrix product alone: 2·N³ operations are a step."""
+    """Run a matrix product; a step is 2·N³ operations."""
     device, dtype = torch.device(config.execution.device), torch.float32
     if config.science.precision.startswith("bf16"):
         dtype = torch.bfloat16
@@ -275,7 +273,7 @@ def run_matrix_product(config: TrialConfig) -> None:
 
 
 class _Endless(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Rows again and again, so that no epoch ends."""
+    """Rows that repeat, so that no epoch ends."""
 
     def __init__(self, rows: list[Any]) -> None:
         self._rows = rows
@@ -305,7 +303,7 @@ def _rate(config: TrialConfig, t: int) -> float:
     )
 
 
-CONTENDERS: dict[str, tuple[Callable[[TrialConfig], None], bool]] = {  # and whether it compiles
+CONTENDERS: dict[str, tuple[Callable[[TrialConfig], None], bool]] = {  # function, is compiled
     "sweep": (run_sweep, True),
     "sweep eager": (run_sweep, False),
     "plain loop": (run_plain, False),
@@ -319,7 +317,7 @@ CONTENDERS: dict[str, tuple[Callable[[TrialConfig], None], bool]] = {  # and whe
 
 
 def main() -> None:
-    """Run the contender that is named."""
+    """Run the contender named on the command line."""
     name, model, batch, device, precision = sys.argv[1:]
     torch.set_num_threads(available_cores())
     run, is_compiled = CONTENDERS[name]

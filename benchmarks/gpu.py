@@ -1,12 +1,11 @@
-"""What a lent GPU is for beside tests and throughput; it needs only what a worker needs.
+"""Measurements on a GPU machine that has only the packages of a worker.
 
     python benchmarks/gpu.py sweep|steady|profile --text FOLDER --out OUT [--device cuda]
 
-sweep: the reference sweep at a small budget, by the bare worker; its folder is packed behind every
-trial. steady: a minute of steady steps at each batch size, from which the full budget's time is
-projected (training alone, and labelled so). profile: where the time of a step goes. Every part is
-written as soon as it is there, so that a limit on the machine's time loses only what was under way.
-With --device cpu it rehearses all of it.
+sweep: the reference sweep at a small budget; its folder is packed after every trial.
+steady: a minute of steps at each batch size, from which the training time of the full budget is
+projected. profile: the time of a step by operation. Results are written after each trial or batch
+size, so that a time limit loses only the current one. `--device cpu` is a rehearsal.
 """
 
 import argparse
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo
 from record import record
 
 from sweep.config.execution import Execution
@@ -38,7 +36,7 @@ FULL_BUDGET = 327_680_000
 
 
 def planned(arguments: argparse.Namespace, path: Path) -> SweepFolder:
-    """Plan the reference, without running anything."""
+    """Plan the reference sweep."""
     folder = SweepFolder(path)
     fields = {
         "budget": arguments.budget,
@@ -52,7 +50,7 @@ def planned(arguments: argparse.Namespace, path: Path) -> SweepFolder:
 
 
 def run_sweep(arguments: argparse.Namespace, folder: SweepFolder) -> None:
-    """Run the trials one after another; pack what there is behind each."""
+    """Run the trials one after another, and pack the folder after each."""
     for trial in folder.trials():
         print(f"trial {trial.id}, batch size {trial.read_config().science.batch_size}", flush=True)
         subprocess.run([sys.executable, "-m", "sweep.training", str(trial.path)], check=False)
@@ -65,25 +63,25 @@ def _small(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def profile(config: TrialConfig, count: int = 20) -> str:
-    """Return the table of what takes the most time in some steps, behind their warm-up."""
+    """Return a table of the operations that take the most time in `count` steps after warm-up."""
     device = torch.device(config.execution.device)
     step = TrainingStep(config, device, config.microbatch_size)
     steps = Steps(config, step, Sums(Progress(), device))
     for t in range(1, 11):
         steps.take(t, None)
-    with torch.profiler.profile() as found:
+    with torch.profiler.profile() as profiler:
         for t in range(11, 11 + count):
             output = steps.take(t, None)
         output.loss.item()  # waits for the device
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     title = f"batch size {config.science.batch_size}, {count} steps, {type(steps).__name__}"
-    return f"{title}\n{found.key_averages().table(sort_by=by, row_limit=25)}\n"
+    return f"{title}\n{profiler.key_averages().table(sort_by=by, row_limit=25)}\n"
 
 
 def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
-    """Train for so long after warming up; return rates and the projected full time."""
+    """Train for some seconds after warm-up; return rates and the projected full time."""
     device = torch.device(config.execution.device)
-    config = config.model_copy(update={"steps": 10**7})  # a schedule that does not end here
+    config = config.model_copy(update={"steps": 10**7})  # longer than this measurement
     step = TrainingStep(config, device, config.microbatch_size)
     compile_seconds = step.warm_up() if config.execution.compile else 0.0
     batch_size = config.science.batch_size
@@ -99,8 +97,8 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
     while time.perf_counter() - start < seconds:
         take(slice_steps, 21 + done)
         done += slice_steps
-        spent = (time.perf_counter() - start) / done
-        slice_steps = max(20, min(5000, int(2.0 / spent)))  # waits for the device every 2 seconds
+        seconds_per_step = (time.perf_counter() - start) / done
+        slice_steps = max(20, min(5000, int(2.0 / seconds_per_step)))  # wait about every 2 seconds
     elapsed = time.perf_counter() - start
     rate = done * batch_size * config.tokens_per_sequence / elapsed
     return {
@@ -118,7 +116,7 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the part that is asked for."""
+    """Run the part named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("part", choices=("sweep", "steady", "profile"))
     parser.add_argument("--text", type=Path, required=True, help="folder of train.txt, valid.txt")
@@ -126,7 +124,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--budget", default="8.192M", type=parse_count)
     parser.add_argument("--batches", default="1,8,32,64,128,256")
-    parser.add_argument("--model", default=None, help="another one, for a rehearsal")
+    parser.add_argument("--model", default=None, help="a smaller model, for a rehearsal")
     parser.add_argument("--seconds", type=float, default=60.0, help="of steady, per batch size")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -138,7 +136,7 @@ def main() -> None:
             return
         for trial in folder.trials():
             config = trial.read_config()
-            torch._dynamo.reset()  # it compiles the same code for eight shapes at most
+            torch.compiler.reset()  # torch compiles the same code for at most eight shapes
             if arguments.part == "profile":
                 with (arguments.out / "profile.txt").open("a") as file:
                     file.write(profile(config))

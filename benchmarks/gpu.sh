@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Everything that a GPU is for, on a machine that has only python3 with torch: no network, no venv.
+# Tests and measurements on a GPU machine that has only python3 with torch: no network, no venv.
 #
-#   make gpu-pack                                   here: wheels, text and the commit into .gpu/
-#   benchmarks/gpu.sh OUT tests throughput          there: parts, in this order; each within its time
-#   python benchmarks/record.py OUT/DEVICE/DATE.json    here: takes the results home
+#   make gpu-pack                                     here: wheels, text and the commit into .gpu/
+#   benchmarks/gpu.sh OUT tests throughput            there: run parts in this order
+#   python benchmarks/record.py OUT/DEVICE/DATE.json  here: add the results
 #
-# Parts, and at most how long: tests 4 min, throughput 9.5, small 9.5, steady 9.5, sweep 9.5, memory 5, profile 4.
-# What there is of a part lies in OUT, also when its time is over. BATCHES=1,64 takes fewer batch sizes: steady needs
-# more than a minute for each, so that six do not fit in one call of ten minutes.
-# DEVICE=cpu with SMALL=1 rehearses all but the tests, which need a GPU.
+# Time limits of the parts in minutes: tests 4, throughput 9.5, small 9.5, steady 9.5, sweep 9.5, memory 5, profile 4.
+# OUT also holds the results of a part that ran out of time. BATCHES=1,64 chooses fewer batch sizes: steady needs more
+# than a minute for each, so six do not fit in one call of ten minutes.
+# DEVICE=cpu with SMALL=1 rehearses all parts except the tests, which need a GPU.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(realpath -m "$1")
@@ -18,7 +18,7 @@ work=$(mktemp -d)
 mkdir -p "$out"
 export PYTHONPATH=$PWD:$work/site SWEEP_CACHE=$work/cache PYTHONUNBUFFERED=1
 [ -f .gpu/commit ] && SWEEP_COMMIT=$(cat .gpu/commit) && export SWEEP_COMMIT
-python3 -c "import pydantic" 2>/dev/null || # in a folder of its own: what others need stays as it is
+python3 -c "import pydantic" 2>/dev/null || # into a separate folder, to leave the environment unchanged
     python3 -m pip install --quiet --no-index --no-deps --target "$work/site" .gpu/wheels/*.whl || exit 1
 python3 -c "import torch, pydantic, tokenizers, safetensors, pytest, pytest_timeout" || exit 1
 python3 -m pip list 2>/dev/null | grep -iE "^(torch|triton|pydantic|tokenizers|transformers|lightning) "
@@ -29,7 +29,7 @@ if [ -n "${SMALL:-}" ]; then
     tiny=("${rates[@]}") seconds=2 point=(--experiments quick --batches 1)
 else
     reference=(--budget 8.192M --batches "${BATCHES:-1,8,32,64,128,256}")
-    # in the order of what is asked for: a limit loses the last
+    # most important first, because the time limit loses the last
     rates=(--models reference --batches "${BATCHES:-1,64,256,8,32,128}" --rounds 7 --precision bf16)
     tiny=(--models quick,small --batches 1,32 --rounds 7 --precision bf16) seconds=60
     point=(--precisions bf16 --modes compiled --batches 1,32,256)

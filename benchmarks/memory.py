@@ -1,9 +1,9 @@
-"""Forecast against measurement: `make bench-memory`.
+"""Compare memory forecasts with measurements: `make bench-memory`.
 
 Each row is a training step of one model at one batch size, forecast on tensors without data and
-measured in a fresh process. Needs only what a worker needs (torch, numpy, pydantic, tokenizers,
-safetensors; transformers for gpt2). On CUDA by default batch sizes are 1…512, eager and
-compiled, in bf16 and fp32; on a CPU a few small ones, eager.
+measured in a fresh process. It needs only the packages of a worker, and transformers for gpt2.
+Defaults on CUDA: batch sizes 1 to 512, eager and compiled, bf16 and fp32. On a CPU: a few small
+ones, eager.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def compare(config: TrialConfig, limit: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare every configuration; record what is there behind each model."""
+    """Compare every configuration, and record the results after each batch size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--experiments", default="", help="names, comma-separated")

@@ -1,8 +1,8 @@
-"""The evidence of results/published/memory: forecasts of earlier systems, a proved probe, a soak.
+"""Write results/published/memory: forecasts of earlier systems, a proved probe, a soak test.
 
     python benchmarks/memory_evidence.py results/published/memory
 
-Everything runs on a CPU: forecasts need no device, the probe has a limit that it enforces.
+Everything runs on a CPU: forecasts need no device, and the probe enforces its limit.
 """
 
 import csv
@@ -20,7 +20,7 @@ from sweep.training.device import USABLE_SHARE
 
 HERE = Path(__file__).parent
 GIB = 2**30
-CARD = 16 * GIB  # of the earlier batch-size sweep
+CARD = 16 * GIB  # memory of the GPU of the earlier batch-size sweep
 LIMIT = 64 << 20
 BATCHES = [2**power for power in range(10)]
 
@@ -37,19 +37,22 @@ def elman(published: Path) -> str:
     ]
     for point in document["points"]:
         peak = point["peak_bytes"] / GIB
-        given = float(measured[point["batch_size"]]["peak_allocated_gib"])
-        lines.append(f"| {point['batch_size']} | {given:.2f} | {peak:.3f} | {peak - given:+.3f} |")
+        published_peak = float(measured[point["batch_size"]]["peak_allocated_gib"])
+        difference = peak - published_peak
+        lines.append(
+            f"| {point['batch_size']} | {published_peak:.2f} | {peak:.3f} | {difference:+.3f} |"
+        )
     line, loop = document["line"], loop_slope()
     lines.append(
         f"\nLine: {line['fixed_bytes'] / GIB:.3f} GiB + {line['bytes_per_sequence'] / GIB:.4f} GiB "
-        f"a sequence, largest residual {line['largest_residual_bytes']:,.0f} bytes. The same cell "
-        f"as a plain loop left to autograd: {loop:.4f} GiB a sequence."
+        f"per sequence, largest residual {line['largest_residual_bytes']:,.0f} bytes. The same "
+        f"cell as a plain loop with autograd: {loop:.4f} GiB per sequence."
     )
     return "\n".join(lines)
 
 
 def loop_slope() -> float:
-    """Return GiB a sequence of the cell as a plain loop, from two forecasts."""
+    """Return GiB per sequence of the cell as a plain loop, from two forecasts."""
     peaks = [
         forecast_memory(
             "elman", model="plain_elman:build", vocabulary=256, context=512, batches=[size]
@@ -60,7 +63,7 @@ def loop_slope() -> float:
 
 
 def earlier_sweep() -> str:
-    """Forecast the earlier sweep's model at its batch sizes on its card, and what would fit."""
+    """Forecast the earlier sweep's model at its batch sizes on its GPU."""
     cases: dict[str, dict[str, Any]] = {
         "fp32, in one": {"precision": "fp32", "loss_chunk_rows": 0},
         "bf16, in one": {"precision": "bf16", "loss_chunk_rows": 0},
@@ -78,15 +81,16 @@ def earlier_sweep() -> str:
         name: forecast_memory("tinystories", batches=BATCHES, **settings)
         for name, settings in cases.items()
     }
-    for place, batch in enumerate(BATCHES):
+    for index, batch in enumerate(BATCHES):
         cells = []
         for name, document in documents.items():
-            point = document["points"][place]
+            point = document["points"][index]
             needed = max(point["peak_bytes"], point["evaluation_bytes"])
             fits = "fits" if needed <= USABLE_SHARE * CARD else "tight"
             fits = fits if needed <= CARD else "SPILLS"
-            split = f", {batch // point['microbatch_size']} × {point['microbatch_size']}"
-            cells.append(f"{point['peak_bytes'] / GIB:.2f} {fits}{split * (name[-4:] == 'tion')}")
+            if name.endswith("accumulation"):
+                fits += f", {batch // point['microbatch_size']} × {point['microbatch_size']}"
+            cells.append(f"{point['peak_bytes'] / GIB:.2f} {fits}")
         lines.append(f"| {batch} | " + " | ".join(cells) + " |")
     largest = documents["fp32, accumulation"]["largest_microbatch_size"]
     fields = {"model": "handwritten:build", "vocabulary": 10_000, "context": 256}
@@ -94,12 +98,12 @@ def earlier_sweep() -> str:
         "tinystories", batches=[256], precision="fp32", loss_chunk_rows=0, **fields
     )["points"][0]["peak_bytes"]
     lines.append(
-        f"\nSizes in GiB of tensors; tight: above {USABLE_SHARE:.0%} of the card, whose context, "
-        f"libraries and fragmentation may need the rest. The largest microbatch in fp32: {largest}."
-        "\n\nThe 28.49 GiB measured there at 256 are more than this model takes. With norm, "
-        "softmax, attention and SwiGLU written out by hand (tests/memory/handwritten.py), so that "
-        f"autograd keeps each part of them, it takes {written / GIB:.2f} GiB; how that sweep's "
-        "model was written is not known."
+        f"\nSizes are GiB of tensors. Tight means above {USABLE_SHARE:.0%} of the card: its "
+        "context, its libraries and fragmentation may need the rest. The largest microbatch in "
+        f"fp32 is {largest}.\n\nThe earlier sweep measured 28.49 GiB at 256, more than this model "
+        "takes. With norm, softmax, attention and SwiGLU written by hand "
+        "(tests/memory/handwritten.py), so that autograd keeps each intermediate tensor, it takes "
+        f"{written / GIB:.2f} GiB. How that sweep's model was written is not known."
     )
     return "\n".join(lines)
 
@@ -127,11 +131,11 @@ def proved_probe(out: Path) -> str:
     has_leak = document["soak"]["leak"]["is_found"]
     return (
         "`sweep probe quick --device-memory 64MiB --soak 200` ([its page](cpu-probe/probe.md)): "
-        f"{document['verdict']}, {document['search_points']} points looked at. Every size from 1 "
-        f"to {largest + 3} tried: {'confirmed' if confirmed else 'NOT CONFIRMED'}.\n\n"
+        f"{document['verdict']}, {document['search_points']} points measured. Measuring every size "
+        f"from 1 to {largest + 3}: {'confirmed' if confirmed else 'NOT CONFIRMED'}.\n\n"
         f"The soak of 200 steps found {'a leak' if has_leak else 'no leak'}. "
-        f"With a planted leak of 4,096 bytes a step it found {leaky['bytes_per_step']:,.0f} bytes "
-        f"a step (95 % interval {low:,.0f} to {high:,.0f})."
+        f"With a planted leak of 4,096 bytes per step it found {leaky['bytes_per_step']:,.0f} "
+        f"bytes per step (95 % interval {low:,.0f} to {high:,.0f})."
     )
 
 
@@ -140,7 +144,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     tests = HERE.parent / "tests" / "memory"
-    sys.path.append(str(tests))  # the planted leak, the plain cell
+    sys.path.append(str(tests))  # odd.py has the planted leak, plain_elman.py the plain loop
     os.environ["PYTHONPATH"] = str(tests)
     parts = [
         "# Memory: forecast and measured\n\nWritten by `python benchmarks/memory_evidence.py` on "
@@ -159,7 +163,7 @@ def main() -> None:
 
 
 def peers_table(path: Path) -> str:
-    """Tabulate what benchmarks/peers_memory.py found."""
+    """Return the results of benchmarks/peers_memory.py as a table."""
     document = json.loads(path.read_text())
     lines = [
         f"`quick` with the plain loss within {document['limit_bytes'] >> 20} MiB; the true "

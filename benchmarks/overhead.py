@@ -1,11 +1,11 @@
-"""What the orchestrator costs: many trials of one step, from the plan to the mirrored end.
+"""Measure the orchestrator's overhead: many trials of one step, from the plan to MLflow.
 
     python benchmarks/overhead.py local 100 1000 10000    # attempts in the command's own process
     python benchmarks/overhead.py processes 100           # each in a fresh process, as `sweep run`
     python benchmarks/overhead.py ray 500                 # each in a process of a local Ray
 
-Every count is a command of its own, in a temporary folder, and so is its resumption: the same
-command with half of the trials taken back, as if it had been killed there. Results go to
+Each count is one command in a temporary folder. The same command then runs again after half of the
+trials were reset to their state before the first attempt. Results go to
 benchmarks/results/<device>/<date>.json, under `overhead KIND COUNT`.
 """
 
@@ -26,7 +26,7 @@ TOKENS = BATCHES[-1]  # one step at each batch size
 
 
 def command(kind: str, count: int, out: Path) -> dict[str, float]:
-    """Plan and run `count` trials; return seconds, the peak memory, and how many have ended."""
+    """Plan and run `count` trials; return seconds, peak memory and the number of ended trials."""
     from sweep.cli.show import Progress
     from sweep.config.execution import Execution, Services
     from sweep.config.experiment import load_experiment
@@ -56,21 +56,21 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
         "seconds_running": ended[0] - started - seconds_planning,
         "seconds_total": time.perf_counter() - started,
         "peak_memory_bytes": peak,
-        "ended": sum(one.state.is_finished for one in summary.states.values()),
+        "ended": sum(status.state.is_finished for status in summary.states.values()),
         "not_mirrored": float(bool(summary.untracked)),
     }
 
 
 def measured(kind: str, count: int, out: Path) -> dict[str, float]:
-    """Run `command` in a process of its own."""
+    """Run `command` in a fresh process."""
     words = [sys.executable, __file__, "one", kind, str(count), str(out)]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def take_back_half(out: Path) -> int:
-    """Let half of the trials be as before their first attempt; return how many."""
+def reset_half(out: Path) -> int:
+    """Reset half of the trials to their state before the first attempt; return their number."""
     from sweep.trial.folder import SweepFolder
 
     trials = SweepFolder(out).trials()[::2]
@@ -81,7 +81,7 @@ def take_back_half(out: Path) -> int:
 
 
 def benchmark(kind: str, count: int) -> dict[str, float]:
-    """Return what `count` trials take, and what going on with half of them takes."""
+    """Measure `count` trials, and resuming with none and with half of them to run."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "sweep"
         first = again = measured(kind, count, out)
@@ -90,8 +90,8 @@ def benchmark(kind: str, count: int) -> dict[str, float]:
         while again["not_mirrored"]:
             again = measured(kind, count, out)
             seconds_mirrored += again["seconds_total"]
-        again = measured(kind, count, out)  # nothing is left: what looking takes
-        taken = take_back_half(out)
+        again = measured(kind, count, out)  # every trial is complete
+        taken = reset_half(out)
         half = measured(kind, count, out)
     return {
         "trials": count,
@@ -105,15 +105,15 @@ def benchmark(kind: str, count: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure every count that is named."""
+    """Measure every count named on the command line."""
     kind, *counts = sys.argv[1:]
     if kind == "one":
         print(json.dumps(command(counts[0], int(counts[1]), Path(counts[2]))))
         return
     for count in counts:
-        found = benchmark(kind, int(count))
-        print(json.dumps(found, indent=1), flush=True)
-        record({f"overhead {kind} {count}": found})
+        result = benchmark(kind, int(count))
+        print(json.dumps(result, indent=1), flush=True)
+        record({f"overhead {kind} {count}": result})
 
 
 if __name__ == "__main__":

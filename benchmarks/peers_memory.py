@@ -1,8 +1,8 @@
-"""What other tools answer to "what is the largest that fits?": same model, same limit, on a CPU.
+"""Compare finders of the largest batch size that fits: same model, same limit, on a CPU.
 
-Accelerate's `find_executable_batch_size` and Lightning's `scale_batch_size`, each around the very
-training step that `sweep probe` measures, within the same memory limit (`LiveStorages`), against
-the true maximum found by trying every size. Needs `pip install accelerate lightning`.
+`sweep probe`, Accelerate's `find_executable_batch_size` and Lightning's `scale_batch_size` search
+with the same training step and memory limit (`LiveStorages`). The true maximum comes from trying
+every size. Needs `pip install accelerate lightning`.
 """
 
 import json
@@ -22,11 +22,11 @@ from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
 
 LIMIT = 64 << 20
-START = 128  # the usual first guess of the others
+START = 128  # a usual first guess for Accelerate
 
 
 def quick(size: int) -> TrialConfig:
-    """Return the `quick` model's config for one microbatch of this size, evaluated one by one."""
+    """Return the config of the model `quick` for one microbatch of this size."""
     return trial_config("quick", size, "fp32", "cpu", is_compiled=False)
 
 
@@ -43,12 +43,12 @@ class Training:
         try:
             with self._storages:
                 self._step(self._step.workload.random_batch(self.size), 1e-6)
-        except torch.OutOfMemoryError as error:  # in the words that the others know it by
+        except torch.OutOfMemoryError as error:  # the other tools recognise this message
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more.") from error
 
 
 def by_accelerate(tried: list[int]) -> int:
-    """Let Accelerate shrink the batch size until the steps run."""
+    """Search with Accelerate, which shrinks the batch size until the steps run."""
     from accelerate.utils import find_executable_batch_size
 
     @find_executable_batch_size(starting_batch_size=START)  # type: ignore[untyped-decorator]
@@ -63,7 +63,7 @@ def by_accelerate(tried: list[int]) -> int:
 
 
 def by_lightning(tried: list[int]) -> int:
-    """Let Lightning's tuner search by powers of two, then by bisection."""
+    """Search with Lightning's tuner: powers of two, then bisection."""
     import lightning
     from lightning.pytorch.tuner import Tuner
 
@@ -80,7 +80,7 @@ def by_lightning(tried: list[int]) -> int:
                 tried.append(self.batch_size)
                 self.training_of = Training(self.batch_size)
             self.training_of.take_step()
-            self.optimizers().step()  # by which Lightning counts the steps of a trial
+            self.optimizers().step()  # Lightning counts the steps of a trial by it
 
         def train_dataloader(self) -> Any:
             data = torch.utils.data.TensorDataset(torch.zeros(100_000, 1))
@@ -93,12 +93,12 @@ def by_lightning(tried: list[int]) -> int:
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, max_epochs=1,
     )  # fmt: skip
-    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=3)
-    return int(found or 0)
+    largest = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", steps_per_trial=3)
+    return int(largest or 0)
 
 
 def by_sweep(tried: list[int]) -> int:
-    """Let `sweep probe` forecast, jump and prove."""
+    """Search with `sweep probe`."""
     document = probe_memory(
         "quick",
         device="cpu",
@@ -111,7 +111,7 @@ def by_sweep(tried: list[int]) -> int:
 
 
 def main() -> None:
-    """Compare, and write the table to the file that is named."""
+    """Compare the finders and write the file named on the command line."""
     truth = 1
     while measure(quick(truth + 1), LIMIT, 3, lambda: None).status == "OK":
         truth += 1

@@ -1,4 +1,4 @@
-"""Ratios of times that were measured in turns."""
+"""Ratios of times that were measured alternately."""
 
 from collections.abc import Sequence
 

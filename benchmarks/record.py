@@ -1,6 +1,6 @@
-"""Where results of benchmarks go: benchmarks/results/<device>/<date>.json.
+"""Write results of benchmarks to benchmarks/results/<device>/<date>.json.
 
-`python benchmarks/record.py FILE.json …` takes home what a lent machine wrote elsewhere.
+`python benchmarks/record.py FILE.json …` adds results that another machine wrote.
 """
 
 import datetime
@@ -19,9 +19,9 @@ RESULTS = HERE / "results"
 
 
 def record(results: dict[str, object], device: str = "cpu", folder: Path = RESULTS) -> Path:
-    """Write results beside those of the same device and day; return the file.
+    """Add results to the file of this device and day; return the file.
 
-    The commit is that of the variable SWEEP_COMMIT, as where there is no repository, or git's.
+    The commit is that of the environment variable SWEEP_COMMIT if it is set, else git's.
     """
     import torch
 
@@ -43,16 +43,16 @@ def record(results: dict[str, object], device: str = "cpu", folder: Path = RESUL
 
 
 def _add(document: dict[str, Any], path: Path) -> Path:
-    """Write a document on top of the one that lies there, result by result."""
-    known = json.loads(path.read_text()) if path.exists() else {}
+    """Merge a document into the file, result by result."""
+    earlier = json.loads(path.read_text()) if path.exists() else {}
     for part in ("commits", "results"):
-        document[part] = known.get(part, {}) | document[part]
+        document[part] = earlier.get(part, {}) | document[part]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
 
 
 if __name__ == "__main__":
-    for given in map(Path, sys.argv[1:]):
-        home = RESULTS / given.absolute().parent.name / given.name
-        print(f"wrote {_add(json.loads(given.read_text()), home)}")
+    for source in map(Path, sys.argv[1:]):
+        target = RESULTS / source.absolute().parent.name / source.name
+        print(f"wrote {_add(json.loads(source.read_text()), target)}")

@@ -1,7 +1,9 @@
-"""Benchmarks of this machine, as whole processes: `make bench`.
+"""Benchmarks of whole commands on this machine: `make bench`.
 
-Pairs are interleaved in one run and compared as ratios of medians, since machines are shared.
-Throughput beside other trainers: throughput.py.
+    python benchmarks/run.py [NAME …]
+
+Commands that are compared run alternately, because machines are shared. throughput.py compares with
+other trainers.
 """
 
 import json
@@ -30,12 +32,11 @@ from sweep.trial.folder import SweepFolder
 SWEEP = [sys.executable, "-m", "sweep"]
 MANY = ["run", "quadratic", "--batches", "4", "--budget", "40", "--device", "cpu", "--quiet"]
 QUICK = ["run", "quick", "--batches", "16", "--device", "cpu", "--quiet", "--yes"]
-
 LONGER = [*QUICK[:2], "--budget", "786432", *QUICK[2:]]
 
 
 def seconds_of(command: list[str], environment: dict[str, str] | None = None) -> float:
-    """Run a command to its end; return wall-clock seconds."""
+    """Run a command; return wall-clock seconds."""
     start = time.perf_counter()
     subprocess.run(
         command,
@@ -48,7 +49,7 @@ def seconds_of(command: list[str], environment: dict[str, str] | None = None) ->
 
 
 def interleaved(runs: int, **commands: Callable[[int], float]) -> dict[str, object]:
-    """Time commands in turn; return every time and the medians."""
+    """Time commands alternately; return every time and the medians."""
     times: dict[str, list[float]] = {name: [] for name in commands}
     for index in range(runs):
         for name, command in commands.items():
@@ -58,7 +59,7 @@ def interleaved(runs: int, **commands: Callable[[int], float]) -> dict[str, obje
 
 
 def start_up(folder: Path) -> dict[str, object]:
-    """`sweep --help` beside an interpreter that does nothing."""
+    """Time `sweep --help`, and an interpreter that does nothing."""
     return interleaved(
         9,
         sweep_help=lambda _: seconds_of([*SWEEP, "--help"]),
@@ -67,15 +68,15 @@ def start_up(folder: Path) -> dict[str, object]:
 
 
 def finished_sweep(folder: Path) -> dict[str, object]:
-    """The same command again on a finished sweep of 100 trials."""
+    """Time the same command again on a finished sweep of 100 trials."""
     command = [*SWEEP, *MANY, "--seeds", "100", "--out", str(folder / "hundred")]
     first = seconds_of(command)
-    found = interleaved(5, again=lambda _: seconds_of(command))
-    return {**found, "first_seconds": first, "first_seconds_per_trial": first / 100}
+    times = interleaved(5, again=lambda _: seconds_of(command))
+    return {**times, "first_seconds": first, "first_seconds_per_trial": first / 100}
 
 
 def first_step(folder: Path) -> dict[str, object]:
-    """From the command to the first logged step of `quick` on the CPU, tokens prepared."""
+    """Time from the command to the first logged step of `quick`, with prepared tokens."""
 
     def until_first_line(index: int) -> float:
         out = folder / f"first-{index}"
@@ -92,15 +93,16 @@ def first_step(folder: Path) -> dict[str, object]:
 
 
 def compiled_trials(folder: Path) -> dict[str, object]:
-    """Seconds of compiled trials of `small` until the first step: first, then later.
+    """Time compiled trials of `small` until their first step: the first trial, and later ones.
 
-    The first compiles anew, in a cache of its own; the others find its step there. What their
-    processes take to be forked is not in it.
+    The first trial starts with an empty compiler cache, and the others reuse its entries. The time
+    to fork a process is not included.
     """
     out = SweepFolder(folder / "compiled")
     fields = {"model": "small", "data": "synthetic", "budget": "40960", "batches": [16], "seeds": 8}
     planned = make_plan(load_experiment("tinystories", fields), Execution(device="cpu"), out)
-    execution = planned.plan.execution.model_copy(update={"compile": True})  # small as the plan is
+    # A plan this small would run eagerly.
+    execution = planned.plan.execution.model_copy(update={"compile": True})
     planned = replace(planned, plan=planned.plan.model_copy(update={"execution": execution}))
     with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")):
         run_plan(planned, out)
@@ -115,10 +117,10 @@ def compiled_trials(folder: Path) -> dict[str, object]:
 
 
 def tracking(folder: Path) -> dict[str, object]:
-    """Training seconds of a trial with the MLflow mirror beside it, and by the bare worker.
+    """Compare the training time of a trial with the MLflow mirror and by a bare worker.
 
-    The mirror begins once a sweep (it imports MLflow and makes a store), so that the steps behind
-    a trial's first quarter are held against each other apart.
+    The mirror starts during the trial: it imports MLflow and creates a store. Therefore the steps
+    after a trial's first quarter are also compared separately.
     """
     later: dict[str, list[float]] = {"mirrored": [], "bare": []}
 
@@ -144,17 +146,17 @@ def tracking(folder: Path) -> dict[str, object]:
         seconds_of([sys.executable, "-m", "sweep.training", str(trial)])
         return training_seconds(out, "bare")
 
-    found = interleaved(9, mirrored=mirrored, bare=bare)
+    times = interleaved(9, mirrored=mirrored, bare=bare)
     return {
-        **found,
-        "mirrored_over_bare": ratio(*found["seconds"].values()),  # type: ignore[attr-defined]
-        "seconds_behind_first_quarter": later,
-        "mirrored_over_bare_behind_first_quarter": ratio(*later.values()),
+        **times,
+        "mirrored_over_bare": ratio(*times["seconds"].values()),  # type: ignore[attr-defined]
+        "seconds_after_first_quarter": later,
+        "mirrored_over_bare_after_first_quarter": ratio(*later.values()),
     }
 
 
 def chunked_loss(folder: Path) -> dict[str, object]:
-    """Linear layer and cross-entropy of the reference's shapes: plain over chunked, by rows."""
+    """Compare plain with chunked cross-entropy at the reference's shapes, by rows per chunk."""
     import torch
     import torch.nn.functional as F
 
@@ -172,7 +174,7 @@ def chunked_loss(folder: Path) -> dict[str, object]:
         (loss / len(targets)).backward()
         return time.perf_counter() - start
 
-    found: dict[str, object] = {}
+    ratios: dict[str, object] = {}
     for batch in (8, 32):
         hidden = torch.randn(batch * 256, 512).requires_grad_()
         targets = torch.randint(10_000, (batch * 256,))
@@ -180,16 +182,16 @@ def chunked_loss(folder: Path) -> dict[str, object]:
         for _ in range(5):
             for rows, measured in times.items():
                 measured.append(seconds(hidden, targets, rows))
-        found[f"batch {batch}"] = {
+        ratios[f"batch {batch}"] = {
             f"{rows} rows": statistics.median(a / b for a, b in zip(times[0], each, strict=True))
             for rows, each in times.items()
             if rows
         }
-    return found
+    return ratios
 
 
 def report(folder: Path) -> dict[str, object]:
-    """The report of 1,000 trials of 2,000 points, figures included, before MLflow gets it."""
+    """Time the report of 1,000 trials with 2,000 points each, figures included."""
     fakes = runpy.run_path(str(Path(__file__).parents[1] / "tests/analysis/fake_sweeps.py"))
     fakes["write_fake_sweep"](
         folder / "thousand", batches="1,2,4,8,16,32,64,128,256,512", seeds=100, points=2000,
@@ -201,7 +203,7 @@ def report(folder: Path) -> dict[str, object]:
 
 
 def tokenizing(folder: Path) -> dict[str, object]:
-    """Training a tokenizer of 2,048 on a text and tokenizing it, megabytes a second."""
+    """Time training a tokenizer of 2,048 tokens on a text and tokenizing it."""
     text = folder / "text"
     text.mkdir()
     identity = synthetic_identity(train=60_000, valid=500)
@@ -215,20 +217,20 @@ def tokenizing(folder: Path) -> dict[str, object]:
         command = [*SWEEP, "data", "prepare", str(text), "--vocabulary", "2048"]
         return seconds_of(command, cache)
 
-    found = interleaved(3, prepare=prepare)
-    seconds = found["median_seconds"]["prepare"]  # type: ignore[index]
-    return {**found, "megabytes": size / 1e6, "megabytes_per_second": size / 1e6 / seconds}
+    times = interleaved(3, prepare=prepare)
+    seconds = times["median_seconds"]["prepare"]  # type: ignore[index]
+    return {**times, "megabytes": size / 1e6, "megabytes_per_second": size / 1e6 / seconds}
 
 
 def noise_probes(folder: Path) -> dict[str, object]:
-    """Seconds of noise probes over those of training, for `quick` at its default settings."""
+    """Measure the time of noise probes relative to training, for `quick`."""
     out = folder / "noise"
     command = ["run", "quick", "--batches", "4,64", "--device", "cpu", "--quiet", "--yes"]
     seconds_of([*SWEEP, *command, "--out", str(out)])
     results = [json.loads(path.read_text()) for path in out.glob("trials/*/result.json")]
     return {
-        f"batch {one['batch_size']}": one["seconds_noise"] / one["seconds_training"]
-        for one in results
+        f"batch {result['batch_size']}": result["seconds_noise"] / result["seconds_training"]
+        for result in results
     }
 
 
@@ -239,16 +241,18 @@ BENCHMARKS = (
 
 
 def main() -> None:
-    """Run the benchmarks that are named, or all, and write the results beside earlier ones."""
-    chosen = [one for one in BENCHMARKS if one.__name__ in (sys.argv[1:] or one.__name__)]
+    """Run the benchmarks named on the command line, or all, and record the results."""
+    names = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["SWEEP_CACHE"] = str(folder / "cache")
-        for benchmark in chosen:
+        for benchmark in BENCHMARKS:
+            if names and benchmark.__name__ not in names:
+                continue
             print(f"{benchmark.__name__}: {benchmark.__doc__}")
-            found = benchmark(folder)
-            print(json.dumps(found, indent=1))
-            print(f"wrote {record({benchmark.__name__: found})}")
+            result = benchmark(folder)
+            print(json.dumps(result, indent=1))
+            print(f"wrote {record({benchmark.__name__: result})}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Steps per second beside what one would run instead: `make bench`, or on a GPU `make bench-gpu`.
+"""Compare steps per second with other trainers: `make bench`, or on a GPU `make bench-gpu`.
 
     python benchmarks/throughput.py [--models quick,small] [--batches 1,8,32] [--rounds 25]
 
-For each model and batch size every contender (contenders.py) is started and warmed up; then they
-take turns, a slice of a second each, round after round, so that all see the same machine. A
-ratio is the median over rounds of seconds a step, a contender's over sweep's, with the 95 %
-interval of a bootstrap over rounds. Losses of the first steps are held against the plain loop's,
-which clips them by a norm in float64: where they differ the benchmark fails.
+For each model and batch size, every contender (contenders.py) is started and warmed up. Then they
+take turns of one second each, round after round, so that all of them see the same machine. A ratio
+is a contender's seconds per step over sweep's: the median over rounds, with the 95 % interval of a
+bootstrap over rounds. The benchmark fails if the losses of the first steps differ from those of the
+plain loop, which clips by a norm in float64.
 """
 
 import argparse
@@ -28,20 +28,20 @@ from ratios import ratio
 from record import RESULTS, record
 
 HERE = Path(__file__).parent
-SLICE_SECONDS = 1.0  # longer ones differ by more: the machine changes meanwhile
-MOST_STEPS = 400  # of a slice
-PATIENCE = 300.0  # seconds for an answer
-LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}  # nats, over WARM_UP steps that train
+TURN_SECONDS = 1.0  # in longer turns the machine's speed changes more
+MOST_STEPS = 400  # per turn
+PATIENCE = 300.0  # seconds
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}  # nats, over the WARM_UP steps
 
 
 class Contender:
-    """A process that takes steps when it is told to.
+    """A process that takes steps on command.
 
-    Its name may end with variables of its own: `sweep GOMP_SPINCOUNT=1000`.
+    Its name may end with environment variables: `sweep GOMP_SPINCOUNT=1000`.
     """
 
     def __init__(self, name: str, model: str, batch: int, device: str, precision: str) -> None:
-        self.name, self.seconds = name, list[float]()  # per step, a round each
+        self.name, self.seconds = name, list[float]()  # seconds per step, one for each round
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         words = name.split()
         variables = dict(word.split("=", 1) for word in words if "=" in word)
@@ -58,23 +58,23 @@ class Contender:
         )
 
     def warm_up(self) -> None:
-        """Wait until it has taken its first steps."""
+        """Wait for the end of its first steps."""
         answer = self._answer()
         self.warm_up_seconds, self.losses = answer["seconds"], answer["losses"]
 
-    def size_slices(self) -> None:
-        """Take two steps, and from them how many a slice is."""
-        trial = self._order(2)
-        self.steps = max(1, min(MOST_STEPS, round(SLICE_SECONDS / (trial / 2))))
+    def choose_steps(self) -> None:
+        """Time two steps to choose the number of steps per turn."""
+        seconds = self._take(2) / 2
+        self.steps = max(1, min(MOST_STEPS, round(TURN_SECONDS / seconds)))
 
     def take_turn(self) -> None:
-        """Take a slice of steps."""
-        self.seconds.append(self._order(self.steps) / self.steps)
+        """Take the steps of one turn."""
+        self.seconds.append(self._take(self.steps) / self.steps)
 
-    def _order(self, steps: int) -> float:
-        """Have steps taken; return their seconds."""
+    def _take(self, steps: int) -> float:
+        """Take some steps; return their seconds."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone: the answer says why
+        with contextlib.suppress(BrokenPipeError):  # the process ended; `_answer` raises the reason
             self._process.stdin.write(f"{steps}\n")
             self._process.stdin.flush()
         return float(self._answer()["seconds"])
@@ -91,8 +91,8 @@ class Contender:
             guard.cancel()
         code = self._process.wait()
         self._stderr.seek(0)
-        said = self._stderr.read().strip().splitlines()[-1:]
-        raise RuntimeError(" ".join([f"ended with {code}:", *said]))
+        last_line = self._stderr.read().strip().splitlines()[-1:]
+        raise RuntimeError(" ".join([f"ended with {code}:", *last_line]))
 
     def end(self) -> None:
         """End the process."""
@@ -109,38 +109,39 @@ class Contender:
 def take_turns(
     names: list[str], rounds: int, model: str, batch: int, device: str, precision: str
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Start contenders, and let them take turns; return those that lived, and why others did not.
+    """Start contenders and let them take turns.
 
-    On a GPU, whose machine has many cores, they warm up side by side.
+    Returns:
+        The contenders that completed all turns, and the errors of the others by name.
     """
-    one_by_one = device == "cpu"
+    one_by_one = device == "cpu"  # on a machine with a GPU they warm up at the same time
     started: list[Contender] = []
     failed: dict[str, str] = {}
 
-    def attempt(one: Contender, act: Callable[[Contender], None]) -> None:
-        if one.name not in failed:
+    def attempt(contender: Contender, act: Callable[[Contender], None]) -> None:
+        if contender.name not in failed:
             try:
-                act(one)
+                act(contender)
             except RuntimeError as error:
-                failed[one.name] = str(error)
+                failed[contender.name] = str(error)
 
     try:
         for name in names:
             started.append(Contender(name, model, batch, device, precision))
             if one_by_one:
                 attempt(started[-1], Contender.warm_up)
-        for one in started:
+        for contender in started:
             if not one_by_one:
-                attempt(one, Contender.warm_up)
-        for one in started:
-            attempt(one, Contender.size_slices)
+                attempt(contender, Contender.warm_up)
+        for contender in started:
+            attempt(contender, Contender.choose_steps)
         for turn in range(rounds):
-            for place in range(len(started)):
-                attempt(started[(place + turn) % len(started)], Contender.take_turn)
+            for index in range(len(started)):
+                attempt(started[(index + turn) % len(started)], Contender.take_turn)
     finally:
-        for one in started:
-            one.end()
-    return [one for one in started if one.name not in failed], failed
+        for contender in started:
+            contender.end()
+    return [contender for contender in started if contender.name not in failed], failed
 
 
 def compete(
@@ -148,19 +149,19 @@ def compete(
 ) -> dict[str, Any]:
     """Let contenders train one model at one batch size; return rates and ratios."""
     running, failed = take_turns(names, rounds, model, batch, device, precision)
-    found = {one.name: one for one in running}
+    by_name = {contender.name: contender for contender in running}
     document: dict[str, Any] = {"contenders": {}, "failed": failed, "rounds": rounds}
     config = benchmarked(model, batch, device, precision, False)
     tokens = batch * config.tokens_per_sequence
-    product = found.pop("matrix product", None)
-    own = found.get("sweep")
-    for name, one in found.items():
-        seconds = statistics.median(one.seconds)
+    product = by_name.pop("matrix product", None)
+    own = by_name.get("sweep")
+    for name, contender in by_name.items():
+        seconds = statistics.median(contender.seconds)
         document["contenders"][name] = {
             "seconds_per_step": seconds,
             "tokens_per_second": tokens / seconds,
-            "over_sweep": own and ratio(one.seconds, own.seconds),
-            "warm_up_seconds": one.warm_up_seconds,
+            "over_sweep": own and ratio(contender.seconds, own.seconds),
+            "warm_up_seconds": contender.warm_up_seconds,
         }
     if product:
         done = [2 * matrix_size(device) ** 3 / seconds for seconds in product.seconds]
@@ -169,24 +170,23 @@ def compete(
         if own:
             reached = [flops / seconds for seconds in own.seconds]
             document["share_of_matrix_product_rate"] = ratio(reached, done)
-    if plain := found.get("plain loop"):
-        differences = {
-            name: float(np.abs(np.subtract(one.losses, plain.losses)).max())
-            for name, one in found.items()
-            if one.losses and one is not plain
+    if plain := by_name.get("plain loop"):
+        document["largest_loss_differences"] = {  # nats
+            name: float(np.abs(np.subtract(contender.losses, plain.losses)).max())
+            for name, contender in by_name.items()
+            if contender.losses and contender is not plain
         }
-        document["largest_loss_differences"] = differences  # nats, over the first steps
         document["steps_compared"] = WARM_UP
     return document
 
 
 def unequal(results: dict[str, Any], precision: str) -> list[str]:
-    """Name what trained otherwise than the plain loop, or of ourselves and it, not at all."""
+    """Describe contenders whose losses differ from the plain loop's, and failures."""
     differing = [
-        f"{key}: losses of {name} differ by up to {found:.2g} nats"
+        f"{key}: losses of {name} differ by up to {difference:.2g} nats"
         for key, result in results.items()
-        for name, found in result.get("largest_loss_differences", {}).items()
-        if not found <= LOSS_TOLERANCE[precision]
+        for name, difference in result.get("largest_loss_differences", {}).items()
+        if not difference <= LOSS_TOLERANCE[precision]
     ]
     return differing + [
         f"{key}: {name} {result['failed'][name]}"
@@ -197,7 +197,7 @@ def unequal(results: dict[str, Any], precision: str) -> list[str]:
 
 
 def table(results: dict[str, Any], names: list[str]) -> str:
-    """Write the ratios as markdown."""
+    """Return the ratios as a Markdown table."""
     others = [name for name in names if name not in ("sweep", "matrix product")]
     lines = [
         "| model | batch size | steps/s of sweep | share of matrix-product rate | "
@@ -205,23 +205,23 @@ def table(results: dict[str, Any], names: list[str]) -> str:
         + " |"
     ]
     lines.append("| --- " * (lines[0].count("|") - 1) + "|")
-    for key, found in results.items():
+    for key, result in results.items():
         model, batch = key.split()
-        rows, share = found["contenders"], found.get("share_of_matrix_product_rate")
+        rows, share = result["contenders"], result.get("share_of_matrix_product_rate")
         own = rows.get("sweep")
         cells = [model, batch, f"{1 / own['seconds_per_step']:.3g}" if own else "–"]
         cells.append(f"{share['ratio']:.0%}" if share else "")
         for name in others:
-            one = rows.get(name, {}).get("over_sweep")
+            over = rows.get(name, {}).get("over_sweep")
             cells.append(
-                f"{one['ratio']:.2f} [{one['low']:.2f}, {one['high']:.2f}]" if one else "–"
+                f"{over['ratio']:.2f} [{over['low']:.2f}, {over['high']:.2f}]" if over else "–"
             )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Run what is asked for, record it, print the table; fail where losses are not equal."""
+    """Compare the contenders, record the results, print a table; fail if losses differ."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", default="reference,small,quick")
     parser.add_argument("--batches", default="1,8,32")
@@ -235,13 +235,13 @@ def main() -> None:
     names = arguments.contenders.split(",")
     for model in arguments.models.split(","):
         for batch in arguments.batches.split(","):
-            found = compete(
+            result = compete(
                 model, int(batch), arguments.device, arguments.precision, arguments.rounds, names
             )
-            print(json.dumps(found), flush=True)
-            results[f"{model} {batch}"] = found
+            print(json.dumps(result), flush=True)
+            results[f"{model} {batch}"] = result
             key = f"throughput {arguments.precision} {model} {batch}"
-            record({key: found}, arguments.device, arguments.out)
+            record({key: result}, arguments.device, arguments.out)
     print(table(results, names))
     if differing := unequal(results, arguments.precision):
         sys.exit("\n".join(differing))

@@ -1,9 +1,9 @@
-"""Does pruned tuning with one seed find what the full grid finds, and at what part of its cost?
+"""Does pruned tuning with one seed find the same rate as the full grid, and at which cost?
 
     python benchmarks/tuning.py results/published/tuning-cost
 
-Tunes `quick` at three batch sizes, then trains every rate that was tried at the full budget on
-every reporting seed, under the same policy, and compares the winners. Some minutes on a CPU.
+Tunes `quick` at three batch sizes. Then trains every rate that was tried with the full budget on
+every reporting seed, and compares the winners. Takes some minutes on a CPU.
 """
 
 import json
@@ -25,13 +25,13 @@ FIELDS = {"batches": [8, 16, 32], "budget": 98_304, "lr": "tuned", "seeds": 3}
 
 
 def tune(folder: SweepFolder) -> None:
-    """Run the tuned sweep, or what is left of it."""
+    """Run the tuned sweep, or its remaining trials."""
     planned = make_plan(load_experiment("quick", FIELDS), Execution(device="cpu"), folder)
     run_plan(planned, folder)
 
 
 def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
-    """Train every rate that was tuned, and each seed of the reports, to the end."""
+    """Train every rate that was tried on each reporting seed, with the full budget."""
     plan = load_sweep(tuned.path).plan
     seeds = sorted({row.seed for row in plan.trials if row.stage == "report"})
     rows = {}
@@ -45,7 +45,7 @@ def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
 
 
 def compare(tuned: Path, grid: Path) -> dict[str, Any]:
-    """Return winners and trained tokens of both, and how close the winners' losses are."""
+    """Return the winners of both, the difference of their losses, and the trained tokens."""
     searched, full = load_sweep(tuned), load_sweep(grid).trials
     means = full.groupby(["batch_size", "learning_rate"])["final_valid_loss"].mean()
     by_seed = full.pivot_table("final_valid_loss", "seed", ["batch_size", "learning_rate"])
@@ -87,13 +87,13 @@ def page(document: dict[str, Any]) -> str:
     return (
         "# Tuning against the full grid\n\nWritten by `python benchmarks/tuning.py`: `quick`, "
         f"{FIELDS['budget']:,} tokens. Tuned: one seed, pruned at a quarter and half of the "
-        "tokens, then three fresh seeds at the winner. Grid: every rate that was tried, at the "
-        "full budget, on each of the three seeds; its winner has the least mean.\n\n"
+        "tokens, then three fresh seeds at the winner. Grid: every rate that was tried, with the "
+        "full budget, on each of the three seeds; its winner has the lowest mean loss.\n\n"
         + "\n".join(lines)
-        + f"\n\nThe same winner at {same} of {len(table)} batch sizes; where it is another, its "
-        "loss is above the grid's best by `loss_above` nats, paired by seed, ± its standard "
-        "error. Tokens trained, reports included: "
-        f"{document['tokens_tuned']:,} against {document['tokens_grid']:,}: {share:.0%}.\n"
+        + f"\n\nBoth have the same winner at {same} of {len(table)} batch sizes. `loss_above` is "
+        "the tuned winner's loss minus the grid winner's in nats, paired by seed, with its "
+        f"standard error. Trained tokens, reports included: {document['tokens_tuned']:,} of the "
+        f"grid's {document['tokens_grid']:,} ({share:.0%}).\n"
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 import sweep
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("results/published/**/README.md")])
+PATTERNS = ("*.md", "docs/*.md", "studies/**/*.md", "results/published/**/README.md")
+PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
-"""Measure what each saving of a GRPO step saves, and judge the published claims of a guide.
+"""Measure each memory saving of a GRPO step, and judge the published claims of a guide.
 
     python -m studies.grpo_memory.ablation --data FOLDER --out results/published/grpo-ablation
 
-Every row differs from the base in one thing. It is forecast, and measured in a fresh process.
+Every row differs from the base in one setting. It is forecast, and measured in a fresh process.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from typing import Any
 import sweep
 
 BASE = "base"
-BATCH, GROUP = 16, 8  # completions of a step, and of a prompt
+BATCH, GROUP = 16, 8  # completions per step, and per prompt
 GRPO = {"group_size": GROUP, "prompt_tokens": 24, "new_tokens": 72, "kl": 0.02}
 MODEL = {"kind": "transformer", "name": "small", "vocabulary": 2048, "context": 128}
 MODEL |= {"d_model": 128, "layers": 4, "heads": 4, "d_ff": 256}
-LOGITS_BYTES = 4 * BATCH * GRPO["new_tokens"] * MODEL["vocabulary"]  # of the completions, float32
+LOGITS_BYTES = 4 * BATCH * GRPO["new_tokens"] * MODEL["vocabulary"]  # float32 logits of a step
 HALVES = ("half the group size", "prompt and completion half as long", "half the layers")
 HALVES += ("microbatches of one group", "half the width")
 TOLERANCE = 0.1  # relative to the claimed number, within which a claim counts as true
@@ -112,7 +112,7 @@ def measure_row(kind: str, name: str, settings: dict[str, Any]) -> dict[str, Any
 
 
 def time_in_turns(settings: dict[str, Any], base: dict[str, Any], turns: int) -> list[float]:
-    """Return seconds per step divided by the base's, of measurements that alternate."""
+    """Return seconds per step divided by the base's, measured alternately."""
 
     def seconds(configuration: dict[str, Any]) -> float:
         return float(sweep.probe_memory(**configuration)["points"][0]["seconds_per_step"])
@@ -126,7 +126,7 @@ def time_in_turns(settings: dict[str, Any], base: dict[str, Any], turns: int) ->
 
 
 def judge(claim: dict[str, str], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Compare a claim with the rows that it is about."""
+    """Compare a claim with its rows."""
     row, base = rows.get(claim["row"]), rows.get(claim["base"])
     values = measure_claim(claim["kind"], row, base, rows)
     low = float(claim["low"] or "nan") * (1 - TOLERANCE)
@@ -138,7 +138,7 @@ def judge(claim: dict[str, str], rows: dict[str, dict[str, Any]]) -> dict[str, A
 
 
 def measure_claim(kind: str, row: Any, base: Any, rows: dict[str, dict[str, Any]]) -> list[float]:
-    """Return the number that a claim of this kind is about; none if it cannot be measured."""
+    """Return the measured numbers for a claim of this kind; none if it cannot be measured."""
     if kind == "learning":
         return []
     if kind == "time":
@@ -150,7 +150,7 @@ def measure_claim(kind: str, row: Any, base: Any, rows: dict[str, dict[str, Any]
     if kind == "rest":
         return [(row["rest_bytes"] - base["rest_bytes"]) / base["peak_bytes"]]
     whole, group = rows[BASE]["peak_bytes"], rows["one group alone"]["peak_bytes"]
-    if kind == "prompts":  # by a line through the peaks of one and of two groups
+    if kind == "prompts":  # from a line through the peaks of one and of two groups
         supervised = rows["supervised step on as many sequences"]["peak_bytes"]
         completions = BATCH + (supervised - whole) * (BATCH - GROUP) / (whole - group)
         return [BATCH * GROUP / completions]
@@ -191,7 +191,7 @@ def page(document: dict[str, Any]) -> str:
         f"# GRPO memory, one thing changed at a time\n\n{BATCH} completions on the model "
         f"{MODEL['name']}, eager steps in fresh processes on a CPU that count every live tensor. "
         "Sizes in MiB: measured / forecast, by phase of a step. The last two columns compare with "
-        "the base; times are the median of turns taken with it, the least and the most. Written by "
+        "the base; times are the median of all turns, with the least and the greatest. Written by "
         "`python -m studies.grpo_memory.ablation`; see studies/grpo_memory/README.md."
     ]
     if not any(row["time_ratios"] for row in rows.values()):

@@ -1,6 +1,6 @@
-"""GRPO without one of the things that save its memory; each class is a workload of a row.
+"""Variants of GRPO that each lack one memory saving, for measurements only.
 
-An experiment names them as `studies.grpo_memory.variants:PlainLogits`. They are measured only.
+An experiment names one as `studies.grpo_memory.variants:PlainLogits`.
 """
 
 import gc
@@ -33,7 +33,7 @@ class PlainLogits(Grpo):
 
 
 class DeletedLogits(PlainLogits):
-    """Delete the names of these logits after their last use."""
+    """Delete the variables that hold these logits after their last use."""
 
     deletes = True
 
@@ -56,7 +56,7 @@ class Uncached(nn.Module):
 
 
 class KeepingLogits(Uncached):
-    """Use the cache, and keep the logits from which every token is sampled."""
+    """Use the cache, and keep the logits of every sampled token."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -82,7 +82,7 @@ class SamplingLogits(Grpo):
     """Keep the logits of every sampled token until the next step."""
 
     def generate(self, model: nn.Module, *arguments: Any, **options: Any) -> Tensor:
-        self.kept: list[Tensor] = []  # of the step before
+        self.kept: list[Tensor] = []  # frees the previous step's logits
         keeping = KeepingLogits(model)
         completions = super().generate(keeping, *arguments, **options)
         self.kept = keeping.kept
