@@ -49,14 +49,14 @@ contracts: install  ## the architecture and packaging tests, and the figures tha
 
 check: lint types contracts  ## lint, types and contracts
 
-test-peers: $(PEERS)/.installed  ## tests beside other libraries, in their own environment
+test-peers: $(PEERS)/.installed  ## comparisons with other libraries, in their own environment
 	PYTHONPATH=. $(PEERS)/bin/python -m pytest -m peers -p no:cacheprovider $(PYTEST_ARGS)
 
 bench: install $(PEERS)/.installed  ## benchmarks of this machine, into benchmarks/results: an hour or two on two cores
 	$(BIN)/python benchmarks/run.py
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/throughput.py
 
-# The other trainers, beside the packages of .venv.
+# Other trainers, in addition to the packages of .venv.
 $(PEERS)/.installed: $(BIN)/.installed-test benchmarks/peers.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
@@ -80,7 +80,7 @@ gpu-pack: install  ## .gpu/: what benchmarks/gpu.sh needs on a machine without a
 docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py
 
-# What git should not carry or what means nothing elsewhere stays behind.
+# Large files and files of this machine are not copied.
 
 publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \
