@@ -10,7 +10,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sweep.config.experiment import EvaluationSettings
-from sweep.errors import SweepError
 from sweep.plan.steps import milestone_steps
 
 GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors on the centre
@@ -19,6 +18,9 @@ EXTENSIONS = 4  # most steps of a factor 2 beyond either end of the grid
 FINEST = math.sqrt(2)  # ratio of neighbouring rates at which refinement ends
 RUNGS = (Fraction(1, 4), Fraction(1, 2))  # shares of a trial at which the worse ones are pruned
 ROUNDING = 1 + 1e-9
+CONFIRMED = 2  # consecutive evaluations at or below the target that end a trial
+PATIENCE = 2  # a trial is pruned at this multiple of the least tokens of its batch size
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -31,19 +33,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """State of one tuning trial.
+    """State of one tuning trial."""
 
-    Attributes:
-        values: learning_rate; beta2 and weight_decay as factors on the policy's values.
-        loss: as in `Tried`.
-        is_pruned: whether it was ended at a rung.
-        at_rungs: step and validation loss at each rung so far.
-    """
-
-    values: dict[str, float]
-    loss: float | None
-    is_pruned: bool
-    at_rungs: tuple[tuple[int, float], ...]
+    values: dict[str, float]  # learning_rate; beta2 and weight_decay as factors on the policy's
+    loss: float | None  # as in `Tried`
+    is_pruned: bool  # at a rung
+    at_rungs: tuple[tuple[int, float], ...]  # step and validation loss at each rung so far
 
     @property
     def tried(self) -> Tried:
@@ -53,21 +48,13 @@ class TuningResult:
 
 @dataclass(frozen=True)
 class Search:
-    """What one study looks for.
-
-    Attributes:
-        name: of the study.
-        grid: the first rates.
-        finest: ratio of neighbouring rates at which refinement ends.
-        extra: further dimensions, beta2 or weight_decay.
-        trials: number of trials if there are further dimensions.
-    """
+    """One study of rates."""
 
     name: str
-    grid: tuple[float, ...]
-    finest: float = FINEST
-    extra: tuple[str, ...] = ()
-    trials: int = 0
+    grid: tuple[float, ...]  # the first rates
+    finest: float = FINEST  # ratio of neighbouring rates at which refinement ends
+    extra: tuple[str, ...] = ()  # further dimensions: beta2, weight_decay
+    trials: int = 0  # number of trials if there are further dimensions
 
     def is_done(self, results: Iterable[TuningResult], wanted: int) -> bool:
         """Return True if nothing more is to be tried, with at least `wanted` trials."""
@@ -125,43 +112,34 @@ def neighbours(ordered: Sequence[Tried]) -> tuple[int, ...]:
     return tuple(index for index in (best - 1, best + 1) if 0 <= index < len(ordered))
 
 
+def is_in(rate: float, grid: Iterable[float]) -> bool:
+    """Return True if a rate is in a grid, up to rounding."""
+    return any(math.isclose(rate, other, rel_tol=1e-6) for other in grid)
+
+
 def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
     """Return the steps at which tuning trials pause to be compared: evaluation milestones."""
     milestones = milestone_steps(steps, evaluation.points)
     indices = [math.ceil(share * len(milestones)) - 1 for share in RUNGS]
-    rungs = {milestones[index] for index in indices if index >= 0}
-    return tuple(sorted(step for step in rungs if step < steps))
+    return tuple(sorted({milestones[index] for index in indices} - {steps}))
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
     """Return the trials that continue after a rung: the better half, and the best's neighbours.
 
     The neighbours continue because a higher rate looks worse before it decays than at its end.
-
-    Args:
-        at_rung: rate and loss of every trial of the study that reached the rung, by trial id.
+    `at_rung` has the rate and the loss of every trial that reached the rung.
     """
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
-    kept = set(ranked[: math.ceil(len(ranked) / 2)])
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
     best = by_rate.index(ranked[0])
-    return kept | set(by_rate[max(0, best - 1) : best + 2])
-
-
-def is_in(rate: float, grid: Iterable[float]) -> bool:
-    """Return True if a rate is one of a grid's, up to rounding."""
-    return any(math.isclose(rate, other, rel_tol=1e-6) for other in grid)
-
-
-CONFIRMED = 2  # evaluations in a row at or below the target, behind which a trial ends
-Floats = NDArray[np.float64]
-PATIENCE = 2  # times the least tokens of its batch size, behind which a trial is pruned
+    return {*ranked[: math.ceil(len(ranked) / 2)], *by_rate[max(0, best - 1) : best + 2]}
 
 
 def smoothed(
     tokens: Sequence[float], losses: Sequence[float], window: int
 ) -> tuple[Floats, Floats]:
-    """Return the means of so many evaluations in a row, at their mean log tokens."""
+    """Return means over `window` consecutive evaluations: their mean log tokens and mean loss."""
     when, values = np.asarray(tokens, float), np.asarray(losses, float)
     if window == 1 or len(when) < window:
         return (when, values) if window == 1 else (when[:0], values[:0])
@@ -174,29 +152,22 @@ def crossing_tokens(
 ) -> float | None:
     """Find where a curve reaches the target to stay, by interpolation in log tokens.
 
-    A crossing is the first evaluation at or below the target whose next evaluation, if there is
-    one, is at or below it too: a single noisy dip is none, except at the very end.
+    The crossing is the first evaluation at or below the target whose next evaluation, if there is
+    one, is also at or below it. A loss that is not finite counts as above the target.
 
     Args:
-        tokens: of each evaluation, increasing, above 0.
-        losses: there; one that is not finite counts as above the target.
-        target: the loss to reach.
-        window: evaluations in a row of which the mean counts.
+        tokens: trained at each evaluation, positive and increasing.
+        losses: at each evaluation.
+        target: loss.
+        window: number of consecutive evaluations whose mean counts.
 
     Returns:
-        The tokens, None where censored. There is nothing to interpolate from at the first
-        evaluation and after a loss that is not finite: the evaluation's own tokens.
+        The tokens; None if censored. At the first evaluation, and after a loss that is not finite,
+        there is nothing to interpolate from: the evaluation's own tokens.
     """
-    when, values = np.asarray(tokens, float), np.asarray(losses, float)
-    if when.shape != values.shape or not (np.diff(when, prepend=0) > 0).all():
-        raise SweepError(
-            f"tokens must be positive, increasing and as many as the losses ({values.size}), "
-            f"got {when.tolist()}. Sort the evaluations by tokens."
-        )
     when, values = smoothed(tokens, losses, window)
     below = np.isfinite(values) & (values <= target)
-    stays = np.append(below[1:], True)
-    confirmed = np.flatnonzero(below & stays)
+    confirmed = np.flatnonzero(below & np.append(below[1:], True))
     if not len(confirmed):
         return None
     k = int(confirmed[0])
@@ -207,12 +178,12 @@ def crossing_tokens(
 
 
 def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int:
-    """Return the step behind which a trial is pruned: the first evaluation at twice the least.
+    """Return the step at which a trial is pruned: the first evaluation at PATIENCE times the least.
 
     Args:
-        least_tokens: to the target, of the trials so far with the same batch size.
-        step_tokens: of one step of this trial.
-        steps: of this trial, at most.
+        least_tokens: to the target, over the trials so far with the same batch size.
+        step_tokens: tokens per step of this trial.
+        steps: most steps of this trial.
         points: evaluations in them.
     """
     bound = PATIENCE * least_tokens
