@@ -349,19 +349,20 @@ def _check_tokens(old: Plan, new: Plan) -> bool:
 
 def with_decided_rates(new: Plan, old: Plan) -> Plan:
     """Return `new` with the rates that tuning already decided in `old`."""
-    decided = {
+    winners = {
         row.batch_size: row
         for row in old.known_trials
         if row.policy == "tuned" and row.stage == "report"
     }
     rows = []
     for row in new.trials:
-        winner = decided.get(row.batch_size) if row.policy == "tuned" else None
-        if winner is None:
+        if row.policy != "tuned" or row.batch_size not in winners:
             rows.append(row)
         elif row.stage == "report":
-            assert winner.learning_rate is not None
-            rows.append(new.with_rate(row, winner.learning_rate, winner.beta2, winner.weight_decay))
+            winner = winners[row.batch_size]
+            rate, tuned = winner.learning_rate, (winner.beta2, winner.weight_decay)
+            assert rate is not None
+            rows.append(new.with_rate(row, rate, *tuned))
     return new.model_copy(update={"trials": tuple(rows)})
 
 

@@ -11,11 +11,15 @@ from sweep.errors import SweepError
 
 MOST_RATE = 1e6
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
+HALF_LIFE = "constant half-life of β2 in tokens (Marek et al. 2025)"
 RULES = {
     "fixed": "the same rate, β2 and weight decay at every batch size",
-    "sqrt": "rate ∝ √B (Malladi et al. 2022)",
-    "linear": "rate ∝ B (Goyal et al. 2017)",
-    "tuned": "rate tuned at each batch size (Marek et al. 2025)",
+    "sqrt": "rate ∝ √B (Malladi et al. 2022); weight decay ∝ √B, which keeps its time scale "
+    f"(Wang & Aitchison 2024); {HALF_LIFE}",
+    "linear": "rate ∝ B (Goyal et al. 2017); the same weight decay, which keeps its time scale "
+    f"(Wang & Aitchison 2024); {HALF_LIFE}",
+    "tuned": "tuned at each batch size: {dimensions} (Marek et al. 2025); otherwise weight decay "
+    f"∝ √B and a {HALF_LIFE}",
 }
 
 
@@ -73,23 +77,6 @@ def parse_policy(text: str) -> Policy:
     )
 
 
-def describe_policy(
-    name: str, optimizer: OptimizerSettings, dimensions: Collection[str] = ("lr",)
-) -> str:
-    """Describe how a policy sets the rate, β2 and weight decay, with the sources.
-
-    Args:
-        name: as in plan.json.
-        optimizer: the settings that a policy starts from.
-        dimensions: of the search, if the policy is `tuned`.
-    """
-    kind = name.partition(":")[0]
-    parts, tuned = [RULES[kind]], set(dimensions) if kind == "tuned" else set()
-    if kind != "fixed" and optimizer.name == "adamw":
-        constant = "β2 with a constant half-life in tokens (Marek et al. 2025)"
-        parts.append("β2 tuned" if "beta2" in tuned else constant)
-    if kind != "fixed" and optimizer.weight_decay:
-        rule = "unchanged" if kind == "linear" else "∝ √B"
-        scaled = f"weight decay {rule}, for a constant time scale (Wang & Aitchison 2024)"
-        parts.append("weight decay tuned" if "weight_decay" in tuned else scaled)
-    return "; ".join(parts)
+def describe_policy(name: str, dimensions: Collection[str]) -> str:
+    """Describe a policy of plan.json with its sources; `dimensions` are those of `tuned`."""
+    return RULES[name.partition(":")[0]].format(dimensions=", ".join(dimensions))

@@ -86,7 +86,7 @@ def probe_sizes(
         points: most measurements; fewer if each would have too few sequences.
         share: of the sequences, for all measurements together.
         microbatch_size: upper bound of a part.
-        devices: per trial; each takes equally many sequences.
+        devices: per trial.
     """
     points = min(points, int(share * sequences / LEAST_PROBED))
     if not points:

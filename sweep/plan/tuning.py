@@ -33,12 +33,19 @@ class Tried:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """State of one tuning trial."""
+    """State of one tuning trial.
 
-    values: dict[str, float]  # learning_rate; beta2 and weight_decay as factors on the policy's
-    loss: float | None  # as in `Tried`
-    is_pruned: bool  # at a rung
-    at_rungs: tuple[tuple[int, float], ...]  # step and validation loss at each rung so far
+    Attributes:
+        values: learning_rate; beta2 and weight_decay as factors on the policy's values.
+        loss: as in `Tried`.
+        is_pruned: whether it was ended at a rung.
+        at_rungs: step and validation loss at each rung so far.
+    """
+
+    values: dict[str, float]
+    loss: float | None
+    is_pruned: bool
+    at_rungs: tuple[tuple[int, float], ...]
 
     @property
     def tried(self) -> Tried:
@@ -48,13 +55,21 @@ class TuningResult:
 
 @dataclass(frozen=True)
 class Search:
-    """One study of rates."""
+    """What one study looks for.
+
+    Attributes:
+        name: of the study.
+        grid: the first rates.
+        finest: ratio of neighbouring rates at which refinement ends.
+        extra: further dimensions, beta2 or weight_decay.
+        trials: number of trials if there are further dimensions.
+    """
 
     name: str
-    grid: tuple[float, ...]  # the first rates
-    finest: float = FINEST  # ratio of neighbouring rates at which refinement ends
-    extra: tuple[str, ...] = ()  # further dimensions: beta2, weight_decay
-    trials: int = 0  # number of trials if there are further dimensions
+    grid: tuple[float, ...]
+    finest: float = FINEST
+    extra: tuple[str, ...] = ()
+    trials: int = 0
 
     def is_done(self, results: Iterable[TuningResult], wanted: int) -> bool:
         """Return True if nothing more is to be tried, with at least `wanted` trials."""
