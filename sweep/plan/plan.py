@@ -79,6 +79,8 @@ class Plan(Inputs):
         settings = self.settings
         assert settings.precision != "auto"
         has_tokenizer = self.data is not None or settings.tokenizer == "pretrained"
+        optimizer = {"beta2": row.beta2, "weight_decay": row.weight_decay}
+        schedule = {"warmup_min_steps": row.warmup_min_steps}
         return Science(
             stage=row.stage,
             policy=row.policy,
@@ -86,12 +88,8 @@ class Plan(Inputs):
             model=settings.model,
             data=self.data,
             tokenizer=tokenizer_of(settings) if has_tokenizer else None,
-            optimizer=settings.optimizer.model_copy(
-                update={"beta2": row.beta2, "weight_decay": row.weight_decay}
-            ),
-            schedule=settings.schedule.model_copy(
-                update={"warmup_min_steps": row.warmup_min_steps}
-            ),
+            optimizer=settings.optimizer.model_copy(update=optimizer),
+            schedule=settings.schedule.model_copy(update=schedule),
             evaluation=settings.evaluation,
             precision=settings.precision,
             tokens=row.tokens,
@@ -277,11 +275,7 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
 
 
 def grow_plan(old: Plan, new: Plan) -> Plan:
-    """Return `old` with the trials of `new`.
-
-    Raises:
-        SweepError: naming the difference, if anything but batch sizes, seeds and rates differs.
-    """
+    """Return `old` with the trials of `new`, which may add batch sizes, seeds and rates only."""
     excluded = NOT_SHARED if _is_tuned(old) and _is_tuned(new) else {*NOT_SHARED, "tuning"}
     before, after = (
         plan.settings.model_dump(mode="json", exclude=excluded)
@@ -327,11 +321,7 @@ def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any]
 
 
 def _check_tokens(old: Plan, new: Plan) -> bool:
-    """Refuse batch sizes that would change the token count of trials already planned.
-
-    Returns:
-        Whether all batch sizes of both plans have the same token count.
-    """
+    """Refuse batch sizes that change planned token counts; return whether all counts are equal."""
     batches = {row.batch_size for row in (*old.trials, *new.trials)}
     tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)
     tuning_tokens = tokens
@@ -370,25 +360,19 @@ def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the words of a `sweep run`; flags that are None or False are left out."""
     words = ["sweep", "run", experiment]
     for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        words.append(f"--{name.replace('_', '-')}")
-        if isinstance(value, list | tuple):
-            words.append(",".join(map(str, value)))
-        elif value is not True:
-            words.append(str(value))
+        if value is not None and value is not False:
+            words.append(f"--{name.replace('_', '-')}")
+            if value is not True:
+                values = value if isinstance(value, list | tuple) else [value]
+                words.append(",".join(map(str, values)))
     return tuple(words)
 
 
 def answering_command(plan: Plan) -> str | None:
     """Return the command that tunes the rate at each batch size; None if the plan does so."""
     batches = sorted({row.batch_size for row in plan.trials})
-    tuned = {
-        (row.batch_size, row.seed)
-        for row in plan.trials
-        if row.policy == "tuned" and row.stage == "report"
-    }
-    if all((batch, seed) in tuned for batch in batches for seed in range(ANSWERING_SEEDS)):
+    tuned = [row for row in plan.trials if row.policy == "tuned" and row.stage == "report"]
+    if {row.batch_size for row in tuned if row.seed == ANSWERING_SEEDS - 1} == set(batches):
         return None
     words = list(plan.commands[-1] if plan.commands else ("sweep", "run", plan.settings.name))
     for flag in ("--batches", "--lr", "--seeds"):
@@ -400,7 +384,7 @@ def answering_command(plan: Plan) -> str | None:
 
 
 def answering_cost(plan: Plan, seconds: Mapping[int, float | None]) -> tuple[int, float | None]:
-    """Return the least cost of the answering command: trainings, and their seconds if known.
+    """Return the least trainings of the answering command, and their seconds if known.
 
     `seconds` is the time of one training by batch size.
     """

@@ -20,9 +20,6 @@ RETRIES_WITHIN_COMMAND = {
     Cause.DIVERGED: 0,
 }
 
-# Causes that the next command retries without being asked.
-RETRIED_BY_NEXT_COMMAND = {Cause.PREEMPTED, Cause.OUT_OF_MEMORY, Cause.LOST, Cause.ERROR}
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -120,10 +117,10 @@ def tightened(
 def is_to_run(status: TrialStatus, also: frozenset[Cause] = frozenset()) -> bool:
     """Return True if a command that starts now runs this trial, which has no live worker.
 
-    The user asked to retry the causes in `also`.
+    Diverged trials run again only if the user asks for them with `also`.
     """
     if status.state is State.FAILED:
-        return status.cause in RETRIED_BY_NEXT_COMMAND | also
+        return status.cause is not Cause.DIVERGED or status.cause in also
     return not status.state.is_finished
 
 

@@ -98,10 +98,10 @@ def probe_sizes(
 
 
 def first_probed(probed: int, windows: int | None) -> int:
-    """Return the stream position of the first of `probed` sequences for noise measurements.
+    """Return the stream position of the sequences for noise measurements.
 
-    They are the last ones of the first epoch, so a training of less than an epoch does not see
-    them. `windows` is the number of sequences per epoch; None if the data never repeat.
+    They are the last ones of the first epoch of `windows` sequences, so a training of less than an
+    epoch does not see them. None: the data never repeat.
     """
     return FAR if windows is None else max(0, windows - probed)
 
@@ -142,18 +142,16 @@ def choose_microbatch(
     """Return the sequences per forward-backward on each device.
 
     batch size = microbatch size × gradient accumulation steps × devices, and a microbatch is whole
-    groups or an equal part of one.
+    groups or an equal part of one. Values that cannot satisfy this are refused with the nearest
+    ones that can.
 
     Args:
         batch_size: sequences per step.
         at_most: bound if neither `microbatch` nor `accumulation` is set.
         devices: per trial.
         group_size: sequences that belong together.
-        microbatch: the setting, or None; reduced to a device's part of the step.
-        accumulation: the setting, or None.
-
-    Raises:
-        SweepError: if the equation cannot hold, with the nearest legal values.
+        microbatch: the setting; larger ones are reduced to a device's part of the step.
+        accumulation: the setting.
     """
     if batch_size % devices:
         raise SweepError(

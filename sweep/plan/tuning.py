@@ -165,20 +165,17 @@ def smoothed(
 def crossing_tokens(
     tokens: Sequence[float], losses: Sequence[float], target: float, window: int = 1
 ) -> float | None:
-    """Find where a curve reaches the target to stay, by interpolation in log tokens.
+    """Return the tokens at which a curve reaches the target to stay; None if it does not.
 
     The crossing is the first evaluation at or below the target whose next evaluation, if there is
-    one, is also at or below it. A loss that is not finite counts as above the target.
+    one, is also at or below it. It is interpolated in log tokens from the evaluation before, if
+    that exists and its loss is finite.
 
     Args:
         tokens: trained at each evaluation, positive and increasing.
-        losses: at each evaluation.
+        losses: at each evaluation; one that is not finite counts as above the target.
         target: loss.
         window: number of consecutive evaluations whose mean counts.
-
-    Returns:
-        The tokens; None if censored. At the first evaluation, and after a loss that is not finite,
-        there is nothing to interpolate from: the evaluation's own tokens.
     """
     when, values = smoothed(tokens, losses, window)
     below = np.isfinite(values) & (values <= target)
@@ -197,9 +194,9 @@ def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) ->
 
     Args:
         least_tokens: to the target, over the trials so far with the same batch size.
-        step_tokens: tokens per step of this trial.
+        step_tokens: tokens per step.
         steps: most steps of this trial.
-        points: evaluations in them.
+        points: number of evaluations.
     """
     bound = PATIENCE * least_tokens
     later = (step for step in milestone_steps(steps, points) if step * step_tokens >= bound)
