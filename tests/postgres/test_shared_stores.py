@@ -16,7 +16,7 @@ from sweep.tracking.store import connect, is_mirrored, search_runs
 from sweep.trial.files import read_json, read_metrics
 from sweep.trial.folder import State, SweepFolder
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.postgres
 
 
 def studies_of(storage, name):
