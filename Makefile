@@ -1,4 +1,4 @@
-# make demo and make test need only Python (3.11 or newer) and make; they install what they use.
+# make demo and make test need only Python (3.11 or newer) and make; they install the rest.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -43,24 +43,24 @@ format: install  ## ruff, changing files
 types: install  ## mypy, strict
 	$(BIN)/mypy
 
-contracts: install  ## the architecture and packaging tests, and the figures that they bound
+contracts: install  ## architecture and packaging tests, and the figures of the code
 	$(BIN)/python -m pytest tests/contracts
 	$(BIN)/python -m tests.contracts.figures
 
 check: lint types contracts  ## lint, types and contracts
 
-test-peers: $(PEERS)/.installed  ## comparisons with other libraries, in their own environment
+test-peers: $(PEERS)/.installed  ## tests against other libraries, in a separate environment
 	PYTHONPATH=. $(PEERS)/bin/python -m pytest -m peers -p no:cacheprovider $(PYTEST_ARGS)
 
 bench: install $(PEERS)/.installed  ## benchmarks of this machine, into benchmarks/results: an hour or two on two cores
 	$(BIN)/python benchmarks/run.py
 	PYTHONPATH=. $(PEERS)/bin/python benchmarks/throughput.py
 
-# Other trainers, in addition to the packages of .venv.
+# The other trainers, in addition to the packages of .venv.
 $(PEERS)/.installed: $(BIN)/.installed-test benchmarks/peers.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
-	    > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth
+	    > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/venv.pth
 	$(PEERS)/bin/python -m pip install -r benchmarks/peers.txt
 	touch $@
 
@@ -70,7 +70,7 @@ bench-memory: install  ## the memory forecast against measurement, on this machi
 bench-gpu: gpu-pack  ## on a GPU: its tests, throughput, a minute at each batch size, the reference sweep at 8.192M tokens, memory, a profile
 	PATH="$(CURDIR)/$(BIN):$$PATH" benchmarks/gpu.sh benchmarks/results tests throughput small steady sweep memory profile
 
-gpu-pack: install  ## .gpu/: what benchmarks/gpu.sh needs on a machine without a network
+gpu-pack: install  ## .gpu/: files for benchmarks/gpu.sh on a machine without a network
 	rm -rf .gpu && mkdir -p .gpu/text
 	cp $(TEXT)/train.txt $(TEXT)/valid.txt .gpu/text/
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
@@ -79,8 +79,6 @@ gpu-pack: install  ## .gpu/: what benchmarks/gpu.sh needs on a machine without a
 
 docs: install  ## the generated pages of docs/
 	$(BIN)/python docs/generate.py
-
-# Large files and files of this machine are not copied.
 
 publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/y
 	@if [ -z "$(SWEEP)" ] || [ -z "$(NAME)" ]; then \

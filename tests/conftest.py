@@ -1,4 +1,4 @@
-"""What every test stands on: a cache of its own, no telemetry, and a little real-looking text."""
+"""Fixtures of all tests: a separate cache, no telemetry, and a sample of stories."""
 
 import os
 import random
@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before any test module imports mlflow
-# Before any imports torch: several train at a time on the same cores (docs/performance.md).
+# Before torch is imported: several trainings share the cores (docs/performance.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 REAL_TEXT = Path(__file__).parents[2] / "shared" / "data" / "tinystories"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, and say so, what needs a GPU where there is none."""
-    wanted = [item for item in items if item.get_closest_marker("gpu")]
-    if wanted:
+    """Skip tests that need a GPU on a machine without one."""
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_tests:
         import torch
 
-        for item in wanted if not torch.cuda.is_available() else ():
+        for item in gpu_tests if not torch.cuda.is_available() else ():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
@@ -37,24 +37,25 @@ def sweep_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def sample_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.txt and valid.txt: the real sample where it is at hand, else made up."""
+    """Return a folder with train.txt and valid.txt: TinyStories if present, else synthetic text."""
     if (REAL_TEXT / "train.txt").is_file() and (REAL_TEXT / "valid.txt").is_file():
         return REAL_TEXT
     folder = tmp_path_factory.mktemp("sample-text")
     for name, stories, seed in (("train.txt", 2000, 0), ("valid.txt", 100, 1)):
-        (folder / name).write_text(_made_up_stories(stories, seed), encoding="utf-8")
+        (folder / name).write_text(_synthetic_stories(stories, seed), encoding="utf-8")
     return folder
 
 
-def _made_up_stories(count: int, seed: int) -> str:
+def _synthetic_stories(count: int, seed: int) -> str:
     rng = random.Random(seed)
-    names, verbs = ("Lily", "Tom", "Mia", "Ben", "Sue"), ("saw", "found", "liked", "lost", "made")
-    sizes, things = ("big", "small", "red", "old", "shiny"), ("ball", "cat", "boat", "cake", "kite")
-    stories = []
-    for _ in range(count):
-        sentences = (
-            f"{rng.choice(names)} {rng.choice(verbs)} a {rng.choice(sizes)} {rng.choice(things)}."
-            for _ in range(rng.randint(3, 12))
-        )
-        stories.append(" ".join(sentences))
+    words = (
+        ("Lily", "Tom", "Mia", "Ben", "Sue"),
+        ("saw", "found", "liked", "lost", "made"),
+        ("a big", "a small", "a red", "an old", "a shiny"),
+        ("ball.", "cat.", "boat.", "cake.", "kite."),
+    )
+    stories = [
+        " ".join(rng.choice(kind) for _ in range(rng.randint(3, 12)) for kind in words)
+        for _ in range(count)
+    ]
     return "\n<|endoftext|>\n".join(stories) + "\n<|endoftext|>\n"

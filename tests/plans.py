@@ -14,17 +14,9 @@ def build_plan(
     *,
     data: dict[str, Any] | None = None,
     microbatch: int | None = None,
-    accumulation: int | None = None,
-    other_batches: tuple[int, ...] = (),
-    command: tuple[str, ...] = (),
+    **options: Any,
 ) -> Plan:
-    """Build a plan for data of this identity, with the microbatch of the execution replaced."""
-    changes = {"microbatch": microbatch, "accumulation": accumulation}
-    given = {name: value for name, value in changes.items() if value is not None}
-    return build(
-        experiment,
-        execution.model_copy(update=given),
-        Inputs(data=data),
-        other_batches=other_batches,
-        command=command,
-    )
+    """Build a plan for data of this identity; `microbatch` replaces the execution's, if given."""
+    if microbatch is not None:
+        execution = execution.model_copy(update={"microbatch": microbatch})
+    return build(experiment, execution, Inputs(data=data), **options)

@@ -96,8 +96,7 @@ def _plan_notes(plan: Plan) -> dict[str, str]:
     if schedule.average:
         notes["Schedule"] += f", weights averaged over {schedule.average:.0%} of the steps so far"
     for policy in sorted({row.policy for row in plan.trials}):
-        rule = describe_policy(policy, settings.optimizer, settings.tuning.dimensions)
-        notes[f"Rate, {policy}"] = rule
+        notes[f"Rate, {policy}"] = describe_policy(policy, settings.tuning.dimensions)
     if not plan.tokens_are_common:
         notes["Tokens"] = "they differ, because equal counts would lose over 1 % of the budget"
     notes["Evaluation"] = (

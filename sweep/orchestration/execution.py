@@ -114,7 +114,8 @@ def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
     """Compile on CUDA if there is a compiler; on a CPU only if the plan is large enough."""
     from sweep.training.device import has_compiler
 
-    execution, flops = plan.execution, plan.total_flops()
+    execution, tokens = plan.execution, sum(row.tokens for row in plan.trials)
+    flops = (plan.settings.model.flops_per_token or 0) * tokens
     is_cpu = execution.device == "cpu"
     reasons = {
         "the model's steps are too small to compile": not plan.settings.model.is_worth_compiling,
@@ -128,7 +129,8 @@ def decide_compile(plan: Plan, is_elsewhere: bool) -> Plan:
     if reason is None and not is_elsewhere and not has_compiler(execution.device_type):
         reason = "no compiler on this machine"
     text = f"eager: {reason}" if reason else "torch.compile"
-    return plan.with_execution(compile=reason is None, compile_reason=text)
+    decided = {"compile": reason is None, "compile_reason": text}
+    return plan.model_copy(update={"execution": execution.model_copy(update=decided)})
 
 
 def bound_by_memory(plan: Plan) -> dict[str, Any]:

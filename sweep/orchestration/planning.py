@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,8 @@ def _grown(
             grown = grow_plan(old, new)
         _inspect(new, folder, False)
     rows = (*grown.trials, *(row for row in new.trials if row.id is None))
-    plan = grown.model_copy(update={"trials": rows, **inputs.paths()})
+    paths = {"data_path": inputs.data_path, "init_path": inputs.init_path}
+    plan = grown.model_copy(update={"trials": rows, **paths})
     return Planned(plan, requested, present.issuperset(row.id for row in new.trials))
 
 
@@ -263,13 +264,14 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         check_tokenizer(tokenizer_of(experiment))
         check_text_length(experiment.data, experiment.traits.tokens_per_sequence)
         path = _relative_to(folder, experiment.data) if is_path(experiment.data) else None
-        inputs = replace(inputs, data=identify_data(experiment.data), data_path=path)
+        data = identify_data(experiment.data)
+        inputs = inputs.model_copy(update={"data": data, "data_path": path})
     if names := user_objects(experiment):
         code = identify_code(names)
         assert code is not None
         if identities := run_job(identities_of, names):
             code["identity"] = identities
-        inputs = replace(inputs, code=code)
+        inputs = inputs.model_copy(update={"code": code})
     if experiment.init is None:
         return inputs
     start = identify_start(experiment.init)
@@ -285,11 +287,8 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
                 f"init must be a trial with the experiment's {name} ({wanted!r}), got one with "
                 f"{start[name]!r}. Give the {name} of that trial."
             )
-    return replace(
-        inputs,
-        start={"weights": start["weights"]},
-        init_path=_relative_to(folder, experiment.init),
-    )
+    path = _relative_to(folder, experiment.init)
+    return inputs.model_copy(update={"start": {"weights": start["weights"]}, "init_path": path})
 
 
 def _relative_to(folder: SweepFolder, source: str) -> str:

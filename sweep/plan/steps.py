@@ -1,7 +1,7 @@
 """Steps, warmup, schedule, milestones and accumulation (DESIGN.md §6). Pure arithmetic."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -9,37 +9,33 @@ from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import nearest_multiples
 from sweep.errors import SweepError
 
+LARGEST_LOSS = Fraction(1, 100)  # share of the budget given up for a common token count
 LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
 LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
 FAR = 1 << 44  # stream position beyond any training, for data that never repeat
-LARGEST_LOSS = Fraction(1, 100)  # of the budget, for a token count that all batch sizes share
 
 
 def tokens_per_trial(
-    budget: int, batches: Iterable[int], tokens_per_sequence: int
+    budget: int, batches: Collection[int], tokens_per_sequence: int
 ) -> tuple[dict[int, int], bool]:
     """Round the budget to whole steps.
 
     Returns:
         Training tokens by batch size, and whether they are the same for all: the largest common
         multiple of every step within the budget, if that loses at most 1 % of it.
-
-    Raises:
-        SweepError: if the budget is smaller than one step.
     """
-    batches = tuple(batches)
-    for batch in batches:
-        if budget < batch * tokens_per_sequence:
-            raise SweepError(
-                f"budget must hold at least one step of every batch size, got {budget} tokens for "
-                f"batch size {batch} with {tokens_per_sequence} tokens per sequence. Use --budget "
-                f"{batch * tokens_per_sequence} or more, or smaller batch sizes."
-            )
-    common = math.lcm(*batches) * tokens_per_sequence
+    steps = {batch: batch * tokens_per_sequence for batch in batches}
+    largest = max(batches)
+    if budget < steps[largest]:
+        raise SweepError(
+            f"budget must hold at least one step of every batch size, got {budget} tokens for "
+            f"batch size {largest} with {tokens_per_sequence} tokens per sequence. Use --budget "
+            f"{steps[largest]} or more, or smaller batch sizes."
+        )
+    common = math.lcm(*steps.values())
     rounded = budget // common * common
     if rounded and budget - rounded <= LARGEST_LOSS * budget:
         return dict.fromkeys(batches, rounded), True
-    steps = {batch: batch * tokens_per_sequence for batch in batches}
     own = {batch: budget // step * step for batch, step in steps.items()}
     return own, len(set(own.values())) == 1
 
@@ -73,10 +69,10 @@ def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """How the gradient noise scale of a trial is measured."""
+    """Sizes of a trial's measurements of the gradient noise scale."""
 
     points: int  # measurements, evenly spaced; the same at every batch size of a sweep
-    sequences: int  # of each measurement; the same at every batch size
+    sequences: int  # per measurement; the same at every batch size
     part: int  # sequences per gradient, on each device
 
 
@@ -86,11 +82,11 @@ def probe_sizes(
     """Return the sizes of noise measurements, all 0 if the share is too small for one.
 
     Args:
-        sequences: of the budget, which all batch sizes share.
+        sequences: in the budget, which all batch sizes share.
         points: most measurements; fewer if each would have too few sequences.
         share: of the sequences, for all measurements together.
         microbatch_size: upper bound of a part.
-        devices: per trial; each takes equally many sequences.
+        devices: per trial.
     """
     points = min(points, int(share * sequences / LEAST_PROBED))
     if not points:
@@ -102,14 +98,10 @@ def probe_sizes(
 
 
 def first_probed(probed: int, windows: int | None) -> int:
-    """Return the stream position of the first sequence used by noise measurements.
+    """Return the stream position of the sequences for noise measurements.
 
-    They use the last sequences of the first epoch, the same at every batch size. Training does
-    not see them if it takes less than an epoch without them.
-
-    Args:
-        probed: sequences of all measurements together.
-        windows: sequences per epoch; None if the data never repeat.
+    They are the last ones of the first epoch of `windows` sequences, so a training of less than an
+    epoch does not see them. None: the data never repeat.
     """
     return FAR if windows is None else max(0, windows - probed)
 
@@ -125,102 +117,70 @@ def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
     return max(d for d in legal_microbatches(number, group_size) if d <= max(1, at_most))
 
 
-def per_device_of(batch_size: int, devices: int, group_size: int = 1) -> int:
-    """Return the sequences of a step on each device of a trial.
-
-    Raises:
-        SweepError: if they are not a whole number of groups, with the nearest legal batch sizes.
-    """
-    step = devices * group_size
-    if devices == 1 or batch_size % step == 0:
-        return batch_size // devices
-    groups = f" × group_size ({group_size})" * (group_size > 1)
-    raise SweepError(
-        f"batch size must be a multiple of devices ({devices}){groups}, got {batch_size}. "
-        f"Use {nearest_multiples(batch_size, step)}."
-    )
-
-
-def devices_from_split(batches: Sequence[int], microbatch: int, accumulation: int) -> int:
-    """Return the devices per trial that a microbatch size and accumulation steps imply.
-
-    Args:
-        batches: all batch sizes of the sweep, whose trials run on equally many devices.
-        microbatch: sequences per device per forward-backward.
-        accumulation: forward-backward passes per step.
-
-    Raises:
-        SweepError: if that is not one whole number, with the nearest legal values if there are any.
-    """
-    if len(set(batches)) > 1:
+def devices_from_split(batches: Collection[int], microbatch: int, accumulation: int) -> int:
+    """Return the devices per trial that a microbatch size and accumulation steps imply."""
+    implied = {Fraction(batch, microbatch * accumulation) for batch in batches}
+    devices = implied.pop()
+    if implied or devices.denominator > 1:
         raise SweepError(
-            f"microbatch × accumulation ({microbatch} × {accumulation}) must imply the same number "
-            f"of devices at every batch size, got {', '.join(map(str, batches))}. Leave one of "
-            "them out, or run one batch size."
+            "microbatch_size × gradient_accumulation_steps must imply the same number of devices "
+            f"at every batch size, got {microbatch} × {accumulation} and batch size "
+            f"{', '.join(map(str, batches))}. Leave one of the two out."
         )
-    batch = batches[0]
-    whole = f"batch_size ({batch})"
-    _check_divides("microbatch_size", microbatch, legal_microbatches(batch), whole)
-    parts = batch // microbatch
-    whole, name = f"batch_size / microbatch_size ({parts})", "gradient_accumulation_steps"
-    _check_divides(name, accumulation, legal_microbatches(parts), whole)
-    return parts // accumulation
+    return devices.numerator
 
 
 def choose_microbatch(
-    per_device: int,
-    chosen: int | None,
+    batch_size: int,
     at_most: int,
+    *,
+    devices: int = 1,
     group_size: int = 1,
+    microbatch: int | None = None,
     accumulation: int | None = None,
 ) -> int:
-    """Choose how many sequences one forward-backward takes.
+    """Return the sequences per forward-backward on each device.
 
-    batch size = microbatch size × devices × gradient accumulation steps.
+    batch size = microbatch size × gradient accumulation steps × devices, and a microbatch is whole
+    groups or an equal part of one. Values that cannot satisfy this are refused with the nearest
+    ones that can.
 
     Args:
-        per_device: sequences of one step on one device.
-        chosen: the setting `microbatch`, or None; if larger than `per_device`, that is used.
-        at_most: bound if nothing was chosen.
-        group_size: sequences that belong together: whole groups, or equal parts of one.
-        accumulation: the setting `accumulation`, or None.
-
-    Raises:
-        SweepError: if a setting does not divide, with the nearest legal values.
+        batch_size: sequences per step.
+        at_most: bound if neither `microbatch` nor `accumulation` is set.
+        devices: per trial.
+        group_size: sequences that belong together.
+        microbatch: the setting; larger ones are reduced to a device's part of the step.
+        accumulation: the setting.
     """
+    if batch_size % devices:
+        raise SweepError(
+            f"batch size must be a multiple of devices ({devices}), got {batch_size}. "
+            f"Use {nearest_multiples(batch_size, devices)}."
+        )
+    per_device = batch_size // devices
     legal = legal_microbatches(per_device, group_size)
-    whole = f"batch_size / devices ({per_device})"
     if accumulation is not None:
-        parts = [per_device // size for size in reversed(legal)]
-        _check_divides("gradient_accumulation_steps", accumulation, parts, whole, group_size)
-        size = per_device // accumulation
-        if chosen not in (None, size):
-            raise SweepError(
-                "microbatch_size × gradient_accumulation_steps must be batch_size / devices "
-                f"({per_device}), got {chosen} × {accumulation}. Give one of them, or {size} × "
-                f"{accumulation}."
-            )
-        return size
-    if chosen is None:
+        name, value = "gradient_accumulation_steps", accumulation
+        legal = [per_device // size for size in reversed(legal)]
+    elif microbatch is not None:
+        name, value = "microbatch_size", min(microbatch, per_device)
+    else:
         return largest_divisor(per_device, at_most, group_size)
-    chosen = min(chosen, per_device)
-    _check_divides("microbatch_size", chosen, legal, whole, group_size)
-    return chosen
-
-
-def _check_divides(
-    name: str, value: int, legal: list[int], whole: str, group_size: int = 1
-) -> None:
-    """Refuse a value that is not legal, and name its neighbours."""
-    if value in legal:
-        return
-    lower = [size for size in legal if size < value][-1:]
-    upper = [size for size in legal if size > value][:1]
-    groups = f" into whole groups of {group_size} or equal parts of one" * (group_size > 1)
-    nearest = " or ".join(str(size) for size in lower + upper)
-    raise SweepError(f"{name} must divide {whole}{groups}, got {value}. Use {nearest}.")
-
-
-def next_microbatch(per_device: int, failed: int, group_size: int = 1) -> int | None:
-    """Return the microbatch to try after `failed` ran out of memory, or None after 1."""
-    return None if failed <= 1 else largest_divisor(per_device, failed // 2, group_size)
+    if value not in legal:
+        neighbours = [n for n in legal if n < value][-1:] + [n for n in legal if n > value][:1]
+        groups = f" into whole groups of {group_size} or equal parts of one" * (group_size > 1)
+        raise SweepError(
+            f"{name} must divide batch_size / devices ({per_device}){groups}, got {value}. "
+            f"Use {' or '.join(map(str, neighbours))}."
+        )
+    if accumulation is None:
+        return value
+    size = per_device // accumulation
+    if microbatch not in (None, size):
+        raise SweepError(
+            "microbatch_size × gradient_accumulation_steps must be batch_size / devices "
+            f"({per_device}), got {microbatch} × {accumulation}. Give one of them, or {size} × "
+            f"{accumulation}."
+        )
+    return size

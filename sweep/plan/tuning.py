@@ -10,7 +10,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sweep.config.experiment import EvaluationSettings
-from sweep.errors import SweepError
 from sweep.plan.steps import milestone_steps
 
 GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors on the centre
@@ -19,6 +18,9 @@ EXTENSIONS = 4  # most steps of a factor 2 beyond either end of the grid
 FINEST = math.sqrt(2)  # ratio of neighbouring rates at which refinement ends
 RUNGS = (Fraction(1, 4), Fraction(1, 2))  # shares of a trial at which the worse ones are pruned
 ROUNDING = 1 + 1e-9
+CONFIRMED = 2  # consecutive evaluations at or below the target that end a trial
+PATIENCE = 2  # a trial is pruned at this multiple of the least tokens of its batch size
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -125,43 +127,34 @@ def neighbours(ordered: Sequence[Tried]) -> tuple[int, ...]:
     return tuple(index for index in (best - 1, best + 1) if 0 <= index < len(ordered))
 
 
+def is_in(rate: float, grid: Iterable[float]) -> bool:
+    """Return True if a rate is in a grid, up to rounding."""
+    return any(math.isclose(rate, other, rel_tol=1e-6) for other in grid)
+
+
 def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
     """Return the steps at which tuning trials pause to be compared: evaluation milestones."""
     milestones = milestone_steps(steps, evaluation.points)
     indices = [math.ceil(share * len(milestones)) - 1 for share in RUNGS]
-    rungs = {milestones[index] for index in indices if index >= 0}
-    return tuple(sorted(step for step in rungs if step < steps))
+    return tuple(sorted({milestones[index] for index in indices} - {steps}))
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
     """Return the trials that continue after a rung: the better half, and the best's neighbours.
 
     The neighbours continue because a higher rate looks worse before it decays than at its end.
-
-    Args:
-        at_rung: rate and loss of every trial of the study that reached the rung, by trial id.
+    `at_rung` has the rate and the loss of every trial that reached the rung.
     """
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
-    kept = set(ranked[: math.ceil(len(ranked) / 2)])
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
     best = by_rate.index(ranked[0])
-    return kept | set(by_rate[max(0, best - 1) : best + 2])
-
-
-def is_in(rate: float, grid: Iterable[float]) -> bool:
-    """Return True if a rate is one of a grid's, up to rounding."""
-    return any(math.isclose(rate, other, rel_tol=1e-6) for other in grid)
-
-
-CONFIRMED = 2  # evaluations in a row at or below the target, behind which a trial ends
-Floats = NDArray[np.float64]
-PATIENCE = 2  # times the least tokens of its batch size, behind which a trial is pruned
+    return {*ranked[: math.ceil(len(ranked) / 2)], *by_rate[max(0, best - 1) : best + 2]}
 
 
 def smoothed(
     tokens: Sequence[float], losses: Sequence[float], window: int
 ) -> tuple[Floats, Floats]:
-    """Return the means of so many evaluations in a row, at their mean log tokens."""
+    """Return means over `window` consecutive evaluations: their mean log tokens and mean loss."""
     when, values = np.asarray(tokens, float), np.asarray(losses, float)
     if window == 1 or len(when) < window:
         return (when, values) if window == 1 else (when[:0], values[:0])
@@ -172,31 +165,21 @@ def smoothed(
 def crossing_tokens(
     tokens: Sequence[float], losses: Sequence[float], target: float, window: int = 1
 ) -> float | None:
-    """Find where a curve reaches the target to stay, by interpolation in log tokens.
+    """Return the tokens at which a curve reaches the target to stay; None if it does not.
 
-    A crossing is the first evaluation at or below the target whose next evaluation, if there is
-    one, is at or below it too: a single noisy dip is none, except at the very end.
+    The crossing is the first evaluation at or below the target whose next evaluation, if there is
+    one, is also at or below it. It is interpolated in log tokens from the evaluation before, if
+    that exists and its loss is finite.
 
     Args:
-        tokens: of each evaluation, increasing, above 0.
-        losses: there; one that is not finite counts as above the target.
-        target: the loss to reach.
-        window: evaluations in a row of which the mean counts.
-
-    Returns:
-        The tokens, None where censored. There is nothing to interpolate from at the first
-        evaluation and after a loss that is not finite: the evaluation's own tokens.
+        tokens: trained at each evaluation, positive and increasing.
+        losses: at each evaluation; one that is not finite counts as above the target.
+        target: loss.
+        window: number of consecutive evaluations whose mean counts.
     """
-    when, values = np.asarray(tokens, float), np.asarray(losses, float)
-    if when.shape != values.shape or not (np.diff(when, prepend=0) > 0).all():
-        raise SweepError(
-            f"tokens must be positive, increasing and as many as the losses ({values.size}), "
-            f"got {when.tolist()}. Sort the evaluations by tokens."
-        )
     when, values = smoothed(tokens, losses, window)
     below = np.isfinite(values) & (values <= target)
-    stays = np.append(below[1:], True)
-    confirmed = np.flatnonzero(below & stays)
+    confirmed = np.flatnonzero(below & np.append(below[1:], True))
     if not len(confirmed):
         return None
     k = int(confirmed[0])
@@ -207,13 +190,13 @@ def crossing_tokens(
 
 
 def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int:
-    """Return the step behind which a trial is pruned: the first evaluation at twice the least.
+    """Return the step at which a trial is pruned: the first evaluation at PATIENCE times the least.
 
     Args:
-        least_tokens: to the target, of the trials so far with the same batch size.
-        step_tokens: of one step of this trial.
-        steps: of this trial, at most.
-        points: evaluations in them.
+        least_tokens: to the target, over the trials so far with the same batch size.
+        step_tokens: tokens per step.
+        steps: most steps of this trial.
+        points: number of evaluations.
     """
     bound = PATIENCE * least_tokens
     later = (step for step in milestone_steps(steps, points) if step * step_tokens >= bound)

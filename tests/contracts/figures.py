@@ -17,7 +17,7 @@ PERMITTED = {
     ("sweep/training/storages.py", "torch.utils._python_dispatch"),
     ("sweep/memory/forecast.py", "torch._subclasses.fake_tensor"),
 }
-PRIVATE = re.compile(r"(^|\.)_[a-z]")
+PRIVATE = re.compile(r"(^|\.)_[a-zA-Z]")
 COMMAND_MODULES = {"sweep.training"}  # started as `python -m sweep.training`
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -29,107 +29,82 @@ def name_of(path: Path) -> str:
 
 
 def lines_of(folder: str) -> int:
-    """Return the lines of all Python files in a folder."""
+    """Return the number of lines of all Python files in a folder."""
     return sum(len(p.read_text("utf-8").splitlines()) for p in (ROOT / folder).rglob("*.py"))
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    """Yield the nodes of a file's syntax tree."""
+    return ast.walk(ast.parse(path.read_text("utf-8")))
 
 
 def definitions(path: Path) -> Iterator[Definition]:
     """Yield the functions and classes of a file."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, Definition):
-            yield node
+    return (node for node in nodes(path) if isinstance(node, Definition))
 
 
-def length(node: Definition) -> int:
-    """Return the lines of a definition."""
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def foreign_names(tree: ast.Module) -> dict[str, str]:
-    """Return the names that a file imports from outside of sweep, with what they stand for."""
-    names = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if not alias.name.startswith("sweep"):
-                    names[alias.asname or alias.name.partition(".")[0]] = alias.name
-        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("sweep"):
-            for alias in node.names:
-                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return names
-
-
-def dotted(node: ast.expr) -> str:
-    """Return `a.b.c` of an attribute access on a name, or an empty text."""
-    if isinstance(node, ast.Name):
-        return node.id
-    inner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
-    return f"{inner}.{node.attr}" if inner and isinstance(node, ast.Attribute) else ""
+def function_lengths() -> dict[str, int]:
+    """Return the number of lines of each function."""
+    return {
+        f"{name_of(path)}:{node.name}:{node.lineno}": (node.end_lineno or 0) - node.lineno + 1
+        for path in SOURCES
+        for node in definitions(path)
+        if not isinstance(node, ast.ClassDef)
+    }
 
 
 def private_interfaces() -> set[tuple[str, str]]:
-    """Return file and interface wherever sweep uses a private name of a dependency."""
+    """Return file and interface of every use of a private name of a dependency."""
     uses = set()
     for path in SOURCES:
-        tree = ast.parse(path.read_text("utf-8"))
-        names = foreign_names(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and PRIVATE.search(node.module or ""):
-                uses.add((name_of(path), str(node.module)))
-            elif isinstance(node, ast.Import):
-                uses |= {(name_of(path), a.name) for a in node.names if PRIVATE.search(a.name)}
-            elif isinstance(node, ast.Attribute):
-                base, _, rest = dotted(node).partition(".")
-                if base in names and PRIVATE.search(rest) and dotted(node) != "os._exit":
-                    uses.add((name_of(path), dotted(node)))
+        foreign = set()  # names that the file imports from outside of sweep
+        for node in nodes(path):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                module = getattr(node, "module", None) or ""
+                names = [module, *(alias.name for alias in node.names)]
+                if not any(name.startswith("sweep") for name in names):
+                    foreign |= {(a.asname or a.name).partition(".")[0] for a in node.names}
+                    private = names[:1] if module else names[1:]
+                    uses |= {(name_of(path), name) for name in private if PRIVATE.search(name)}
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute):
+                text = ast.unparse(node)
+                base, _, rest = text.partition(".")
+                is_name = re.fullmatch(r"[\w.]+", text) and text != "os._exit"
+                if is_name and base in foreign and PRIVATE.search(rest):
+                    uses.add((name_of(path), text))
     return uses - PERMITTED
 
 
 def code_named_by_strings() -> set[tuple[str, str]]:
-    """Return file and text wherever a string names a module of sweep."""
+    """Return file and text of every string that names a module of sweep."""
     uses = set()
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 module, colon, _ = node.value.partition(":")
-                is_named = module in MODULES and (
-                    module.count(".") > 1 or (colon and "." in module)
-                )
-                if is_named and module not in COMMAND_MODULES:
+                is_dotted = module.count(".") > 1 or (colon and "." in module)
+                if module in MODULES - COMMAND_MODULES and is_dotted:
                     uses.add((name_of(path), node.value))
     return uses
 
 
-def long_functions(limit: int) -> dict[str, int]:
-    """Return the functions of more lines than a limit."""
-    return {
-        f"{name_of(path)}:{node.name}": length(node)
-        for path in SOURCES
-        for node in definitions(path)
-        if not isinstance(node, ast.ClassDef) and length(node) > limit
-    }
-
-
 def main() -> None:
     """Print the figures."""
-    sizes = sorted(len(p.read_text("utf-8").splitlines()) for p in SOURCES)
-    functions = sorted(
-        length(n) for p in SOURCES for n in definitions(p) if not isinstance(n, ast.ClassDef)
-    )
-    rows = {
-        "sweep/: lines": lines_of("sweep"),
+    sizes = [len(path.read_text("utf-8").splitlines()) for path in SOURCES]
+    lengths = sorted(function_lengths().values())
+    median, most = lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)]
+    figures = {
+        "sweep/: lines": sum(sizes),
         "sweep/: files": len(SOURCES),
-        "sweep/: longest file": sizes[-1],
-        "functions: median, 90 %, longest": (
-            f"{functions[len(functions) // 2]}, {functions[int(len(functions) * 0.9)]}, "
-            f"{functions[-1]}"
-        ),
+        "sweep/: longest file": max(sizes),
+        "functions: median, 90 %, longest": f"{median}, {most}, {lengths[-1]}",
         "tests/: lines": lines_of("tests"),
         "private interfaces of dependencies": len(private_interfaces()),
         "permitted private interfaces": len(PERMITTED),
         "internal code named by strings": len(code_named_by_strings()),
     }
-    for label, value in rows.items():
+    for label, value in figures.items():
         sys.stdout.write(f"{label:40} {value}\n")
 
 

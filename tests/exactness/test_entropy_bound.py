@@ -1,4 +1,4 @@
-"""On synthetic stories no loss can lie below the grammar's entropy: a trained model nears it."""
+"""On synthetic stories the loss of a model approaches the entropy of the grammar from above."""
 
 import runpy
 from pathlib import Path
@@ -22,7 +22,7 @@ WHOLE_SPLIT = 1000  # more windows than the validation split has: milestones mea
 def train(path, budget):
     """Train the quick model; return its trial and the true −log p of the validation stories."""
     folder = SweepFolder(path)
-    evaluation = {"points": 8, "sequences": WHOLE_SPLIT}
+    evaluation = {"points": 4, "sequences": WHOLE_SPLIT}
     settings = {"batches": "16", "budget": budget, "lr": "1e-2", "evaluation": evaluation}
     planned = make_plan(load_experiment("quick", settings), Execution(device="cpu"), folder)
     prepare(planned, folder)
@@ -31,11 +31,11 @@ def train(path, budget):
     return folder.trials()[0], np.array([-PARSER["log_probability"](text) for text in documents])
 
 
-# Measured at the end: 0.065 and 0.021 of the first excess.
+# Measured at the end: 0.122 and 0.021 of the excess before training.
 @pytest.mark.parametrize(
-    ("budget", "left"), [(200_000, 0.1), pytest.param(2_000_000, 0.03, marks=pytest.mark.slow)]
+    ("budget", "share"), [(100_000, 0.2), pytest.param(2_000_000, 0.03, marks=pytest.mark.slow)]
 )
-def test_a_trained_model_comes_from_above_towards_the_bound(tmp_path, budget, left):
+def test_a_trained_model_approaches_the_bound_from_above(tmp_path, budget, share):
     trial, true_nats = train(tmp_path, budget)
     summed, tokens = np.load(trial.losses_path).T
     per_document = (summed - true_nats) / tokens.mean()  # nats per token; its mean is the excess
@@ -46,8 +46,8 @@ def test_a_trained_model_comes_from_above_towards_the_bound(tmp_path, budget, le
         line["valid/loss"] for line in read_metrics(trial.metrics_path) if "valid/loss" in line
     ]
     excess = np.array([result["initial_train_loss"], *lines, result["final_valid_loss"]]) - bound
-    assert len(lines) == 8
+    assert len(lines) == 4
     assert excess[-1] == pytest.approx(per_document.mean())
     assert all(excess[k] < excess[:k].mean() for k in range(1, len(excess)))
     assert excess.min() > -noise
-    assert excess[-1] < left * excess[0]
+    assert excess[-1] < share * excess[0]

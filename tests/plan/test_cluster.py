@@ -14,28 +14,26 @@ from tests.plans import build_plan
 
 
 def plan_of(seconds, devices=1, **settings):
-    """Return a plan of `quick` with one trial of each length."""
-    count = max(1, len(seconds))
-    fields = {"precision": "fp32", "batches": "4", "budget": 65536, "seeds": count, **settings}
+    """Return a plan of `quick` with trials of these lengths; the last length repeats."""
+    fields = {"precision": "fp32", "batches": "4", "budget": 65536, "seeds": len(seconds)}
     execution = Execution(device="cpu", threads=2, devices=devices)
-    plan = build_plan(load_experiment("quick", fields), execution, data={"name": "synthetic"})
-    if "lr" in settings:
-        rows = [row.model_copy(update={"forecast_seconds": seconds[0]}) for row in plan.trials]
-    else:
-        pairs = zip(plan.trials, seconds, strict=True)
-        rows = [row.model_copy(update={"forecast_seconds": s}) for row, s in pairs]
-    return plan.model_copy(update={"trials": tuple(rows)})
+    experiment = load_experiment("quick", fields | settings)
+    plan = build_plan(experiment, execution, data={"name": "synthetic"})
+    lengths = [*seconds, *[seconds[-1]] * len(plan.trials)]
+    pairs = zip(plan.trials, lengths, strict=False)
+    rows = tuple(row.model_copy(update={"forecast_seconds": length}) for row, length in pairs)
+    return plan.model_copy(update={"trials": rows})
 
 
 def best_makespan(seconds, slots):
     """Try every assignment of trials to slots."""
-    return min(
-        max(
-            sum(s for s, place in zip(seconds, places, strict=True) if place == slot)
-            for slot in range(slots)
-        )
-        for places in itertools.product(range(slots), repeat=len(seconds))
-    )
+    makespans = []
+    for assignment in itertools.product(range(slots), repeat=len(seconds)):
+        ends = [0.0] * slots
+        for length, slot in zip(seconds, assignment, strict=True):
+            ends[slot] += length
+        makespans.append(max(ends))
+    return min(makespans)
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(1, 3))
@@ -48,37 +46,27 @@ def test_the_makespan_is_within_graham_s_bound_of_the_best_assignment(seconds, s
     assert cost.device_hours == pytest.approx(slots * cost.makespan_seconds / 3600)
 
 
-def test_the_case_that_reaches_graham_s_bound():
-    seconds = [5, 5, 4, 4, 3, 3, 3]
-    assert cost_on_cluster(plan_of(seconds), 3, 1).makespan_seconds == 11
-    assert best_makespan(seconds, 3) == 9
-
-
 def test_trials_of_several_devices_take_whole_slots_of_a_node_and_all_devices_are_paid_for():
     cost = cost_on_cluster(plan_of([3600.0] * 3, devices=2), 1, 5, 2.0)
     assert (cost.devices, cost.makespan_seconds) == (5, 7200.0)
     assert (cost.device_hours, cost.busy_device_hours, cost.price) == (10.0, 6.0, 20.0)
 
 
-def test_finished_trials_cost_nothing():
+def test_finished_trials_cost_nothing_and_reports_start_after_the_tuning_trials():
     plan = plan_of([10.0, 20.0])
     cost = cost_on_cluster(plan, 1, 1, finished={plan.trials[1].id})
     assert (cost.trials, cost.makespan_seconds) == (1, 10.0)
-    assert cost_on_cluster(plan, 1, 1, finished={r.id for r in plan.trials}).makespan_seconds == 0
+    tuned = plan_of([10.0], lr="tuned", seeds=3)  # five tuning trials, three reports
+    assert cost_on_cluster(tuned, 8, 1).makespan_seconds == 20.0
 
 
-def test_reports_start_after_the_tuning_trials():
-    plan = plan_of([10.0], lr="tuned", seeds=3)  # five tuning trials, three reports
-    assert cost_on_cluster(plan, 8, 1).makespan_seconds == 20.0
-
-
-def test_a_trial_that_does_not_fit_on_a_node_or_has_no_estimate_is_refused():
-    with pytest.raises(SweepError, match="must fit on one node"):
-        cost_on_cluster(plan_of([1.0], devices=4), 2, 2)
-    plan = plan_of([1.0])
-    unknown = plan.trials[0].model_copy(update={"forecast_seconds": None})
-    with pytest.raises(SweepError, match="needs a time estimate"):
-        cost_on_cluster(plan.model_copy(update={"trials": (unknown,)}), 1, 1)
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [(plan_of([1.0], devices=4), "must fit on one node"), (plan_of([None]), "needs a time")],
+)
+def test_a_trial_that_does_not_fit_on_a_node_or_has_no_estimate_is_refused(plan, message):
+    with pytest.raises(SweepError, match=message):
+        cost_on_cluster(plan, 2, 2)
 
 
 def test_clusters_are_read_as_people_write_them():

@@ -1,4 +1,6 @@
-"""The plan as a whole: ids, growing, and what does not belong to a trial's identity."""
+"""The plan as a whole: ids, seeds, growing, and the command that answers the question."""
+
+import shlex
 
 import pytest
 
@@ -6,7 +8,7 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import SweepError
-from sweep.plan.plan import grow_plan
+from sweep.plan.plan import answering_command, answering_cost, grow_plan, typed_command
 from sweep.trial.files import sha256_of
 from tests.plans import build_plan
 
@@ -14,10 +16,10 @@ DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0}
 CPU = Execution(device="cpu", threads=2)
 
 
-def make(execution=CPU, data=DATA, microbatch=None, also=(), **overrides):
+def make(execution=CPU, data=DATA, also=(), command=(), **overrides):
     settings = {"precision": "fp32", "batches": "4,8", "budget": "65536", **overrides}
     experiment = load_experiment("quick", settings)
-    return build_plan(experiment, execution, data=data, microbatch=microbatch, other_batches=also)
+    return build_plan(experiment, execution, data=data, other_batches=also, command=command)
 
 
 def ids(plan):
@@ -32,20 +34,15 @@ def test_id_is_the_hash_of_the_science_fields():
         assert science["format_version"] == FORMAT_VERSION
 
 
-def test_steps_times_batch_times_context_is_tokens():
-    for row in make(batches="4,8,12").trials:
-        assert row.steps * row.batch_size * 64 == row.tokens
-
-
 @pytest.mark.parametrize(
     "other",
     [
         {"execution": Execution(device="cuda", threads=64, compile=True)},
-        {"microbatch": 2},
-        {"data": DATA, "question": "another wording"},
+        {"execution": Execution(device="cpu", threads=2, microbatch=2)},
+        {"question": "another wording"},
     ],
 )
-def test_where_and_how_fast_do_not_change_ids(other):
+def test_device_speed_and_wording_do_not_change_ids(other):
     assert ids(make(**other)) == ids(make())
 
 
@@ -63,7 +60,7 @@ def test_where_and_how_fast_do_not_change_ids(other):
         {"evaluation": {"points": 10}},
     ],
 )
-def test_what_changes_a_number_changes_ids(other):
+def test_a_setting_that_changes_a_number_changes_ids(other):
     assert not set(ids(make(**other))) & set(ids(make()))
 
 
@@ -94,13 +91,20 @@ def test_tuned_lists_five_rates_and_reporting_trials_without_id():
     assert [row.learning_rate / centre for row in tuning[:5]] == [0.25, 0.5, 1, 2, 4]
 
 
-def test_growing_adds_batch_sizes_seeds_and_rates_and_keeps_what_was_there():
-    old = make()
-    for other in ({"batches": "16"}, {"seeds": 3}, {"lr": "sqrt"}):
-        new = make(also=(4, 8), **other)
-        grown = grow_plan(old, new)
-        assert grown.trials[: len(old.trials)] == old.trials
-        assert {*ids(grown)} == {*ids(old), *ids(new)}
+@pytest.mark.parametrize("batches", ["4,8,12", "512"])
+def test_the_parts_of_a_step_and_the_steps_of_a_trial_add_up(batches):
+    for row in make(batches=batches).trials:
+        assert row.steps * row.batch_size * 64 == row.tokens
+        assert row.microbatch_size * row.gradient_accumulation_steps == row.batch_size
+        assert row.microbatch_size * 64 <= 8192
+
+
+@pytest.mark.parametrize("other", [{"batches": "16"}, {"seeds": 3}, {"lr": "sqrt"}])
+def test_growing_adds_batch_sizes_seeds_and_rates_and_keeps_the_old_trials(other):
+    old, new = make(), make(also=(4, 8), **other)
+    grown = grow_plan(old, new)
+    assert grown.trials[: len(old.trials)] == old.trials
+    assert {*ids(grown)} == {*ids(old), *ids(new)}
 
 
 def test_naming_fewer_removes_nothing():
@@ -108,22 +112,73 @@ def test_naming_fewer_removes_nothing():
     assert grow_plan(old, make(batches="4", also=(4, 8))).trials == old.trials
 
 
-def test_growing_refuses_a_changed_science_field_and_names_it():
-    with pytest.raises(SweepError, match=r"optimizer\.clip would change from 1\.0 to 0\.5"):
-        grow_plan(make(), make(optimizer={"clip": 0.5}))
-    with pytest.raises(SweepError, match=r"data\.seed would change"):
-        grow_plan(make(), make(data={**DATA, "seed": 1}))
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"optimizer": {"clip": 0.5}}, r"optimizer\.clip would change from 1\.0 to 0\.5"),
+        ({"data": {**DATA, "seed": 1}}, r"data\.seed would change"),
+    ],
+)
+def test_growing_refuses_a_changed_science_field_and_names_it(other, message):
+    with pytest.raises(SweepError, match=message):
+        grow_plan(make(), make(**other))
 
 
-def test_growing_refuses_a_batch_size_that_changes_the_common_tokens():
-    old = make(batches="4,8", budget="66000")
-    new = make(batches="3", budget="66000", also=(4, 8))
+@pytest.mark.parametrize("settings", [{}, {"lr": "tuned", "tuning": {"budget": 66000}}])
+def test_growing_refuses_a_batch_size_that_changes_the_common_tokens(settings):
+    settings |= {"budget": "196608" if settings else "66000"}
+    old, new = make(batches="4,8", **settings), make(batches="3", also=(4, 8), **settings)
     with pytest.raises(SweepError, match="common token count"):
         grow_plan(old, new)
 
 
-def test_microbatch_stays_within_its_bound_and_divides():
-    plan = make(batches="512", budget="1M")
-    (row,) = plan.trials
-    assert row.microbatch_size * 64 <= 8192
-    assert row.microbatch_size * row.gradient_accumulation_steps == 512
+def test_a_grown_plan_records_whether_its_tokens_are_still_common():
+    first = make(batches="4", budget=64_000)
+    grown = grow_plan(first, make(batches="384", budget=64_000, also=(4,)))
+    assert first.tokens_are_common and not grown.tokens_are_common
+
+
+def test_growing_keeps_the_commands_that_added_something():
+    first = make(command=("sweep", "run", "a"))
+    again = grow_plan(first, make(command=("sweep", "run", "a", "--quiet")))
+    assert again.commands == (("sweep", "run", "a"),)
+    grown = grow_plan(first, make(command=("sweep", "run", "b"), seeds=2))
+    assert grown.commands == (("sweep", "run", "a"), ("sweep", "run", "b"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            {"lr": "1e-3", "seeds": None, "activation_checkpointing": True, "keep": None},
+            "--lr 1e-3 --activation-checkpointing",
+        ),
+        (
+            {"batches": [4, 8], "budget": 1000, "microbatch": 2},
+            "--batches 4,8 --budget 1000 --microbatch 2",
+        ),
+    ],
+)
+def test_a_command_has_the_flags_that_were_given_as_the_command_line_reads_them(flags, words):
+    assert shlex.join(typed_command("quick", flags)) == f"sweep run quick {words}"
+
+
+def test_the_answering_command_tunes_every_batch_size_and_keeps_the_other_flags():
+    command = typed_command("quick", {"batches": "4,8", "lr": "0.1", "out": "x y"})
+    first = make(command=command)
+    grown = grow_plan(first, make(command=typed_command("quick", {"batches": "16"}), batches="16"))
+    assert answering_command(first) == (
+        "sweep run quick --out 'x y' --batches 4,8 --lr tuned --seeds 3"
+    )
+    assert "--batches 4,8,16" in answering_command(grown)
+
+
+def test_the_answering_command_keeps_more_seeds_and_is_not_needed_by_a_tuned_sweep():
+    assert answering_command(make(seeds=5)).endswith("--lr tuned --seeds 5")
+    assert answering_command(make(lr="tuned")) is None
+    assert answering_command(make(lr="tuned", seeds=1)).endswith("--seeds 3")
+
+
+def test_the_cost_of_an_answer_is_five_rates_and_three_seeds_at_each_batch_size():
+    assert answering_cost(make(), {4: 10.0, 8: 20.0}) == (16, 8 * 30.0)
+    assert answering_cost(make(), {4: 10.0}) == (16, None)

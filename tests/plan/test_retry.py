@@ -48,30 +48,27 @@ def test_a_kill_is_out_of_memory_only_if_the_kernel_ran_out_of_it():
     assert "exit code 3" in judge_death(3, memory_ran_out=False, log=LOG).message
 
 
-def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch_down_to_one():
-    status, again = after("out_of_memory", microbatch=12, per_device=12)
-    assert again and status.state is State.WAITING and status.microbatch_size == 6
-    status, again = after("out_of_memory", microbatch=3, per_device=12)
-    assert again and status.microbatch_size == 1
-    status, again = after("out_of_memory", microbatch=1, per_device=12)
-    assert not again and status.state is State.FAILED and status.cause is Cause.OUT_OF_MEMORY
+@pytest.mark.parametrize(("microbatch", "smaller"), [(12, 6), (6, 3), (3, 1), (1, None)])
+def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch_down_to_one(
+    microbatch, smaller
+):
+    status, again = after("out_of_memory", microbatch=microbatch, per_device=12)
+    if smaller is None:
+        assert not again and (status.state, status.cause) == (State.FAILED, "out_of_memory")
+    else:
+        assert again and (status.state, status.microbatch_size) == (State.WAITING, smaller)
 
 
-def test_a_lost_worker_is_retried_once():
+@pytest.mark.parametrize(
+    ("kind", "retried"), [("lost", 1), ("error", 0), ("diverged", 0), ("preempted", 9)]
+)
+def test_a_command_retries_lost_workers_once_and_preempted_ones_always(kind, retried):
     retries = Counter()
-    assert after("lost", retries=retries)[1]
-    status, again = after("lost", retries=retries)
-    assert not again and (status.state, status.cause) == (State.FAILED, Cause.LOST)
-
-
-@pytest.mark.parametrize("kind", ["error", "diverged"])
-def test_errors_and_divergence_are_not_retried_within_a_command(kind):
-    status, again = after(kind)
-    assert not again and status.state is State.FAILED and status.cause == kind
-
-
-def test_a_preempted_attempt_resumes():
-    assert after("preempted")[1]
+    ends = [after(kind, retries=retries) for _ in range(9)]
+    assert [again for _, again in ends] == [number < retried for number in range(9)]
+    status = ends[-1][0]
+    expected = (State.WAITING if retried == 9 else State.FAILED, kind)
+    assert (status.state, status.cause) == expected
 
 
 def test_a_stopped_attempt_waits():
@@ -82,16 +79,15 @@ def test_a_stopped_attempt_waits():
 def test_the_next_command_runs_all_but_complete_and_diverged():
     to_run = {cause: is_to_run(TrialStatus(state=State.FAILED, cause=cause)) for cause in Cause}
     assert to_run == {cause: cause is not Cause.DIVERGED for cause in Cause}
-    assert is_to_run(
-        TrialStatus(state=State.FAILED, cause=Cause.DIVERGED), frozenset({Cause.DIVERGED})
-    )
+    diverged = TrialStatus(state=State.FAILED, cause=Cause.DIVERGED)
+    assert is_to_run(diverged, frozenset({Cause.DIVERGED}))
     assert is_to_run(TrialStatus()) and is_to_run(RUNNING)
     assert not is_to_run(TrialStatus(state=State.COMPLETE))
     assert not is_to_run(TrialStatus(state=State.PRUNED))
 
 
-def test_memory_that_ran_out_bounds_later_trials_by_half_of_what_failed_and_by_no_accident():
-    """A prime batch size has only 1 left; a later trial of 8 still begins with 2."""
+def test_out_of_memory_bounds_later_trials_by_half_of_the_microbatch_that_failed():
+    """The next divisor of a prime batch size is 1; a later trial of 8 still starts with 2."""
     status, _ = after("out_of_memory", microbatch=7, per_device=7)
     assert status.microbatch_size == 1
     bounds = MemoryBounds("m", "cpu", "fp32")
@@ -101,7 +97,7 @@ def test_memory_that_ran_out_bounds_later_trials_by_half_of_what_failed_and_by_n
     assert later == bounds, "a bound is never lifted"
 
 
-def test_memory_that_ran_out_in_an_evaluation_bounds_evaluations_only():
+def test_out_of_memory_in_an_evaluation_bounds_evaluations_only():
     ended = Outcome("out_of_memory", "why", in_evaluation=True)
     config = trial_config(8)
     status, again = status_after(RUNNING, ended, config, Counter())

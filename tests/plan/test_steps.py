@@ -12,9 +12,9 @@ from sweep.plan.steps import (
     choose_microbatch,
     devices_from_split,
     first_probed,
+    largest_divisor,
     learning_rate_at,
     milestone_steps,
-    next_microbatch,
     tokens_per_trial,
     warmup_steps,
 )
@@ -31,15 +31,16 @@ def test_reference_steps_and_warmup_are_those_of_the_design():
     assert [warmup_steps(s, REFERENCE) for s in steps] == [12_800, 1_600, 400, 200, 100, 100]
 
 
-def test_327m_is_rounded_to_a_common_count_within_one_per_cent():
-    tokens, are_common = tokens_per_trial(327_000_000, (1, 8, 32, 64, 128, 256), 256)
-    assert are_common and set(tokens.values()) == {326_959_104}
-
-
-def test_a_common_count_that_gives_up_more_than_one_per_cent_is_not_taken():
-    tokens, are_common = tokens_per_trial(1_000_000, (1, 512), 128)
-    assert not are_common
-    assert tokens == {1: 999_936, 512: 983_040}
+@pytest.mark.parametrize(
+    ("budget", "context", "expected"),
+    [
+        (327_000_000, 256, dict.fromkeys((1, 512), 326_893_568)),
+        (1_000_000, 128, {1: 999_936, 512: 983_040}),  # a common count would lose 1.7 %
+    ],
+)
+def test_token_counts_are_equal_if_that_loses_at_most_one_per_cent(budget, context, expected):
+    tokens, are_common = tokens_per_trial(budget, (1, 512), context)
+    assert tokens == expected and are_common == (len(set(expected.values())) == 1)
 
 
 batch_lists = st.lists(st.integers(1, 600), min_size=1, max_size=6, unique=True)
@@ -101,90 +102,75 @@ def test_constant_schedule_stays_at_the_peak():
 
 @given(st.integers(1, 3000), st.integers(1, 200))
 def test_a_milestone_is_the_first_step_at_or_past_its_share(steps, points):
-    found = milestone_steps(steps, points)
-    assert list(found) == sorted(set(found)) and found[-1] == steps
+    milestones = milestone_steps(steps, points)
+    assert list(milestones) == sorted(set(milestones)) and milestones[-1] == steps
     for k in range(1, points + 1):
         first = next(
             s for s in range(max(1, k * steps // points), steps + 1) if s * points >= k * steps
         )
-        assert first in found
+        assert first in milestones
 
 
-@given(st.integers(1, 2000), st.integers(1, 4000))
-def test_microbatch_divides_and_nearest_legal_values_are_named(per_device, asked):
-    try:
-        size = choose_microbatch(per_device, asked, 1)
-    except SweepError as error:
-        assert per_device % asked
-        lower, upper = _last_two(str(error))
-        assert per_device % lower == 0 and per_device % upper == 0 and lower < asked < upper
-    else:
-        assert size == min(asked, per_device) and per_device % size == 0
-
-
-@given(st.integers(1, 300), st.integers(1, 400), st.sampled_from([1, 2, 8]))
-def test_accumulation_gives_the_microbatch_or_its_nearest_legal_values(per_device, parts, group):
-    try:
-        size = choose_microbatch(per_device, None, 1, group, accumulation=parts)
-    except SweepError as error:
-        for near in [int(n) for n in str(error).split("Use ")[1].strip(".").split(" or ")]:
-            assert near != parts
-            found = choose_microbatch(per_device, None, 1, group, accumulation=near)
-            assert found * near == per_device
-    else:
-        assert size * parts == per_device and (size % group == 0 or group % size == 0)
-
-
-def test_microbatch_and_accumulation_must_agree():
-    assert choose_microbatch(40, 10, 1, accumulation=4) == 10
-    with pytest.raises(SweepError, match=r"\(40\), got 5 × 4\. Give one of them, or 10 × 4\."):
-        choose_microbatch(40, 5, 1, accumulation=4)
-
-
-def _last_two(message):
-    numbers = [int(word.strip("().,")) for word in message.split() if word.strip("().,").isdigit()]
-    return numbers[-2:]
-
-
-def test_microbatch_and_accumulation_leave_the_devices():
-    assert devices_from_split([12], 3, 2) == 2
-
-
-@pytest.mark.parametrize(
-    ("batches", "sizes", "sentence"),
-    [
-        ([12], (5, 1), r"microbatch_size must divide batch_size \(12\), got 5. Use 4 or 6"),
-        ([12], (3, 3), r"divide batch_size / microbatch_size \(4\), got 3. Use 2 or 4"),
-        ([12, 24], (3, 2), "the same number of devices at every batch size"),
-    ],
+@given(
+    st.integers(1, 300),
+    st.integers(1, 400),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from(["microbatch", "accumulation"]),
 )
-def test_what_leaves_no_devices_is_refused_with_the_nearest_legal_values(batches, sizes, sentence):
-    with pytest.raises(SweepError, match=sentence):
-        devices_from_split(batches, *sizes)
+def test_a_size_divides_or_its_nearest_legal_values_are_named(batch_size, value, group, setting):
+    def choose(value):
+        return choose_microbatch(batch_size, 1, group_size=group, **{setting: value})
+
+    def is_legal(size):
+        return batch_size % size == 0 and (size % group == 0 or group % size == 0)
+
+    size = min(value, batch_size) if setting == "microbatch" else batch_size // value
+    if size and is_legal(size) and (setting == "microbatch" or batch_size % value == 0):
+        assert choose(value) == size
+        return
+    with pytest.raises(SweepError, match="must divide") as error:
+        choose(value)
+    for near in str(error.value).split("Use ")[1].strip(".").split(" or "):
+        assert int(near) != value and is_legal(choose(int(near)))
 
 
-def test_the_example_of_the_style_guide_is_refused_with_its_neighbours():
-    with pytest.raises(SweepError, match=r"\(40\), got 16\. Use 10 or 20\."):
-        choose_microbatch(40, 16, 64)
+def test_the_bound_holds_only_if_nothing_was_chosen():
+    assert choose_microbatch(48, 20) == 16
+    assert choose_microbatch(48, 20, group_size=8) == 16
+    assert choose_microbatch(48, 20, devices=4) == 12
+    assert choose_microbatch(48, 20, microbatch=100) == 48
+    assert choose_microbatch(48, 20, microbatch=12, accumulation=4) == 12
+    assert choose_microbatch(48, 0) == 1
 
 
-def test_out_of_memory_takes_whole_groups_or_equal_parts_of_one():
+def test_half_of_a_microbatch_is_rounded_down_to_whole_groups_or_equal_parts_of_one():
     sizes = [48]
-    while (following := next_microbatch(48, sizes[-1], group_size=8)) is not None:
-        sizes.append(following)
+    while sizes[-1] > 1:
+        sizes.append(largest_divisor(48, sizes[-1] // 2, group_size=8))
     assert sizes == [48, 24, 8, 4, 2, 1]
 
 
-@given(st.integers(1, 4096))
-def test_out_of_memory_goes_down_through_divisors_to_one(per_device):
-    size, seen = per_device, []
-    while size is not None:
-        assert per_device % size == 0
-        seen.append(size)
-        smaller = next_microbatch(per_device, size)
-        assert smaller is None or smaller <= size / 2
-        size = smaller
-    assert seen[-1] == 1
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"microbatch": 16}, r"\(40\), got 16\. Use 10 or 20\."),
+        ({"microbatch": 5, "accumulation": 4}, r"\(40\), got 5 × 4\. .* or 10 × 4\."),
+        ({"devices": 3}, r"multiple of devices \(3\), got 40\. Use 39 or 42\."),
+    ],
+)
+def test_an_impossible_split_is_refused_with_the_nearest_values(settings, sentence):
+    with pytest.raises(SweepError, match=sentence):
+        choose_microbatch(40, 64, **settings)
+
+
+def test_microbatch_and_accumulation_imply_the_devices():
+    assert devices_from_split([12], 3, 2) == 2
+
+
+@pytest.mark.parametrize(("batches", "split"), [([12], (5, 1)), ([12], (3, 3)), ([12, 24], (3, 2))])
+def test_a_split_that_implies_no_whole_number_of_devices_is_refused(batches, split):
+    with pytest.raises(SweepError, match="the same number of devices at every batch size"):
+        devices_from_split(batches, *split)
 
 
 def test_the_end_of_the_first_epoch_is_probed_and_a_far_part_of_what_never_repeats():

@@ -1,4 +1,4 @@
-"""The search for a rate: the grid, beyond its edges, then finer, and what is pruned meanwhile."""
+"""The search for a rate, and training to a target loss."""
 
 import math
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweep.config.experiment import EvaluationSettings
+from sweep.plan.steps import milestone_steps
 from sweep.plan.tuning import (
     EXTENSIONS,
     FINEST,
@@ -15,6 +16,8 @@ from sweep.plan.tuning import (
     Tried,
     TuningResult,
     best_index,
+    crossing_tokens,
+    last_step,
     next_rates,
     rung_steps,
     survivors,
@@ -26,7 +29,7 @@ def search(loss, grid=GRID, wanted=0, finest=FINEST):
     """Try rates until the search has settled; return them in the order tried."""
     tried = []
     while rates := next_rates(tried, grid, finest, wanted):
-        assert not {one.rate for one in tried} & set(rates)
+        assert not {trial.rate for trial in tried} & set(rates)
         tried += [Tried(rate, loss(rate)) for rate in rates]
         assert len(tried) < 100
     return tried
@@ -40,15 +43,13 @@ def bowl(optimum):
 def test_the_best_is_strictly_inside_with_neighbours_within_a_factor_of_root_two(steps):
     optimum = 2.0**steps
     tried = search(bowl(optimum))
-    ordered = sorted(tried, key=lambda one: one.rate)
-    place = best_index(ordered)
-    assert 0 < place < len(ordered) - 1
-    for beside in (ordered[place - 1], ordered[place + 1]):
-        assert max(beside.rate, ordered[place].rate) / min(
-            beside.rate, ordered[place].rate
-        ) <= FINEST * (1 + 1e-6)
+    ordered = sorted(tried, key=lambda trial: trial.rate)
+    best = best_index(ordered)
+    assert 0 < best < len(ordered) - 1
+    for index in (best, best + 1):
+        assert ordered[index].rate / ordered[index - 1].rate <= FINEST * (1 + 1e-6)
     assert abs(math.log2(winning_rate(tried) / optimum)) <= 0.26
-    assert [one.rate for one in tried[:5]] == list(GRID)
+    assert [trial.rate for trial in tried[:5]] == list(GRID)
     assert len(tried) <= 5 + EXTENSIONS + 3
 
 
@@ -60,17 +61,17 @@ def test_on_any_losses_the_search_ends_and_tries_as_many_as_are_wanted(losses, w
 
 
 def test_it_goes_four_steps_beyond_the_grid_and_no_farther():
-    rates = sorted(one.rate for one in search(lambda rate: -rate))
+    rates = sorted(trial.rate for trial in search(lambda rate: -rate))
     assert rates[-1] == 4 * 2**EXTENSIONS
-    rates = sorted(one.rate for one in search(lambda rate: rate))
+    rates = sorted(trial.rate for trial in search(lambda rate: rate))
     assert rates[0] == 0.25 / 2**EXTENSIONS
 
 
 def test_a_diverged_rate_counts_as_infinitely_bad():
     tried = search(lambda rate: math.inf if rate > 1 else 2 - rate)
-    assert winning_rate(tried) <= 1 and max(one.rate for one in tried) == 4
+    assert winning_rate(tried) <= 1 and max(trial.rate for trial in tried) == 4
     everything = search(lambda rate: math.inf)
-    assert winning_rate(everything) is None and min(one.rate for one in everything) < 0.02
+    assert winning_rate(everything) is None and min(trial.rate for trial in everything) < 0.02
 
 
 def test_nothing_is_proposed_while_a_trial_is_open():
@@ -104,3 +105,37 @@ def test_a_search_of_several_dimensions_ends_by_count():
     search = Search("s", GRID, extra=("beta2",), trials=7)
     assert not search.is_done(shown, 0) and search.is_done([*shown, *shown[:2]], 0)
     assert not search.is_done([*shown, *shown[:2]], 9)
+
+
+def test_a_crossing_is_interpolated_in_log_tokens():
+    assert crossing_tokens([100, 10_000], [3.0, 1.0], 2.0) == pytest.approx(1000)
+    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.0, 1.0], 2.0) == 4.0
+    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.5, 1.0], 2.75) == pytest.approx(2**1.5)
+
+
+def test_a_dip_that_does_not_stay_is_no_crossing():
+    tokens = [1, 2, 4, 8, 16, 32]
+    assert crossing_tokens(tokens, [4, 1, 4, 3, 1, 1], 2) == pytest.approx(8 * 2**0.5)
+    assert crossing_tokens(tokens, [4, 1, 4, 1, 4, 3], 2) is None
+    assert crossing_tokens(tokens, [4, 1, 4, 1, 1, 4], 2) == pytest.approx(4 * 2 ** (2 / 3))
+
+
+def test_the_last_evaluation_needs_no_confirmation():
+    assert crossing_tokens([1, 4], [3, 1], 2) == pytest.approx(2)
+    assert crossing_tokens([1, 4], [3, 2.0001], 2) is None
+
+
+def test_a_crossing_without_a_point_before_it_is_at_its_evaluation():
+    assert crossing_tokens([5, 9], [1, 1], 2) == 5
+    assert crossing_tokens([5, 9, 11], [math.nan, 1, 1], 2) == 9
+    assert crossing_tokens([5, 9, 11], [3, 1, math.nan], 2) is None
+    assert crossing_tokens([], [], 2) is None
+
+
+def test_a_trial_is_pruned_at_the_first_evaluation_at_twice_the_least_tokens():
+    steps, points, step_tokens = 1000, 20, 64  # evaluations every 50 steps, 3,200 tokens
+    assert last_step(4000, step_tokens, steps, points) == 150
+    assert last_step(3200, step_tokens, steps, points) == 100
+    assert last_step(3201, step_tokens, steps, points) == 150
+    assert last_step(1e9, step_tokens, steps, points) == steps
+    assert last_step(4000, step_tokens, steps, points) in milestone_steps(steps, points)

