@@ -61,7 +61,7 @@ OPTIONS = [
     (command, option)
     for command in ("run", "plan", "forecast", "probe")
     for option in sweep.commands[command].get_params(Context(sweep.commands[command], **HELP))
-    if option.name in VALUES
+    if option.name in VALUES and option.expose_value
 ]
 
 
