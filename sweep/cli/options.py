@@ -91,7 +91,7 @@ def _build_option(setting: "Setting") -> click.Option:
     for part in (annotation, *inner):  # of a type, or of a type or None
         if get_origin(part) is Literal:
             return click.Option(words, help=text, type=click.Choice(get_args(part)))
-    metavar = setting.flag.metavar or name.rpartition("_")[2].strip("-").upper()
+    metavar = setting.flag.metavar or setting.path[-1].rpartition("_")[2].upper()
     return click.Option(words, help=text, metavar=metavar)
 
 

@@ -44,24 +44,22 @@ def run(
     """
     from sweep.cli.show import Progress, print_end, print_plan, print_preparation
     from sweep.orchestration.costs import estimate, is_quickly_prepared
-    from sweep.orchestration.executors import check_services
     from sweep.orchestration.planning import check_writable, read_request
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
     from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
     folder, services = request.folder, request.services
-    check_services(services)
     check_writable(folder)
     planned = request.plan()
     check_trains(planned.plan)
     if only:
         planned = _only(planned, only)
-    also = frozenset({Cause.DIVERGED} if retry else ())
-    _check_stores(request, planned)
+    _check_services(request, planned)
     if dry_run:
         print_plan(estimate(planned, folder).command_rows(), json)
         return 0
+    also = frozenset({Cause.DIVERGED} if retry else ())
     summary = finished_summary(planned, folder, services, also)
     failed_checks: list[str] = []
     if summary is None:
@@ -73,8 +71,7 @@ def run(
             print_plan(rows, to_stderr=True)
         if not yes:
             _confirm(rows, folder, also)
-        ids = None if planned.is_tuned else set(planned.requested)
-        with Progress(folder, ids, quiet) as progress:
+        with Progress(folder, None if planned.is_tuned else planned.requested, quiet) as progress:
             summary = run_plan(
                 planned,
                 folder,
@@ -86,11 +83,7 @@ def run(
             )
     elif not (folder.path / "report.md").exists():
         failed_checks.extend(_report(folder))
-    print_end(folder, json, failed_checks)
-    if summary.untracked:
-        click.echo(summary.untracked, err=True)
-    if summary.is_interrupted:
-        click.echo("Interrupted. The same command resumes.", err=True)
+    print_end(summary, json, failed_checks)
     return summary.exit_code
 
 
@@ -109,8 +102,11 @@ def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
     return replace(planned, plan=plan, requested=tuple(chosen))
 
 
-def _check_stores(request: "Request", planned: "Planned") -> None:
-    """Refuse stores that do not answer, before anything is written."""
+def _check_services(request: "Request", planned: "Planned") -> None:
+    """Refuse an executor or a store that cannot be used, before anything is written."""
+    from sweep.orchestration.executors import check_services
+
+    check_services(request.services)
     if uri := request.services.tracking_uri:
         from sweep.tracking.store import check_answers, check_tracking_uri, is_recorded
 
@@ -156,7 +152,7 @@ def _report(folder: "SweepFolder") -> list[str]:
     has_target = sweep.plan.settings.target is not None
     policies = judge_target(sweep, cells) if has_target else run_checks(sweep, cells).values()
     return [
-        f"Failed check ({policy.label}), {check.code}: {check.evidence}"
+        f"FAIL {check.code} ({policy.label}): {check.condition} Remedy: {check.remedy}"
         for policy in policies
         for check in policy.failed
     ]

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 from rich.console import Console
@@ -12,11 +12,14 @@ from rich.table import Table
 
 from sweep.cli.options import print_json
 from sweep.config.numbers import format_bytes, format_count, format_seconds
-from sweep.orchestration.costs import ClusterCost
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, answering_cost
 from sweep.plan.policy import describe_policy
 from sweep.trial.folder import Cause, State, SweepFolder
+
+if TYPE_CHECKING:
+    from sweep.orchestration.costs import ClusterCost
+    from sweep.orchestration.runner import Summary
 
 PLAIN_WIDTH = 140  # columns if the output is not a terminal
 
@@ -36,7 +39,7 @@ def build_table(*columns: str) -> Table:
 
 
 def print_plan(
-    plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: ClusterCost | None = None
+    plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: "ClusterCost | None" = None
 ) -> None:
     """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
     if as_json:
@@ -170,16 +173,18 @@ def print_status(document: dict[str, Any]) -> None:
             console.print(f"{trial} {what}: {row['message']}", markup=False)
 
 
-def print_end(folder: SweepFolder, as_json: bool, failed_checks: Sequence[str]) -> None:
+def print_end(summary: "Summary", as_json: bool, failed_checks: Sequence[str]) -> None:
     """Print the states of a sweep that has ended, the checks that failed, and the report's path."""
-    document, report = sweep_status(folder), str(folder.path / "report.md")
+    document, report = sweep_status(summary.folder), str(summary.folder.path / "report.md")
     if as_json:
         print_json({**document, "report": report})
-        return
-    print_status(document)
-    for line in failed_checks:
-        click.echo(line)
-    click.echo(f"Report: {report}")
+    else:
+        print_status(document)
+        click.echo("\n".join([*failed_checks, f"Report: {report}"]))
+    if summary.untracked:
+        click.echo(summary.untracked, err=True)
+    if summary.is_interrupted:
+        click.echo("Interrupted. The same command resumes.", err=True)
 
 
 def print_preparation(is_quiet: bool = False) -> Callable[[str, float], None]:
@@ -202,7 +207,7 @@ class Progress:
         ids: of the trials to show; None: all.
     """
 
-    def __init__(self, folder: SweepFolder, ids: set[str] | None, is_quiet: bool) -> None:
+    def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
         self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
         self._console = build_console(to_stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)

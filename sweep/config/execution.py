@@ -98,9 +98,9 @@ class Services(Settings):
     ] = None
     tracking_uri: Annotated[
         str | None,
-        RunFlag("MLflow store: http://HOST:5000; by default mlflow.db in the folder.", OUTPUT),
+        RunFlag("MLflow store: http://HOST:5000; by default a file in the folder.", OUTPUT),
     ] = None
     storage: Annotated[
         str | None,
-        RunFlag("Optuna storage: postgresql://…; by default optuna.db in the folder.", OUTPUT),
+        RunFlag("Optuna storage: postgresql://…; by default a file in the folder.", OUTPUT),
     ] = None

@@ -196,21 +196,18 @@ class Experiment(Settings):
                 "schedule.name must be constant with a target, because a decaying schedule "
                 "reaches its loss only at its end",
             )
-            yield (
-                tuning.budget is not None,
-                "tuning.budget must be left out with a target, which ends trials",
-            )
+            yield tuning.budget is not None, "tuning.budget does not apply with a target"
         if grpo is not None:
+            size = grpo.group_size
             for batch in self.batches:
                 yield (
-                    batch % grpo.group_size != 0,
-                    f"batches must be multiples of group_size ({grpo.group_size}) completions; "
-                    f"nearest to {batch}: {nearest_multiples(batch, grpo.group_size)}",
+                    batch % size != 0,
+                    f"batches must be multiples of group_size ({size}) completions; "
+                    f"nearest to {batch}: {nearest_multiples(batch, size)}",
                 )
             yield (
                 grpo.tokens_per_sequence > model.context,
-                "grpo.prompt_tokens + grpo.new_tokens must be at most the context "
-                f"({model.context})",
+                f"grpo.prompt_tokens + new_tokens must be at most the context ({model.context})",
             )
             yield (
                 grpo.task == "text" and grpo.reward is None,

@@ -89,26 +89,28 @@ class ElmanSettings(ModelBase):
         return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
 
 
-class HuggingFaceSettings(ModelBase):
+class ForeignModel(ModelBase):
+    """A model that is defined elsewhere; its parameters are counted after it is built."""
+
+    vocabulary: Positive = 10_000
+    context: Positive = 256
+    parameters: None = None
+    embedding_parameters: None = None
+    flops_per_token: None = None
+
+
+class HuggingFaceSettings(ForeignModel):
     """A causal language model of the transformers library, built from its configuration."""
 
     kind: Literal["hugging_face"] = "hugging_face"
     name: str
     architecture: str  # model_type of transformers, such as gpt2
-    vocabulary: Positive
-    context: Positive
-    sizes: dict[str, Any] = Field(
-        default={}
-    )  # entries of its configuration other than the defaults
+    sizes: dict[str, Any] = Field(default={})  # entries of its configuration that are no defaults
     end: int = 0  # id of the end-of-text token, which swaps places with id 0
     tokenizer_sha256: str | None = None  # hash of a pretrained model's tokenizer.json
 
-    parameters: None = None  # known after the model is built
-    embedding_parameters: None = None
-    flops_per_token: None = None
 
-
-class ObjectSettings(ModelBase):
+class ObjectSettings(ForeignModel):
     """A user's model: `module:object`, called with vocabulary, context and the options.
 
     The object returns a `torch.nn.Module` from token ids (B, T) to logits (B, T, V).
@@ -116,13 +118,7 @@ class ObjectSettings(ModelBase):
 
     kind: Literal["object"] = "object"
     name: str  # "module:object"
-    vocabulary: Positive = 10_000
-    context: Positive = 256
     options: dict[str, Any] = Field(default={})
-
-    parameters: None = None  # known after the model is built
-    embedding_parameters: None = None
-    flops_per_token: None = None
 
 
 class QuadraticSettings(ModelBase):
