@@ -40,35 +40,35 @@ class SettingsCommand(click.Command):
     only_memory = False
 
     @cached_property
-    def settings(self) -> "list[Setting]":
-        """The settings that are options of this command."""
+    def _groups(self) -> dict[click.Parameter, str]:
+        """The options of the settings, with the headings that `--help` lists them under."""
         from sweep.config.execution import Execution, Services
         from sweep.config.experiment import Experiment
         from sweep.config.settings import settings_of
 
         settings = [s for table in (Experiment, Execution, Services) for s in settings_of(table)]
-        return [s for s in settings if s.flag.concerns_memory or not self.only_memory]
-
-    @cached_property
-    def _options(self) -> list[click.Parameter]:
-        return [_build_option(setting) for setting in self.settings]
+        return {
+            _build_option(setting): setting.flag.group
+            for setting in settings
+            if setting.flag.concerns_memory or not self.only_memory
+        }
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the options of the settings, and then the command's own."""
-        return [*self._options, *super().get_params(ctx)]
+        return [*self._groups, *super().get_params(ctx)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the everyday options first, and then the other groups."""
         from sweep.config.settings import DEVICES, EVERYDAY, GROUPS, OUTPUT
 
-        group_of = {"quiet": OUTPUT, "only": OUTPUT, "retry": OUTPUT}
-        group_of |= {"cluster": DEVICES, "price": DEVICES}
-        group_of |= {setting.name: setting.flag.group for setting in self.settings}
+        own = {"quiet": OUTPUT, "only": OUTPUT, "retry": OUTPUT}
+        own |= {"cluster": DEVICES, "price": DEVICES}
         records: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record and isinstance(param, click.Option):
-                records[group_of.get(str(param.name), EVERYDAY)].append(record)
+                group = self._groups.get(param) or own.get(str(param.name), EVERYDAY)
+                records[group].append(record)
         for group, rows in records.items():
             if rows:
                 with formatter.section(group):

@@ -329,7 +329,6 @@ GRPO += "[grpo]\nnew_tokens = 8\n"
         ('reward = "os:nothing"', "has no 'nothing'"),
         ('reward = "os:name"', "reward 'os:name' must be a function, got 'posix'"),
         ('task = "text"', "grpo.reward must be your module:function for the task 'text'"),
-        ("prompt_tokens = 3", "prompt_tokens must hold the longest prompt, got 3"),
     ],
 )
 def test_what_cannot_be_asked_or_rewarded(call, tmp_path, monkeypatch, settings, says):
@@ -400,7 +399,7 @@ def test_folders_that_hold_no_sweep(call, tmp_path, command):
     ("arguments", "says"),
     [
         (("run", "quadratic", "--precision", "bf16"), "needs the precision fp32"),
-        (("run", "elman", "--batches", "1", "--quiet"), "trains nothing"),
+        (("run", "elman", "--batches", "1", "--data", "synthetic", "--quiet"), "trains nothing"),
         (("forecast", "quick", "--device-memory", "0"), "device_memory must be"),
         (("probe", "quick", "--soak", "many"), "soak must be"),
         (("ui", "x", "--port", "70000"), "70000"),
