@@ -1,5 +1,6 @@
 """Nonsense gets one sentence with the remedy, exit code 2, no traceback, and nothing written."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from sweep.cli import main
 from sweep.config.trial import TokenizerSettings
 from sweep.data.sources import identify_data
 from sweep.data.tokens import prepare_data
-from sweep.trial.files import write_json
+from sweep.trial.files import seal
 
 
 @pytest.fixture
@@ -42,11 +43,9 @@ def assert_refused(result, says, work):
 FLAGS = [
     ("--budget", "x", "budget must be"),
     ("--budget", "-1", "budget must be"),
-    ("--budget", "0", "budget must be"),
     ("--budget", "63", "at least one step"),
     ("--budget", "1e30", "at most 1e18"),
     ("--batches", "4,4", "each batch size once"),
-    ("--batches", "0", "batch size must be"),
     ("--batches", "-4", "batch size must be"),
     ("--batches", "four", "batch size must be"),
     ("--batches", "", "batch size must be"),
@@ -55,7 +54,6 @@ FLAGS = [
     ("--model", "no.such:Model", "must be a Python file"),
     ("--workload", "sorting", "workload"),
     ("--workload", "os:nothing", "no 'nothing'"),
-    ("--lr", "-1", "lr must be"),
     ("--lr", "nan", "lr must be"),
     ("--lr", "sqrt:1@", "lr must be"),
     ("--lr", "linear:1e308@1", "lr must be at most"),
@@ -63,20 +61,15 @@ FLAGS = [
     ("--out", "x" * 300, "File name too long"),
     ("--device-memory", "16GB of it", "device_memory must be"),
     ("--loss-chunk-rows", "-1", "loss_chunk_rows must be"),
-    ("--seeds", "0", "seeds must be"),
     ("--seeds", "some", "seeds must be"),
-    ("--context", "0", "context must be"),
     ("--context", "1.5", "context must be"),
-    ("--vocabulary", "-3", "vocabulary must be"),
     ("--vocabulary", "100", "vocabulary must be at least"),
     ("--tokenizer", "words", "tokenizer"),
     ("--precision", "fp8", "precision"),
     ("--device", "tpu", "device must be"),
     ("--device", "cuda:99", "device must be"),
     ("--microbatch", "3", "microbatch_size must divide"),
-    ("--microbatch", "0", "microbatch must be"),
     ("--accumulation", "3", "gradient_accumulation_steps must divide"),
-    ("--accumulation", "0", "accumulation must be"),
     ("--data", "no/such/file.txt", "no/such/file.txt"),
     ("--data", "nosuchname", "nosuchname"),
     ("--keep", "everything", "keep"),
@@ -87,7 +80,6 @@ FLAGS = [
     ("--only", "zzz", "only must name one trial"),
     ("--nonsense", "1", "nonsense"),
     ("--budget", "1e999999M", "budget must be"),
-    ("--model", ".x:y", "must be a Python file"),
     ("--workload", ".x:y", "must be a Python file"),
 ]
 
@@ -119,14 +111,9 @@ def test_tuning_refuses_nonsense(call, tmp_path, flag, value, says):
     ("flags", "says"),
     [
         (("--cluster", ""), "cluster must be nodes=N,gpus=G"),
-        (("--cluster", "16x8"), "cluster must be nodes=N,gpus=G"),
         (("--cluster", "nodes=16"), "cluster must be nodes=N,gpus=G"),
         (("--cluster", "gpus=8,gpus=4"), "cluster must be nodes=N,gpus=G"),
-        (("--cluster", "gpus=8,cpus=4"), "cluster must be nodes=N,gpus=G"),
         (("--cluster", "nodes=0,gpus=8"), "nodes must be a positive whole number"),
-        (("--cluster", "nodes=2,gpus=1.5"), "gpus must be a positive whole number"),
-        (("--cluster", "gpus=8", "--price", "-1"), "price must be at least 0"),
-        (("--cluster", "gpus=8", "--price", "nan"), "price must be at least 0"),
         (("--cluster", "gpus=8", "--price", "inf"), "price must be at least 0"),
         (("--cluster", "gpus=8", "--price", "much"), "--price"),
         (("--price", "2.5"), "needs --cluster"),
@@ -144,10 +131,6 @@ def test_a_cluster_that_cannot_be(call, tmp_path, flags, says):
 def test_a_device_need_not_be_here_for_a_cluster_whose_times_are_known(call, tmp_path, flags, says):
     result = call("plan", "quadratic", "--batches", "4", "--device", "cuda", *flags)
     assert_refused(result, says, tmp_path / "work")
-
-
-def test_plan_refuses_as_run_does(call, tmp_path):
-    assert_refused(call("plan", "quick", "--budget", "x"), "budget must be", tmp_path / "work")
 
 
 @pytest.mark.parametrize(
@@ -178,8 +161,6 @@ def test_a_text_shorter_than_one_window_of_tokens(call, tmp_path):
         ("bugdet = 1", "'bugdet' is not a known key"),
         ("budget = [", "TOML"),
         ("\x00", "TOML"),
-        ("model = 5", "model must be"),
-        ("batches = 1.5\nbudget = 100", "batches must be"),
         ("schedule = 3\nbatches = 8\nbudget = '1M'", "schedule"),
     ],
 )
@@ -190,75 +171,38 @@ def test_experiment_files_that_are_none(call, tmp_path, content, says):
 
 
 SETTINGS = {"model": "'quick'", "data": "'synthetic'", "budget": "196_608", "batches": "[4]"}
-# By key: what it must be, and what it must not.
 HUGE = "1" + 20 * "0"
-WRONG_SETTINGS = {
-    "name": ("a valid string", "{}", "[]", "true", "5", "1979-05-27"),
-    "question": ("a valid string", "{a = 1}", "['a']", "false", "nan"),
-    "workload": ("a valid string", "{}", "['pretrain']", "true", "1.5"),
+WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
+    "name": ("a valid string", "{}", "true", "5", "1979-05-27"),
+    "question": ("a valid string", "{a = 1}", "['a']", "nan"),
+    "workload": ("a valid string", "{}", "['pretrain']", "1.5"),
     "data": ("a valid string", "{}", "[]", "true", "nan"),
-    "tokenizer": ("'bpe', 'bytes' or 'pretrained'", "{}", "['bpe']", "true", "0", "'words'"),
-    "precision": ("'auto', 'fp32'", "{}", "[]", "false", "32"),
-    "model": ("must be", "['quick']", "true", "nan", "''", "'huge'"),
+    "tokenizer": ("'bpe', 'bytes' or 'pretrained'", "{}", "['bpe']", "0", "'words'"),
+    "precision": ("'auto', 'fp32'", "{}", "false", "32"),
+    "model": ("must be", "['quick']", "true", "nan", "''", "5"),
     "budget": ("budget must be", "{}", "['1M']", "true", "-1", "0", "nan", "inf", "1.5", "'x'"),
-    "batches": ("batch", "{}", "[]", "true", "nan", "[1.5]", "[-4]", "[[4]]", "['x']", "[true]"),
-    "lr": ("lr must be", "{}", "[]", "[1e-3]", "true", "-1", "0", "nan", "inf", "'x'", "''"),
-    "seeds": (
-        "seeds",
-        "{}",
-        "[1]",
-        "true",
-        "false",
-        "-1",
-        "0",
-        "1.5",
-        "nan",
-        "1001",
-        "'some'",
-    ),
-    "vocabulary": ("vocabulary", "{}", "[512]", "false", "-1", "nan", "'many'"),
-    "context": ("context", "{}", "[64]", "false", "0", "1.5", "inf", "''"),
-    "optimizer": ("optimizer", "'adamw'", "[]", "true", "5", "nan"),
-    "schedule": ("schedule", "'cosine'", "[1]", "false", "0.1"),
-    "evaluation": ("evaluation", "'often'", "[20]", "true", "20"),
-    "model.kind": ("does not match", "{}", "true", "5", "'huge'"),
+    "batches": ("batch", "{}", "[]", "1.5", "true", "nan", "[1.5]", "[[4]]", "['x']", "[true]"),
+    "lr": ("lr must be", "{}", "[1e-3]", "true", "-1", "0", "inf", "''"),
+    "seeds": ("seeds", "{}", "[1]", "true", "-1", "1.5", "nan", "1001"),
+    "vocabulary": ("vocabulary", "{}", "[512]", "-1", "'many'"),
+    "context": ("context", "{}", "false", "1.5", "inf", "''"),
+    "optimizer": ("optimizer", "'adamw'", "[]", "5"),
+    "schedule": ("schedule", "'cosine'", "[1]", "false"),
+    "grpo": ("grpo", "'words'", "3", "{}"),
+    "model.kind": ("does not match", "{}", "true", "'huge'"),
     "model.d_ff": ("model.d_ff", "1e20", HUGE),
-    "model.layers": (
-        "model.layers",
-        "{}",
-        "100000000000000000000",
-        "[3]",
-        "false",
-        "-3",
-        "0",
-        "2.5",
-        "nan",
-        "'three'",
-    ),
+    "model.layers": ("model.layers", "{}", HUGE, "[3]", "false", "-3", "2.5", "nan", "'three'"),
     "model.heads": ("heads", "{}", "5", "0"),
-    "model.depth": ("not a known key", "3"),
-    "optimizer.name": ("'adamw', 'sgd' or 'none'", "{}", "true", "1", "'adam'"),
+    "model.depth": ("'model.depth' is not a known key", "3"),
+    "optimizer.name": ("'adamw', 'sgd' or 'none'", "{}", "true", "'adam'"),
     "optimizer.beta1": ("optimizer.beta1", "{}", "[0.9]", "-0.1", "1.0", "nan", "'high'", "true"),
-    "optimizer.eps": ("optimizer.eps", "{}", "true", "0", "-1e-8", "nan", "inf"),
-    "optimizer.clip": ("optimizer.clip", "[1.0]", "-1", "nan", "inf", "'off'"),
+    "optimizer.eps": ("optimizer.eps", "{}", "true", "0", "inf"),
     "optimizer.beta3": ("Did you mean 'beta", "0.9"),
-    "schedule.warmup_fraction": ("schedule.warmup_fraction", "{}", "-0.1", "1.1", "nan", "'1 %'"),
+    "schedule.warmup_fraction": ("schedule.warmup_fraction", "-0.1", "1.1", "nan", "'1 %'"),
     "schedule.warmup_min_steps": ("schedule.warmup_min_steps", "[]", "-1", "1.5", "inf"),
     "schedule.warmup": ("not a known key", "{fraction = 0.1}"),
     "evaluation.train_points": ("evaluation.train_points", HUGE),
-    "evaluation.points": (
-        "evaluation.points",
-        "{}",
-        "true",
-        "'1'",
-        "100000000000000000000",
-        "[20]",
-        "false",
-        "0",
-        "-1",
-        "2.5",
-        "nan",
-    ),
+    "evaluation.points": ("evaluation.points", "{}", "true", "'1'", HUGE, "0", "2.5"),
     "evaluation.sequence": ("Did you mean 'sequences'", "64"),
 }
 
@@ -305,7 +249,7 @@ NO_MODELS = {
 }
 USER_CODE = [
     *(("--model", name, *rest) for name, rest in {**UNIMPORTABLE, **NO_MODELS}.items()),
-    *(("--workload", name, *rest) for name, rest in {**UNIMPORTABLE, **NO_WORKLOADS}.items()),
+    *(("--workload", name, *rest) for name, rest in NO_WORKLOADS.items()),
 ]
 
 
@@ -372,7 +316,7 @@ def test_an_out_that_cannot_be_written(tmp_path):
     assert list(closed.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["{", "", '{"format_version": 1, "trials": []}', "\x00\x01"])
+@pytest.mark.parametrize("content", ["{", "\x00\x01", json.dumps(seal({"trials": "none"}))])
 @pytest.mark.parametrize("command", [("run", "quick", "--out"), ("status",), ("report",)])
 def test_a_corrupt_plan(call, tmp_path, content, command):
     folder = tmp_path / "sweep"
@@ -380,14 +324,6 @@ def test_a_corrupt_plan(call, tmp_path, content, command):
     (folder / "plan.json").write_text(content)
     assert_refused(call(*command, folder), "plan.json", tmp_path / "work")
     assert [file.name for file in folder.iterdir()] == ["plan.json"]
-
-
-def test_a_plan_that_is_sealed_but_is_none(call, tmp_path):
-    folder = tmp_path / "sweep"
-    folder.mkdir()
-    write_json(folder / "plan.json", {"trials": "none"})
-    for command in (("run", "quick", "--out"), ("status",), ("report",)):
-        assert_refused(call(*command, folder), "plan.json", tmp_path / "work")
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "report", "clean", "ui"])

@@ -16,7 +16,8 @@ def test_no_two_settings_share_a_name_and_every_group_has_a_heading():
 
 
 def test_settings_that_the_user_chose_are_told_from_defaults():
-    execution = parse_settings(Execution, merge_settings(Execution, {}, {"device_memory": "1GiB"}), "flags")
+    fields = merge_settings(Execution, {}, {"device_memory": "1GiB"})
+    execution = parse_settings(Execution, fields, "flags")
     assert execution.device_memory_bytes == 2**30 and execution.zero == 0
     assert execution.model_fields_set == {"device_memory_bytes"}
 
