@@ -1,85 +1,36 @@
-"""Flags of run, plan, forecast and probe read SWEEP_<COMMAND>_*, and do as on the command line."""
+"""Options read SWEEP_<COMMAND>_<FLAG>, with the same effect as on the command line."""
 
 import json
 
+import click
 import pytest
-from click import Context
 from click.testing import CliRunner
 
 from sweep.cli import sweep
 
-VALUES = {
-    "budget": "16384",
-    "batches": "4",
-    "model": "small",
-    "data": "synthetic",
-    "lr": "2e-3",
-    "workload": "pretrain",
-    "tune": "lr",
-    "tune_budget": "8192",
-    "target": "3.5",
-    "seeds": "2",
-    "context": "32",
-    "vocabulary": "300",
-    "tokenizer": "bytes",
-    "init": "x",
-    "group_size": "4",
-    "precision": "fp32",
-    "device": "cpu",
-    "microbatch": "2",
-    "accumulation": "2",
-    "devices_per_trial": "2",
-    "zero": "1",
-    "strategy": "torch",
-    "preset": "memory",
-    "activation_checkpointing": "1",
-    "device_memory": "1GiB",
-    "loss_chunk_rows": "64",
-    "generation_batch_size": "4",
-    "shares_prompts": "1",
-    "keep": "none",
-    "out": "x",
-    "json": "1",
-    "yes": "1",
-    "quiet": "1",
-    "tracking_uri": "http://x",
-    "storage": "sqlite://",
-    "executor": "ray",
-    "ray_address": "127.0.0.1:6379",
-    "slurm": "partition=gpu",
-    "only": "x",
-    "dry_run": "1",
-    "retry": "diverged",
-    "cluster": "gpus=8",
-    "price": "2.5",
-    "largest": "64",
-    "multiple": "2",
-    "soak": "5",
-}
 HELP = {"help_option_names": ["-h", "--help"]}  # click keeps a command's help option
+ARGUMENTS = {"audit": ["x"], "clean": ["x"], "log": ["x", "y"], "status": ["x"], "ui": ["x"]}
 OPTIONS = [
-    (command, option)
-    for command in ("run", "plan", "forecast", "probe")
-    for option in sweep.commands[command].get_params(Context(sweep.commands[command], **HELP))
-    if option.name in VALUES and option.expose_value
+    (name, option)
+    for name, command in sweep.commands.items()
+    for option in command.get_params(click.Context(command, **HELP))
+    if isinstance(option, click.Option) and option.expose_value and option.name != "help"
 ]
 
 
 def flags_of(command, *arguments):
     """Return the flags that a command gets."""
-    prefix = f"SWEEP_{command.upper()}"
-    return (
-        sweep.commands[command]
-        .make_context(command, ["quick", *arguments], auto_envvar_prefix=prefix)
-        .params
-    )
+    words, prefix = [*ARGUMENTS.get(command, []), *arguments], f"SWEEP_{command.upper()}"
+    return sweep.commands[command].make_context(command, words, auto_envvar_prefix=prefix).params
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_a_variable_does_what_the_flag_does(monkeypatch, command, option):
-    value, without = VALUES[option.name], flags_of(command)
+    value = option.type.choices[-1] if isinstance(option.type, click.Choice) else "7"
+    value, without = "1" if option.is_flag else str(value), flags_of(command)
     by_flag = flags_of(command, option.opts[0], *([] if option.is_flag else [value]))
-    monkeypatch.setenv(f"SWEEP_{command.upper()}_{option.name.upper()}", value)
+    words = option.opts[0].strip("-").replace("-", "_").upper()
+    monkeypatch.setenv(f"SWEEP_{command.upper()}_{words}", value)
     assert flags_of(command) == by_flag != without
 
 
