@@ -52,10 +52,9 @@ class Execution(Settings):
         Literal[0, 1, 2, 3],
         Flag("Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights.", DEVICES),
     ] = 0
-    strategy: Annotated[
-        Literal["torch", "deepspeed"],
-        RunFlag("Library that shards.", DEVICES),
-    ] = "torch"
+    strategy: Annotated[Literal["torch", "deepspeed"], RunFlag("Library that shards.", DEVICES)] = (
+        "torch"
+    )
     generation_batch_size: Annotated[
         Count | None,
         Flag("Completions sampled at once; by default four microbatches.", GRPO, metavar="N"),

@@ -98,8 +98,7 @@ class Experiment(Settings):
         ModelSettings, Flag("tinystories, small, quick, gpt2, elman, or your module:object.")
     ]
     data: Annotated[
-        str | None,
-        Flag("tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder."),
+        str | None, Flag("tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder.")
     ] = "tinystories"
     lr: Annotated[
         str,
@@ -112,8 +111,7 @@ class Experiment(Settings):
         RunFlag("Seeds per batch size; by default 1 at a fixed rate, else 3."),
     ] = None
     precision: Annotated[
-        Literal["auto", "fp32", "bf16", "bf16-pure"],
-        Flag("auto: bf16 on CUDA, else fp32.", MODEL),
+        Literal["auto", "fp32", "bf16", "bf16-pure"], Flag("auto: bf16 on CUDA, else fp32.", MODEL)
     ] = "auto"
     target: Annotated[
         float | None,

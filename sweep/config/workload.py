@@ -1,15 +1,12 @@
 """Settings of GRPO, and the capabilities of every workload, known without torch."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sweep.config.models import Positive
+from sweep.config.models import ModelSettings, Positive
 from sweep.config.settings import GRPO, Count, Flag, Settings
-
-if TYPE_CHECKING:
-    from sweep.config.models import ModelSettings
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
@@ -63,7 +60,7 @@ class WorkloadTraits:
 
 
 def workload_traits(
-    workload: str, model: "ModelSettings", grpo: "GrpoSettings | None"
+    workload: str, model: ModelSettings, grpo: GrpoSettings | None
 ) -> WorkloadTraits:
     """Return the traits of a built-in workload, or the defaults for a user's `module:object`."""
     if grpo is not None:
