@@ -8,37 +8,10 @@ import sys
 import pytest
 import torch
 
-from sweep.cli import main
 from sweep.config.trial import TokenizerSettings
 from sweep.data.sources import identify_data
 from sweep.data.tokens import prepare_data
 from sweep.trial.files import seal
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capfd):
-    """Run the command line in an empty folder; return exit code, stdout and stderr."""
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-
-    def call_here(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output = capfd.readouterr()  # other processes' too
-        return ended.value.code, output.out, output.err
-
-    return call_here
-
-
-def assert_refused(result, says, work):
-    code, out, err = result
-    assert code == 2 and out == ""
-    assert err.startswith("Error: ") and err.count("\n") == 1, err
-    assert says in err
-    assert list(work.iterdir()) == []
-
 
 FLAGS = [
     ("--budget", "x", "budget must be"),
@@ -85,8 +58,8 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("flag", "value", "says"), FLAGS)
-def test_every_flag_refuses_nonsense(call, tmp_path, flag, value, says):
-    assert_refused(call("run", "quick", flag, value), says, tmp_path / "work")
+def test_every_flag_refuses_nonsense(refuse, flag, value, says):
+    assert says in refuse("run", "quick", flag, value)
 
 
 TUNED = ("run", "quick", "--yes", "--lr", "tuned")
@@ -122,17 +95,16 @@ NO_COMMANDS = [
 
 
 @pytest.mark.parametrize(("arguments", "says"), NO_COMMANDS)
-def test_commands_that_make_no_sense(call, tmp_path, arguments, says):
-    assert_refused(call(*arguments), says, tmp_path / "work")
+def test_commands_that_make_no_sense(refuse, arguments, says):
+    assert says in refuse(*arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without the device")
 @pytest.mark.parametrize(
     ("flags", "says"), [((), "that this machine has"), (("--cluster", "gpus=8"), "time estimate")]
 )
-def test_a_device_need_not_be_here_for_a_cluster_whose_times_are_known(call, tmp_path, flags, says):
-    result = call("plan", "quadratic", "--batches", "4", "--device", "cuda", *flags)
-    assert_refused(result, says, tmp_path / "work")
+def test_a_device_need_not_be_here_for_a_cluster_whose_times_are_known(refuse, flags, says):
+    assert says in refuse("plan", "quadratic", "--batches", "4", "--device", "cuda", *flags)
 
 
 @pytest.mark.parametrize(
@@ -145,16 +117,16 @@ def test_a_device_need_not_be_here_for_a_cluster_whose_times_are_known(call, tmp
     ],
 )
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_texts_that_cannot_be_trained_on(call, tmp_path, content, says, command):
+def test_texts_that_cannot_be_trained_on(refuse, tmp_path, content, says, command):
     path = tmp_path / "text.txt"
     path.write_bytes(content)
-    assert_refused(call(command, "quick", "--data", path), says, tmp_path / "work")
+    assert says in refuse(command, "quick", "--data", path)
 
 
-def test_a_text_shorter_than_one_window_of_tokens(call, tmp_path):
+def test_a_text_shorter_than_one_window_of_tokens(refuse, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("".join(f"story {i} is short\n<|endoftext|>\n" for i in range(4)))
-    assert_refused(call("run", "quick", "--data", path, "--quiet"), "65 tokens", tmp_path / "work")
+    assert "65 tokens" in refuse("run", "quick", "--data", path, "--quiet")
 
 
 @pytest.mark.parametrize(
@@ -166,10 +138,10 @@ def test_a_text_shorter_than_one_window_of_tokens(call, tmp_path):
         ("schedule = 3\nbatches = 8\nbudget = '1M'", "schedule"),
     ],
 )
-def test_experiment_files_that_are_none(call, tmp_path, content, says):
+def test_experiment_files_that_are_none(refuse, tmp_path, content, says):
     path = tmp_path / "mine.toml"
     path.write_text(content)
-    assert_refused(call("run", path), says, tmp_path / "work")
+    assert says in refuse("run", path)
 
 
 SETTINGS = {"model": "'quick'", "data": "'synthetic'", "budget": "196_608", "batches": "[4]"}
@@ -213,55 +185,38 @@ WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
     ("key", "value", "says"),
     [(key, value, says) for key, (says, *values) in WRONG_SETTINGS.items() for value in values],
 )
-def test_settings_of_the_wrong_type_or_size(call, tmp_path, key, value, says):
+def test_settings_of_the_wrong_type_or_size(refuse, tmp_path, key, value, says):
     table, _, nested = key.partition(".")
     settings = {**SETTINGS, table: f"{{{nested} = {value}}}" if nested else value}
     path = tmp_path / "mine.toml"
     path.write_text("".join(f"{name} = {given}\n" for name, given in settings.items()))
-    assert_refused(call("run", path, "--quiet", "--yes"), says, tmp_path / "work")
+    assert says in refuse("run", path, "--quiet", "--yes")
 
 
-UNIMPORTABLE = {
-    "raises": ("raise RuntimeError('broken')", "RuntimeError: broken"),
-    "misspelt": ("def (", "SyntaxError"),
-    "imports": ("import no_such_package", "No module named 'no_such_package'"),
-    "lacks": ("other = 1", "has no 'build'"),
-    "says_much": ("raise RuntimeError('broken\\non two lines')", "broken on two lines"),
-    "leaves": ("import sys\nsys.exit(3)", "SystemExit: 3"),
-    "refuses": ("def __getattr__(name): raise ValueError(name)", "has no 'build'"),
+MODULES = {  # by flag and name: source, and a part of the message
+    ("--model", "raises"): ("raise RuntimeError('one\\ntwo')", "RuntimeError: one two"),
+    ("--model", "misspelt"): ("def (", "SyntaxError"),
+    ("--model", "imports"): ("import no_such_package", "No module named 'no_such_package'"),
+    ("--model", "lacks"): ("other = 1", "has no 'build'"),
+    ("--model", "exits"): ("import sys\nsys.exit(3)", "SystemExit: 3"),
+    ("--model", "number"): ("build = 5", "'int' object is not callable"),
+    ("--model", "none"): ("def build(**sizes): return None", "type NoneType"),
+    ("--model", "empty"): ("import torch\ndef build(**k): return torch.nn.Identity()", "weights"),
+    ("--model", "fails"): ("def build(**sizes): raise ValueError('bad')", "ValueError: bad"),
+    ("--workload", "number"): ("build = 5", "type int"),
+    ("--workload", "none"): ("def build(config, device): return None", "type NoneType"),
+    ("--workload", "fails"): ("def build(config, device): raise ValueError('a')", "ValueError: a"),
+    ("--workload", "empty"): ("class build:\n def __init__(self, c, d): 0", "evaluate_finally"),
 }
-NO_WORKLOADS = {
-    "number": ("build = 5", "type int"),
-    "returns_none": ("def build(config, device): return None", "type NoneType"),
-    "fails": ("def build(config, device): raise ValueError('bad')", "ValueError: bad"),
-    "lacks_all": ("class build:\n  def __init__(self, config, device): pass", "evaluate_finally"),
-}
-NO_MODELS = {
-    "number": ("build = 5", "'int' object is not callable"),
-    "returns_none": ("def build(**sizes): return None", "type NoneType"),
-    "returns_class": ("import torch\ndef build(**sizes): return torch.nn.Linear", "type type"),
-    "is_empty": ("import torch\ndef build(**sizes): return torch.nn.Identity()", "weights"),
-    "takes_nothing": ("def build(): pass", "unexpected keyword argument"),
-    "fails": ("def build(**sizes): raise ValueError('bad')", "ValueError: bad"),
-    "exits": ("def build(**sizes): raise SystemExit(4)", "SystemExit: 4"),
-    "unprintable": (
-        "class Odd:\n  def __repr__(self): raise ValueError\ndef build(**sizes): return Odd()",
-        "type Odd",
-    ),
-}
-USER_CODE = [
-    *(("--model", name, *rest) for name, rest in {**UNIMPORTABLE, **NO_MODELS}.items()),
-    *(("--workload", name, *rest) for name, rest in NO_WORKLOADS.items()),
-]
 
 
-@pytest.mark.parametrize(("flag", "name", "code", "says"), USER_CODE)
-def test_code_of_the_users_that_is_none(call, tmp_path, monkeypatch, flag, name, code, says):
+@pytest.mark.parametrize(("flag", "name"), MODULES)
+def test_code_of_the_user_that_cannot_be_used(refuse, tmp_path, monkeypatch, flag, name):
+    code, says = MODULES[flag, name]
     module = f"own{flag.replace('-', '_')}_{name}"  # imported once per process
     (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    flags = (flag, f"{module}:build", "--quiet", "--yes")
-    assert_refused(call("run", "quick", *flags), says, tmp_path / "work")
+    assert says in refuse("run", "quick", flag, f"{module}:build", "--quiet", "--yes")
 
 
 GRPO = 'workload = "grpo"\nmodel = "quick"\ndata = "synthetic"\nbudget = "60k"\nbatches = [8]\n'
@@ -277,27 +232,27 @@ GRPO += "[grpo]\nnew_tokens = 8\n"
         ('task = "text"', "grpo.reward must be your module:function for the task 'text'"),
     ],
 )
-def test_what_cannot_be_asked_or_rewarded(call, tmp_path, monkeypatch, settings, says):
+def test_what_cannot_be_asked_or_rewarded(refuse, tmp_path, monkeypatch, settings, says):
     monkeypatch.setitem(sys.modules, "chess", None)
     path = tmp_path / "mine.toml"
     path.write_text(f"{GRPO}{settings}\n")
-    assert_refused(call("run", path, "--quiet", "--yes"), says, tmp_path / "work")
+    assert says in refuse("run", path, "--quiet", "--yes")
 
 
-def test_prompts_are_tried_as_soon_as_their_text_is_prepared(call, tmp_path):
+def test_prompts_are_tried_as_soon_as_their_text_is_prepared(refuse, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(f"{GRPO}prompt_tokens = 3\n")
     settings = TokenizerSettings(kind="bpe", vocabulary=512)
     prepare_data(identify_data("synthetic"), None, settings)
-    assert_refused(call("plan", path), "prompt_tokens must hold the longest", tmp_path / "work")
+    assert "prompt_tokens must hold the longest" in refuse("plan", path)
 
 
-def test_an_out_that_is_a_file(call, tmp_path):
+def test_an_out_that_is_a_file(refuse, tmp_path):
     (tmp_path / "file").touch()
     out = tmp_path / "file"
-    assert_refused(call("run", "quick", "--out", out), "must be a folder", tmp_path / "work")
+    assert "must be a folder" in refuse("run", "quick", "--out", out)
     inside = out / "sweep"
-    assert_refused(call("run", "quick", "--out", inside), "can be written", tmp_path / "work")
+    assert "can be written" in refuse("run", "quick", "--out", inside)
 
 
 def test_an_out_that_cannot_be_written(tmp_path):
@@ -307,35 +262,31 @@ def test_an_out_that_cannot_be_written(tmp_path):
     as_anybody = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     command = [sys.executable, "-m", "sweep", "run", "quick", "--out", closed / "x"]
     command = [*(as_anybody if os.geteuid() == 0 else []), *command]
-    work = tmp_path / "work"
-    work.mkdir()
-    done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-    assert_refused((done.returncode, done.stdout, done.stderr), "written", work)
-    assert list(closed.iterdir()) == []
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "written" in done.stderr and done.stderr.count("\n") == 1
+    assert [*tmp_path.iterdir()] == [closed] and [*closed.iterdir()] == []
 
 
 @pytest.mark.parametrize("content", ["{", "\x00\x01", json.dumps(seal({"trials": "none"}))])
 @pytest.mark.parametrize("command", [("run", "quick", "--out"), ("status",), ("report",)])
-def test_a_corrupt_plan(call, tmp_path, content, command):
+def test_a_corrupt_plan(refuse, tmp_path, content, command):
     folder = tmp_path / "sweep"
     folder.mkdir()
     (folder / "plan.json").write_text(content)
-    assert_refused(call(*command, folder), "plan.json", tmp_path / "work")
+    assert "plan.json" in refuse(*command, folder)
     assert [file.name for file in folder.iterdir()] == ["plan.json"]
 
 
-def test_more_than_an_hour_needs_a_yes_and_names_quick(call, tmp_path):
-    result = call("run", "quick", "--budget", "10G", "--quiet")
-    assert_refused(result, "--yes", tmp_path / "work")
-    assert "sweep run quick" in result[2]
+def test_more_than_an_hour_needs_a_yes_and_names_quick(refuse):
+    sentence = refuse("run", "quick", "--budget", "10G", "--quiet")
+    assert "--yes" in sentence and "sweep run quick" in sentence
 
 
-def test_a_disk_that_is_too_small(call, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small(refuse, monkeypatch):
     from sweep.orchestration import costs
 
     class Usage:
         free = 1000
 
     monkeypatch.setattr(costs.shutil, "disk_usage", lambda _: Usage)
-    result = call("run", "quick", "--quiet")
-    assert_refused(result, "the disk must have", tmp_path / "work")
+    assert "the disk must have" in refuse("run", "quick", "--quiet")
