@@ -7,6 +7,7 @@ The names in `__all__` are imported on first use, so that `import sweep` is fast
 
 from typing import Any
 
+from sweep.errors import SweepError
 from sweep.version import __version__ as __version__
 
 __all__ = [
@@ -21,37 +22,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    match name:
-        case "SweepError":
-            from sweep.errors import SweepError
+    if name in ("load_sweep", "write_report"):  # these do not import torch
+        from sweep.analysis.frames import load_sweep
+        from sweep.report.report import write_report
 
-            return SweepError
-        case "forecast_memory":
-            from sweep.orchestration.memory import forecast_memory
+        return load_sweep if name == "load_sweep" else write_report
+    if name in __all__:
+        from sweep.orchestration.costs import plan_sweep
+        from sweep.orchestration.memory import forecast_memory, probe_memory
+        from sweep.orchestration.runner import run_sweep
 
-            return forecast_memory
-        case "load_sweep":
-            from sweep.analysis.frames import load_sweep
-
-            return load_sweep
-        case "plan_sweep":
-            from sweep.orchestration.costs import plan_sweep
-
-            return plan_sweep
-        case "probe_memory":
-            from sweep.orchestration.memory import probe_memory
-
-            return probe_memory
-        case "run_sweep":
-            from sweep.orchestration.runner import run_sweep
-
-            return run_sweep
-        case "write_report":
-            from sweep.report.report import write_report
-
-            return write_report
-        case _:
-            raise AttributeError(f"module 'sweep' has no attribute {name!r}")
+        functions = (forecast_memory, plan_sweep, probe_memory, run_sweep)
+        return {function.__name__: function for function in functions}[name]
+    raise AttributeError(f"module 'sweep' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,18 +1,8 @@
-"""The exceptions of sweep.
-
-    SweepError            the user can act on it; the command line prints it and exits with 2
-    ├── CorruptFile       a file on disk is damaged
-    ├── FolderInUse       another process works on this folder
-    └── WorkerDied        a process ended without returning a result
-
-    Superseded            internal: a newer attempt owns the trial, so this one must not write
-
-A message says what must hold, what was given, and the remedy.
-"""
+"""The exceptions of sweep. A message says what must hold, what was given, and the remedy."""
 
 
 class SweepError(Exception):
-    """A mistake or a condition that the user can act on."""
+    """A mistake or a condition that the user can act on; the command line exits with 2."""
 
 
 class CorruptFile(SweepError):
@@ -24,18 +14,13 @@ class FolderInUse(SweepError):
 
 
 class WorkerDied(SweepError):
-    """A process ended without returning a result.
-
-    Attributes:
-        exit_code: negative for a signal.
-        timed_out: whether we ended the process after a time limit.
-    """
+    """A process ended without returning a result."""
 
     def __init__(self, exit_code: int, message: str = "", timed_out: bool = False) -> None:
         super().__init__(message or f"a process ended without a result, exit code {exit_code}")
-        self.timed_out = timed_out
-        self.exit_code = exit_code
+        self.timed_out = timed_out  # whether it was ended after a time limit
+        self.exit_code = exit_code  # negative for a signal
 
 
 class Superseded(Exception):
-    """A newer attempt has a higher fencing number."""
+    """A newer attempt has a higher fencing number, so this one must not write; internal."""

@@ -1,6 +1,5 @@
 """`sweep run`, `sweep plan`, `sweep forecast` and `sweep probe`."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,137 +7,88 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.show import Progress, show_plan, show_status
-from sweep.config.numbers import format_bytes, format_seconds, parse_count
+from sweep.cli.options import MemoryCommand, SettingsCommand, common_options, print_json
 from sweep.errors import SweepError
-from sweep.orchestration.costs import (
-    ClusterCost,
-    cost_on_cluster,
-    estimate,
-    is_quickly_prepared,
-    parse_cluster,
-)
-from sweep.orchestration.planning import Planned, Request, check_writable, read_request, refuse_file
-from sweep.plan.plan import Plan
-from sweep.plan.retry import is_to_run
-from sweep.trial.folder import Cause, SweepFolder
 
 if TYPE_CHECKING:
     from sweep.memory.search import Measurement
+    from sweep.orchestration.planning import Planned, Request
+    from sweep.plan.plan import Plan
+    from sweep.trial.folder import Cause, SweepFolder
 
 CONFIRM_SECONDS = 3600
-NOT_SETTINGS = {  # flags of the commands themselves
-    *("out", "json", "yes", "dry_run", "quiet", "only", "retry", "cluster", "price"),
-    *("largest", "multiple", "soak"),
-}
 
 
-def settings_in(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags that are settings, without those that were not given."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    return {name: value for name, value in given.items() if name not in NOT_SETTINGS}
+@click.command(cls=SettingsCommand)
+@common_options
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--quiet", is_flag=True, help="No plan, no progress.")
+@click.option("--only", multiple=True, metavar="ID", help="Run this trial.")
+@click.option("--retry", type=click.Choice(["diverged"]), help="Also run diverged trials again.")
+def run(
+    experiment: str,
+    out: Path | None,
+    json: bool,
+    yes: bool,
+    dry_run: bool,
+    quiet: bool,
+    only: tuple[str, ...],
+    retry: str | None,
+    **settings: Any,
+) -> int:
+    """Plan, run every trial, write the report. The same command again resumes.
 
-
-def plan_command(experiment: str, flags: dict[str, Any]) -> int:
-    """Print the plan; with --out, write it there for `python -m sweep.training`."""
-    request, folder = read_request(experiment, settings_in(flags), flags["out"]), None
-    cluster = None if flags["cluster"] is None else parse_cluster(flags["cluster"])
-    if flags["price"] is not None and cluster is None:
-        raise SweepError("--price needs --cluster. Add it, or leave --price out.")
-    if flags["out"]:
-        folder = request.folder
-        check_writable(folder)
-    planned = estimate(request.plan(is_elsewhere=cluster is not None), request.folder)
-    rows, cost = planned.command_rows(), None
-    if cluster:
-        done = _finished(rows, request.folder)
-        cost = cost_on_cluster(rows, *cluster, flags["price"], done)
-    _print_plan(rows, flags["json"], to_stderr=False, cost=cost)
-    if folder:
-        from sweep.orchestration.runner import holding, save_grown
-
-        with holding(folder):
-            save_grown(planned.plan, folder)
-        if not flags["json"]:
-            click.echo(f"Written to {folder.plan_path}.")
-    return 0
-
-
-def run_command(experiment: str, flags: dict[str, Any]) -> int:
-    """Plan, run what is left, write the report."""
-    from sweep.orchestration.executors import check_services
+    EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
+    grpo-words, grpo-chess) or a TOML file.
+    """
+    from sweep.cli.show import Progress, print_end, print_plan, print_preparation
+    from sweep.orchestration.costs import estimate, is_quickly_prepared
+    from sweep.orchestration.planning import check_writable, read_request
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
+    from sweep.trial.folder import Cause
 
-    request = read_request(experiment, settings_in(flags), flags["out"])
+    request = read_request(experiment, settings, out)
     folder, services = request.folder, request.services
-    check_services(services)
     check_writable(folder)
     planned = request.plan()
     check_trains(planned.plan)
-    if flags["only"]:
-        planned = _only(planned, flags["only"])
-    also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())
-    _check_stores(request, planned)
-    summary = finished_summary(planned, folder, services, also)
-    if flags["dry_run"]:
-        rows = estimate(planned, folder).command_rows()
-        _print_plan(rows, flags["json"], to_stderr=False)
+    if only:
+        planned = _only(planned, only)
+    _check_services(request, planned)
+    if dry_run:
+        print_plan(estimate(planned, folder).command_rows(), json)
         return 0
+    also = frozenset({Cause.DIVERGED} if retry else ())
+    summary = finished_summary(planned, folder, services, also)
+    failed_checks: list[str] = []
     if summary is None:
         planned = estimate(planned, folder)
         if is_quickly_prepared(planned.plan, folder):
             prepare(planned, folder)  # refuses bad data before the plan is shown
         rows = planned.command_rows()
-        if not flags["quiet"]:
-            _print_plan(rows, as_json=False, to_stderr=True)
-        _confirm(rows, folder, flags["yes"], also)
-        ids = None if planned.is_tuned else set(planned.requested)
-        progress = Progress(folder, ids, is_quiet=flags["quiet"])
-        with progress:
+        if not quiet:
+            print_plan(rows, to_stderr=True)
+        if not yes:
+            _confirm(rows, folder, also)
+        with Progress(folder, None if planned.is_tuned else planned.requested, quiet) as progress:
             summary = run_plan(
                 planned,
                 folder,
                 services,
                 also=also,
-                on_prepare=progress.preparing,
+                on_prepare=print_preparation(quiet),
                 on_change=progress.update,
-                on_finished=lambda: _report(folder),
+                on_finished=lambda: failed_checks.extend(_report(folder)),
             )
     elif not (folder.path / "report.md").exists():
-        _report(folder)
-    _print_end(folder, flags["json"], summary.untracked)
-    if summary.is_interrupted:
-        click.echo("Interrupted. The same command resumes.", err=True)
+        failed_checks.extend(_report(folder))
+    print_end(summary, json, failed_checks)
     return summary.exit_code
 
 
-def _finished(plan: Plan, folder: SweepFolder) -> set[str]:
-    """Return the ids of trials that `sweep run` would not run again."""
-    ids = (str(row.id) for row in plan.known_trials)
-    return {i for i in ids if not is_to_run(folder.trial(i).read_status())}
-
-
-def _check_stores(request: Request, planned: Planned) -> None:
-    """Refuse stores that do not answer, before anything is written."""
-    if uri := request.services.tracking_uri:
-        from sweep.tracking.store import check_answers, check_tracking_uri, is_recorded
-
-        check_tracking_uri(uri)
-        if not is_recorded(request.folder, uri):
-            check_answers(uri)
-    if request.services.storage and planned.is_tuned:
-        from sweep.orchestration.studies import open_storage
-
-        open_storage(request.services.storage)
-
-
-def _report(folder: SweepFolder) -> None:
-    from sweep.report.report import write_report
-
-    write_report(folder.path)
-
-
-def _only(planned: Planned, prefixes: tuple[str, ...]) -> Planned:
+def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
+    """Return the plan with only the trials whose ids begin with these prefixes requested."""
     chosen = []
     for prefix in prefixes:
         matches = [trial for trial in planned.requested if trial.startswith(prefix)]
@@ -152,102 +102,170 @@ def _only(planned: Planned, prefixes: tuple[str, ...]) -> Planned:
     return replace(planned, plan=plan, requested=tuple(chosen))
 
 
-def _confirm(plan: Plan, folder: SweepFolder, is_confirmed: bool, also: frozenset[Cause]) -> None:
+def _check_services(request: "Request", planned: "Planned") -> None:
+    """Refuse an executor or a store that cannot be used, before anything is written."""
+    from sweep.orchestration.executors import check_services
+
+    check_services(request.services)
+    if uri := request.services.tracking_uri:
+        from sweep.tracking.store import check_answers, check_tracking_uri, is_recorded
+
+        check_tracking_uri(uri)
+        if not is_recorded(request.folder, uri):
+            check_answers(uri)
+    if request.services.storage and planned.is_tuned:
+        from sweep.orchestration.studies import open_storage
+
+        open_storage(request.services.storage)
+
+
+def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> None:
     """Ask before running more than an hour of estimated time."""
+    from sweep.config.numbers import format_seconds
+    from sweep.plan.retry import is_to_run
+
     seconds = sum(
         row.forecast_seconds or 0
         for row in plan.trials
         if row.id is None or is_to_run(folder.trial(row.id).read_status(), also)
     )
-    if is_confirmed or seconds <= CONFIRM_SECONDS:
+    if seconds <= CONFIRM_SECONDS:
         return
     hint = " `sweep run quick` takes a minute." if plan.execution.device == "cpu" else ""
     question = f"This takes an estimated {format_seconds(seconds)}.{hint}"
     if not sys.stdin.isatty():
         raise SweepError(f"{question} Confirm with --yes.")
-    if not click.confirm(f"{question} Run it?", err=True):
-        raise click.Abort
+    click.confirm(f"{question} Run it?", abort=True, err=True)
 
 
-def _print_plan(
-    plan: Plan, as_json: bool, to_stderr: bool, cost: ClusterCost | None = None
-) -> None:
-    if as_json:
-        document = plan.model_dump(mode="json")
-        if cost:
-            document["cluster"] = cost.as_document()
-        click.echo(json.dumps(document, indent=1), err=to_stderr)
-        return
-    show_plan(plan, to_stderr)
-    if cost:
-        click.echo(f"Cluster: {cost.devices} devices, {cost.trials} trials to run")
-        click.echo(f"Makespan: {format_seconds(cost.makespan_seconds)}")
-        click.echo(f"Device-hours: {cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}")
-        if cost.price is not None:
-            click.echo(f"Price: {cost.price:.4g}")
-        if any(row.id is None for row in plan.trials):
-            click.echo("Tuning trials that follow from these are not counted.")
+def _report(folder: "SweepFolder") -> list[str]:
+    """Write the report, and return a line for each check that failed."""
+    from sweep.analysis.checks import run_checks
+    from sweep.analysis.comparison import compare_batch_sizes
+    from sweep.analysis.frames import load_sweep
+    from sweep.analysis.target import judge_target
+    from sweep.report.report import write_report_of
+
+    sweep = load_sweep(folder.path)
+    write_report_of(sweep, folder.path)
+    cells = compare_batch_sizes(sweep.trials)
+    has_target = sweep.plan.settings.target is not None
+    policies = judge_target(sweep, cells) if has_target else run_checks(sweep, cells).values()
+    return [
+        f"FAIL {check.code} ({policy.label}): {check.condition} Remedy: {check.remedy}"
+        for policy in policies
+        for check in policy.failed
+    ]
 
 
-def _print_end(folder: SweepFolder, as_json: bool, untracked: str) -> None:
-    from sweep.orchestration.status import sweep_status
+@click.command(cls=SettingsCommand)
+@common_options
+@click.option("--yes", is_flag=True, hidden=True, expose_value=False)  # plan a `run` as typed
+@click.option("--quiet", is_flag=True, hidden=True, expose_value=False)
+@click.option(
+    "--cluster",
+    metavar="nodes=N,gpus=G",
+    help="Also print makespan, device-hours and price on this cluster.",
+)
+@click.option(
+    "--price", type=float, metavar="PRICE", help="With --cluster: price of one device-hour."
+)
+def plan(
+    experiment: str,
+    out: Path | None,
+    json: bool,
+    cluster: str | None,
+    price: float | None,
+    **settings: Any,
+) -> int:
+    """Print the plan with memory, time, disk and cost; trains nothing. --out writes it there."""
+    from sweep.cli.show import print_plan
+    from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
+    from sweep.orchestration.planning import check_writable, read_request
+    from sweep.orchestration.runner import holding, save_grown
+    from sweep.plan.retry import is_to_run
 
-    document = sweep_status(folder)
-    if as_json:
-        document["report"] = str(folder.path / "report.md")
-        click.echo(json.dumps(document, indent=1))
-    else:
-        show_status(document)
-        click.echo(f"Report: {folder.path / 'report.md'}")
-    if untracked:
-        click.echo(untracked, err=True)
+    request = read_request(experiment, settings, out)
+    folder, size, cost = request.folder, None, None
+    if cluster is not None:
+        size = parse_cluster(cluster)
+    elif price is not None:
+        raise SweepError("--price needs --cluster. Add it, or leave --price out.")
+    if out:
+        check_writable(folder)
+    planned = estimate(request.plan(is_elsewhere=size is not None), folder)
+    rows = planned.command_rows()
+    if size:
+        ids = [str(row.id) for row in rows.known_trials]
+        finished = {i for i in ids if not is_to_run(folder.trial(i).read_status())}
+        cost = cost_on_cluster(rows, *size, price, finished)
+    print_plan(rows, json, cost=cost)
+    if out:
+        with holding(folder):
+            save_grown(planned.plan, folder)
+        if not json:
+            click.echo(f"Written to {folder.plan_path}.")
+    return 0
 
 
-def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
-    """Print the memory that each batch size would take."""
-    refuse_file(flags["out"])
+@click.command(cls=MemoryCommand)
+@common_options
+def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> int:
+    """Predict memory per batch size without the device, and the largest that fits."""
     from sweep.orchestration.memory import forecast_memory
+    from sweep.orchestration.planning import refuse_file
 
-    return _print(forecast_memory(experiment, **settings_in(flags)), flags)
+    refuse_file(out)
+    return _print_memory(forecast_memory(experiment, **settings), out, json)
 
 
-def probe_command(experiment: str, flags: dict[str, Any]) -> int:
-    """Measure, showing each point, and print the largest that fits."""
-    refuse_file(flags["out"])
+@click.command(cls=MemoryCommand)
+@common_options
+@click.option("--largest", metavar="N", help="Do not try sizes above this one.")
+@click.option("--multiple", metavar="N", default="1", help="Only try multiples of N.")
+@click.option("--soak", metavar="STEPS", help="Run each choice for this many steps; 0: none.")
+def probe(
+    experiment: str,
+    out: Path | None,
+    json: bool,
+    largest: str | None,
+    multiple: str,
+    soak: str | None,
+    **settings: Any,
+) -> int:
+    """Measure the largest microbatch that fits, and prove it in fresh processes."""
+    from sweep.config.numbers import parse_count
     from sweep.orchestration.memory import probe_memory
+    from sweep.orchestration.planning import refuse_file
 
-    cap, soak, multiple = flags["largest"], flags["soak"], flags["multiple"]
+    refuse_file(out)
     document = probe_memory(
         experiment,
-        cap=None if cap is None else parse_count(cap, "largest"),
-        multiple=1 if multiple is None else parse_count(multiple, "multiple"),
-        soak_steps=None if soak is None else _read_soak(soak),
+        cap=None if largest is None else parse_count(largest, "largest"),
+        multiple=parse_count(multiple, "multiple"),
+        soak_steps=None if soak is None else parse_count(soak, "soak", least=0),
         on_point=_show_point,
-        **settings_in(flags),
+        **settings,
     )
-    return _print(document, flags)
+    return _print_memory(document, out, json)
 
 
 def _show_point(point: "Measurement") -> None:
+    from sweep.config.numbers import format_bytes
+
     peak = "" if point.peak_bytes is None else f", peak {format_bytes(point.peak_bytes)}"
     sizes = f"batch size {point.batch_size} in microbatches of {point.microbatch_size}"
     click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
 
 
-def _read_soak(text: str) -> int:
-    return 0 if text.strip() == "0" else parse_count(text, "soak")
-
-
-def _print(document: dict[str, Any], flags: dict[str, Any]) -> int:
+def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> int:
     from sweep.report.memory import markdown_of, write_memory
 
-    out: Path | None = flags["out"]
-    if flags["json"]:
-        click.echo(json.dumps(document, indent=1))
+    if json:
+        print_json(document)
     else:
         click.echo(markdown_of(document), nl=False)
     if out is not None:
         path = write_memory(document, out)
-        if not flags["json"]:
-            click.echo(f"\nWritten to {path}.")
+        click.echo(f"\nWritten to {path}.", err=json)
     return 0

@@ -2,24 +2,29 @@
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
+import click
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from sweep.cli.options import print_json
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, answering_cost
 from sweep.plan.policy import describe_policy
 from sweep.trial.folder import Cause, State, SweepFolder
 
+if TYPE_CHECKING:
+    from sweep.orchestration.costs import ClusterCost
+    from sweep.orchestration.runner import Summary
+
 PLAIN_WIDTH = 140  # columns if the output is not a terminal
-LIVE_ROWS = 24
 
 
-def console(to_stderr: bool = False) -> Console:
+def build_console(to_stderr: bool = False) -> Console:
     """Return a console for stdout or stderr; without a terminal it is wide and plain."""
     is_terminal = (sys.stderr if to_stderr else sys.stdout).isatty()
     return Console(stderr=to_stderr, width=None if is_terminal else PLAIN_WIDTH, highlight=False)
@@ -33,13 +38,19 @@ def build_table(*columns: str) -> Table:
     return table
 
 
-def show_plan(plan: Plan, to_stderr: bool = False) -> None:
-    """Print one line per batch size and policy, then what all trials share."""
-    out, settings, execution = console(to_stderr), plan.settings, plan.execution
+def print_plan(
+    plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: "ClusterCost | None" = None
+) -> None:
+    """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
+    if as_json:
+        document = plan.model_dump(mode="json")
+        print_json({**document, "cluster": cost.as_document()} if cost else document)
+        return
+    console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"
     if execution.devices > 1:
         device = f"{execution.devices} × {device} each, {execution.strategy} ZeRO {execution.zero}"
-    out.print(
+    console.print(
         f"[bold]{plan.experiment}[/]: {plan.model['name']}, {plan.model['parameters']:,} "
         f"parameters, {settings.data or settings.workload}, {plan.tokens_per_sequence} tokens per "
         f"sequence, {settings.precision} on {device}"
@@ -51,40 +62,41 @@ def show_plan(plan: Plan, to_stderr: bool = False) -> None:
     for row in plan.trials:
         groups.setdefault((row.stage, row.policy, row.batch_size), []).append(row)
     for rows in groups.values():
-        table.add_row(*_plan_row(rows))
-    out.print(table)
-    notes = [f"{subject}: {text}" for subject, text in _plan_notes(plan).items() if text]
-    out.print("\n".join(notes), markup=False, soft_wrap=True)
+        first, rates = rows[0], sorted(row.learning_rate for row in rows if row.learning_rate)
+        ends = dict.fromkeys(f"{rate:.3g}" for rate in rates[:1] + rates[-1:])
+        table.add_row(
+            str(first.batch_size),
+            "…".join(ends) or "after tuning",
+            f"{len(rows)}{' (tuning)' if first.stage == 'tune' else ''}",
+            f"{first.tokens:,}",
+            f"{first.steps:,}",
+            f"{first.warmup_steps:,} ({first.warmup_steps / first.steps:.2%})",
+            f"{first.microbatch_size} × {first.devices} × {first.gradient_accumulation_steps}",
+            format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
+            _total_time([row.forecast_seconds for row in rows]),
+        )
+    console.print(table)
+    notes = _plan_notes(plan)
+    if cost:
+        notes["Cluster"] = f"{cost.devices} devices, {cost.trials} trials to run"
+        if any(row.id is None for row in plan.trials):
+            notes["Cluster"] += "; tuning trials that follow from these are not counted"
+        notes["Makespan"] = format_seconds(cost.makespan_seconds)
+        notes["Device-hours"] = f"{cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}"
+        notes["Price"] = "" if cost.price is None else f"{cost.price:.4g}"
+    lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def _plan_row(rows: list[PlannedTrial]) -> list[str]:
-    first = rows[0]
-    rates = sorted(row.learning_rate for row in rows if row.learning_rate)
-    return [
-        str(first.batch_size),
-        "…".join(dict.fromkeys(f"{rate:.3g}" for rate in rates[:1] + rates[-1:])) or "after tuning",
-        f"{len(rows)}{' (tuning)' if first.stage == 'tune' else ''}",
-        f"{first.tokens:,}",
-        f"{first.steps:,}",
-        f"{first.warmup_steps:,} ({first.warmup_steps / first.steps:.2%})",
-        f"{first.microbatch_size} × {first.devices} × {first.gradient_accumulation_steps}",
-        format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
-        _total_time([row.forecast_seconds for row in rows]),
-    ]
-
-
-def _total_time(seconds: Sequence[float | None]) -> str:
+def _total_time(seconds: Sequence[float | None], factor: float | None = None) -> str:
+    """Write a sum of estimates, with its range if they may be wrong by this factor."""
     known = [value for value in seconds if value is not None]
-    return "unknown" if len(known) < len(seconds) else format_seconds(sum(known))
-
-
-def _time_range(plan: Plan) -> str:
-    """Return the range of the estimated time, or an empty text if the time is unknown."""
-    seconds = [row.forecast_seconds for row in plan.trials if row.forecast_seconds is not None]
-    if plan.forecast_factor is None or len(seconds) < len(plan.trials):
-        return ""
-    low, high = sum(seconds) / plan.forecast_factor, sum(seconds) * plan.forecast_factor
-    return f" ({format_seconds(low)} to {format_seconds(high)})"
+    if len(known) < len(seconds):
+        return "unknown"
+    total, text = sum(known), format_seconds(sum(known))
+    if factor is None:
+        return text
+    return f"{text} ({format_seconds(total / factor)} to {format_seconds(total * factor)})"
 
 
 def _plan_notes(plan: Plan) -> dict[str, str]:
@@ -99,11 +111,10 @@ def _plan_notes(plan: Plan) -> dict[str, str]:
         notes[f"Rate, {policy}"] = describe_policy(policy, settings.tuning.dimensions)
     if not plan.tokens_are_common:
         notes["Tokens"] = "they differ, because equal counts would lose over 1 % of the budget"
-    notes["Evaluation"] = (
-        f"{settings.evaluation.points} × {settings.evaluation.sequences} sequences"
-    )
+    points = settings.evaluation.points
+    notes["Evaluation"] = f"{points} × {settings.evaluation.sequences} sequences"
     if settings.target is not None:
-        notes["Evaluation"] = f"{settings.evaluation.points} × the whole validation split"
+        notes["Evaluation"] = f"{points} × the whole validation split"
         notes["Target"] = f"a trial ends when its validation loss stays below {settings.target:g}, "
         notes["Target"] += "or is pruned at twice the fewest tokens of its batch size"
     notes["Compilation"], notes["Memory"] = execution.compile_reason, execution.reason
@@ -112,13 +123,13 @@ def _plan_notes(plan: Plan) -> dict[str, str]:
         notes["Epochs of the data"] = f"{about}{plan.epochs:.3g}"
     if plan.disk_bytes is not None:
         notes["Disk"] = f"at most {format_bytes(plan.disk_bytes)}"
-    seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
-    total = _total_time([row.forecast_seconds for row in plan.trials])
-    notes["Total"] = f"{len(plan.trials)} trials, estimated time {total}{_time_range(plan)}"
+    total = _total_time([row.forecast_seconds for row in plan.trials], plan.forecast_factor)
+    notes["Total"] = f"{len(plan.trials)} trials, estimated time {total}"
     if plan.code:
         sources = [*plan.code["files"], *(f"{k} {v}" for k, v in plan.code["packages"].items())]
         notes["Your code, part of every trial's id"] = ", ".join(sources)
     if command := answering_command(plan):
+        seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
         trainings, cost = answering_cost(plan, seconds)
         notes["This plan cannot tell which batch size is best. The command that can"] = (
             f"{trainings} trainings, estimated time {_total_time([cost])}\n    {command}"
@@ -139,7 +150,7 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
             str(row["batch_size"]),
             str(row["seed"]),
             f"{row['learning_rate']:.3g}",
-            _state(row),
+            f"{row['state']} {row['cause'] or ''}".strip(),
             format_count(row["tokens"]) if row["tokens"] else "",
             "" if loss is None else f"{loss:.4f}",
             "" if speed is None else format_count(speed),
@@ -148,76 +159,93 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _state(row: dict[str, Any]) -> str:
-    return f"{row['state']} {row['cause'] or ''}".strip()
-
-
-def show_status(document: dict[str, Any]) -> None:
+def print_status(document: dict[str, Any]) -> None:
     """Print the document of `sweep_status` to stdout."""
-    out, eta = console(), document["eta_seconds"]
+    console, eta = build_console(), document["eta_seconds"]
     time_text = f", about {format_seconds(eta)} left" if eta else ""
-    out.print(f"[bold]{document['sweep']}[/]: {document['state']}{time_text}")
-    out.print(status_table(document["trials"]))
+    console.print(f"[bold]{document['sweep']}[/]: {document['state']}{time_text}")
+    console.print(status_table(document["trials"]))
     for row in document["trials"]:
         if row["state"] == State.FAILED:
             what = "diverged" if row["cause"] == Cause.DIVERGED else f"failed ({row['cause']})"
             trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
-            out.print(f"{trial} {what}: {row['message']}", markup=False)
+            console.print(f"{trial} {what}: {row['message']}", markup=False)
+
+
+def print_end(summary: "Summary", as_json: bool, failed_checks: Sequence[str]) -> None:
+    """Print the states of a sweep that has ended, the checks that failed, and the report's path."""
+    document, report = sweep_status(summary.folder), str(summary.folder.path / "report.md")
+    if as_json:
+        print_json({**document, "report": report})
+    else:
+        print_status(document)
+        click.echo("\n".join([*failed_checks, f"Report: {report}"]))
+    if summary.untracked:
+        click.echo(summary.untracked, err=True)
+    if summary.is_interrupted:
+        click.echo("Interrupted. The same command resumes.", err=True)
+
+
+def print_preparation(is_quiet: bool = False) -> Callable[[str, float], None]:
+    """Return a function that prints how far a work is to stderr, a line per quarter."""
+    printed = set()
+
+    def print_quarter(work: str, fraction: float) -> None:
+        line = f"{work}: {int(4 * fraction) / 4:.0%}"
+        if not is_quiet and line not in printed:
+            printed.add(line)
+            click.echo(line, err=True)
+
+    return print_quarter
 
 
 class Progress:
-    """Progress on stderr: a live table, or lines without a terminal; `ids` None: all trials."""
+    """Progress on stderr: a live table of the running trials, or lines without a terminal.
 
-    def __init__(self, folder: SweepFolder, ids: set[str] | None, is_quiet: bool) -> None:
+    Args:
+        ids: of the trials to show; None: all.
+    """
+
+    def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
         self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
-        self._console = console(to_stderr=True)
+        self._console = build_console(to_stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._printed: dict[str, str] = {}
+        self._printed: dict[str, str] = {}  # state by trial
         self._next_update = 0.0
-
-    def preparing(self, what: str, fraction: float) -> None:
-        """Print how far the data preparation is, a line per quarter."""
-        if not self._is_quiet:
-            self._print_change(what, f"{int(4 * fraction) / 4:.0%}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self.update(now=True)
+            self._next_update = 0.0
+            self.update()
         self._live.stop()
 
-    def update(self, now: bool = False) -> None:
+    def update(self) -> None:
         """Read the folder and show it, at most once a second and in a tenth of the time."""
         started = time.monotonic()
-        if self._is_quiet or (started < self._next_update and not now):
+        if self._is_quiet or started < self._next_update:
             return
         trials = sweep_status(self._folder)["trials"]
         rows = [row for row in trials if self._ids is None or row["id"] in self._ids]
         if self._console.is_terminal:
-            self._show_table(rows)
+            table = status_table([row for row in rows if row["state"] == State.RUNNING])
+            finished = sum(State(row["state"]).is_finished for row in rows)
+            time_text = format_seconds(time_left(rows) or 0)
+            table.caption = f"{finished} of {len(rows)} trials finished, about {time_text} left"
+            self._live.start()
+            self._live.update(table, refresh=True)
         else:
             for row in rows:
-                name = f"{row['id']} batch size {row['batch_size']} seed {row['seed']}"
-                loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
-                if row["state"] != State.WAITING or name in self._printed:
-                    self._print_change(name, _state(row), loss)
+                self._print_change(row)
         ended = time.monotonic()
         self._next_update = ended + max(1.0, 9 * (ended - started))
 
-    def _show_table(self, rows: list[dict[str, Any]]) -> None:
-        """Show a screenful of trials around the first running one."""
-        running = [index for index, row in enumerate(rows) if row["state"] == State.RUNNING]
-        first = max(0, (running or [0])[0] - LIVE_ROWS // 2)
-        table = status_table(rows[first : first + LIVE_ROWS])
-        finished = sum(State(row["state"]).is_finished for row in rows)
-        time_text = format_seconds(time_left(rows) or 0)
-        table.caption = f"{finished} of {len(rows)} trials finished, about {time_text} left"
-        self._live.start()
-        self._live.update(table, refresh=True)
-
-    def _print_change(self, name: str, state: str, details: str = "") -> None:
-        if self._printed.get(name) != state:
-            self._printed[name] = state
-            self._console.print(f"{name}: {state}{details}", markup=False)
+    def _print_change(self, row: dict[str, Any]) -> None:
+        state = f"{row['state']} {row['cause'] or ''}".strip()
+        if state != self._printed.get(row["id"], State.WAITING):
+            self._printed[row["id"]] = state
+            loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
+            name = f"{row['id']} batch size {row['batch_size']} seed {row['seed']}"
+            self._console.print(f"{name}: {state}{loss}", markup=False)

@@ -12,6 +12,7 @@ from sweep.config.settings import (
     Count,
     CountOrZero,
     Flag,
+    RunFlag,
     Settings,
 )
 
@@ -28,33 +29,21 @@ class Execution(Settings):
         Count | None, Flag("Sequences per forward-backward; by default as many as fit.", MEMORY)
     ] = None
     accumulation: Annotated[
-        Count | None,
-        Flag("Gradient accumulation steps; sets the microbatch.", MEMORY, metavar="N"),
+        Count | None, Flag("Gradient accumulation steps; sets the microbatch.", MEMORY, None, "N")
     ] = None
     device_memory_bytes: Annotated[
         Bytes | None,
-        Flag(
-            "Memory limit of a trial, such as 16GiB. On a CPU this counts every tensor, so steps "
-            "run eagerly.",
-            MEMORY,
-            name="device-memory",
-            metavar="SIZE",
-        ),
+        Flag("Memory limit: 16GiB. On a CPU steps run eagerly.", MEMORY, "device-memory", "SIZE"),
     ] = None
     activation_checkpointing: Annotated[
         bool, Flag("Recompute activations: less memory, more time.", MEMORY)
     ] = False
     loss_chunk_rows: Annotated[
-        CountOrZero,
-        Flag("Tokens whose logits exist at the same time; 0: all.", MEMORY, metavar="N"),
+        CountOrZero, Flag("Tokens whose logits exist at a time; 0: all.", MEMORY, metavar="N")
     ] = 0
     preset: Annotated[
         Literal["speed", "balanced", "memory"] | None,
-        Flag(
-            "Choose microbatch, checkpointing, ZeRO stage and precision by forecast.",
-            MEMORY,
-            concerns_memory=False,
-        ),
+        RunFlag("Choose microbatch, checkpointing, ZeRO and precision by forecast.", MEMORY),
     ] = None
     devices: Annotated[
         Count, Flag("Devices per trial, one process each.", DEVICES, "devices-per-trial", "N")
@@ -63,10 +52,9 @@ class Execution(Settings):
         Literal[0, 1, 2, 3],
         Flag("Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights.", DEVICES),
     ] = 0
-    strategy: Annotated[
-        Literal["torch", "deepspeed"],
-        Flag("Library that shards.", DEVICES, concerns_memory=False),
-    ] = "torch"
+    strategy: Annotated[Literal["torch", "deepspeed"], RunFlag("Library that shards.", DEVICES)] = (
+        "torch"
+    )
     generation_batch_size: Annotated[
         Count | None,
         Flag("Completions sampled at once; by default four microbatches.", GRPO, metavar="N"),
@@ -76,7 +64,7 @@ class Execution(Settings):
     ] = False
     keep: Annotated[
         Literal["none", "weights", "checkpoints"],
-        Flag("Files that a finished trial keeps.", OUTPUT, concerns_memory=False),
+        RunFlag("Files that a finished trial keeps.", OUTPUT),
     ] = "weights"
 
     threads: int = 1  # CPU threads per process
@@ -98,36 +86,20 @@ class Services(Settings):
 
     executor: Annotated[
         Literal["local", "ray", "slurm"],
-        Flag("Where trials run: docs/ray.md, docs/slurm.md.", DEVICES, concerns_memory=False),
+        RunFlag("Where trials run: docs/ray.md, docs/slurm.md.", DEVICES),
     ] = "local"
     ray_address: Annotated[
-        str | None,
-        Flag("A running Ray cluster.", DEVICES, metavar="HOST:PORT", concerns_memory=False),
+        str | None, RunFlag("A running Ray cluster.", DEVICES, metavar="HOST:PORT")
     ] = None
     slurm: Annotated[
         str | None,
-        Flag(
-            "Options of the SLURM jobs, such as partition=gpu,time=4h.",
-            DEVICES,
-            metavar="KEY=VALUE,…",
-            concerns_memory=False,
-        ),
+        RunFlag("Options of SLURM jobs: partition=gpu,time=4h.", DEVICES, metavar="KEY=VALUE,…"),
     ] = None
     tracking_uri: Annotated[
         str | None,
-        Flag(
-            "MLflow store, such as http://HOST:5000; by default mlflow.db in the sweep's folder.",
-            OUTPUT,
-            metavar="URI",
-            concerns_memory=False,
-        ),
+        RunFlag("MLflow store: http://HOST:5000; by default a file in the folder.", OUTPUT),
     ] = None
     storage: Annotated[
         str | None,
-        Flag(
-            "Optuna storage, such as postgresql://…; by default optuna.db in the sweep's folder.",
-            OUTPUT,
-            metavar="URL",
-            concerns_memory=False,
-        ),
+        RunFlag("Optuna storage: postgresql://…; by default a file in the folder.", OUTPUT),
     ] = None

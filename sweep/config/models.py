@@ -1,6 +1,4 @@
-"""Model settings: sizes, parameter counts and FLOPs in closed form, and pretrained models.
-
-`sweep.models.build_model` turns these into modules. Pure arithmetic; no torch."""
+"""Model settings: sizes, parameter counts and FLOPs in closed form, and pretrained models."""
 
 import hashlib
 import json
@@ -48,20 +46,18 @@ class TransformerSettings(ModelBase):
         return self
 
     @property
-    def embedding_parameters(self) -> int:
-        """Input embeddings and output projection, 2·V·D."""
+    def embedding_parameters(self) -> int:  # input embeddings and output projection
         return 2 * self.vocabulary * self.d_model
 
     @property
     def parameters(self) -> int:
-        """2VD + L(4D² + 3DF + 2D) + D."""
         d = self.d_model
         block = 4 * d * d + 3 * d * self.d_ff + 2 * d
         return self.embedding_parameters + self.layers * block + d
 
     @property
     def flops_per_token(self) -> int:
-        """Training FLOPs of one token: 6 per matrix weight, plus causal attention, 6·L·T·D."""
+        """Training FLOPs of one token: 6 per matrix weight, plus causal attention."""
         matrices = self.parameters - self.vocabulary * self.d_model
         return 6 * matrices + 6 * self.layers * self.context * self.d_model
 
@@ -80,42 +76,41 @@ class ElmanSettings(ModelBase):
     layers: Layers
 
     @property
-    def embedding_parameters(self) -> int:
-        """One matrix for input and output, V·D."""
+    def embedding_parameters(self) -> int:  # one matrix for input and output
         return self.vocabulary * self.d_model
 
     @property
     def parameters(self) -> int:
-        """VD + L(5D² + 3D) + 2D."""
         d = self.d_model
         return self.embedding_parameters + self.layers * (5 * d * d + 3 * d) + 2 * d
 
     @property
-    def flops_per_token(self) -> int:
-        """Training FLOPs of one token: 6 per weight of a matrix."""
+    def flops_per_token(self) -> int:  # of training: 6 per weight of a matrix
         return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
 
 
-class HuggingFaceSettings(ModelBase):
+class ForeignModel(ModelBase):
+    """A model that is defined elsewhere; its parameters are counted after it is built."""
+
+    vocabulary: Positive = 10_000
+    context: Positive = 256
+    parameters: None = None
+    embedding_parameters: None = None
+    flops_per_token: None = None
+
+
+class HuggingFaceSettings(ForeignModel):
     """A causal language model of the transformers library, built from its configuration."""
 
     kind: Literal["hugging_face"] = "hugging_face"
     name: str
     architecture: str  # model_type of transformers, such as gpt2
-    vocabulary: Positive
-    context: Positive
-    sizes: dict[str, Any] = Field(
-        default={}
-    )  # entries of its configuration that differ from the defaults
+    sizes: dict[str, Any] = Field(default={})  # entries of its configuration that are no defaults
     end: int = 0  # id of the end-of-text token, which swaps places with id 0
     tokenizer_sha256: str | None = None  # hash of a pretrained model's tokenizer.json
 
-    parameters: None = None  # known after the model is built
-    embedding_parameters: None = None
-    flops_per_token: None = None
 
-
-class ObjectSettings(ModelBase):
+class ObjectSettings(ForeignModel):
     """A user's model: `module:object`, called with vocabulary, context and the options.
 
     The object returns a `torch.nn.Module` from token ids (B, T) to logits (B, T, V).
@@ -123,13 +118,7 @@ class ObjectSettings(ModelBase):
 
     kind: Literal["object"] = "object"
     name: str  # "module:object"
-    vocabulary: Positive
-    context: Positive
     options: dict[str, Any] = Field(default={})
-
-    parameters: None = None  # known after the model is built
-    embedding_parameters: None = None
-    flops_per_token: None = None
 
 
 class QuadraticSettings(ModelBase):
@@ -145,16 +134,14 @@ class QuadraticSettings(ModelBase):
     dimensions: Positive = 1000
     context: Literal[1] = 1
 
-    @property
-    def parameters(self) -> int:
-        """One weight per dimension."""
-        return self.dimensions
-
     embedding_parameters: Literal[0] = 0
 
     @property
-    def flops_per_token(self) -> int:
-        """About three multiply-adds per dimension."""
+    def parameters(self) -> int:
+        return self.dimensions
+
+    @property
+    def flops_per_token(self) -> int:  # about three multiply-adds per dimension
         return 6 * self.dimensions
 
 
@@ -163,28 +150,19 @@ ModelSettings = Annotated[
     Field(discriminator="kind"),
 ]
 
+TINYSTORIES = TransformerSettings(
+    name="tinystories", vocabulary=10_000, context=256, d_model=512, layers=4, heads=16, d_ff=1344
+)
+SMALL = TransformerSettings(
+    name="small", vocabulary=2048, context=128, d_model=128, layers=4, heads=4, d_ff=256
+)
+QUICK = TransformerSettings(
+    name="quick", vocabulary=512, context=64, d_model=64, layers=3, heads=4, d_ff=176
+)
+ELMAN = ElmanSettings(name="elman", vocabulary=256, context=512, d_model=3584, layers=6)
+GPT2 = HuggingFaceSettings(name="gpt2", architecture="gpt2", vocabulary=50_257, context=1024)
 MODEL_PRESETS: dict[str, ModelBase] = {
-    model.name: model
-    for model in (
-        TransformerSettings(
-            name="tinystories",
-            vocabulary=10_000,
-            context=256,
-            d_model=512,
-            layers=4,
-            heads=16,
-            d_ff=1344,
-        ),
-        TransformerSettings(
-            name="small", vocabulary=2048, context=128, d_model=128, layers=4, heads=4, d_ff=256
-        ),
-        TransformerSettings(
-            name="quick", vocabulary=512, context=64, d_model=64, layers=3, heads=4, d_ff=176
-        ),
-        ElmanSettings(name="elman", vocabulary=256, context=512, d_model=3584, layers=6),
-        HuggingFaceSettings(name="gpt2", architecture="gpt2", vocabulary=50_257, context=1024),
-        QuadraticSettings(),
-    )
+    model.name: model for model in (TINYSTORIES, SMALL, QUICK, ELMAN, GPT2, QuadraticSettings())
 }
 
 
@@ -194,29 +172,29 @@ def model_preset(name: str) -> dict[str, Any]:
     Raises:
         SweepError: if the name is neither.
     """
-    if not isinstance(name, str):
-        raise SweepError(f"model must be a name or a table of sizes, got {name!r}.")
-    if ":" in name:
+    if isinstance(name, str) and ":" in name:
         return {"kind": "object", "name": name}
-    if name not in MODEL_PRESETS:
-        known = ", ".join(sorted(MODEL_PRESETS))
+    if not isinstance(name, str) or name not in MODEL_PRESETS:
         raise SweepError(
-            f"model must be one of {known}, or your module:object, got {name!r}. "
-            "Choose one of them."
+            f"model must be one of {', '.join(sorted(MODEL_PRESETS))}, your module:object, or a "
+            f"table of sizes, got {name!r}. Choose one of them."
         )
     return MODEL_PRESETS[name].model_dump()
 
 
-NOT_SIZES = {  # entries of config.json that say nothing about the architecture's sizes
-    "architectures",
-    "model_type",
-    "vocab_size",
-    "transformers_version",
-    "dtype",
-    "torch_dtype",
-    "use_cache",
-    "_name_or_path",
+# Entries of a pretrained model's config.json that say nothing about its sizes.
+NOT_SIZES = {
+    *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
+    *("use_cache", "_name_or_path"),
 }
+
+
+def _load_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def find_pretrained(source: str) -> Path | None:
@@ -231,33 +209,17 @@ def find_initial_model(source: str) -> dict[str, Any] | None:
     A pretrained model implies them, and so does a trial that started from one.
 
     Raises:
-        SweepError: as `model_of`.
+        SweepError: if a pretrained model lacks its tokenizer or an entry of its config.json.
     """
-    if (folder := find_pretrained(source)) is not None:
-        return model_of(folder)
-    science = _load_config(Path(source).expanduser()).get("science") or {}
-    is_pretrained = (science.get("tokenizer") or {}).get("kind") == "pretrained"
-    return dict(science["model"]) if is_pretrained else None
-
-
-def _load_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
-def model_of(folder: Path) -> dict[str, Any]:
-    """Return the fields of `HuggingFaceSettings` for a pretrained model.
-
-    Raises:
-        SweepError: if the folder lacks tokenizer.json, or its config.json lacks an entry.
-    """
+    folder = Path(source).expanduser()
     config, tokenizer = _load_config(folder), folder / "tokenizer.json"
+    if "model_type" not in config:
+        science = config.get("science") or {}
+        is_pretrained = (science.get("tokenizer") or {}).get("kind") == "pretrained"
+        return dict(science["model"]) if is_pretrained else None
     if not tokenizer.is_file():
         raise SweepError(
-            f"init must contain the model's tokenizer.json, got {str(folder)!r} without it. "
+            f"init must contain the model's tokenizer.json, got {source!r} without it. "
             "Save it there with AutoTokenizer.from_pretrained(…).save_pretrained(…)."
         )
     end = config.get("eos_token_id")

@@ -8,30 +8,29 @@ COUNT_SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 BYTE_SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | COUNT_SUFFIXES
 
 
-def parse_count(text: str | int | float, subject: str = "number") -> int:
-    """Read a positive whole number: `327M`, `327.68M`, `3.2768e8`, `1000`.
-
-    Raises:
-        SweepError: if it is not a number, not whole, or not positive.
-    """
-    return _parse(text, subject, COUNT_SUFFIXES, "such as 327.68M, 3.2768e8 or 200k")
+def parse_count(text: str | int | float, subject: str = "number", least: int = 1) -> int:
+    """Read a whole number of at least `least`: `327M`, `327.68M`, `3.2768e8`, `1000`."""
+    return _parse(text, subject, COUNT_SUFFIXES, least, "such as 327.68M, 3.2768e8 or 200k")
 
 
 def parse_bytes(text: str | int | float, subject: str = "size") -> int:
     """Read a positive whole number of bytes: `16GiB`, `512MiB`, `16G`."""
-    return _parse(text, subject, BYTE_SUFFIXES, "such as 16GiB or 512MiB")
+    return _parse(text, subject, BYTE_SUFFIXES, 1, "such as 16GiB or 512MiB")
 
 
-def _parse(text: str | int | float, subject: str, suffixes: dict[str, int], examples: str) -> int:
+def _parse(
+    text: str | int | float, subject: str, suffixes: dict[str, int], least: int, examples: str
+) -> int:
     written = str(text).strip().replace("_", "")
     suffix = max((s for s in suffixes if written.endswith(s)), key=len, default="")
     try:
         value = Decimal(written.removesuffix(suffix)) * suffixes.get(suffix, 1)
-        if not value.is_finite() or value != value.to_integral_value() or value <= 0:
+        if not value.is_finite() or value != value.to_integral_value() or value < least:
             raise InvalidOperation
     except ArithmeticError:  # InvalidOperation, Overflow
+        kind = "positive whole number" if least else "whole number of at least 0"
         raise SweepError(
-            f"{subject} must be a positive whole number, got {text!r}. Write it {examples}."
+            f"{subject} must be a {kind}, got {text!r}. Write it {examples}."
         ) from None
     if value > 10**18:
         raise SweepError(f"{subject} must be at most 1e18, got {text!r}.")
@@ -39,11 +38,7 @@ def _parse(text: str | int | float, subject: str, suffixes: dict[str, int], exam
 
 
 def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, ...]:
-    """Read batch sizes, ascending: `1,8,32`, or `1..512` for the powers of two between.
-
-    Raises:
-        SweepError: for nonsense, duplicates, or range ends that are not powers of two.
-    """
+    """Read batch sizes, ascending: `1,8,32`, or `1..512` for the powers of two between."""
     if isinstance(text, str) and ".." in text:
         low, _, high = text.partition("..")
         first, last = (parse_count(end, "batches: a range's end") for end in (low, high))
@@ -59,17 +54,15 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
     sizes = tuple(parse_count(item, "batches: each batch size") for item in items)
     if not sizes:
         raise SweepError("batches must name at least one batch size, got none. Write 1,8,32.")
-    duplicates = sorted({size for size in sizes if sizes.count(size) > 1})
-    if duplicates:
+    if len(set(sizes)) < len(sizes):
         raise SweepError(
-            f"batches must name each batch size once, got {duplicates[0]} "
-            f"{sizes.count(duplicates[0])} times. Remove the repetition."
+            f"batches must name each batch size once, got {text!r}. Remove the repetition."
         )
     return tuple(sorted(sizes))
 
 
 def nearest_multiples(value: int, unit: int) -> str:
-    """Write the multiples of a unit beside a number that is none: "6 or 9", "8" below the first."""
+    """Write the multiples of a unit below and above a number: "6 or 9", or "8" if none is below."""
     below, above = value // unit * unit, -(-value // unit) * unit
     return f"{below} or {above}" if below else f"{above}"
 

@@ -15,13 +15,8 @@ from sweep.errors import SweepError
 
 
 def load_object(name: str) -> Any:
-    """Import `module:object`. Modules in the current folder can be imported too.
-
-    Raises:
-        SweepError: if the name is malformed, or the module or the object is missing.
-    """
+    """Import `module:object`. Modules in the current folder can be imported too."""
     module_name, attribute = _split(name)
-    _add_current_folder()
     try:
         module = importlib.import_module(module_name)
     except KeyboardInterrupt:
@@ -40,11 +35,7 @@ def load_object(name: str) -> Any:
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
-    """Check that an optional dependency is installed.
-
-    Raises:
-        SweepError: naming the subject, the extra and the command that installs it.
-    """
+    """Refuse a subject whose optional dependency is not installed."""
     if importlib.util.find_spec(package) is None:
         raise SweepError(
             f"{subject} needs the extra {extra}, which is not installed. Install it with "
@@ -53,24 +44,17 @@ def require_extra(package: str, extra: str, subject: str) -> None:
 
 
 def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
-    """Return hashes of the source that user objects are made of, without running it.
-
-    Args:
-        names: each `module:object`.
+    """Return hashes of the source that objects, each `module:object`, are made of; runs none of it.
 
     Returns:
         `files`: sha256 by path, of each object's module and of the modules of the same project
         that it imports, relative to the folder they are imported from; `packages`: the versions
         of the installed packages that they import. None without names.
-
-    Raises:
-        SweepError: if a name is malformed or its module does not exist.
     """
     files: dict[str, str] = {}
     imported: set[str] = set()
     for name in names:
         module, _ = _split(name)
-        _add_current_folder()
         path = _source_of(module, name)
         root = path.parents[module.count(".") + (path.name == "__init__.py")]
         sources = {path}
@@ -86,9 +70,9 @@ def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
                     "Correct it."
                 ) from error
             imported |= {missing.partition(".")[0] for missing in finder.badmodules}
-            paths = [getattr(found, "__file__", None) for found in finder.modules.values()]
-            sources |= {Path(p) for p in paths if p}
-        for source in sorted(sources):
+            paths = [getattr(loaded, "__file__", None) for loaded in finder.modules.values()]
+            sources |= {Path(path) for path in paths if path}
+        for source in sources:
             digest = hashlib.sha256(source.read_bytes()).hexdigest()
             files[source.relative_to(root).as_posix()] = digest
     if not files:
@@ -100,25 +84,22 @@ def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
 
 
 def _split(name: str) -> tuple[str, str]:
+    """Return module and attribute, and let modules of the current folder be imported."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")
-    return module, attribute
-
-
-def _add_current_folder() -> None:
     if (current := str(Path.cwd())) not in sys.path:
         sys.path.append(current)
+    return module, attribute
 
 
 def _source_of(module: str, name: str) -> Path:
     """Return the source file of a module without importing anything."""
     PathFinder.invalidate_caches()
     path: list[str] | None = None
-    spec, parent = None, ""
-    for part in module.split("."):
-        parent = f"{parent}.{part}" if parent else part
-        spec = PathFinder.find_spec(parent, path)
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
         path = spec.submodule_search_locations if spec else []
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise SweepError(

@@ -1,16 +1,17 @@
 """The base of all settings. A field declares its flag, its unit and its help once."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic.fields import FieldInfo
 
 from sweep.config.numbers import parse_bytes, parse_count
 from sweep.errors import SweepError
 
-EVERYDAY, MODEL, TUNING, MEMORY, DEVICES, GRPO, OUTPUT = (
+EVERYDAY, MODEL, TUNING, MEMORY, DEVICES, GRPO, OUTPUT = GROUPS = (
     "Everyday options",
     "Model and data",
     "Tuning",
@@ -19,8 +20,6 @@ EVERYDAY, MODEL, TUNING, MEMORY, DEVICES, GRPO, OUTPUT = (
     "GRPO",
     "Output and tracking",
 )
-GROUPS = (EVERYDAY, MODEL, TUNING, MEMORY, DEVICES, GRPO, OUTPUT)
-
 
 Table = TypeVar("Table", bound="Settings")
 
@@ -33,51 +32,95 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Flag:
-    """How a field appears on the command line and in the documentation.
+    """How a field appears on the command line and in the documentation."""
 
-    Attributes:
-        help: one sentence.
-        group: heading under which `--help` lists it.
-        name: without the dashes; the field's own name by default.
-        metavar: placeholder of the value.
-        concerns_memory: whether `forecast` and `probe` take it too.
-    """
+    help: str  # one sentence
+    group: str = EVERYDAY  # heading under which `--help` lists it
+    name: str | None = None  # without the dashes; None: the field's own
+    metavar: str | None = None  # placeholder of the value
+    concerns_memory: ClassVar[bool] = True  # whether `forecast` and `probe` take it too
 
-    help: str
-    group: str = EVERYDAY
-    name: str | None = None
-    metavar: str | None = None
-    concerns_memory: bool = True
+
+class RunFlag(Flag):
+    """A flag of a setting that does not change how much memory a step takes."""
+
+    concerns_memory: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One field that the command line can set.
+    """A field that the command line can set."""
 
-    Attributes:
-        name: of the flag as an identifier, such as `tune_budget`.
-        path: of the field in its table, such as `("tuning", "budget")`.
-        annotation: type of the field.
-        flag: the declaration.
-    """
-
-    name: str
-    path: tuple[str, ...]
+    name: str  # of the flag as an identifier, such as tune_budget
+    path: tuple[str, ...]  # of the field, such as ("tuning", "budget")
     annotation: Any
     flag: Flag
 
 
-def settings_of(table: type[Settings], path: tuple[str, ...] = ()) -> Iterator[Setting]:
-    """Yield every field of a table, and of the tables in it, that declares a flag."""
-    for field, info in table.model_fields.items():
-        here = (*path, field)
-        for item in info.metadata:
-            if isinstance(item, Flag):
-                name = (item.name or field).replace("-", "_")
-                yield Setting(name, here, info.annotation, item)
+def _fields_of(
+    table: type[Settings], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Yield every field of a table, and of the tables in it, with its path."""
+    for name, info in table.model_fields.items():
+        yield (*path, name), info
         for nested in (info.annotation, *get_args(info.annotation)):
             if isinstance(nested, type) and issubclass(nested, Settings):
-                yield from settings_of(nested, here)
+                yield from _fields_of(nested, (*path, name))
+
+
+def settings_of(table: type[Settings]) -> Iterator[Setting]:
+    """Yield every field of a table, and of the tables in it, that declares a flag."""
+    for path, info in _fields_of(table):
+        for item in info.metadata:
+            if isinstance(item, Flag):
+                name = (item.name or path[-1]).replace("-", "_")
+                yield Setting(name, path, info.annotation, item)
+
+
+def merge_settings(
+    table: type[Settings], fields: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of a table with values by the name of a flag or a field, unchecked."""
+    merged = dict(fields)
+    paths = {setting.name: setting.path for setting in settings_of(table)}
+    for name, value in values.items():
+        *tables, field = paths.get(name, (name,))
+        inner = merged
+        for part in tables:
+            nested = inner.get(part)
+            inner[part] = dict(nested) if isinstance(nested, dict) else {}
+            inner = inner[part]
+        inner[field] = value
+    return merged
+
+
+def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) -> Table:
+    """Build a table from its fields.
+
+    Raises:
+        SweepError: one sentence that names the first wrong key, its value and the remedy.
+    """
+    try:
+        return table.model_validate(fields)
+    except ValidationError as error:
+        mistakes = error.errors()
+        first = next((e for e in mistakes if e["type"] == "extra_forbidden"), mistakes[0])
+        paths = {path for path, _ in _fields_of(table)}
+        parents: tuple[str, ...] = ()
+        for part in map(str, first["loc"]):
+            if (*parents, part) in paths:  # otherwise the tag of a union, or an index
+                parents = (*parents, part)
+        if first["type"] == "extra_forbidden":
+            key = ".".join((*parents, str(first["loc"][-1])))
+            known = sorted({path[-1] for path in paths if path[:-1] == parents})
+            close = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(known)}."
+            raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
+        message = first["msg"].removeprefix("Value error, ").rstrip(".")
+        value = first.get("input")
+        got = f", got {value!r}" if isinstance(value, str | int | float) else ""
+        prefix = ": ".join((subject, *filter(None, [".".join(parents)])))
+        raise SweepError(f"{prefix}: {message}{got}. Correct it.") from error
 
 
 def _read_count(value: Any, info: ValidationInfo) -> int:
@@ -85,7 +128,7 @@ def _read_count(value: Any, info: ValidationInfo) -> int:
 
 
 def _read_count_or_zero(value: Any, info: ValidationInfo) -> int:
-    return 0 if str(value).strip() == "0" else _read_count(value, info)
+    return parse_count(value, str(info.field_name), least=0)
 
 
 def _read_bytes(value: Any, info: ValidationInfo) -> int:
@@ -96,49 +139,3 @@ Count = Annotated[int, BeforeValidator(_read_count)]
 CountOrZero = Annotated[int, BeforeValidator(_read_count_or_zero)]
 Bytes = Annotated[int, BeforeValidator(_read_bytes)]
 Share = Annotated[float, Field(ge=0, le=1, strict=True)]
-
-
-def describe_error(error: ValidationError, subject: str, table: type[Settings]) -> SweepError:
-    """Return the first mistake as one sentence that names the key, the value and the remedy."""
-    mistakes = error.errors()
-    first = next((e for e in mistakes if e["type"] == "extra_forbidden"), mistakes[0])
-    keys, tables = _locate(table, [str(part) for part in first["loc"]])
-    if first["type"] == "extra_forbidden":
-        candidates = sorted({key for t in tables for key in t.model_fields})
-        close = difflib.get_close_matches(keys[-1], candidates, 1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(candidates)}."
-        return SweepError(f"{subject}: {'.'.join(keys)!r} is not a known key. {hint}")
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    value = first.get("input")
-    got = f", got {value!r}" if isinstance(value, str | int | float) else ""
-    key = f"{'.'.join(keys)}: " if keys else ""
-    return SweepError(f"{subject}: {key}{message}{got}. Correct it.")
-
-
-def _locate(table: type[Settings], path: list[str]) -> tuple[list[str], list[type[Settings]]]:
-    """Return the keys of an error's path without the tags of unions, and the last key's tables."""
-    keys: list[str] = []
-    tables, inner = [table], [table]
-    for key in path:
-        fields = [t.model_fields[key] for t in inner if key in t.model_fields]
-        if not fields and key != path[-1]:
-            continue  # the tag of a union
-        keys.append(key)
-        nested = [part for f in fields for part in (f.annotation, *get_args(f.annotation))]
-        tables = inner
-        inner = [t for t in nested if isinstance(t, type) and issubclass(t, Settings)]
-    return keys, tables
-
-
-def parse_settings(table: type[Table], values: dict[str, Any], subject: str) -> Table:
-    """Build a table of settings from values by the name of a flag; None leaves a field alone.
-
-    Raises:
-        SweepError: naming the setting, the value and the remedy.
-    """
-    fields = {s.name: s.path[0] for s in settings_of(table)}
-    given = {fields.get(name, name): v for name, v in values.items() if v is not None}
-    try:
-        return table.model_validate(given)
-    except ValidationError as error:
-        raise describe_error(error, subject, table) from error

@@ -73,7 +73,6 @@ class Science(Settings):
 
     @property
     def has_user_code(self) -> bool:
-        """Whether the model or the workload is a user's `module:object`."""
         return ":" in self.workload or self.model.kind == "object"
 
 
@@ -98,26 +97,32 @@ class TrialConfig(Settings):
         return self.science.traits.group_size
 
     def sampled_at_once(self, microbatch_size: int) -> int:
-        """Return how many completions are sampled at once with this microbatch size."""
+        """Return how many completions are sampled at once with this microbatch size.
+
+        A number that the user chose shrinks with the microbatch.
+        """
         chosen = self.execution.generation_batch_size
         if chosen is None:
             return SAMPLED_MICROBATCHES * microbatch_size
         return max(1, chosen * microbatch_size // self.microbatch_size)
 
     def attempted(self, microbatch_size: int, evaluation_batch_size: int) -> "TrialConfig":
-        """Return the config of an attempt, with the sizes that earlier out-of-memory errors left.
-
-        A size that was chosen for sampling shrinks with the microbatch.
-        """
+        """Return the config of an attempt, whose sizes shrink when memory runs out."""
         execution: dict[str, int] = {"evaluation_batch_size": evaluation_batch_size}
         if self.execution.generation_batch_size is not None:
             execution["generation_batch_size"] = self.sampled_at_once(microbatch_size)
-        return self.model_copy(
-            update={
-                "execution": self.execution.model_copy(update=execution),
-                "microbatch_size": microbatch_size,
-            }
-        )
+        return self._resized(microbatch_size, execution)
+
+    def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
+        """Return the config of a step with these sizes on one device, to forecast or measure it."""
+        at_once = min(microbatch_size, self.execution.evaluation_batch_size)
+        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0}
+        science = self.science.model_copy(update={"batch_size": batch_size})
+        return self._resized(microbatch_size, execution).model_copy(update={"science": science})
+
+    def _resized(self, microbatch_size: int, execution: dict[str, int]) -> "TrialConfig":
+        changed = self.execution.model_copy(update=execution)
+        return self.model_copy(update={"execution": changed, "microbatch_size": microbatch_size})
 
     def telling_parts(self, microbatch_size: int) -> int:
         """Return how many microbatches of a step reach the peak memory of any larger number."""
@@ -125,18 +130,3 @@ class TrialConfig(Settings):
             return MEASURED_MICROBATCHES
         at_once = self.sized(microbatch_size, microbatch_size).sampled_at_once(microbatch_size)
         return max(MEASURED_MICROBATCHES, -(-at_once // microbatch_size))
-
-    def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
-        """Return the config of a step with these sizes on one device, to forecast or measure it.
-
-        The evaluation batch is at most the microbatch.
-        """
-        at_once = min(microbatch_size, self.execution.evaluation_batch_size)
-        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0}
-        return self.model_copy(
-            update={
-                "science": self.science.model_copy(update={"batch_size": batch_size}),
-                "execution": self.execution.model_copy(update=execution),
-                "microbatch_size": microbatch_size,
-            }
-        )

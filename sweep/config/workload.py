@@ -1,15 +1,12 @@
 """Settings of GRPO, and the capabilities of every workload, known without torch."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from sweep.config.models import Positive
+from sweep.config.models import ModelSettings, Positive
 from sweep.config.settings import GRPO, Count, Flag, Settings
-
-if TYPE_CHECKING:
-    from sweep.config.models import ModelSettings
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
@@ -20,7 +17,8 @@ class GrpoSettings(Settings):
     """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
 
     task: Literal["words", "chess", "text"] = "words"  # source of prompts and rewards
-    reward: str | None = None  # your module:function, instead of the task's own
+    # your module:function, instead of the task's own
+    reward: Annotated[str, Field(pattern=":")] | None = None
     group_size: Annotated[
         Count, Field(ge=2, le=1024), Flag("Completions per prompt.", GRPO, metavar="N")
     ] = 8
@@ -34,22 +32,12 @@ class GrpoSettings(Settings):
     # divisor of the advantages: standard deviation of the group or of the batch, or nothing
     scale_rewards: Literal["group", "batch", "none"] = "group"
     clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # of the ratio, below 1
-    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = (
-        None  # of the ratio, above 1; None: as clip
-    )
-    kl: Annotated[float, Field(ge=0, strict=True)] = (
-        0.02  # weight of the KL term; 0: no reference model
-    )
-    num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = (
-        1  # updates per sampled batch
-    )
-
-    @field_validator("reward")
-    @classmethod
-    def _has_a_colon(cls, value: str | None) -> str | None:
-        if value is not None and ":" not in value:
-            raise ValueError("must be your module:function")
-        return value
+    # of the ratio, above 1; None: as clip
+    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None
+    # weight of the KL term; 0: no reference model
+    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02
+    # updates per sampled batch
+    num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -59,32 +47,20 @@ class GrpoSettings(Settings):
 
 @dataclass(frozen=True)
 class WorkloadTraits:
-    """What planning, memory search and reports need to know about a workload.
+    """What planning, memory search and reports need to know about a workload."""
 
-    Attributes:
-        tokens_per_sequence: training tokens that one sequence counts as.
-        group_size: sequences that must stay together in a batch; 1 if any split is legal.
-        samples: whether each step first generates its batch with the model (several phases, a
-            reward per completion, one device per trial).
-        loss_unit: unit of differences between losses.
-        loss_label: unit of a loss on the axis of a figure.
-        loss_description: one sentence for the report.
-        starts_at_log_vocabulary: whether an untrained model's loss is close to ln V.
-        supports_target: whether training to a target loss makes sense.
-    """
-
-    tokens_per_sequence: int
-    group_size: int = 1
-    samples: bool = False
-    loss_unit: str = "units"
-    loss_label: str = ""
-    loss_description: str = "Losses are in the units of the workload."
-    starts_at_log_vocabulary: bool = False
-    supports_target: bool = True
+    tokens_per_sequence: int  # training tokens that one sequence counts as
+    group_size: int = 1  # sequences that must stay together in a batch
+    samples: bool = False  # whether each step first generates its batch with the model
+    loss_unit: str = "units"  # of differences between losses
+    loss_label: str = ""  # on the axis of a figure
+    loss_description: str = "Losses are in the units of the workload."  # for the report
+    starts_at_log_vocabulary: bool = False  # whether an untrained model's loss is close to ln V
+    supports_target: bool = True  # whether training to a target loss makes sense
 
 
 def workload_traits(
-    workload: str, model: "ModelSettings", grpo: "GrpoSettings | None"
+    workload: str, model: ModelSettings, grpo: GrpoSettings | None
 ) -> WorkloadTraits:
     """Return the traits of a built-in workload, or the defaults for a user's `module:object`."""
     if grpo is not None:

@@ -10,7 +10,7 @@ from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.models import ObjectSettings
 from sweep.config.objects import identify_code, load_object
-from sweep.config.settings import parse_settings, settings_of
+from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.errors import SweepError
 from sweep.orchestration.execution import (
@@ -86,7 +86,11 @@ def read_request(
     values = {name: value for name, value in values.items() if value is not None}
     tables = {table: {s.name for s in settings_of(table)} for table in (Execution, Services)}
     execution, services = (
-        parse_settings(table, {n: v for n, v in values.items() if n in names}, "settings")
+        parse_settings(
+            table,
+            merge_settings(table, {}, {n: v for n, v in values.items() if n in names}),
+            "settings",
+        )
         for table, names in tables.items()
     )
     taken = set().union(*tables.values())

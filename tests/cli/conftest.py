@@ -19,3 +19,23 @@ def call(tmp_path, monkeypatch, capsys):
         return ended.value.code, capsys.readouterr().out
 
     return call_here
+
+
+@pytest.fixture
+def refuse(tmp_path, monkeypatch, capfd):
+    """Run a command that must end with exit code 2 and write nothing; return its one sentence."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+    def refuse_here(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capfd.readouterr()  # other processes' too
+        assert ended.value.code == 2 and output.out == ""
+        assert output.err.startswith("Error: ") and output.err.count("\n") == 1, output.err
+        assert list(work.iterdir()) == []
+        return output.err
+
+    return refuse_here

@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from sweep.analysis.frames import load_stored_sweep
+from sweep.cli import sweep
 from sweep.tracking.store import default_tracking_uri, digest
 from sweep.trial.files import canonical_json, read_json, seal, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
@@ -28,17 +30,18 @@ STATUS_KEYS = {
     *("id", "stage", "batch_size", "seed", "learning_rate", "state", "cause", "tokens", "loss"),
     *("tokens_per_second", "eta_seconds"),
 }
-QUADRATIC = (
-    "run",
-    "quadratic",
-    "--batches",
-    "4,8",
-    "--budget",
-    "400",
-    "--quiet",
-    "--device",
-    "cpu",
-)
+QUADRATIC = ("quadratic", "--batches", "4,8", "--budget", "400", "--device", "cpu")
+OWN = ("--lr", "sqrt:0.05@8", "--seeds", "2", "--precision", "fp32", "--keep", "checkpoints")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return the folder of a finished sweep, which tests leave as it is, and what `run` printed."""
+    folder = tmp_path_factory.mktemp("finished") / "s"
+    arguments = ["run", *QUADRATIC, *OWN, "--out", str(folder), "--json", "--quiet"]
+    result = CliRunner().invoke(sweep, arguments, standalone_mode=False)
+    assert result.return_value == 0, result.output
+    return SweepFolder(folder), json.loads(result.stdout)
 
 
 def test_the_reference_command_prints_the_plan_of_the_design(call, tmp_path):
@@ -63,7 +66,7 @@ def test_the_reference_command_prints_the_plan_of_the_design(call, tmp_path):
 
 def test_accumulation_gives_the_microbatch_by_flag_or_variable_and_stays(call, monkeypatch):
     def sizes(*more):
-        out = call("plan", *QUADRATIC[1:], *more, "--json")[1]
+        out = call("plan", *QUADRATIC, *more, "--json")[1]
         names = ("microbatch_size", "gradient_accumulation_steps")
         return [tuple(trial[name] for name in names) for trial in json.loads(out)["trials"]]
 
@@ -71,24 +74,22 @@ def test_accumulation_gives_the_microbatch_by_flag_or_variable_and_stays(call, m
     monkeypatch.setenv("SWEEP_PLAN_ACCUMULATION", "4")
     assert sizes() == [(1, 4), (2, 4)]
     assert sizes("--out", "here") == [(1, 4), (2, 4)]
-    assert call("plan", *QUADRATIC[1:], "--out", "here", "--accumulation", "2")[0] == 2
+    assert call("plan", *QUADRATIC, "--out", "here", "--accumulation", "2")[0] == 2
 
 
 def test_the_plan_names_the_command_that_answers(call):
-    code, out = call("plan", "--budget", "327M", "--batches", "1,8,32,64,128,256")
-    assert code == 0
-    assert (
-        "sweep run tinystories --budget 327M --batches 1,8,32,64,128,256 --lr tuned --seeds 3"
-        in out
-    )
-    assert "cannot tell which batch size is best" in out
+    code, out = call("plan", *QUADRATIC)
+    words = "sweep run quadratic --budget 400 --device cpu --batches 4,8 --lr tuned --seeds 3"
+    assert code == 0 and words in out and "cannot tell which batch size is best" in out
 
 
-def test_tuned_is_planned_with_rates_to_come(call):
-    code, out = call("plan", "quick", "--lr", "tuned", "--json")
-    trials = json.loads(out)["trials"]
-    assert code == 0 and len(trials) == 5 * (5 + 3)
-    assert {t["learning_rate"] for t in trials if t["stage"] == "report"} == {None}
+def test_tuned_is_planned_with_rates_to_come_in_the_dimensions_asked_for(call):
+    flags = ("--lr", "tuned", "--tune", "lr,weight_decay", "--tune-budget", "49152", "--json")
+    code, out = call("plan", "quick", *flags)
+    plan = json.loads(out)
+    trials = [(t["stage"], t["tokens"], t["learning_rate"] is None) for t in plan["trials"]]
+    assert code == 0 and plan["settings"]["tuning"]["dimensions"] == ["lr", "weight_decay"]
+    assert set(trials) == {("tune", 49152, False), ("report", 196_608, True)}
 
 
 def test_stop_asks_what_a_dead_command_left_on_other_machines(call, tmp_path):
@@ -110,10 +111,8 @@ def test_stop_asks_what_a_dead_command_left_on_other_machines(call, tmp_path):
 
 
 def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
-    code, _ = call(
-        "plan", "quadratic", "--batches", "4", "--budget", "400", "--out", tmp_path / "s"
-    )
-    assert code == 0
+    small = ("quadratic", "--batches", "4", "--budget", "400")
+    assert call("plan", *small, "--out", tmp_path / "s")[0] == 0
     (trial,) = SweepFolder(tmp_path / "s").trials()
     blocked = "import sys; [sys.modules.__setitem__(name, None) for name in "
     blocked += "('mlflow', 'optuna', 'pandas', 'click', 'rich', 'matplotlib', 'scipy', 'psutil')]; "
@@ -121,12 +120,8 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
     blocked += "import sweep.training.__main__; "
     blocked += "print(run_attempt(Path(sys.argv[1]), lambda: None).kind)"
     trial.write_status(TrialStatus(state=State.RUNNING, attempts=1, fencing=1))
-    bare = subprocess.run(
-        [sys.executable, "-c", blocked, str(trial.path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = [sys.executable, "-c", blocked, str(trial.path)]
+    bare = subprocess.run(program, capture_output=True, text=True, check=False)
     assert bare.stdout.endswith("complete\n"), bare.stderr
     trial.clear()
     command = [sys.executable, "-m", "sweep.training", str(trial.path)]
@@ -142,48 +137,51 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
     assert "COMPLETE" in set(load_stored_sweep(uri, "quadratic").trials.state)
 
 
-def test_run_status_log_clean_and_report(call, tmp_path):
-    out = tmp_path / "s"
-    code, text = call(*QUADRATIC, "--out", out, "--json", "--keep", "checkpoints")
-    document = json.loads(text)
-    assert code == 0 and document["state"] == "COMPLETE"
+def test_run_prints_the_document_of_status(call, finished):
+    folder, document = finished
+    assert document["state"] == "COMPLETE" and document["report"] == str(folder.path / "report.md")
     assert all(trial.keys() >= STATUS_KEYS for trial in document["trials"])
     assert {trial["tokens"] for trial in document["trials"]} == {400}
-    code, text = call("status", out, "--json")
+    code, text = call("status", folder.path, "--json")
     assert code == 0 and json.loads(text)["trials"] == document["trials"]
-    first = document["trials"][0]["id"]
-    code, text = call("log", out, first[:6])
+    code, text = call("log", folder.path, document["trials"][0]["id"][:6])
     assert code == 0 and "batch size 4" in text
-    code, text = call("report", out)
-    assert code == 0 and text.strip() == str(out / "report.md")
+
+
+def test_report_names_the_page_that_it_writes(call, finished):
+    folder, _ = finished
+    code, text = call("report", folder.path)
+    assert code == 0 and text.strip() == str(folder.path / "report.md")
     for name in ("report.md", "report.html", "trials.csv", "mlflow.db", "tracking.json"):
-        assert (out / name).exists()
-    code, text = call("clean", out, "--weights", "--yes")
+        assert (folder.path / name).exists()
+
+
+def test_clean_removes_checkpoints_and_on_request_weights(call, finished, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(finished[0].path, folder)
+    assert call("clean", folder)[0] == 2
+    code, text = call("clean", folder, "--weights", "--yes")
     assert code == 0 and "Removed" in text
-    assert not list(out.glob("trials/*/weights.safetensors"))
-    assert call("clean", out)[1] == "Nothing to remove.\n"
+    assert not list(folder.glob("trials/*/*.safetensors"))
+    assert call("clean", folder)[1] == "Nothing to remove.\n"
 
 
-@pytest.mark.parametrize(
-    ("keep", "kept"),
-    [("none", set()), ("weights", {".safetensors"}), ("checkpoints", {".safetensors", ".pt"})],
-)
-def test_a_finished_trial_keeps_what_was_asked_for(call, tmp_path, keep, kept):
-    out = tmp_path / "s"
-    assert call(*QUADRATIC, "--out", out, "--keep", keep)[0] == 0
-    for trial in SweepFolder(out).trials():
-        found = {path.suffix for path in trial.path.iterdir()}
-        assert found & {".safetensors", ".pt"} == kept
-    other = "weights" if keep == "none" else "none"
-    assert call(*QUADRATIC, "--out", out, "--keep", other)[0] == 2
-    assert call(*QUADRATIC, "--out", out)[0] == 0
+def test_run_names_the_checks_that_fail_and_keeps_the_files_that_it_was_told_to(call, tmp_path):
+    code, text = call("run", *QUADRATIC, "--out", "s", "--quiet", "--keep", "none")
+    assert code == 0 and "FAIL single_seed (fixed 0.05): " in text and "Remedy: " in text
+    assert not list(tmp_path.glob("s/trials/*/*.safetensors"))
+    assert call("run", *QUADRATIC, "--out", "s", "--keep", "weights")[0] == 2
+    assert call("run", *QUADRATIC, "--out", "s")[0] == 0
 
 
-def test_report_from_mlflow_alone_has_the_same_tables(call, tmp_path):
-    out = tmp_path / "s"
-    call(*QUADRATIC, "--out", out)
+def test_finished_trials_keep_checkpoints_if_asked(finished):
+    for trial in finished[0].trials():
+        assert {".safetensors", ".pt"} <= {path.suffix for path in trial.path.iterdir()}
+
+
+def test_report_from_mlflow_alone_has_the_same_tables(call, finished, tmp_path):
+    out, other = finished[0].path, tmp_path / "other"
     uri = f"sqlite:///{out}/mlflow.db"
-    other = tmp_path / "other"
     code, _ = call("report", "--from-mlflow", uri, "--experiment", "quadratic", "--out", other)
     assert code == 0
     assert (other / "trials.csv").read_bytes() == (out / "trials.csv").read_bytes()
@@ -192,14 +190,6 @@ def test_report_from_mlflow_alone_has_the_same_tables(call, tmp_path):
         return [line for line in path.read_text().splitlines() if line.startswith("|")]
 
     assert tables(other / "report.md") == tables(out / "report.md")
-
-
-def test_flags_read_environment_variables(call, monkeypatch):
-    monkeypatch.setenv("SWEEP_PLAN_BUDGET", "64k")
-    monkeypatch.setenv("SWEEP_PLAN_BATCHES", "5")
-    plan = json.loads(call("plan", "quick", "--json")[1])
-    assert plan["token_budget"] == 64_000
-    assert [trial["batch_size"] for trial in plan["trials"]] == [5]
 
 
 def test_a_relative_data_path_is_kept_as_seen_from_the_sweep(call, tmp_path):
@@ -215,39 +205,22 @@ def test_a_relative_data_path_is_kept_as_seen_from_the_sweep(call, tmp_path):
     assert str(tmp_path) not in (tmp_path / "deep/in/sweep/report.md").read_text()
 
 
-def test_the_command_that_is_kept_plans_the_same_trials_again(call, tmp_path):
-    out = tmp_path / "s"
-    flags = ("--lr", "sqrt:0.05@8", "--seeds", "2", "--precision", "fp32", "--keep", "none")
-    assert call(*QUADRATIC, *flags, "--out", out)[0] == 0
-    (kept,) = SweepFolder(out).read_plan()["commands"]
-    assert kept[:3] == ["sweep", "run", "quadratic"]
-    again = [word for word in kept[3:] if word not in ("--out", str(out))]
-    plan = json.loads(call("plan", "quadratic", *again, "--json")[1])
-    assert [t["id"] for t in plan["trials"]] == [t.id for t in SweepFolder(out).trials()]
+def test_the_recorded_command_plans_the_same_trials_again(call, finished):
+    folder, _ = finished
+    (command,) = folder.read_plan()["commands"]
+    assert command[:3] == ["sweep", "run", "quadratic"]
+    words = [word for word in command[3:] if word not in ("--out", str(folder.path))]
+    plan = json.loads(call("plan", "quadratic", *words, "--json")[1])
+    assert [t["id"] for t in plan["trials"]] == [t.id for t in folder.trials()]
 
 
-def test_only_runs_one_trial(call, tmp_path):
-    out = tmp_path / "s"
-    plan = json.loads(call("plan", *QUADRATIC[1:-3], "--device", "cpu", "--json")[1])
-    chosen = plan["trials"][1]["id"]
-    assert call(*QUADRATIC, "--out", out, "--only", chosen)[0] == 0
-    states = {t.id: t.read_status().state for t in SweepFolder(out).trials()}
-    assert states == {plan["trials"][0]["id"]: State.WAITING, chosen: State.COMPLETE}
-
-
-def test_dry_run_writes_nothing(call, tmp_path):
-    code, out = call(*QUADRATIC, "--dry-run", "--json")
-    assert code == 0 and len(json.loads(out)["trials"]) == 2
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_tuning_searches_is_read_from_flags(call):
-    flags = ("--lr", "tuned", "--tune", "lr,weight_decay", "--tune-budget", "49152", "--json")
-    plan = json.loads(call("plan", "quick", *flags)[1])
-    assert plan["settings"]["tuning"]["dimensions"] == ["lr", "weight_decay"]
-    tokens = {stage: {t["tokens"] for t in plan["trials"] if t["stage"] == stage}
-              for stage in ("tune", "report")}  # fmt: skip
-    assert tokens == {"tune": {49152}, "report": {196_608}}
+def test_dry_run_writes_nothing_and_only_runs_one_trial(call, tmp_path):
+    code, out = call("run", *QUADRATIC, "--dry-run", "--json")
+    first, second = (trial["id"] for trial in json.loads(out)["trials"])
+    assert code == 0 and list(tmp_path.iterdir()) == []
+    assert call("run", *QUADRATIC, "--quiet", "--out", "s", "--only", second)[0] == 0
+    states = {t.id: t.read_status().state for t in SweepFolder(tmp_path / "s").trials()}
+    assert states == {first: State.WAITING, second: State.COMPLETE}
 
 
 def finish_as_the_first(folder):
@@ -274,31 +247,21 @@ def test_a_finished_sweep_is_recognised_without_torch_mlflow_or_matplotlib(call,
         "slow = {'torch', 'mlflow', 'matplotlib', 'pandas'} & set(sys.modules); "
         "sys.exit(f'imported {slow}' if slow else code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *many], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", program, *many]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("COMPLETE") == 101
 
 
-def test_help_names_every_command(call):
-    code, out = call("--help")
-    assert code == 0
-    for name in ("run", "plan", "status", "stop", "log", "clean", "report", "ui", "data", "doctor"):
-        assert f"  {name} " in out
-
-
-@pytest.mark.parametrize(("load", "is_noted"), [(2.54, True), (0.4, False)])
-def test_doctor_notes_that_something_else_takes_the_cores(call, monkeypatch, load, is_noted):
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    code, out = call("doctor")
-    assert code == 0 and ("used 2.5 cores" in out) is is_noted
-
-
-def test_doctor_finds_what_is_installed(call):
-    code, out = call("doctor", "--json")
-    found = json.loads(out)
-    assert code == 0 and found["packages"]["torch"] and found["devices"][0]["device"] == "cpu"
+def test_doctor_finds_what_is_installed_and_what_else_takes_the_cores(call, monkeypatch):
+    for load, is_noted in ((2.54, True), (0.4, False)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        code, out = call("doctor", "--json")
+        document = json.loads(out)
+        assert code == 0 and document["packages"]["torch"]
+        assert document["devices"][0]["device"] == "cpu"
+        assert any("used 2.5 cores" in problem for problem in document["problems"]) is is_noted
+    assert "packages:" in call("doctor")[1]
 
 
 def test_data_prepare_and_info(call, tmp_path):

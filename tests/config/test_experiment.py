@@ -73,35 +73,37 @@ def test_workload_quadratic_brings_its_model_and_needs_no_data():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            "budget = 1\nbatches = [1]\nbugdet = 2",
-            "'bugdet' is not a known key. Did you mean 'budget'",
-        ),
-        (
-            "budget = 1\nbatches = [1]\n[optimizer]\nbeta3 = 1",
-            "'optimizer.beta3' is not a known key",
-        ),
-        ("budget = 1", "batches: Field required"),
-        ("budget = -1\nbatches = [1]", "budget must be"),
-        ("budget = 1\nbatches = [1]\n[schedule]\nwarmup_fraction = 2", "schedule.warmup_fraction"),
-        ("budget = ", "must be TOML"),
-        ("budget = 1\nbatches = [1]\nworkload = 'x'", "workload"),
-        ("budget = 1\nbatches = [1]\nmodel = 'huge'", "model must be one of"),
+        ("bugdet = 2", "'bugdet' is not a known key. Did you mean 'budget'"),
+        ("[optimizer]\nbeta3 = 1", "'optimizer.beta3' is not a known key"),
+        ("[schedule]\nwarmup_fraction = 2", "schedule.warmup_fraction"),
+        ("name = ", "must be TOML"),
+        ("workload = 'x'", "workload"),
+        ("model = 'huge'", "model must be one of"),
+        ("[grpo]\ntask = 'words'", "need the workload grpo"),
+        ("init = 'x'", "init applies only to the workload grpo"),
+        ("target = 3.0\n[schedule]\nname = 'cosine'", "schedule.name must be constant"),
+        ("target = 3.0\n[tuning]\nbudget = 1", "tuning.budget does not apply"),
     ],
 )
 def test_bad_files_get_one_sentence(tmp_path, text, says):
     path = tmp_path / "bad.toml"
-    path.write_text(text)
+    path.write_text(f"budget = 1\nbatches = [1]\n{text}")
     with pytest.raises(SweepError) as caught:
         load_experiment(str(path))
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_settings_without_a_default_are_required(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text("budget = 1")
+    with pytest.raises(SweepError, match="batches: Field required"):
+        load_experiment(str(path))
+
+
 def test_unknown_experiments_are_refused_with_the_known_names():
-    with pytest.raises(SweepError, match="quadratic, quick, tinystories"):
-        load_experiment("nope")
-    with pytest.raises(SweepError, match="must exist"):
-        load_experiment("nope.toml")
+    for name in ("nope", "nope.toml"):
+        with pytest.raises(SweepError, match="quadratic, quick, tinystories"):
+            load_experiment(name)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
-from sweep.config.settings import GROUPS, parse_settings, settings_of
+from sweep.config.settings import GROUPS, merge_settings, parse_settings, settings_of
 from sweep.errors import SweepError
 
 ALL = [s for table in (Experiment, Execution, Services) for s in settings_of(table)]
@@ -16,7 +16,8 @@ def test_no_two_settings_share_a_name_and_every_group_has_a_heading():
 
 
 def test_settings_that_the_user_chose_are_told_from_defaults():
-    execution = parse_settings(Execution, {"device_memory": "1GiB", "zero": None}, "flags")
+    fields = merge_settings(Execution, {}, {"device_memory": "1GiB"})
+    execution = parse_settings(Execution, fields, "flags")
     assert execution.device_memory_bytes == 2**30 and execution.zero == 0
     assert execution.model_fields_set == {"device_memory_bytes"}
 
