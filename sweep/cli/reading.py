@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,7 @@ def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
     plan = load_plan(folder)
     assert plan is not None
     with Lease(folder.lock_path):
-        mirror = Mirror(folder, plan, tracking_uri)
-        mirror.log_report()
-        undelivered = mirror.deliver()
+        undelivered = Mirror(folder, plan, tracking_uri).deliver()
     if undelivered:
         click.echo(undelivered, err=True)
 
@@ -194,21 +193,13 @@ def data_command(
 ) -> int:
     """Prepare a data set, or describe it."""
     from sweep.config.trial import TokenizerSettings
-    from sweep.data.sources import identify_data, is_path
+    from sweep.data.sources import identify_data
     from sweep.data.tokens import describe_data, prepare_data
 
     size = parse_count(vocabulary, "vocabulary")
     settings = TokenizerSettings(kind=tokenizer, vocabulary=size)  # type: ignore[arg-type]
     if is_prepared:
-        path = str(Path(source).expanduser().absolute()) if is_path(source) else None
-        printed: set[str] = set()
-
-        def show(stage: str, fraction: float) -> None:
-            if (line := f"{stage}: {fraction:.0%}") not in printed:
-                printed.add(line)
-                click.echo(line, err=True)
-
-        prepare_data(identify_data(source), path, settings, show)
+        prepare_data(identify_data(source), source, settings, partial(click.echo, err=True))
     description = describe_data(source, settings)
     click.echo(json.dumps(description, indent=1) if as_json else _as_lines(description))
     return 0

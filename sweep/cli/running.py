@@ -121,11 +121,9 @@ def _finished(plan: Plan, folder: SweepFolder) -> set[str]:
 def _check_stores(request: Request, planned: Planned) -> None:
     """Refuse stores that do not answer, before anything is written."""
     if uri := request.services.tracking_uri:
-        from sweep.tracking.store import check_answers, check_tracking_uri, is_recorded
+        from sweep.tracking.store import check_answers
 
-        check_tracking_uri(uri)
-        if not is_recorded(request.folder, uri):
-            check_answers(uri)
+        check_answers(uri)
     if request.services.storage and planned.is_tuned:
         from sweep.orchestration.studies import open_storage
 

@@ -176,10 +176,10 @@ class Progress:
         self._printed: dict[str, str] = {}
         self._next_update = 0.0
 
-    def preparing(self, what: str, fraction: float) -> None:
-        """Print how far the data preparation is, a line per quarter."""
+    def preparing(self, work: str) -> None:
+        """Print the part of the data preparation that begins."""
         if not self._is_quiet:
-            self._print_change(what, f"{int(4 * fraction) / 4:.0%}")
+            self._console.print(work)
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import largest_divisor, next_microbatch
-from sweep.trial.folder import Cause, MemoryBounds, State, TrialStatus
+from sweep.trial.folder import Cause, State, TrialStatus
 
 UNBOUNDED = 10**9
 
@@ -108,6 +108,14 @@ def _smaller_sizes(
     failed = status.microbatch_size or config.microbatch_size
     smaller = next_microbatch(per_device, failed, config.group_size)
     return None if smaller is None else {"microbatch_size": smaller}
+
+
+@dataclass(frozen=True)
+class MemoryBounds:
+    """Sizes that later trials of a command must not exceed, after an out-of-memory error."""
+
+    microbatch_size: int | None = None  # None: as planned
+    evaluation_batch_size: int | None = None
 
 
 def within_bounds(status: TrialStatus, config: TrialConfig, bounds: MemoryBounds) -> TrialStatus:

@@ -2,13 +2,7 @@
 
 import math
 
-from sweep.data.synthetic import (
-    SPACE_BEFORE_POINT,
-    WORD,
-    choice_probabilities,
-    parse_template,
-    story_grammar,
-)
+from sweep.data.synthetic import SPACE_BEFORE_POINT, WORD, parse_template, story_grammar
 
 
 def log_probability(document, grammar=None):
@@ -47,8 +41,9 @@ def probability_of(words, symbols, grammar, remembered):
 
 
 def weighted(choices):
-    """Return pairs of choice and probability."""
-    return list(zip(choices, choice_probabilities(len(choices)), strict=True))
+    """Return pairs of choice and probability, proportional to n, n − 1, …, 1."""
+    count = len(choices)
+    return [(choice, 2 * (count - i) / (count * (count + 1))) for i, choice in enumerate(choices)]
 
 
 def entropy(grammar, template=None):

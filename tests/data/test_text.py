@@ -63,12 +63,6 @@ def test_a_long_document_comes_in_parts_that_are_cut_before_white_space(tmp_path
     assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
-def test_the_fraction_read_rises_to_one(story_file):
-    fractions = [piece.fraction_read for piece in read_text(story_file)]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1.0
-
-
 def test_damage_in_the_middle_of_a_file_is_found_while_reading(tmp_path):
     path = tmp_path / "a.txt"
     filler = b"word " * (1 << 19)
@@ -83,7 +77,7 @@ def test_damage_in_the_middle_of_a_file_is_found_while_reading(tmp_path):
 
 
 def split_of(path):
-    readers = open_data(identify_data(str(path)), str(path), lambda work, fraction: None)
+    readers = open_data(identify_data(str(path)), str(path))
     return documents(readers["train"]()), documents(readers["valid"]())
 
 

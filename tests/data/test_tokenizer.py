@@ -12,7 +12,7 @@ ODD_TEXT = "Tabs\t, two  spaces, “quotes”, 日本語, 😀, <|endoftext|> in
 
 
 def pieces(stories):
-    return [Piece(story, True, 1.0) for story in stories]
+    return [Piece(story) for story in stories]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_training_is_deterministic_across_processes_and_threads(tmp_path, storie
         "from sweep.data.text import Piece\n"
         "from sweep.data.tokenizer import train_bpe\n"
         "texts = sys.stdin.read().split('\\0')\n"
-        "train_bpe([Piece(t, True, 1.0) for t in texts], 400, pathlib.Path(sys.argv[1]))\n"
+        "train_bpe([Piece(t) for t in texts], 400, pathlib.Path(sys.argv[1]))\n"
     )
     files = [tmp_path / "one.json", tmp_path / "two.json"]
     for file, parallel in zip(files, ("true", "false"), strict=True):

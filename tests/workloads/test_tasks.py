@@ -38,7 +38,7 @@ def test_equal_numbers_give_equal_prompts(text, name):
 
 
 def test_words_are_taken_from_one_story_each(text):
-    stories = text.decode(text.train).lower()
+    stories = text.tokenizer.decode(text.train).lower()
     for number in range(20):
         prompt = task_of(text).prompt(number, False)
         words = prompt.facts["words"]
@@ -84,7 +84,7 @@ def test_a_story_is_rewarded_for_its_words_and_its_end(text, story, has_ended, w
 
 def test_openings_are_the_first_tokens_of_stories(text):
     task = task_of(text, task="text", prompt_tokens=5)
-    first = text.decode(text.valid[:5])
+    first = text.tokenizer.decode(text.valid[:5])
     prompt = task.prompt(0, True)
     assert prompt.text == first and list(prompt.ids) == text.valid[:5].tolist()
     with pytest.raises(SweepError):
