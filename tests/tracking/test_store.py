@@ -53,24 +53,15 @@ def test_passwords_in_an_error_of_a_server_are_hidden():
     )
 
 
-def test_an_installed_driver_is_chosen_the_newer_first(monkeypatch):
-    for driver in ("psycopg", "psycopg2"):
-        monkeypatch.setitem(sys.modules, driver, pytest)  # find_spec looks no further
+def test_the_driver_of_postgresql_is_added_or_missing_with_a_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", pytest)  # find_spec looks no further
     address = "://u:p@host/db?x=postgresql://"
     assert with_driver("postgresql" + address) == "postgresql+psycopg" + address
-    assert with_driver("postgresql+psycopg2" + address) == "postgresql+psycopg2" + address
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    assert with_driver("postgresql" + address) == "postgresql+psycopg2" + address
-    for other in ("sqlite:///x.db", "http://host", "mysql://host/db"):
+    for other in ("postgresql+psycopg2://h/db", "sqlite:///x.db", "http://host", "mysql://host/db"):
         assert with_driver(other) == other
-
-
-@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg2"])
-def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch, scheme):
-    for driver in ("psycopg", "psycopg2"):
-        monkeypatch.setitem(sys.modules, driver, None)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(SweepError, match=r"not installed.*\.\[postgres\]"):
-        with_driver(f"{scheme}://u:secret@host/db")
+        with_driver("postgresql://u:secret@host/db")
 
 
 def test_addresses_become_absolute_and_canonical(tmp_path, monkeypatch):
