@@ -7,7 +7,7 @@ from its own newest step. MLflow stores a point that is sent twice only once.
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,7 +178,7 @@ class Mirror:
             if any(s.state is State.FAILED and s.cause is not Cause.DIVERGED for s in statuses):
                 run_status = "FAILED"
         settings = self.plan.settings.model_dump(mode="json")
-        self._runs[""] = self._update(run, settings, {"sweep.files": "plan.json"}, run_status)
+        self._runs[""] = self._update(run, settings, {"sweep.files": "plan.json"}, run_status, None)
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
         """Bring a trial's run up to date if the trial has changed since the last pass."""
@@ -277,12 +277,7 @@ class Mirror:
                 self._client.log_artifact(run.info.run_id, str(folder / name))
 
     def _update(
-        self,
-        run: "Run",
-        params: Mapping[str, Any],
-        tags: dict[str, str],
-        status: str,
-        end_time: int | None = None,
+        self, run: "Run", params: dict[str, Any], tags: dict[str, str], status: str, end: int | None
     ) -> "Run":
         """Set a run's tags and status, and its params unless it has some; return it as stored."""
         from mlflow.entities import Param, RunTag
@@ -296,7 +291,7 @@ class Mirror:
         if status != run.info.status and status == "RUNNING":
             self._client.update_run(run_id, status)
         elif status != run.info.status:
-            self._client.set_terminated(run_id, status, end_time)
+            self._client.set_terminated(run_id, status, end)
         return self._client.get_run(run_id)
 
 

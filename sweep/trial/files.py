@@ -44,12 +44,7 @@ def seal(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_sealed(text: str | bytes, subject: str) -> dict[str, Any]:
-    """Read a sealed document.
-
-    Raises:
-        CorruptFile: if it is not JSON, or not what was sealed.
-        SweepError: if another version of sweep wrote it.
-    """
+    """Read a sealed document; raise CorruptFile if it is not what was sealed."""
     damage = CorruptFile(
         f"{subject} does not match its sha256: it was changed or damaged. "
         "Restore it from a copy, or move the folder away and start again."
@@ -70,12 +65,7 @@ def parse_sealed(text: str | bytes, subject: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a sealed JSON file.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        CorruptFile: if it is damaged.
-    """
+    """Read a sealed JSON file; raise FileNotFoundError or CorruptFile."""
     return parse_sealed(path.read_bytes(), str(path))
 
 
@@ -88,10 +78,9 @@ def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | Non
 
 @contextlib.contextmanager
 def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yield a temporary path; on success it durably replaces `path`.
+    """Yield a temporary path that durably replaces `path` on success.
 
-    Args:
-        check: called between writing and renaming; raises to keep the old file.
+    `check` runs between writing and renaming and raises to keep the old file.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -126,13 +115,8 @@ def remove(path: Path) -> None:
 class MetricsLog:
     """Appends to metrics.jsonl.
 
-    Opening it copies the first `length` bytes to a new file, so that a handle of an older attempt
-    cannot write to it.
-
-    Args:
-        path: location of metrics.jsonl.
-        length: bytes up to the checkpoint; 0 for a new trial.
-        check: raises if this attempt must not write.
+    Opening it copies the first `length` bytes, those up to the checkpoint, to a new file, so that
+    a handle of an older attempt cannot write to it. `check` raises if this attempt must not write.
     """
 
     def __init__(self, path: Path, length: int, check: Callable[[], None]) -> None:
@@ -141,12 +125,8 @@ class MetricsLog:
             part.write_bytes(start)
         self.path, self.length = path, length
         self._digest = hashlib.sha256(start)
+        self.sha256 = self._digest.hexdigest()  # of all bytes so far
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of all bytes so far."""
-        return self._digest.hexdigest()
 
     def append(self, line: dict[str, Any]) -> None:
         """Append one line of time, step, tokens and metrics; non-finite values become null."""
@@ -159,6 +139,7 @@ class MetricsLog:
         if written != len(data):
             raise OSError(f"{self.path}: wrote {written} of {len(data)} bytes; is the disk full?")
         self._digest.update(data)
+        self.sha256 = self._digest.hexdigest()
         self.length += len(data)
 
     def flush(self) -> None:
@@ -174,10 +155,8 @@ class MetricsLog:
 class SilentLog(MetricsLog):
     """The log of ranks other than 0, which writes nothing."""
 
-    sha256 = ""
-
     def __init__(self) -> None:
-        self.length = 0
+        self.length, self.sha256 = 0, ""
 
     def append(self, line: dict[str, Any]) -> None:
         """Do nothing."""

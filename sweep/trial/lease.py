@@ -23,8 +23,7 @@ LINE_BYTES = 512
 class FileLock:
     """An OS lock on a file that names its owner. Child processes do not inherit it.
 
-    Raises:
-        FolderInUse: on construction, if another live process holds it.
+    The constructor raises FolderInUse if another live process holds it.
     """
 
     def __init__(self, path: Path, **owner: Any) -> None:
@@ -58,12 +57,7 @@ class FileLock:
 
 
 class Lease(FileLock):
-    """The lock on a trial or a sweep, and a thread that increments its counter.
-
-    Args:
-        path: location of lease.json, or of sweep.lock.
-        fencing: number of the attempt; 0 for a runner.
-    """
+    """The lock on a trial or a sweep (fencing 0), and a thread that increments its counter."""
 
     def __init__(self, path: Path, fencing: int = 0) -> None:
         super().__init__(path, fencing=fencing, counter=0)

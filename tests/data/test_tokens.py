@@ -165,12 +165,6 @@ def test_unusable_text_leaves_nothing_in_the_cache(tmp_path, cache, train, says)
     assert not (cache / "tokens").exists() or files_of(cache) == []
 
 
-def test_a_vocabulary_below_the_minimum_is_refused_before_anything_is_written(story_file, cache):
-    with pytest.raises(SweepError, match="at least 257"):
-        prepare_data({"name": "synthetic"}, None, TokenizerSettings(kind="bpe", vocabulary=256))
-    assert not cache.exists()
-
-
 def test_an_unwritable_cache_names_the_variable(story_file, cache):
     cache.write_text("a file where the folder should be")
     with pytest.raises(SweepError, match=r"must be writable .* set SWEEP_CACHE"):
@@ -183,14 +177,6 @@ def test_synthetic_stories_fill_the_budget_of_the_shipped_experiment():
     assert text.vocabulary_used == 512
     assert SequenceStream(len(text.train), 64, 0).epochs(196_608) < 1.5
     assert len(text.valid) > 100 * 65
-
-
-def test_real_stories_are_read_whole(sample_text):
-    text = prepare(sample_text, BYTES)
-    path = sample_text / "train.txt"
-    assert text.train_documents == sum(piece.ends_document for piece in read_text(path))
-    separators = len("\n<|endoftext|>\n") * text.train_documents
-    assert 0 <= path.stat().st_size - text.train_bytes - separators < 100
 
 
 def test_two_processes_at_once_tokenize_once_and_agree(story_file, python, cache):

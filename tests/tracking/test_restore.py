@@ -50,7 +50,7 @@ def test_the_newest_sweep_is_restored_unless_one_is_named(sweep, tmp_path):
     uri = default_tracking_uri(sweep.folder)
     sweep.train(0, 2)
     sweep.sync(uri)
-    other = sweep.beside("other")
+    other = sweep.sibling("other")
     other.train(0, 2)
     other.sync(uri)
     assert load_stored_sweep(uri, "words").name == "other"

@@ -31,12 +31,12 @@ def test_resume_keeps_the_known_start_and_orphans_reach_nothing(tmp_path):
     path = tmp_path / "m"
     orphan = MetricsLog(path, 0, allow)
     orphan.append({"step": 1})
-    known, sha256 = orphan.length, orphan.sha256
+    length, sha256 = orphan.length, orphan.sha256
     orphan.append({"step": 2})
     with path.open("ab") as file:
         file.write(b'{"step": 3, "torn')  # killed in the middle of a line
-    assert is_start_intact(path, known, sha256)
-    log = MetricsLog(path, known, allow)
+    assert is_start_intact(path, length, sha256)
+    log = MetricsLog(path, length, allow)
     orphan.append({"step": 4})
     log.append({"step": 2})
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
