@@ -82,20 +82,7 @@ def find_files(source: str) -> dict[str, list[Path]]:
             "data must be tinystories, synthetic, hf:OWNER/NAME[@REVISION], or the path of an "
             f"existing file or folder, got {source!r}. Choose one of them."
         )
-    usable = [path]
-    if path.is_dir():
-        names = (path for path in sorted(path.iterdir()) if path.is_file())
-        usable = [path for path in names if not path.name.lower().startswith(SKIPPED_NAMES)]
-    is_folder = path.is_dir()
-    train = [p for p in usable if is_folder and p.name.lower().split(".")[0] == "train"]
-    valid = [p for p in usable if is_folder and p.name.lower().split(".")[0] in VALID_NAMES]
-    if not usable or len(train) > 1 or len(valid) > len(train):
-        listed = ", ".join(path.name for path in [*train, *valid]) or "none"
-        raise SweepError(
-            f"data folder {source!r} must hold text files, at most one named train and, only with "
-            f"that, one named valid, got {listed}. Add, rename or remove files."
-        )
-    files = {"train": train, "valid": valid} if valid else {"text": train or usable}
+    files = _files_of_folder(path) if path.is_dir() else {"text": [path]}
     for role, paths in files.items():
         is_empty = [
             path.stat().st_size == 0 if _table_format(path) else next(read_text(path), None) is None
@@ -104,6 +91,20 @@ def find_files(source: str) -> dict[str, list[Path]]:
         if all(is_empty):
             raise SweepError(f"the {role} data of {source!r} must contain text, got empty files.")
     return files
+
+
+def _files_of_folder(folder: Path) -> dict[str, list[Path]]:
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    usable = [path for path in files if not path.name.lower().startswith(SKIPPED_NAMES)]
+    train = [path for path in usable if path.name.lower().split(".")[0] == "train"]
+    valid = [path for path in usable if path.name.lower().split(".")[0] in VALID_NAMES]
+    if not usable or len(train) > 1 or len(valid) > len(train):
+        names = ", ".join(path.name for path in [*train, *valid]) or "none"
+        raise SweepError(
+            f"data folder {str(folder)!r} must hold text files, at most one named train and, "
+            f"only with that, one named valid, got {names}. Add, rename or remove files."
+        )
+    return {"train": train, "valid": valid} if valid else {"text": train or usable}
 
 
 def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int | None:

@@ -108,15 +108,15 @@ class Mirror:
         write_json(self.folder.tracking_path, asdict(self._record))
 
     def _loop(self) -> None:
-        is_last = False
-        while not is_last or (not self._is_connected and time.monotonic() < self._deadline):
-            is_last, started = self._closing.is_set(), time.monotonic()
-            self._try_pass(is_last)
-            if not is_last:
-                took = time.monotonic() - started
-                self._closing.wait(max(PAUSE_SECONDS, min(10 * took, 60)))  # many trials: rarer
-            elif not self._is_connected:
-                time.sleep(max(0.0, min(1.0, self._deadline - time.monotonic())))
+        while not self._closing.is_set():
+            started = time.monotonic()
+            self._try_pass(is_last=False)
+            took = time.monotonic() - started
+            self._closing.wait(max(PAUSE_SECONDS, min(10 * took, 60)))  # many trials: rarer
+        self._try_pass(is_last=True)
+        while not self._is_connected and time.monotonic() < self._deadline:
+            time.sleep(1.0)
+            self._try_pass(is_last=True)
 
     def _try_pass(self, is_last: bool) -> None:
         """Send everything that the store lacks; after a failure, the next pass searches again."""

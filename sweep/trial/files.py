@@ -38,8 +38,8 @@ def sha256_of_file(path: Path) -> str:
 
 def seal(data: dict[str, Any]) -> dict[str, Any]:
     """Add `format_version` and `sha256` to a document."""
-    rest = {key: value for key, value in data.items() if key != "sha256"}
-    rest = {"format_version": FORMAT_VERSION, **rest}
+    rest = {"format_version": FORMAT_VERSION, **data}
+    rest.pop("sha256", None)
     return {**rest, "sha256": sha256_of(rest)}
 
 

@@ -2,7 +2,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -200,23 +199,6 @@ def test_a_killed_preparation_looks_unfinished_and_is_repeated(story_file, pytho
     text = prepare(story_file)
     assert len(text.train) > 0
     assert files_of(cache) == [leftover.removesuffix(".part")]
-
-
-def test_a_process_forked_after_tokenizing_can_tokenize(story_file):
-    script = """
-import os, sys, warnings
-from sweep.config.trial import TokenizerSettings
-from sweep.data.sources import identify_data
-from sweep.data.tokens import prepare_data
-warnings.simplefilter("ignore")  # the fork below is of a process with threads: that is the point
-for vocabulary in (300, 301):
-    tokenizer = TokenizerSettings(kind="bpe", vocabulary=vocabulary)
-    prepare_data(identify_data(sys.argv[1]), sys.argv[1], tokenizer)
-    child = os.fork() if vocabulary == 300 else None
-    if child:
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    subprocess.run([sys.executable, "-c", script, str(story_file)], check=True, timeout=60)
 
 
 def test_importing_the_unit_loads_neither_torch_nor_the_libraries(python):

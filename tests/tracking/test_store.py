@@ -114,7 +114,9 @@ def test_a_new_database_has_its_tables_and_leaves_no_other_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
-def test_the_ui_needs_a_store_of_its_own(sweep):
+def test_the_ui_needs_a_store_of_its_own_and_serves_on_loopback(sweep):
+    command = ui_command(sweep.folder, 5000)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
     (sweep.folder.path / "mlflow.db").unlink()
     with pytest.raises(SweepError, match="must have an MLflow store"):
         ui_command(sweep.folder, 5000)
@@ -124,11 +126,11 @@ def test_the_ui_needs_a_store_of_its_own(sweep):
         ui_command(sweep.folder, 5000)
 
 
+@pytest.mark.slow
 def test_the_ui_serves_the_sweep_on_loopback(sweep, free_port, until):
     sweep.train(0, 3)
     sweep.sync()
     command = ui_command(sweep.folder, free_port)
-    assert command[command.index("--host") + 1] == "127.0.0.1"
 
     def answers() -> bool:
         try:
