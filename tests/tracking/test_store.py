@@ -21,7 +21,7 @@ from sweep.trial.files import write_json
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"),
+    ("address", "expected"),
     [
         ("postgresql://u:secret@host:5432/db", "postgresql://u@host:5432/db"),
         ("postgresql://:secret@host/db", "postgresql://@host/db"),
@@ -35,8 +35,8 @@ from sweep.trial.files import write_json
         ("mlruns", "mlruns"),
     ],
 )  # fmt: skip
-def test_an_address_is_shown_without_its_password(address, shown):
-    assert without_password(address) == shown
+def test_an_address_is_shown_without_its_password(address, expected):
+    assert without_password(address) == expected
 
 
 @pytest.mark.parametrize("password", ["sec@ret", "sec/ret", "sec?ret", "sec#ret"])

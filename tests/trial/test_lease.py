@@ -25,7 +25,7 @@ import sys, time
 from pathlib import Path
 from sweep.trial.lease import FileLock
 lock = FileLock(Path(sys.argv[1]))
-print("held", flush=True)
+print("locked", flush=True)
 time.sleep(60)
 """
 
@@ -35,7 +35,7 @@ def holder(tmp_path):
     """A live process that holds tmp_path/sweep.lock."""
     path = tmp_path / "sweep.lock"
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"held\n"
+    assert process.stdout.readline() == b"locked\n"
     yield process, path
     process.kill()
     process.wait()

@@ -53,8 +53,8 @@ def test_only_words_that_do_not_fit_are_drawn_again(text):
 
     roomy, sizes = prompts(64), []
     for first, other in zip(roomy, prompts(14), strict=True):
-        ids = text.encode(first.text)
-        assert len(text.encode(other.text)) <= 14 and list(other.ids) == text.encode(other.text)
+        ids, other_ids = text.tokenizer.encode_batch([first.text, other.text])
+        assert len(other_ids) <= 14 and list(other.ids) == other_ids.tolist()
         assert (first == other) == (len(ids) <= 14)
         sizes.append(len(ids))
     assert min(sizes) <= 14 < max(sizes) and prompts(14) == prompts(14)
