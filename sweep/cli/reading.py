@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,10 +181,9 @@ def _mirror(folder: "SweepFolder", tracking_uri: str | None) -> None:
     plan = load_plan(folder)
     assert plan is not None
     with Lease(folder.lock_path):
-        mirror = Mirror(folder, plan, tracking_uri)
-        mirror.log_report()
-        if undelivered := mirror.deliver():
-            click.echo(undelivered, err=True)
+        undelivered = Mirror(folder, plan, tracking_uri).deliver()
+    if undelivered:
+        click.echo(undelivered, err=True)
 
 
 @click.command()
@@ -246,13 +246,11 @@ def data() -> None:
 @data_options
 def prepare(source: str, tokenizer: str, vocabulary: str) -> int:
     """Download and tokenize SOURCE (tinystories, synthetic, or a path) into the cache."""
-    from sweep.cli.show import print_preparation
-    from sweep.data.sources import identify_data, is_path
+    from sweep.data.sources import identify_data
     from sweep.data.tokens import describe_data, prepare_data
 
     settings = _tokenizer_settings(tokenizer, vocabulary)
-    path = str(Path(source).expanduser().absolute()) if is_path(source) else None
-    prepare_data(identify_data(source), path, settings, print_preparation())
+    prepare_data(identify_data(source), source, settings, partial(click.echo, err=True))
     _print_document(describe_data(source, settings))
     return 0
 

@@ -42,7 +42,7 @@ def run(
     EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
     grpo-words, grpo-chess) or a TOML file.
     """
-    from sweep.cli.show import Progress, print_end, print_plan, print_preparation
+    from sweep.cli.show import Progress, print_end, print_plan
     from sweep.orchestration.costs import estimate, is_quickly_prepared
     from sweep.orchestration.planning import check_writable, read_request
     from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
@@ -77,7 +77,7 @@ def run(
                 folder,
                 services,
                 also=also,
-                on_prepare=print_preparation(quiet),
+                on_prepare=lambda work: None if quiet else click.echo(work, err=True),
                 on_change=progress.update,
                 on_finished=lambda: failed_checks.extend(_report(folder)),
             )
@@ -108,11 +108,9 @@ def _check_services(request: "Request", planned: "Planned") -> None:
 
     check_services(request.services)
     if uri := request.services.tracking_uri:
-        from sweep.tracking.store import check_answers, check_tracking_uri, is_recorded
+        from sweep.tracking.store import check_answers
 
-        check_tracking_uri(uri)
-        if not is_recorded(request.folder, uri):
-            check_answers(uri)
+        check_answers(uri)
     if request.services.storage and planned.is_tuned:
         from sweep.orchestration.studies import open_storage
 

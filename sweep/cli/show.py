@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -184,19 +184,6 @@ def print_end(summary: "Summary", as_json: bool, failed_checks: Sequence[str]) -
         click.echo(summary.untracked, err=True)
     if summary.is_interrupted:
         click.echo("Interrupted. The same command resumes.", err=True)
-
-
-def print_preparation(is_quiet: bool = False) -> Callable[[str, float], None]:
-    """Return a function that prints how far a work is to stderr, a line per quarter."""
-    printed = set()
-
-    def print_quarter(work: str, fraction: float) -> None:
-        line = f"{work}: {int(4 * fraction) / 4:.0%}"
-        if not is_quiet and line not in printed:
-            printed.add(line)
-            click.echo(line, err=True)
-
-    return print_quarter
 
 
 class Progress:

@@ -1,48 +1,40 @@
-"""Find out what `--data` names, identify it without tokenizing it, and open it.
+"""Find the data that `--data` names, identify it without tokenizing it, and open it.
 
 A source is `tinystories`, `synthetic`, `hf:OWNER/NAME[@REVISION]`, or the path of a file or folder.
+Tables and data sets of the Hugging Face hub are read by `datasets`.
 """
 
-import codecs
-import contextlib
+import glob
+import importlib
+import os
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sweep.data.hub import (
-    TRAIN,
-    VALID,
-    VALID_NAMES,
-    download,
-    open_hub,
-    read_table,
-    resolve_revision,
-    table_format,
-    tinystories_identity,
-)
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
-from sweep.data.text import (
-    SPLIT_RULE,
-    OnProgress,
-    Piece,
-    Reader,
-    not_text,
-    open_bytes,
-    read_text,
-    split_documents,
-)
+from sweep.data.text import SPLIT_RULE, Piece, Reader, read_text, split_documents
 from sweep.errors import SweepError
-from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import cache_dir, sha256_of, sha256_of_file
 
+REPOSITORY = "roneneldan/TinyStories"
+REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
+TINYSTORIES = {  # sha256 by split
+    "train": "6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
+    "valid": "6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
+}
+TINYSTORIES_BYTES = 2_227_753_162  # size of the training split
+STORY_BYTES = 205.5  # mean size of a synthetic story
 HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?")
+VALID_NAMES = ("valid", "validation", "val")  # of files and of splits
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # how such files of a folder begin
-SAMPLE_BYTES = 1 << 20  # read to see if a file is text
-MEMO_BYTES = 1 << 26  # the hash of a larger file is remembered
-
-Files = dict[str, list[Path]]  # by role: train and valid, or text, which is split by document
+TABLE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+# Without these, pandas would turn the texts "NA" and "007" into a missing value and a number.
+CSV_OPTIONS = {"usecols": ["text"], "converters": {"text": str}, "keep_default_na": False}
+ROWS = 100  # read at once
 
 
 def is_path(source: str) -> bool:
@@ -53,19 +45,37 @@ def is_path(source: str) -> bool:
 def identify_data(source: str) -> dict[str, Any]:
     """Return the identity of a source in canonical JSON values; it becomes part of trial ids."""
     if source == "tinystories":
-        return tinystories_identity()
+        return {"name": "tinystories", "revision": REVISION, "sha256": TINYSTORIES}
     if source == "synthetic":
         return synthetic_identity()
     if is_path(source):
         return _identify_files(find_files(source))
     if not (match := HUB_NAME.fullmatch(source)):
         raise SweepError(f"data must have the form hf:OWNER/NAME[@REVISION], got {source!r}.")
-    revision = resolve_revision(match[1], match[2])
-    return {"name": "hf", "repository": match[1], "revision": revision, "split": SPLIT_RULE}
+    repository, revision = match[1], match[2]
+    if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):  # a commit needs no network
+        remedy = f"Correct the name, or name a downloaded commit: hf:{repository}@COMMIT."
+        with _hugging_face("huggingface_hub", f"hf:{repository}", remedy) as hub:
+            information = hub.HfApi().dataset_info(repository, revision=revision, timeout=10)
+        revision = str(information.sha)
+    return {"name": "hf", "repository": repository, "revision": revision, "split": SPLIT_RULE}
 
 
-def find_files(source: str, minimum_bytes: int = 1) -> Files:
-    """Return the files of a path by role; refuse binary or damaged files and too little text."""
+def _identify_files(files: dict[str, list[Path]]) -> dict[str, Any]:
+    """Return the identity of files: contents and formats by role, and no names."""
+    identity: dict[str, Any] = {"name": "path", "sha256": {}, "kind": {}}
+    for role, paths in files.items():
+        pairs = [(_table_format(path) or "text", sha256_of_file(path)) for path in paths]
+        identity["sha256"][role] = pairs[0][1] if len(pairs) == 1 else sha256_of(pairs)
+        identity["kind"][role] = "+".join(sorted({kind for kind, _ in pairs}))
+    return identity | ({"split": SPLIT_RULE} if "text" in files else {})
+
+
+def find_files(source: str) -> dict[str, list[Path]]:
+    """Return the files of a path by role: train and valid, or text, which is still to be split.
+
+    Refuses files that do not begin with text.
+    """
     path = Path(source).expanduser().absolute()
     if not source or not path.exists():
         raise SweepError(
@@ -74,27 +84,18 @@ def find_files(source: str, minimum_bytes: int = 1) -> Files:
         )
     files = _files_of_folder(path) if path.is_dir() else {"text": [path]}
     for role, paths in files.items():
-        size = sum(_text_bytes(path) for path in paths)
-        if size < minimum_bytes:
-            raise SweepError(
-                f"the {role} data of {source!r} must hold at least {minimum_bytes} bytes of text, "
-                f"got {size or 'an empty file'}. Use more text, or a smaller context."
-            )
+        is_empty = [
+            path.stat().st_size == 0 if _table_format(path) else next(read_text(path), None) is None
+            for path in paths
+        ]
+        if all(is_empty):
+            raise SweepError(f"the {role} data of {source!r} must contain text, got empty files.")
     return files
 
 
-def check_text_length(source: str, context: int) -> None:
-    """Refuse files that are too short for one window of `context` + 1 tokens of at least a byte."""
-    if is_path(source):
-        find_files(source, context + 1)
-
-
-def _files_of_folder(folder: Path) -> Files:
-    usable = sorted(
-        path
-        for path in folder.iterdir()
-        if path.is_file() and not path.name.lower().startswith(SKIPPED_NAMES)
-    )
+def _files_of_folder(folder: Path) -> dict[str, list[Path]]:
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    usable = [path for path in files if not path.name.lower().startswith(SKIPPED_NAMES)]
     train = [path for path in usable if path.name.lower().split(".")[0] == "train"]
     valid = [path for path in usable if path.name.lower().split(".")[0] in VALID_NAMES]
     if not usable or len(train) > 1 or len(valid) > len(train):
@@ -106,70 +107,26 @@ def _files_of_folder(folder: Path) -> Files:
     return {"train": train, "valid": valid} if valid else {"text": train or usable}
 
 
-def _text_bytes(path: Path) -> int:
-    """Return the bytes of text at the start of a file; refuse a binary or damaged file."""
-    with open_bytes(path) as (content, _):
-        sample = content.read(SAMPLE_BYTES)
-        if table_format(path) == "parquet":  # compressed
-            return SAMPLE_BYTES if sample else 0
-        is_whole = len(sample) < SAMPLE_BYTES
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(sample, final=is_whole)
-    if "\0" in text:
-        raise not_text(path)
-    return len(sample) if text.strip() else 0
-
-
-def _identify_files(files: Files) -> dict[str, Any]:
-    """Return the identity of files: contents and formats by role, and no names."""
-    identity: dict[str, Any] = {"name": "path", "sha256": {}, "kind": {}}
-    for role, paths in files.items():
-        pairs = [(table_format(path) or "text", hash_file(path)) for path in paths]
-        identity["sha256"][role] = pairs[0][1] if len(pairs) == 1 else sha256_of(pairs)
-        identity["kind"][role] = "+".join(sorted({kind for kind, _ in pairs}))
-    return identity | ({"split": SPLIT_RULE} if "text" in files else {})
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file; that of a large one is remembered by path, size, time, inode."""
-    status = path.stat()
-    if status.st_size < MEMO_BYTES:
-        return sha256_of_file(path)
-    key = [str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino]
-    memo = cache_dir() / "hashes" / f"{sha256_of(key)[:24]}.json"
-    with contextlib.suppress(OSError, SweepError):
-        return str(read_json(memo)["content_sha256"])
-    digest = sha256_of_file(path)
-    with contextlib.suppress(OSError):  # without a writable cache only time is lost
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        write_json(memo, {"content_sha256": digest})
-    return digest
-
-
 def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int | None:
     """Return the approximate bytes of training text; None if they are not known yet."""
     if identity["name"] == "tinystories":
-        return TRAIN.size
+        return TINYSTORIES_BYTES
     if identity["name"] == "synthetic":
-        sample = [len(text) for text in islice(synthetic_documents(identity, "train"), 100)]
-        return int(identity["documents"]["train"] * sum(sample) / len(sample))
-    files = find_files(path) if path else {}
-    return sum(path.stat().st_size for path in next(iter(files.values()), [])) or None
+        return int(identity["documents"]["train"] * STORY_BYTES)
+    if path is None:
+        return None
+    files = find_files(path)
+    return sum(file.stat().st_size for file in files.get("train") or files["text"])
 
 
-def open_data(
-    identity: dict[str, Any], path: str | None, on_progress: OnProgress
-) -> dict[str, Reader]:
-    """Return a reader of each split, train and valid; download and split the data if need be."""
+def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
+    """Return a reader of each split, train and valid; download and split the data if necessary."""
     if identity["name"] == "synthetic":
-        return {split: partial(_stories, identity, split) for split in ("train", "valid")}
-    readers: dict[str, Reader] = {}
-    if identity["name"] == "tinystories":
-        for split, file in (("valid", VALID), ("train", TRAIN)):  # the small file first
-            on_progress(f"downloading {file.name}", 0.0)
-            readers[split] = partial(read_text, download(file))
-    elif identity["name"] == "hf":
-        on_progress(f"downloading {identity['repository']}", 0.0)
-        readers = open_hub(identity["repository"], identity["revision"])
+        return {split: partial(_read_stories, identity, split) for split in ("train", "valid")}
+    if identity["name"] == "tinystories":  # the small file first
+        return {split: partial(read_text, download(split)) for split in ("valid", "train")}
+    if identity["name"] == "hf":
+        readers = _open_hub(identity["repository"], identity["revision"])
     elif path is None or _identify_files(files := find_files(path)) != identity:
         raise SweepError(
             f"data {path!r} must be unchanged since it was planned, but its content differs. "
@@ -177,15 +134,94 @@ def open_data(
         )
     else:
         readers = {role: partial(_read_files, paths) for role, paths in files.items()}
-    return readers if "valid" in readers else split_documents(readers.popitem()[1], on_progress)
+    return readers if "valid" in readers else split_documents(*readers.values())
 
 
-def _stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
-    for index, document in enumerate(synthetic_documents(identity, split), start=1):
-        yield Piece(document, True, index / identity["documents"][split])
+def _read_stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
+    return map(Piece, synthetic_documents(identity, split))
 
 
 def _read_files(paths: list[Path]) -> Iterator[Piece]:
-    for index, path in enumerate(paths):
-        for piece in read_table(path) if table_format(path) else read_text(path):
-            yield piece._replace(fraction_read=(index + piece.fraction_read) / len(paths))
+    for path in paths:
+        yield from read_table(path) if _table_format(path) else read_text(path)
+
+
+def _table_format(path: Path) -> str | None:
+    """Return json, csv or parquet for a table; None for plain text."""
+    return TABLE_FORMATS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+
+
+def download(split: str) -> Path:
+    """Return the path of a file of TinyStories with the pinned hash; download it if necessary."""
+    name = f"TinyStoriesV2-GPT4-{split}.txt"
+    path = cache_dir() / "tinystories" / name
+    if not path.is_file():
+        remedy = f"Use --data PATH with your text, or --data synthetic, or copy the file to {path}."
+        with _hugging_face("huggingface_hub", f"{REPOSITORY}/{name}", remedy) as hub:
+            options = {"repo_type": "dataset", "revision": REVISION}
+            path = Path(hub.hf_hub_download(REPOSITORY, name, **options))
+    if sha256_of_file(path) != TINYSTORIES[split]:
+        raise SweepError(
+            f"{name} must have the pinned sha256 {TINYSTORIES[split][:12]}…, got other content. "
+            f"Remove {path.resolve()} to download it again, or use --data PATH for other text."
+        )
+    return path
+
+
+def read_table(path: Path) -> Iterator[Piece]:
+    """Yield the rows of a local table in order, each as a document."""
+    loader = _table_format(path)
+    options = CSV_OPTIONS if loader == "csv" else {}
+    files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
+    with _hugging_face("datasets", str(path), "Correct the file, or use plain text.") as datasets:
+        yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
+
+
+def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
+    """Download a data set; return the readers of its train split and, if any, validation split."""
+    name = f"hf:{repository}@{revision}"
+    if Path(repository).exists():  # `datasets` would read it instead
+        raise SweepError(f"data {name!r} must not be a local path too. Use another folder.")
+    remedy = "Correct the name, or use a data set with a split train."
+    with _hugging_face("datasets", name, remedy) as datasets:
+        splits = datasets.load_dataset(repository, revision=revision)
+        readers: dict[str, Reader] = {"train": partial(_read_rows, splits["train"], name)}
+    for split in VALID_NAMES:
+        if split in splits:
+            readers["valid"] = partial(_read_rows, splits[split], name)
+    return readers
+
+
+def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
+    number = 0
+    for batch in rows.with_format("arrow").iter(batch_size=ROWS):
+        names = batch.column_names
+        for text in batch["text"].to_pylist() if "text" in names else [None]:
+            number += 1
+            if not isinstance(text, str) or "\0" in text:
+                raise SweepError(
+                    f"row {number} of {source!r} must have a text without NUL in the column text, "
+                    f"got {text!r:.40} and the columns {', '.join(names)}. Correct the row."
+                )
+            if document := text.strip():
+                yield Piece(document)
+
+
+@contextmanager
+def _hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
+    """Import a library with telemetry off, and turn its errors into one sentence."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # our message contains its errors
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    try:
+        yield importlib.import_module(library)
+    except SweepError:
+        raise
+    except Exception as error:  # these libraries raise classes of pyarrow, pandas, httpx and others
+        cause = error.__cause__ or error  # `datasets` wraps the error of a row
+        reason = f"{type(cause).__name__}: {cause}".splitlines()[0].rstrip(".")
+        raise SweepError(
+            f"data {data!r} must be readable by {library}, got {reason}. {remedy}"
+        ) from error

@@ -5,11 +5,9 @@ have a lower expected loss per document; the tests use this as a bound.
 """
 
 import functools
-import itertools
 import random
 import re
 import tomllib
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,21 +19,6 @@ WORD = re.compile(r"\"?[A-Za-z']+|[.,!?]+\"?")
 # The groups are rule, variable, the variable that its values depend on, form, and word.
 SYMBOL = re.compile(rf"\[(\w+)\]|<(\w+)(?::(\w+))?>|{{(\w+)}}|({WORD.pattern})")
 SPACE_BEFORE_POINT = re.compile(r" (?=[.,!?])")
-
-
-def choice_probabilities(count: int) -> list[float]:
-    """Return the probabilities of n choices, proportional to n, n − 1, …, 1."""
-    return [2 * (count - i) / (count * (count + 1)) for i in range(count)]
-
-
-@functools.cache
-def _cumulative_probabilities(count: int) -> list[float]:
-    return list(itertools.accumulate(choice_probabilities(count)))
-
-
-def _choose(choices: Sequence[str], rng: random.Random) -> str:
-    index = bisect_right(_cumulative_probabilities(len(choices)), rng.random())
-    return choices[min(index, len(choices) - 1)]
 
 
 @functools.cache
@@ -51,26 +34,28 @@ def story_grammar() -> dict[str, Any]:
 
 
 def generate_story(grammar: Mapping[str, Any], rng: random.Random) -> str:
-    """Return a random story."""
-    words = _expand(f"[{grammar['start']}]", grammar, {}, rng)
-    return SPACE_BEFORE_POINT.sub("", " ".join(words))
+    """Return a random story. The probabilities of n choices are proportional to n, n − 1, …, 1."""
+    remembered: dict[str, str] = {}  # values by variable
 
+    def choose(choices: Sequence[str]) -> str:
+        return rng.choices(choices, weights=range(len(choices), 0, -1))[0]
 
-def _expand(
-    template: str, grammar: Mapping[str, Any], remembered: dict[str, str], rng: random.Random
-) -> Iterator[str]:
-    for rule, variable, given, form, word in parse_template(template):
-        if rule:
-            yield from _expand(_choose(grammar["rules"][rule], rng), grammar, remembered, rng)
-        elif variable:
-            values = grammar["values"][variable]
-            remembered[variable] = _choose(values[remembered[given]] if given else values, rng)
-            yield remembered[variable]
-        elif form in grammar["forms"]:
-            variable, words = grammar["forms"][form]
-            yield words[remembered[variable]]
-        else:
-            yield word or remembered[form]
+    def expand(template: str) -> Iterator[str]:
+        for rule, variable, condition, form, word in parse_template(template):
+            if rule:
+                yield from expand(choose(grammar["rules"][rule]))
+            elif variable:
+                values = grammar["values"][variable]
+                values = values[remembered[condition]] if condition else values
+                remembered[variable] = choose(values)
+                yield remembered[variable]
+            elif form in grammar["forms"]:
+                variable, words = grammar["forms"][form]
+                yield words[remembered[variable]]
+            else:
+                yield word or remembered[form]
+
+    return SPACE_BEFORE_POINT.sub("", " ".join(expand(f"[{grammar['start']}]")))
 
 
 def synthetic_identity(seed: int = 0, train: int = 5000, valid: int = 350) -> dict[str, Any]:

@@ -1,20 +1,18 @@
-"""Read documents out of plain text files and split them, a block at a time.
+"""Read documents from plain text files and split them, a block at a time.
 
-A document is the text between two lines that hold only `<|endoftext|>`, without the white space
+A document is the text between two lines that contain only `<|endoftext|>`, without the white space
 around it. Empty documents are dropped, and line ends become LF.
 """
 
 import gzip
 import hashlib
-import io
 import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -31,82 +29,62 @@ CUT = re.compile(r"(?<=\S)[ \n]")
 # The split of text without a validation file; a part of the data's identity.
 SPLIT_RULE: dict[str, Any] = {"by": "document hash", "valid_fraction": 0.05, "version": 1}
 
-OnProgress = Callable[[str, float], None]  # the current work and its fraction done
-
 
 class Piece(NamedTuple):
     """A document, or a part of a long one."""
 
     text: str
-    ends_document: bool
-    fraction_read: float  # of the source
+    ends_document: bool = True
 
 
-Reader = Callable[[], Iterator[Piece]]  # can be called again to read again
-
-
-@contextmanager
-def open_bytes(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Open a file that may be compressed; yield its content and the raw file under it."""
-    try:
-        with path.open("rb") as raw:
-            is_gzip = path.name.lower().endswith(".gz")
-            yield (cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if is_gzip else raw), raw
-    except UnicodeDecodeError as error:
-        raise not_text(path) from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SweepError(
-            f"data must be a whole gzip file, got {str(path)!r}, which is damaged ({error}). "
-            "Restore it, or compress the text again."
-        ) from error
-
-
-def not_text(path: Path) -> SweepError:
-    """Return the error of a file that is not UTF-8 text."""
-    return SweepError(
-        f"data must be UTF-8 text, got a file with other bytes, {str(path)!r}. "
-        "Save it as UTF-8, or use another file."
-    )
+Reader = Callable[[], Iterator[Piece]]  # each call reads from the beginning
 
 
 def read_text(path: Path, block: int = BLOCK_CHARACTERS) -> Iterator[Piece]:
-    """Yield the documents of a plain text file in order."""
-    size = path.stat().st_size or 1
-    with open_bytes(path) as (content, raw), io.TextIOWrapper(content, "utf-8-sig") as lines:
-        for text, ends_document in _documents(lines, block):
-            if "\0" in text:
-                raise not_text(path)
-            yield Piece(text, ends_document, min(raw.tell() / size, 1.0))
+    """Yield the documents of a UTF-8 file in order; a name that ends in .gz means gzip."""
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig")
+            if path.name.lower().endswith(".gz")
+            else path.open(encoding="utf-8-sig")
+        ) as file:
+            yield from _documents(file, block)
+    except (UnicodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise SweepError(
+            f"data must be UTF-8 text, plain or in a whole gzip file, got {str(path)!r} ({error}). "
+            "Save it as UTF-8, or use another file."
+        ) from error
 
 
-def _documents(lines: io.TextIOWrapper, block: int) -> Iterator[tuple[str, bool]]:
+def _documents(file: IO[str], block: int) -> Iterator[Piece]:
     pending, is_open = "", False  # text not yet yielded, and whether its document's start was
     limit = min(PIECE_CHARACTERS, block)
-    while text := lines.read(block):
-        text += lines.readline(block)  # so that no separator is cut
+    while text := file.read(block):
+        text += file.readline(block)  # so that no separator is cut
+        if "\0" in text:
+            raise UnicodeError("a NUL byte")
         *ended, pending = SEPARATOR_LINE.split(pending + text)
         for document in ended:
             document = document.rstrip() if is_open else document.strip()
             if document or is_open:
-                yield document, True
+                yield Piece(document)
             is_open = False
         if not is_open:
             pending = pending.lstrip()
         while len(pending) > limit:
             cuts = CUT.finditer(pending, max(1, limit - CUT_CHARACTERS), limit)
             cut = max((match.start() for match in cuts), default=limit)
-            yield pending[:cut], False
+            yield Piece(pending[:cut], ends_document=False)
             pending, is_open = pending[cut:], True
     if (rest := pending.rstrip()) or is_open:
-        yield rest, True
+        yield Piece(rest)
 
 
-def split_documents(read: Reader, on_progress: OnProgress) -> dict[str, Reader]:
+def split_documents(read: Reader) -> dict[str, Reader]:
     """Choose the validation documents: the 5 % with the least content hashes.
 
     These are at least one and at most half of the different documents; equal documents stay
-    together. Of a single document, the last 5 % of the characters are for validation, from a line's
-    end if possible.
+    together. If there is only one document, the last 5 % of its characters are for validation.
     """
     hashes, digest, characters = array("Q"), hashlib.blake2b(digest_size=8), 0
     for piece in read():
@@ -115,7 +93,6 @@ def split_documents(read: Reader, on_progress: OnProgress) -> dict[str, Reader]:
         if piece.ends_document:
             hashes.append(int.from_bytes(digest.digest(), "big"))
             digest = hashlib.blake2b(digest_size=8)
-        on_progress("splitting by document", piece.fraction_read)
     different = np.unique(np.array(hashes, dtype=np.uint64))
     if len(hashes) == 1:
         is_valid = np.array([False, True])
@@ -147,7 +124,7 @@ def _divide(read: Reader, start: int) -> Iterator[Piece]:
             stop = start + (length - start) // 2
             ends = (piece.text.find(mark, max(start, 1), stop) for mark in "\n ")
             cut = next((end for end in ends if end >= 0), start)
-            yield piece._replace(text=piece.text[:cut], ends_document=True)
+            yield Piece(piece.text[:cut])
             piece = piece._replace(text=piece.text[cut:])
         yield piece
         start -= length  # below 0 once the document is divided

@@ -13,7 +13,9 @@ import numpy as np
 from sweep.config.trial import TokenizerSettings
 from sweep.data.text import SEPARATOR, Piece
 from sweep.errors import SweepError
+from sweep.trial.files import sha256_of_file
 
+TOKENIZER = "tokenizer.json"
 SEPARATOR_ID = 0
 MINIMUM_VOCABULARY = {"bpe": 257, "bytes": 256}  # all bytes, and for bpe the separator
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
@@ -28,7 +30,7 @@ class BytesTokenizer:
         """Return the bytes of each text."""
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Return the text of bytes; bytes that are not UTF-8 become U+FFFD."""
         return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
 
@@ -51,9 +53,9 @@ class LibraryTokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._exchange(np.array(encoding.ids, np.uint32)) for encoding in encodings]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids."""
-        own_ids = self._exchange(np.array(ids, np.int64)).tolist()
+        own_ids = self._exchange(np.array(list(ids), np.int64)).tolist()
         return str(self._tokenizer.decode(own_ids, skip_special_tokens=False))
 
     def _exchange(self, ids: np.ndarray) -> np.ndarray:
@@ -82,6 +84,14 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    def first_texts() -> Iterator[str]:
+        size = 0
+        for piece in pieces:
+            yield piece.text
+            size += len(piece.text.encode())
+            if size >= TRAINING_BYTES:
+                return
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -91,16 +101,8 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_first_texts(pieces, TRAINING_BYTES), trainer)
+    tokenizer.train_from_iterator(first_texts(), trainer)
     tokenizer.save(str(path))
-
-
-def _first_texts(pieces: Iterable[Piece], limit: int) -> Iterator[str]:
-    for piece in pieces:
-        yield piece.text
-        limit -= len(piece.text.encode())
-        if limit <= 0:
-            return
 
 
 def load_tokenizer(path: Path | None, end: int = 0) -> TextTokenizer:
@@ -110,3 +112,14 @@ def load_tokenizer(path: Path | None, end: int = 0) -> TextTokenizer:
     from tokenizers import Tokenizer
 
     return LibraryTokenizer(Tokenizer.from_file(str(path)), end)
+
+
+def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:
+    """Return the tokenizer.json of a pretrained model, which must be the planned one."""
+    path = Path(folder or ".") / TOKENIZER
+    if not path.is_file() or sha256_of_file(path) != tokenizer.sha256:
+        raise SweepError(
+            f"{path} must be the tokenizer of the plan, and is not. Restore it, or start a new "
+            "sweep in another folder."
+        )
+    return path

@@ -11,7 +11,7 @@ The key is the hash of identity, tokenizer and format. A folder appears by one r
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 
 from sweep.config.trial import TokenizerSettings
 from sweep.data.sources import identify_data, open_data
-from sweep.data.stream import check_window
-from sweep.data.text import OnProgress, Piece, Reader
+from sweep.data.text import Piece, Reader
 from sweep.data.tokenizer import (
     SEPARATOR_ID,
+    TOKENIZER,
     TextTokenizer,
     check_tokenizer,
     load_tokenizer,
+    pretrained_path,
     train_bpe,
 )
 from sweep.errors import SweepError
-from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
 
 TOKENS_FORMAT = 1
-TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "valid")
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per character
 
@@ -55,29 +55,24 @@ class TokenizedText:
     end: int = 0  # a pretrained tokenizer's own end-of-text id
     separator: int = SEPARATOR_ID
 
-    def check_window(self, context: int) -> None:
-        """Refuse a split that does not fill one window."""
-        for split in SPLITS:
-            check_window(len(getattr(self, split)), context, f"the {split} split")
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without a separator."""
-        return [int(i) for i in self.tokenizer.encode_batch([text])[0]]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids."""
-        return self.tokenizer.decode([int(i) for i in ids])
-
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the ids."""
         return load_tokenizer(self.tokenizer_path, self.end)
 
+    def check_window(self, context: int) -> None:
+        """Refuse a split that does not fill one window of context + 1 tokens."""
+        for split in SPLITS:
+            if (count := len(getattr(self, split))) < context + 1:
+                raise SweepError(
+                    f"the {split} split must hold at least one window of context + 1 = "
+                    f"{context + 1} tokens, got {count}. Use more text, or a smaller context."
+                )
+
 
 def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> TokenizedText | None:
-    """Return the prepared data if it is in the cache; prepare and write nothing."""
+    """Return the prepared data if it is in the cache; write nothing."""
     folder = _folder(identity, tokenizer)
-    path = folder / TOKENIZER if tokenizer.kind != "bytes" else None
     try:
         data = read_json(folder / "data.json")
         train, valid = (
@@ -86,8 +81,7 @@ def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Tok
         )
     except (OSError, SweepError, ValueError):  # absent or damaged
         return None
-    if path and not path.is_file():
-        return None
+    path = folder / TOKENIZER if tokenizer.kind != "bytes" else None
     counts = {field.name: data[field.name] for field in fields(TokenizedText) if field.name in data}
     return TokenizedText(train, valid, path, **counts)
 
@@ -96,21 +90,20 @@ def prepare_data(
     identity: dict[str, Any],
     path: str | None,
     tokenizer: TokenizerSettings,
-    on_progress: OnProgress | None = None,
+    on_progress: Callable[[str], None] = lambda work: None,
     pretrained: str | Path | None = None,
 ) -> TokenizedText:
     """Return the tokens of a data set; download and tokenize it unless it is in the cache.
 
     Args:
         identity: from `identify_data`.
-        path: of the text, for the identity of a path.
-        on_progress: called with the current work and the fraction done, 0 to 1.
+        path: location of the text if the identity is that of a path.
+        on_progress: called with a description of each part of the work.
         pretrained: folder of the pretrained model whose tokenizer is used.
     """
     check_tokenizer(tokenizer)
     if (text := find_prepared(identity, tokenizer)) is not None:
         return text
-    report = on_progress or (lambda work, fraction: None)
     folder = _folder(identity, tokenizer)
     part = folder.with_name(f"{folder.name}.part")
     try:
@@ -123,8 +116,8 @@ def prepare_data(
                 shutil.rmtree(leftover, ignore_errors=True)
             part.mkdir()
             try:
-                readers = open_data(identity, path, report)
-                _write(readers, tokenizer, pretrained, part, report)
+                on_progress("reading the data")
+                _write(open_data(identity, path), tokenizer, pretrained, part, on_progress)
                 part.rename(folder)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
@@ -138,16 +131,71 @@ def prepare_data(
     return text
 
 
+def _write(
+    readers: dict[str, Reader],
+    settings: TokenizerSettings,
+    pretrained: str | Path | None,
+    folder: Path,
+    on_progress: Callable[[str], None],
+) -> None:
+    path = folder / TOKENIZER if settings.kind != "bytes" else None
+    if settings.kind == "pretrained":
+        shutil.copyfile(pretrained_path(pretrained, settings), folder / TOKENIZER)
+    elif settings.kind == "bpe":
+        on_progress("training the tokenizer")
+        train_bpe(readers["train"](), settings.vocabulary, folder / TOKENIZER)
+    tokenizer = load_tokenizer(path, settings.end)
+    dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
+    data = {"dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used, "end": settings.end}
+    for split in SPLITS:
+        on_progress(f"tokenizing {split}")
+        counts = write_tokens(readers[split](), tokenizer, folder / f"{split}.bin", dtype)
+        if counts["documents"] == 0:
+            raise SweepError(f"the {split} data must hold a document, got none. Use other text.")
+        data |= {f"{split}_{name}": count for name, count in counts.items()}
+    write_json(folder / "data.json", data)
+
+
+def write_tokens(
+    pieces: Iterable[Piece], tokenizer: TextTokenizer, path: Path, dtype: str
+) -> dict[str, int]:
+    """Tokenize pieces into a file, batch by batch; return its tokens, documents and text bytes."""
+    tokens = documents = size = 0
+    separator = np.array([SEPARATOR_ID], dtype).tobytes()
+    with path.open("wb") as file:
+        for batch in _batches(pieces):
+            encoded = tokenizer.encode_batch([piece.text for piece in batch])
+            for piece, ids in zip(batch, encoded, strict=True):
+                file.write(ids.astype(dtype).tobytes() + separator * piece.ends_document)
+                tokens += len(ids) + piece.ends_document
+                documents += piece.ends_document
+                size += len(piece.text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return {"tokens": tokens, "documents": documents, "bytes": size}
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    yield batch
+
+
 def describe_data(source: str, tokenizer: TokenizerSettings) -> dict[str, Any]:
     """Return the identity of a source and, once it is prepared, the sizes of its splits."""
     identity = identify_data(source)
     text = find_prepared(identity, tokenizer)
     splits = {}
     for split in SPLITS if text else ():
-        tokens, size = len(getattr(text, split)), getattr(text, f"{split}_bytes")
-        documents = getattr(text, f"{split}_documents")
-        sizes = {"documents": documents, "bytes": size, "tokens": tokens}
-        splits[split] = {**sizes, "bytes_per_token": size / tokens}
+        sizes = {name: getattr(text, f"{split}_{name}") for name in ("documents", "bytes")}
+        tokens = len(getattr(text, split))
+        splits[split] = {**sizes, "tokens": tokens, "bytes_per_token": sizes["bytes"] / tokens}
     return {
         "source": source,
         "identity": identity,
@@ -163,87 +211,3 @@ def _folder(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Path:
     settings = tokenizer.model_dump() if tokenizer.kind != "bytes" else {"kind": "bytes"}
     key = {"identity": identity, "tokenizer": settings, "format": TOKENS_FORMAT}
     return cache_dir() / "tokens" / sha256_of(key)[:24]
-
-
-def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:
-    """Return the tokenizer.json of a pretrained model, which must be the planned one."""
-    path = Path(folder or ".") / TOKENIZER
-    if not path.is_file() or sha256_of_file(path) != tokenizer.sha256:
-        raise SweepError(
-            f"{path} must be the tokenizer of the plan, and is not. Restore it, or start a new "
-            "sweep in another folder."
-        )
-    return path
-
-
-def _write(
-    readers: dict[str, Reader],
-    settings: TokenizerSettings,
-    pretrained: str | Path | None,
-    folder: Path,
-    report: OnProgress,
-) -> None:
-    path = folder / TOKENIZER if settings.kind != "bytes" else None
-    if settings.kind == "pretrained":
-        shutil.copyfile(pretrained_path(pretrained, settings), folder / TOKENIZER)
-    elif settings.kind == "bpe":
-        pieces = _reported(readers["train"](), "training the tokenizer", report)
-        train_bpe(pieces, settings.vocabulary, folder / TOKENIZER)
-    tokenizer = load_tokenizer(path, settings.end)
-    dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
-    data = {"dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used, "end": settings.end}
-    for split in SPLITS:
-        pieces = _reported(readers[split](), f"tokenizing {split}", report)
-        counts = write_tokens(pieces, tokenizer, folder / f"{split}.bin", dtype)
-        if counts["documents"] == 0:
-            raise SweepError(
-                f"the {split} data must hold at least one document, got only white space and "
-                "separators. Use a file with text."
-            )
-        data |= {f"{split}_{name}": count for name, count in counts.items()}
-    write_json(folder / "data.json", data)
-
-
-def _reported(pieces: Iterable[Piece], work: str, report: OnProgress) -> Iterator[Piece]:
-    last = -1.0
-    for piece in pieces:
-        if piece.fraction_read >= last + 0.005:
-            last = piece.fraction_read
-            report(work, last)
-        yield piece
-    report(work, 1.0)
-
-
-def write_tokens(
-    pieces: Iterable[Piece],
-    tokenizer: TextTokenizer,
-    path: Path,
-    dtype: str,
-    batch_characters: int = BATCH_CHARACTERS,
-) -> dict[str, int]:
-    """Tokenize pieces into a file, batch by batch; return its tokens, documents and text bytes."""
-    tokens = documents = size = 0
-    separator = np.array([SEPARATOR_ID], dtype).tobytes()
-    with path.open("wb") as file:
-        for batch in _batches(pieces, batch_characters):
-            encoded = tokenizer.encode_batch([piece.text for piece in batch])
-            for piece, ids in zip(batch, encoded, strict=True):
-                file.write(ids.astype(dtype).tobytes() + separator * piece.ends_document)
-                tokens += len(ids) + piece.ends_document
-                documents += piece.ends_document
-                size += len(piece.text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    return {"tokens": tokens, "documents": documents, "bytes": size}
-
-
-def _batches(pieces: Iterable[Piece], batch_characters: int) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
-    characters = 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece.text)
-        if characters >= batch_characters:
-            yield batch
-            batch, characters = [], 0
-    yield batch

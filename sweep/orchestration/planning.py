@@ -262,11 +262,10 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     """
     inputs = Inputs()
     if experiment.data is not None:
-        from sweep.data.sources import check_text_length, identify_data, is_path
+        from sweep.data.sources import identify_data, is_path
         from sweep.data.tokenizer import check_tokenizer
 
         check_tokenizer(tokenizer_of(experiment))
-        check_text_length(experiment.data, experiment.traits.tokens_per_sequence)
         path = _relative_to(folder, experiment.data) if is_path(experiment.data) else None
         data = identify_data(experiment.data)
         inputs = inputs.model_copy(update={"data": data, "data_path": path})

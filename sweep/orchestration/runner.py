@@ -117,7 +117,7 @@ def check_trains(plan: Plan) -> None:
 def prepare(
     planned: Planned,
     folder: SweepFolder,
-    on_progress: Callable[[str, float], None] | None = None,
+    on_progress: Callable[[str], None] = lambda work: None,
 ) -> None:
     """Check the machine and tokenize the data, before anything of the sweep is written.
 
@@ -147,7 +147,7 @@ def run_plan(
     *,
     executor: Executor | None = None,
     also: frozenset[Cause] = frozenset(),
-    on_prepare: Callable[[str, float], None] | None = None,
+    on_prepare: Callable[[str], None] = lambda work: None,
     on_change: Callable[[], None] = lambda: None,
     on_finished: Callable[[], None] = lambda: None,
 ) -> Summary:
@@ -159,7 +159,7 @@ def run_plan(
         services: executor and stores.
         executor: in place of the one that `services` names.
         also: causes of failure that the user asked to retry.
-        on_prepare: called with a description and the fraction done.
+        on_prepare: called with a description of each part of the preparation.
         on_change: called a few times per second, to show progress.
         on_finished: called after the trials, before tracking is closed: writes the report.
 
@@ -185,7 +185,6 @@ def run_plan(
             with _stopping_on_signals(schedule):
                 requested = _run_rounds(planned, schedule, tuning, also, on_change)
             on_finished()
-            mirror.log_report()
         except BaseException:
             executor.stop()
             raise

@@ -15,6 +15,7 @@ from sweep.memory.presets import describe_remedies
 from sweep.orchestration.executors import Executor
 from sweep.plan.plan import Plan
 from sweep.plan.retry import (
+    MemoryBounds,
     Outcome,
     begin_attempt,
     is_to_run,
@@ -53,6 +54,7 @@ class Schedule:
     _running: dict[Future[Outcome], _Attempt] = field(default_factory=dict)
     _queued: list[TrialFolder] = field(default_factory=list)  # submitted but not started yet
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
+    _bounds: MemoryBounds = field(default_factory=MemoryBounds)
     _least_tokens: dict[int, float | None] = field(default_factory=dict)  # to target, by batch
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
     _pauses: Mapping[str, int | None] = field(default_factory=dict)
@@ -206,13 +208,12 @@ class Schedule:
 
     def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
         config = trial.read_config()
-        bounds = self.folder.read_bounds(config)
         pauses = (self._pauses.get(trial.id), self._last_step(config))
         pause = min((step for step in pauses if step is not None), default=None)
         state = State.WAITING if self.executor.queues else State.RUNNING
 
         def begin(status: TrialStatus) -> TrialStatus:
-            status = within_bounds(begin_attempt(status), config, bounds)
+            status = within_bounds(begin_attempt(status), config, self._bounds)
             return status.changed(pause_step=pause, state=state)
 
         self._change(trial, begin)
@@ -298,8 +299,7 @@ class Schedule:
     ) -> None:
         """Lower the microbatch bound for later trials; if nothing fits, add remedies."""
         if is_retried:
-            bounds = self.folder.read_bounds(config)
-            self.folder.write_bounds(tightened(bounds, before, status, config))
+            self._bounds = tightened(self._bounds, before, status, config)
             return
         with contextlib.suppress(SweepError):
             remedies = run_job(describe_remedies, config)

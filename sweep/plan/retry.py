@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import largest_divisor
-from sweep.trial.folder import Cause, MemoryBounds, State, TrialStatus
+from sweep.trial.folder import Cause, State, TrialStatus
 
 UNBOUNDED = 10**9
 
@@ -86,6 +86,14 @@ def status_after(
         return failed, False
     retries[cause] += 1
     return failed.changed(state=State.WAITING), True
+
+
+@dataclass(frozen=True)
+class MemoryBounds:
+    """Sizes that later trials of a command must not exceed, after an out-of-memory error."""
+
+    microbatch_size: int | None = None  # None: as planned
+    evaluation_batch_size: int | None = None
 
 
 def within_bounds(status: TrialStatus, config: TrialConfig, bounds: MemoryBounds) -> TrialStatus:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
-POSTGRES_DRIVERS = ("psycopg", "psycopg2")  # the extra `postgres` installs the first
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 REPORT_FILES = ("report.md", "report.html", "trials.csv")
 ENVIRONMENT = {  # set only if the user has not set it
@@ -55,18 +54,15 @@ def hide_passwords(text: str) -> str:
 
 
 def with_driver(address: str) -> str:
-    """Return a PostgreSQL address that names an installed driver; other addresses unchanged."""
-    match = re.match(r"postgresql(?:\+(\w+))?(?=://)", address)
-    if match is None:
+    """Add the driver psycopg to a PostgreSQL address that names none."""
+    if not address.startswith("postgresql://"):
         return address
-    for driver in POSTGRES_DRIVERS if match[1] is None else (match[1],):
-        if importlib.util.find_spec(driver):
-            return f"postgresql+{driver}{address[match.end() :]}"
-    raise SweepError(
-        f"{match[0]}:// needs {match[1] or 'the extra postgres'}, which is not installed. Write "
-        "postgresql://, and install the extra with `pip install -e '.[postgres]'` in the project's "
-        "folder."
-    )
+    if importlib.util.find_spec("psycopg") is None:
+        raise SweepError(
+            "postgresql:// needs the extra postgres, which is not installed. Install it with "
+            "`pip install -e '.[postgres]'` in the project's folder."
+        )
+    return address.replace("postgresql", "postgresql+psycopg", 1)
 
 
 def one_sentence(error: BaseException) -> str:
@@ -102,7 +98,11 @@ def check_tracking_uri(uri: str) -> str:
 
 
 def check_answers(uri: str) -> None:
-    """Refuse a database that cannot be opened; a server may be down for a while."""
+    """Refuse an address without a store, or a database that cannot be opened.
+
+    A server may be down for a while.
+    """
+    uri = check_tracking_uri(uri)
     if uri.startswith(("http", "sqlite")):
         return
     import sqlalchemy
@@ -119,12 +119,11 @@ def check_answers(uri: str) -> None:
 
 @dataclass
 class Record:
-    """tracking.json: the store of a sweep and what identifies the sweep in it."""
+    """tracking.json: the store of a sweep, and the name of the sweep in it."""
 
     tracking_uri: str  # without its password
     is_default: bool  # mlflow.db in the sweep folder
     sweep_uid: str  # random; tags the sweep's runs and names its Optuna studies
-    run_id: str = ""  # of the parent run
     mirrored_sha256: str = ""  # `digest` of the folder when the store last held all of it
 
 
@@ -134,18 +133,14 @@ def load_record(folder: SweepFolder, tracking_uri: str | None) -> Record:
     Without a checked address, the store is the recorded one, else SQLite in the folder.
     """
     default, old = default_tracking_uri(folder), _read_record(folder)
-    if tracking_uri is None:
-        tracking_uri = default if old is None or old.is_default else old.tracking_uri
-    tracking_uri = without_password(tracking_uri)
-    is_default = tracking_uri == default
-    if old is None:
-        return Record(tracking_uri, is_default, uuid.uuid4().hex)
-    if tracking_uri == old.tracking_uri:
+    recorded = old.tracking_uri if old and not old.is_default else default
+    uri = without_password(tracking_uri or recorded)
+    if old and uri == old.tracking_uri:
         return old
-    if old.is_default and is_default and sqlite_path(default).exists():
+    if old and old.is_default and uri == default and sqlite_path(uri).exists():
         # The folder was moved, and its store names artifacts by their old paths.
-        sqlite_path(default).replace(folder.path / "mlflow-moved.db")
-    return Record(tracking_uri, is_default, old.sweep_uid)
+        sqlite_path(uri).replace(folder.path / "mlflow-moved.db")
+    return Record(uri, uri == default, old.sweep_uid if old else uuid.uuid4().hex)
 
 
 def _read_record(folder: SweepFolder) -> Record | None:
@@ -157,16 +152,11 @@ def _read_record(folder: SweepFolder) -> Record | None:
         return None
 
 
-def is_recorded(folder: SweepFolder, tracking_uri: str) -> bool:
-    """Return True if tracking.json names this store."""
-    uri, record = without_password(check_tracking_uri(tracking_uri)), _read_record(folder)
-    return record is not None and record.tracking_uri == uri
-
-
 def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
     """Return True if this store (None: the recorded one) holds all of the folder; ask no store."""
     record = _read_record(folder)
-    if record is None or (tracking_uri and not is_recorded(folder, tracking_uri)):
+    uri = tracking_uri and without_password(check_tracking_uri(tracking_uri))
+    if record is None or (uri and record.tracking_uri != uri):
         return False
     if record.is_default and not sqlite_path(default_tracking_uri(folder)).exists():
         return False
@@ -203,39 +193,34 @@ def connect(uri: str) -> "MlflowClient":
     return MlflowClient(uri, uri)
 
 
-def require_experiment(client: "MlflowClient", name: str, record: Record, folder: Path) -> str:
+def require_experiment(client: "MlflowClient", name: str, uri: str, folder: SweepFolder) -> str:
     """Return the id of an MLflow experiment, created if necessary.
 
     Its artifacts lie in `mlartifacts`, next to an SQLite file or in the first sweep folder that
     uses another database; a server chooses the place itself.
     """
-    experiment, uri = client.get_experiment_by_name(name), record.tracking_uri
-    if experiment is None:
-        parent = sqlite_path(uri).parent if uri.startswith("sqlite") else folder.absolute()
-        location = None if uri.startswith("http") else (parent / "mlartifacts").as_uri()
-        return str(client.create_experiment(name, artifact_location=location))
-    if experiment.lifecycle_stage != "active":
-        raise SweepError(
-            f"MLflow experiment {name!r} at {uri} must be active, but it is deleted. Restore it "
-            f"with `mlflow experiments restore --experiment-id {experiment.experiment_id}`."
-        )
-    return str(experiment.experiment_id)
+    if experiment := client.get_experiment_by_name(name):
+        if experiment.lifecycle_stage != "active":
+            raise SweepError(
+                f"MLflow experiment {name!r} must be active, but it is deleted. Restore it with "
+                f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`."
+            )
+        return str(experiment.experiment_id)
+    parent = sqlite_path(uri).parent if uri.startswith("sqlite") else folder.path.absolute()
+    location = None if uri.startswith("http") else (parent / "mlartifacts").as_uri()
+    return str(client.create_experiment(name, artifact_location=location))
 
 
 def search_runs(
     client: "MlflowClient", experiment_id: str, tag: str, value: str
 ) -> Iterator["Run"]:
-    """Yield the runs with a tag, newest first, except deleted and superseded ones."""
-    page = None
-    while page is None or page.token:
-        page = client.search_runs(
-            [experiment_id],
-            f"tags.`{tag}` = '{value}'",
-            max_results=500,
-            order_by=["attributes.start_time DESC"],
-            page_token=page.token if page else None,
-        )
-        yield from (run for run in page if "sweep.superseded" not in run.data.tags)
+    """Yield the runs with a tag, newest first, except deleted ones."""
+    query, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time DESC"]
+    token: str | None = ""
+    while token is not None:
+        page = client.search_runs([experiment_id], query, order_by=order, page_token=token or None)
+        yield from page
+        token = page.token or None
 
 
 def ui_command(folder: SweepFolder, port: int) -> list[str]:

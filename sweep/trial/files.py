@@ -16,10 +16,8 @@ from sweep.errors import CorruptFile, SweepError
 
 def cache_dir() -> Path:
     """Return `SWEEP_CACHE`, or `sweep` in the XDG cache folder. Does not create it."""
-    if chosen := os.environ.get("SWEEP_CACHE"):
-        return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "sweep"
+    return Path(os.environ.get("SWEEP_CACHE") or f"{base}/sweep").expanduser().absolute()
 
 
 def canonical_json(data: Any) -> str:
@@ -32,60 +30,42 @@ def sha256_of(data: Any) -> str:
     return hashlib.sha256(canonical_json(data).encode()).hexdigest()
 
 
-def sha256_of_file(path: Path, length: int | None = None) -> str:
-    """Return the hex sha256 of a file, or of its first `length` bytes."""
-    digest = hashlib.sha256()
-    remaining = path.stat().st_size if length is None else length
+def sha256_of_file(path: Path) -> str:
+    """Return the hex sha256 of a file."""
     with path.open("rb") as file:
-        while remaining > 0 and (chunk := file.read(min(remaining, 1 << 20))):
-            digest.update(chunk)
-            remaining -= len(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(data: dict[str, Any]) -> dict[str, Any]:
     """Add `format_version` and `sha256` to a document."""
-    rest = {key: value for key, value in data.items() if key != "sha256"}
-    rest = {"format_version": FORMAT_VERSION, **rest}
+    rest = {"format_version": FORMAT_VERSION, **data}
+    rest.pop("sha256", None)
     return {**rest, "sha256": sha256_of(rest)}
 
 
 def parse_sealed(text: str | bytes, subject: str) -> dict[str, Any]:
-    """Read a sealed document.
-
-    Raises:
-        CorruptFile: if it is not JSON, or not what was sealed.
-        SweepError: if another version of sweep wrote it.
-    """
+    """Read a sealed document; raise CorruptFile if it is not what was sealed."""
+    damage = CorruptFile(
+        f"{subject} does not match its sha256: it was changed or damaged. "
+        "Restore it from a copy, or move the folder away and start again."
+    )
     try:
         data = json.loads(text)
-        given = data.pop("sha256")
-        version = data["format_version"]
+        sha256, version = data.pop("sha256"), data["format_version"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptFile(
-            f"{subject} must be a JSON document with a sha256, but it is damaged. "
-            "Restore it from a copy, or move the folder away and start again."
-        ) from error
+        raise damage from error
     if version != FORMAT_VERSION:
         raise SweepError(
             f"{subject} must have format_version {FORMAT_VERSION}, got {version!r}. "
             "Use the version of sweep that wrote it."
         )
-    if given != sha256_of(data):
-        raise CorruptFile(
-            f"{subject} does not match its sha256: it was changed or damaged. "
-            "Restore it from a copy, or move the folder away and start again."
-        )
+    if sha256 != sha256_of(data):
+        raise damage
     return dict(data)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a sealed JSON file.
-
-    Raises:
-        FileNotFoundError: if it does not exist.
-        CorruptFile: if it is damaged.
-    """
+    """Read a sealed JSON file; raise FileNotFoundError or CorruptFile."""
     return parse_sealed(path.read_bytes(), str(path))
 
 
@@ -98,10 +78,9 @@ def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | Non
 
 @contextlib.contextmanager
 def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yield a temporary path; on success it durably replaces `path`.
+    """Yield a temporary path that durably replaces `path` on success.
 
-    Args:
-        check: called between writing and renaming; raises to keep the old file.
+    `check` runs between writing and renaming and raises to keep the old file.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -136,26 +115,18 @@ def remove(path: Path) -> None:
 class MetricsLog:
     """Appends to metrics.jsonl.
 
-    Opening it copies the first `length` bytes to a new file, so that a handle of an older attempt
-    cannot write to it.
-
-    Args:
-        path: of metrics.jsonl.
-        length: bytes up to the checkpoint; 0 for a new trial.
-        check: raises if this attempt must not write.
+    Opening it copies the first `length` bytes, those up to the checkpoint, to a new file, so that
+    a handle of an older attempt cannot write to it. `check` raises if this attempt must not write.
     """
 
     def __init__(self, path: Path, length: int, check: Callable[[], None]) -> None:
+        start = path.read_bytes()[:length] if length and path.exists() else b""
         with replacing(path, check) as part:
-            copy_start(path, part, length)
+            part.write_bytes(start)
         self.path, self.length = path, length
-        self._digest = hashlib.sha256(path.read_bytes())
+        self._digest = hashlib.sha256(start)
+        self.sha256 = self._digest.hexdigest()  # of all bytes so far
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of all bytes so far."""
-        return self._digest.hexdigest()
 
     def append(self, line: dict[str, Any]) -> None:
         """Append one line of time, step, tokens and metrics; non-finite values become null."""
@@ -168,28 +139,24 @@ class MetricsLog:
         if written != len(data):
             raise OSError(f"{self.path}: wrote {written} of {len(data)} bytes; is the disk full?")
         self._digest.update(data)
+        self.sha256 = self._digest.hexdigest()
         self.length += len(data)
-
-    def close(self) -> None:
-        """Make the lines durable and close the file."""
-        os.fsync(self._fd)
-        os.close(self._fd)
 
     def flush(self) -> None:
         """Make the lines durable."""
         os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Make the lines durable and close the file."""
+        self.flush()
+        os.close(self._fd)
 
 
 class SilentLog(MetricsLog):
     """The log of ranks other than 0, which writes nothing."""
 
     def __init__(self) -> None:
-        self.length = 0
-
-    @property
-    def sha256(self) -> str:
-        """Empty."""
-        return ""
+        self.length, self.sha256 = 0, ""
 
     def append(self, line: dict[str, Any]) -> None:
         """Do nothing."""
@@ -197,41 +164,13 @@ class SilentLog(MetricsLog):
     close = flush = lambda self: None
 
 
-def copy_start(source: Path, target: Path, length: int) -> None:
-    """Copy the first `length` bytes of a file; a missing file counts as empty."""
-    with target.open("wb") as out:
-        if length and source.exists():
-            with source.open("rb") as file:
-                shutil.copyfileobj(file, out)
-            out.truncate(length)
-
-
-def read_metrics(path: Path, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-    """Read the lines between two byte offsets, without an incomplete last line."""
-    return [line for line, _ in read_metrics_with_offsets(path, start, end)]
-
-
-def read_metrics_with_offsets(
-    path: Path, start: int = 0, end: int | None = None
-) -> list[tuple[dict[str, Any], int]]:
-    """Read complete lines, each with the byte offset after it."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(start)
-        data = file.read() if end is None else file.read(max(0, end - start))
-    lines, offset = [], start
-    for raw in data.splitlines(keepends=True):
-        offset += len(raw)
-        if raw.endswith(b"\n"):
-            lines.append((json.loads(raw), offset))
-    return lines
+def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
+    """Read the complete lines of the file, or of its first `length` bytes."""
+    data = path.read_bytes()[:length] if path.exists() else b""
+    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def is_start_intact(path: Path, length: int, sha256: str) -> bool:
     """Return True if the first `length` bytes have this hash."""
-    if length == 0 and not path.exists():
-        return sha256 == hashlib.sha256().hexdigest()
-    return (
-        path.exists() and path.stat().st_size >= length and sha256_of_file(path, length) == sha256
-    )
+    data = path.read_bytes()[:length] if path.exists() else b""
+    return len(data) == length and hashlib.sha256(data).hexdigest() == sha256

@@ -1,6 +1,5 @@
 """The folders of a sweep and of its trials, the states of a trial, and its initial weights."""
 
-import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -11,10 +10,11 @@ from typing import Any, NamedTuple
 
 from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
-from sweep.errors import CorruptFile, Superseded, SweepError
+from sweep.errors import Superseded, SweepError
 from sweep.trial.files import read_json, remove, sha256_of, sha256_of_file, write_json
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
+CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)(\.pt)?")  # a folder if there is no suffix
 
 
 class State(StrEnum):
@@ -61,17 +61,6 @@ class TrialStatus:
         return replace(self, **fields)
 
 
-@dataclass(frozen=True)
-class MemoryBounds:
-    """memory.json: sizes that later trials must not exceed, after an out-of-memory error."""
-
-    model: str
-    device: str
-    precision: str
-    microbatch_size: int | None = None  # None: as planned
-    evaluation_batch_size: int | None = None
-
-
 class CheckpointName(NamedTuple):
     """A checkpoint and the numbers in its file name."""
 
@@ -80,73 +69,25 @@ class CheckpointName(NamedTuple):
     metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
 
 
-CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)(\.pt)?")  # a folder if there is no suffix
-
-
-@dataclass(frozen=True)
 class TrialFolder:
     """One trial on disk: `trials/<id>`."""
 
-    path: Path
-
-    @property
-    def id(self) -> str:
-        """The trial's id."""
-        return self.path.name
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def state_path(self) -> Path:
-        return self.path / "state.json"
-
-    @property
-    def lease_path(self) -> Path:
-        return self.path / "lease.json"
-
-    @property
-    def runner_lock_path(self) -> Path:
-        """Lock of a bare worker, which writes state.json itself."""
-        return self.path / "runner.lock"
-
-    @property
-    def stop_path(self) -> Path:
-        """Asks an attempt on another machine to checkpoint and end."""
-        return self.path / "stop.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def result_path(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def losses_path(self) -> Path:
-        return self.path / "valid_losses.npy"
-
-    @property
-    def weights_path(self) -> Path:
-        return self.path / "weights.safetensors"
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """Tokenizer of the pretrained model that the trial started from."""
-        return self.path / "tokenizer.json"
-
-    @property
-    def log_path(self) -> Path:
-        return self.path / "log.txt"
+    def __init__(self, path: Path) -> None:
+        self.path, self.id = path, path.name
+        self.config_path = path / "config.json"
+        self.state_path = path / "state.json"
+        self.lease_path = path / "lease.json"
+        self.runner_lock_path = path / "runner.lock"  # of a bare worker, which writes state.json
+        self.stop_path = path / "stop.json"  # asks an attempt on another machine to end
+        self.metrics_path = path / "metrics.jsonl"
+        self.result_path = path / "result.json"
+        self.losses_path = path / "valid_losses.npy"
+        self.weights_path = path / "weights.safetensors"
+        self.tokenizer_path = path / "tokenizer.json"  # of the pretrained model
+        self.log_path = path / "log.txt"
 
     def read_config(self) -> TrialConfig:
-        """Read config.json.
-
-        Raises:
-            SweepError: if there is none.
-        """
+        """Read config.json."""
         try:
             data = read_json(self.config_path)
         except FileNotFoundError:
@@ -194,6 +135,11 @@ class TrialFolder:
                 names.append(CheckpointName(path, int(match[1]), int(match[2])))
         return sorted(names, key=lambda checkpoint: checkpoint.step, reverse=True)
 
+    def remove_checkpoints(self, kept: int = 0) -> None:
+        """Remove all checkpoints but the newest `kept`."""
+        for checkpoint in self.checkpoints()[kept:]:
+            remove(checkpoint.path)
+
     def settled_length(self) -> int:
         """Return how many bytes of metrics.jsonl no resume will truncate.
 
@@ -225,10 +171,7 @@ class TrialFolder:
         return bool(read_json(self.stop_path)["fencing"] >= number)
 
     def listed(self) -> list[str]:
-        """Return the names of the files here.
-
-        Listing the folder makes a network file system notice new files at once.
-        """
+        """List the folder, which makes a network file system notice new files at once."""
         return os.listdir(self.path)
 
     def remove_half_written(self) -> None:
@@ -236,11 +179,6 @@ class TrialFolder:
         for part in self.path.glob(".*.part"):
             if not part.name.startswith(f".{self.state_path.name}"):
                 remove(part)
-
-    def remove_checkpoints(self, kept: int = 0) -> None:
-        """Remove all checkpoints but the newest `kept`."""
-        for checkpoint in self.checkpoints()[kept:]:
-            remove(checkpoint.path)
 
     def clear(self) -> None:
         """Remove everything that attempts wrote, except the log."""
@@ -250,74 +188,29 @@ class TrialFolder:
         self.remove_checkpoints()
 
 
-@dataclass(frozen=True)
 class SweepFolder:
     """One sweep on disk."""
 
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The sweep's name, which is the folder's."""
-        return self.path.absolute().name
-
-    @property
-    def plan_path(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def tracking_path(self) -> Path:
-        return self.path / "tracking.json"
-
-    @property
-    def memory_path(self) -> Path:
-        return self.path / "memory.json"
-
-    @property
-    def lock_path(self) -> Path:
-        return self.path / "sweep.lock"
-
-    @property
-    def figures_path(self) -> Path:
-        return self.path / "figures"
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.absolute().name
+        self.plan_path = path / "plan.json"
+        self.tracking_path = path / "tracking.json"
+        self.lock_path = path / "sweep.lock"
 
     def locate(self, data_path: str | None) -> str | None:
         """Return the absolute form of a path that may be relative to this folder."""
         return data_path and os.path.normpath(self.path.absolute() / data_path)
-
-    def read_bounds(self, config: TrialConfig) -> MemoryBounds:
-        """Read the bounds for a trial's model, device and precision from memory.json."""
-        science = config.science
-        key = (science.model.name, config.execution.device, science.precision)
-        with contextlib.suppress(FileNotFoundError, CorruptFile, TypeError):
-            data = read_json(self.memory_path)
-            data.pop("format_version")
-            bounds = MemoryBounds(**data)
-            if (bounds.model, bounds.device, bounds.precision) == key:
-                return bounds
-        return MemoryBounds(*key)
-
-    def write_bounds(self, bounds: MemoryBounds) -> None:
-        """Write memory.json."""
-        write_json(self.memory_path, asdict(bounds))
 
     def trial(self, trial_id: str) -> TrialFolder:
         """Return the folder of a trial."""
         return TrialFolder(self.path / "trials" / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
-        """Read plan.json; return None if it does not exist.
-
-        Raises:
-            CorruptFile: if it is damaged.
-        """
+        """Read plan.json; return None if it does not exist."""
         try:
-            plan = read_json(self.plan_path)
+            return read_json(self.plan_path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if not isinstance(plan.get("trials"), list):
-            raise CorruptFile(f"{self.plan_path} must be a plan, but it lists no trials.")
-        return plan
 
     def require_plan(self) -> dict[str, Any]:
         """Read plan.json of a folder that must have one."""
@@ -339,12 +232,15 @@ def identify_start(path: str) -> dict[str, Any]:
 
     The data are left out if the trial started from a pretrained model, whose tokenizer does not
     depend on them.
-
-    Raises:
-        SweepError: if the folder is neither a trial with weights nor a pretrained model.
     """
     if (pretrained := find_pretrained(path)) is not None:
-        return {"weights": _pretrained_sha256(pretrained)}
+        files = sorted(pretrained.glob("*.safetensors"))
+        if not files:
+            raise SweepError(
+                f"init must contain weights in safetensors, got {path!r} without any. Save them "
+                "there with save_pretrained."
+            )
+        return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     folder = TrialFolder(Path(path).expanduser())
     if not folder.config_path.is_file() or not folder.weights_path.is_file():
         raise SweepError(
@@ -353,38 +249,20 @@ def identify_start(path: str) -> dict[str, Any]:
             "Name one of a sweep's trials/."
         )
     science = folder.read_config().science
-    is_pretrained = science.tokenizer is not None and science.tokenizer.kind == "pretrained"
-    if is_pretrained and not folder.tokenizer_path.is_file():
-        raise SweepError(
-            f"init must contain the model's tokenizer, got {path!r} without "
-            f"{folder.tokenizer_path.name}. Copy it there from the pretrained model's folder."
-        )
-    return {
+    start = {
         "weights": sha256_of_file(folder.weights_path),
         "model": science.model.model_dump(mode="json"),
         "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
-        **({} if is_pretrained else {"data": science.data}),  # the tokenizer is not trained on data
     }
+    if science.tokenizer is None or science.tokenizer.kind != "pretrained":
+        start["data"] = science.data
+    return start
 
 
 def check_start(path: str, start: dict[str, Any] | None) -> None:
-    """Check that the weights are those that a trial was planned with.
-
-    Raises:
-        SweepError: if they are missing or different.
-    """
+    """Check that the weights are those that a trial was planned with."""
     if start is None or identify_start(path)["weights"] != start["weights"]:
         raise SweepError(
             f"init must contain the weights that the plan names, but {path} contains others. "
             "Restore them, or start a new sweep in another folder."
         )
-
-
-def _pretrained_sha256(folder: Path) -> str:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise SweepError(
-            f"init must contain weights in safetensors, got {str(folder)!r} without any. Save them "
-            "there with save_pretrained."
-        )
-    return sha256_of({file.name: sha256_of_file(file) for file in files})

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sweep.errors import CorruptFile, FolderInUse
 from sweep.trial.files import canonical_json, parse_sealed, seal
@@ -23,30 +23,23 @@ LINE_BYTES = 512
 class FileLock:
     """An OS lock on a file that names its owner. Child processes do not inherit it.
 
-    Raises:
-        FolderInUse: on construction, if another live process holds it.
+    The constructor raises FolderInUse if another live process holds it.
     """
 
-    def __init__(self, path: Path, owner: dict[str, Any] | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, **owner: Any) -> None:
         for _ in range(10):  # `is_locked` takes the lock for an instant
-            if self._try():
-                break
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(self._fd), path.stat()):
+                    break  # otherwise its last owner has just removed the file
+            os.close(self._fd)
             time.sleep(0.02)
         else:
             raise _in_use(path)
-        self.write(owner or {})
+        self.write(**owner)
 
-    def _try(self) -> bool:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(self._fd), self.path.stat()):
-                return True  # otherwise its last owner has just removed the file
-        os.close(self._fd)
-        return False
-
-    def write(self, owner: dict[str, Any]) -> None:
+    def write(self, **owner: Any) -> None:
         """Write the owner into the file, with pid and host added."""
         line = canonical_json(seal({"pid": os.getpid(), "host": socket.gethostname(), **owner}))
         os.pwrite(self._fd, line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
@@ -56,20 +49,37 @@ class FileLock:
         """Release the lock and keep the file."""
         os.close(self._fd)
 
-    def __enter__(self) -> "FileLock":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
 
-def _in_use(path: Path) -> FolderInUse:
-    owner = read_owner(path)
-    remedy = f", or end it with `sweep stop {path.parent}`" if path.name == "sweep.lock" else ""
-    return FolderInUse(
-        f"{path.parent} is in use by process {owner.get('pid', '?')} on "
-        f"{owner.get('host', 'another machine')}. Wait for it{remedy}."
-    )
+class Lease(FileLock):
+    """The lock on a trial or a sweep (fencing 0), and a thread that increments its counter."""
+
+    def __init__(self, path: Path, fencing: int = 0) -> None:
+        super().__init__(path, fencing=fencing, counter=0)
+        self._fencing = fencing
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        counter = 0
+        while not self._ended.wait(BEAT_SECONDS):
+            counter += 1
+            with contextlib.suppress(OSError):  # the file system may be back at the next beat
+                self.write(fencing=self._fencing, counter=counter)
+
+    def release(self) -> None:
+        """End the thread, note the end in the file, and release the lock."""
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            self.write(fencing=self._fencing, ended=True)
+        super().release()
 
 
 def is_locked(path: Path) -> bool:
@@ -95,46 +105,6 @@ def read_owner(path: Path) -> dict[str, Any]:
         return {}
 
 
-class Lease:
-    """The lock on a trial or a sweep, and a thread that increments its counter.
-
-    Args:
-        path: of lease.json, or of sweep.lock.
-        fencing: number of the attempt; 0 for a runner.
-
-    Raises:
-        FolderInUse: if another live process holds the lock.
-    """
-
-    def __init__(self, path: Path, fencing: int = 0) -> None:
-        self._lock = FileLock(path, {"fencing": fencing, "counter": 0})
-        self._fencing = fencing
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
-        self._thread.start()
-
-    def _beat(self) -> None:
-        counter = 0
-        while not self._ended.wait(BEAT_SECONDS):
-            counter += 1
-            with contextlib.suppress(OSError):  # the file system may be back at the next beat
-                self._lock.write({"fencing": self._fencing, "counter": counter})
-
-    def release(self) -> None:
-        """End the thread, note the end in the file, and release the lock."""
-        self._ended.set()
-        self._thread.join()
-        with contextlib.suppress(OSError):
-            self._lock.write({"fencing": self._fencing, "ended": True})
-        self._lock.release()
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
 class LeaseWatch:
     """A lease as another process sees it, judged by that process's monotonic clock."""
 
@@ -157,15 +127,22 @@ class LeaseWatch:
 
 
 def refuse_live_owner_elsewhere(path: Path) -> None:
-    """Refuse a folder whose owner lives on another machine, which OS locks may not show.
+    """Raise FolderInUse if the folder's owner on another machine increments its counter.
 
-    Waits until the owner's counter increases, or has not done so for 20 s.
-
-    Raises:
-        FolderInUse: if it increases.
+    OS locks may not show such an owner. Waits until the counter increases, or has stood still for
+    20 s.
     """
     watch, before = LeaseWatch(path), read_owner(path)
     while watch.is_alive() and before.get("host") != socket.gethostname():
         if read_owner(path).get("counter", 0) > before.get("counter", 0):
             raise _in_use(path)
         time.sleep(BEAT_SECONDS / 10)
+
+
+def _in_use(path: Path) -> FolderInUse:
+    owner = read_owner(path)
+    remedy = f", or end it with `sweep stop {path.parent}`" if path.name == "sweep.lock" else ""
+    return FolderInUse(
+        f"{path.parent} is in use by process {owner.get('pid', '?')} on "
+        f"{owner.get('host', 'another machine')}. Wait for it{remedy}."
+    )

@@ -89,14 +89,14 @@ class Words(Stories):
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         """Ask for words of one story; draw other words, then fewer, until the prompt fits."""
-        text = self._text.decode(self.story(number, is_held_out, SOURCE_TOKENS)).lower()
+        text = self._text.tokenizer.decode(self.story(number, is_held_out, SOURCE_TOKENS)).lower()
         words = sorted({word for word in WORD.findall(text) if len(word) >= MINIMUM_LETTERS})
         rng = np.random.Generator(np.random.Philox(key=[self._seed, number]))
         for draw in range(WORDS * DRAWS):
             count = WORDS - draw // DRAWS
             chosen = [words[i] for i in rng.permutation(len(words))[:count]] or ["story"]
             request = f"Words: {', '.join(chosen)}.\n"
-            ids = tuple(self._text.encode(request))
+            ids = tuple(self._text.tokenizer.encode_batch([request])[0].tolist())
             if len(ids) <= self._prompt_tokens:
                 break
         return Prompt(request, ids, {"words": chosen})
@@ -115,7 +115,7 @@ class Openings(Stories):
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         """Return the opening of a story."""
         ids = self.story(number, is_held_out, self._prompt_tokens)
-        return Prompt(self._text.decode(ids), tuple(int(i) for i in ids))
+        return Prompt(self._text.tokenizer.decode(ids), tuple(int(i) for i in ids))
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         """Raise SweepError: this task has no reward."""

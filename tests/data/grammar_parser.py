@@ -2,53 +2,59 @@
 
 import math
 
-from sweep.data.synthetic import (
-    SPACE_BEFORE_POINT,
-    WORD,
-    choice_probabilities,
-    parse_template,
-    story_grammar,
-)
+from sweep.data.synthetic import SPACE_BEFORE_POINT, WORD, parse_template, story_grammar
 
 
 def log_probability(document, grammar=None):
     """Return the log of the probability, summed over all derivations; −inf if there is none."""
-    grammar = grammar or story_grammar()
-    words = WORD.findall(document)
-    if SPACE_BEFORE_POINT.sub("", " ".join(words)) != document:
-        return -math.inf
-    probability = probability_of(words, parse_template(f"[{grammar['start']}]"), grammar, {})
+    probability = sum_derivations(document, grammar or story_grammar(), weighted)
     return math.log(probability) if probability else -math.inf
 
 
-def probability_of(words, symbols, grammar, remembered):
-    """Return the probability that symbols produce exactly these words."""
-    if not symbols:
-        return 0.0 if words else 1.0
-    (rule, variable, given, form, expected), *rest = symbols
-    if rule:
-        return sum(
-            p * probability_of(words, [*parse_template(template), *rest], grammar, remembered)
-            for template, p in weighted(grammar["rules"][rule])
-        )
-    if not words:
-        return 0.0
-    word, *others = words
-    if variable:
-        values = grammar["values"][variable]
-        p = dict(weighted(values[remembered[given]] if given else values)).get(word, 0.0)
-        return p and p * probability_of(others, rest, grammar, {**remembered, variable: word})
-    if form in grammar["forms"]:
-        variable, agreeing = grammar["forms"][form]
-        expected = agreeing[remembered[variable]]
-    elif form:
-        expected = remembered[form]
-    return probability_of(others, rest, grammar, remembered) if word == expected else 0.0
+def derivation_count(document, grammar=None):
+    def unweighted(choices):
+        return [(choice, 1) for choice in choices]
+
+    return sum_derivations(document, grammar or story_grammar(), unweighted)
+
+
+def sum_derivations(document, grammar, weigh):
+    """Return the sum over all derivations of the product of the weights of their choices."""
+
+    def total(words, symbols, remembered):
+        if not symbols:
+            return 0 if words else 1
+        (rule, variable, condition, form, expected), *rest = symbols
+        if rule:
+            return sum(
+                weight * total(words, [*parse_template(template), *rest], remembered)
+                for template, weight in weigh(grammar["rules"][rule])
+            )
+        if not words:
+            return 0
+        word, *others = words
+        if variable:
+            values = grammar["values"][variable]
+            choices = values[remembered[condition]] if condition else values
+            weight = dict(weigh(choices)).get(word, 0)
+            return weight and weight * total(others, rest, {**remembered, variable: word})
+        if form in grammar["forms"]:
+            variable, agreeing = grammar["forms"][form]
+            expected = agreeing[remembered[variable]]
+        elif form:
+            expected = remembered[form]
+        return total(others, rest, remembered) if word == expected else 0
+
+    words = WORD.findall(document)
+    if SPACE_BEFORE_POINT.sub("", " ".join(words)) != document:
+        return 0
+    return total(words, parse_template(f"[{grammar['start']}]"), {})
 
 
 def weighted(choices):
-    """Return pairs of choice and probability."""
-    return list(zip(choices, choice_probabilities(len(choices)), strict=True))
+    """Return pairs of choice and probability, proportional to n, n − 1, …, 1."""
+    count = len(choices)
+    return [(choice, 2 * (count - i) / (count * (count + 1))) for i, choice in enumerate(choices)]
 
 
 def entropy(grammar, template=None):
@@ -58,14 +64,14 @@ def entropy(grammar, template=None):
     each weighted with the probability that a derivation reaches it.
     """
     total = 0.0
-    for rule, variable, given, _, _ in parse_template(template or f"[{grammar['start']}]"):
+    for rule, variable, condition, _, _ in parse_template(template or f"[{grammar['start']}]"):
         if rule:
             alternatives = weighted(grammar["rules"][rule])
             total += entropy_of_choice(grammar["rules"][rule])
             total += sum(p * entropy(grammar, text) for text, p in alternatives if text)
-        elif given:
-            conditions, values = weighted(grammar["values"][given]), grammar["values"][variable]
-            total += sum(p * entropy_of_choice(values[condition]) for condition, p in conditions)
+        elif condition:
+            conditions, values = weighted(grammar["values"][condition]), grammar["values"][variable]
+            total += sum(p * entropy_of_choice(values[value]) for value, p in conditions)
         elif variable:
             total += entropy_of_choice(grammar["values"][variable])
     return total

@@ -1,26 +1,34 @@
+"""What `--data` can name: built-in sets, files, folders and data sets of the hub."""
+
 import gzip
+import hashlib
 import json
 import os
 import shutil
 
 import pytest
 
+from sweep.config.trial import TokenizerSettings
 from sweep.data import sources
 from sweep.data.sources import (
-    check_text_length,
+    download,
     estimate_training_bytes,
     find_files,
-    hash_file,
     identify_data,
     is_path,
+    open_data,
 )
+from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 
+BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
+COMMIT = "ab" * 20
 TEXT = "a cat\n<|endoftext|>\na dog\n"
+CONTENT = b"a cat sat\n<|endoftext|>\n" * 500
 
 
 def put(folder, **files):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         data = content if isinstance(content, bytes) else content.encode()
         (folder / name.replace("__", ".")).write_bytes(data)
@@ -32,11 +40,19 @@ def roles(source):
 
 
 def test_built_in_sets_are_identified_without_network_or_disk(cache):
-    assert set(identify_data("tinystories")) == {"name", "revision", "sha256"}
+    assert identify_data("tinystories") == {
+        "name": "tinystories",
+        "revision": "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64",
+        "sha256": {
+            "train": "6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
+            "valid": "6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
+        },
+    }
     assert set(identify_data("synthetic")) == {"name", "grammar_version", "seed", "documents"}
+    assert identify_data(f"hf:someone/stories@{COMMIT}")["revision"] == COMMIT
     assert not cache.exists()
-    sources = ("tinystories", "synthetic", "hf:a/b", "a/b", "text.txt")
-    assert [is_path(source) for source in sources] == [False, False, False, True, True]
+    names = ("tinystories", "synthetic", "hf:a/b", "a/b", "text.txt")
+    assert [is_path(name) for name in names] == [False, False, False, True, True]
 
 
 def test_a_path_is_identified_by_content_not_by_name(story_file, tmp_path):
@@ -51,13 +67,7 @@ def test_a_path_is_identified_by_content_not_by_name(story_file, tmp_path):
     assert identify_data(str(copy)) != first
 
 
-def test_equal_bytes_in_another_format_are_other_data(tmp_path):
-    for name in ("a.txt", "a.jsonl"):
-        (tmp_path / name).write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert identify_data(str(tmp_path / "a.txt")) != identify_data(str(tmp_path / "a.jsonl"))
-
-
-def test_the_identity_of_several_files_depends_on_their_order_and_contents(tmp_path):
+def test_the_identity_of_files_depends_on_their_order_contents_and_formats(tmp_path):
     identities = [
         identify_data(put(tmp_path / name, **files))
         for name, files in {
@@ -66,10 +76,11 @@ def test_the_identity_of_several_files_depends_on_their_order_and_contents(tmp_p
             "order": {"a__txt": "b", "b__txt": "a"},
             "kind": {"a__txt": "a", "b__csv": "b"},
             "joined": {"a__txt": "ab"},
+            "table": {"a__jsonl": "ab"},
         }.items()
     ]
     assert identities[0] == identities[1]
-    assert len({json.dumps(identity) for identity in identities}) == 4
+    assert len({json.dumps(identity) for identity in identities}) == 5
 
 
 def test_a_folder_with_train_and_valid_is_a_pair_without_a_split(tmp_path):
@@ -87,21 +98,18 @@ def test_other_names_of_the_validation_file_are_understood(tmp_path, name):
     assert roles(put(tmp_path, train__txt=TEXT))["valid"] == [name]
 
 
-def test_a_folder_with_only_a_train_file_uses_that_alone(tmp_path):
-    assert roles(put(tmp_path, train__txt=TEXT, more__txt=TEXT)) == {"text": ["train.txt"]}
-
-
 def test_a_folder_of_other_files_uses_all_in_sorted_order_but_not_the_readme(tmp_path):
     folder = put(tmp_path, b__txt=TEXT, a__py=TEXT, c=TEXT, README__txt="about", __hidden="no")
     assert roles(folder) == {"text": ["a.py", "b.txt", "c"]}
+    assert roles(put(tmp_path, train__txt=TEXT)) == {"text": ["train.txt"]}
 
 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("empty.txt", b"", "empty"),
-        ("blank.txt", b" \n \n", "at least 1 byte"),
-        ("bom.txt", b"\xef\xbb\xbf \n", "at least 1 byte"),
+        ("blank.txt", b" \n \n", "empty"),
+        ("bom.txt", b"\xef\xbb\xbf \n", "empty"),
         ("empty.csv", b"", "empty"),
         ("nul.txt", b"abc\0def", "UTF-8 text"),
         ("latin.txt", "café".encode("latin-1"), "UTF-8 text"),
@@ -142,54 +150,111 @@ def test_an_unknown_source_lists_the_choices(source):
         identify_data(source)
 
 
-@pytest.mark.parametrize("offset", [0, 1, 2, 3])
-def test_a_character_across_the_end_of_the_sample_is_no_damage(tmp_path, offset):
-    (tmp_path / "a.txt").write_text("x" * offset + "😀" * (1 << 19), encoding="utf-8")
-    assert roles(str(tmp_path / "a.txt")) == {"text": ["a.txt"]}
-
-
-def test_a_large_file_is_hashed_once_until_it_changes(story_file, cache, monkeypatch):
-    expected = hash_file(story_file)
-    assert not cache.exists()
-    monkeypatch.setattr(sources, "MEMO_BYTES", 0)
-    assert hash_file(story_file) == expected
-    monkeypatch.setattr(sources, "sha256_of_file", lambda path: "hashed again")
-    assert hash_file(story_file) == expected
-    [memo] = (cache / "hashes").iterdir()
-    memo.write_text(memo.read_text().replace(expected, "0" * 64))  # damaged
-    assert hash_file(story_file) == "hashed again"
-    os.utime(story_file, ns=(1, 1))
-    assert hash_file(story_file) == "hashed again"
-
-
-def test_without_a_writable_cache_a_large_file_is_hashed_again(story_file, cache, monkeypatch):
-    monkeypatch.setattr(sources, "MEMO_BYTES", 0)
-    cache.write_text("a file where the folder should be")
-    assert len(hash_file(story_file)) == 64
-
-
-def test_text_shorter_than_a_window_is_refused_without_tokenizing(tmp_path, cache):
-    folder = put(tmp_path / "data", train__txt="abc " * 100, valid__txt="x" * 64)
-    check_text_length(folder, 63)
-    with pytest.raises(SweepError, match=r"the valid data .* at least 65 bytes of text, got 64"):
-        check_text_length(folder, 64)
-    check_text_length("synthetic", 64)
-    check_text_length("hf:owner/name", 64)
-    assert not cache.exists()
-
-
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.md.gz"])
-def test_the_length_of_compressed_text_is_that_of_the_text(tmp_path, name):
-    line = json.dumps({"text": "a" * 5000})
-    (tmp_path / name).write_bytes(gzip.compress(line.encode()))
-    check_text_length(str(tmp_path / name), 5000)
-    with pytest.raises(SweepError, match="got 50"):
-        check_text_length(str(tmp_path / name), 6000)
-
-
 def test_the_size_of_the_training_text_is_estimated_before_it_is_prepared(tmp_path):
     folder = put(tmp_path / "data", train__txt=TEXT, valid__txt="x" * 64)
     assert estimate_training_bytes(identify_data(folder), folder) == len(TEXT)
     assert estimate_training_bytes(identify_data("tinystories"), None) == 2_227_753_162
-    assert 1e6 < estimate_training_bytes(identify_data("synthetic"), None) < 2e6
+    synthetic = prepare_data(identify_data("synthetic"), None, BYTES).train_bytes
+    estimate = estimate_training_bytes(identify_data("synthetic"), None)
+    assert estimate == pytest.approx(synthetic, rel=0.01)
     assert estimate_training_bytes({"name": "hf"}, None) is None
+
+
+HUB = """
+from sweep.data.sources import identify_data, open_data
+try:
+    identity = identify_data("hf:someone/stories")
+    readers = open_data(identity, None)
+    texts = {split: [piece.text for piece in read()] for split, read in readers.items()}
+    print(json.dumps([identity, texts]))
+except SweepError as error:
+    print(json.dumps([str(error)]))
+"""
+
+
+def json_lines(texts):
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+
+
+def test_a_data_set_of_the_hub_is_identified_by_its_commit(hub, stories):
+    hub.files = {"train.jsonl": json_lines(stories[:9]), "validation.jsonl": json_lines(["a"])}
+    identity, texts = hub.run(HUB)
+    assert (identity["name"], identity["repository"]) == ("hf", "someone/stories")
+    assert identity["revision"] == COMMIT
+    assert texts == {"train": stories[:9], "valid": ["a"]}
+
+
+def test_a_data_set_of_the_hub_without_validation_is_split_by_document(hub, stories):
+    hub.files = {"train.jsonl": json_lines(stories)}
+    _, texts = hub.run(HUB)
+    assert sorted(texts["train"] + texts["valid"]) == sorted(stories)
+    assert len(texts["valid"]) == 10
+
+
+def test_a_data_set_that_the_hub_does_not_have_is_refused_in_one_sentence(hub):
+    [message] = hub.run(HUB.replace("someone/stories", "someone/else"))
+    assert "hf:someone/else" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("source", ["hf:", "hf:stories", "hf:a/b/c", "hf:a/b@"])
+def test_a_malformed_name_is_refused(source):
+    with pytest.raises(SweepError, match="OWNER/NAME"):
+        identify_data(source)
+
+
+def test_a_local_folder_is_never_read_as_a_data_set_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "someone" / "stories").mkdir(parents=True)
+    with pytest.raises(SweepError, match="local path"):
+        prepare_data(identify_data(f"hf:someone/stories@{COMMIT}"), None, BYTES)
+
+
+DOWNLOAD = f"""
+from sweep.data import sources
+sources.REPOSITORY, sources.REVISION = "someone/stories", {COMMIT!r}
+sources.TINYSTORIES = {{"train": {hashlib.sha256(CONTENT).hexdigest()!r}}}
+try:
+    path = sources.download("train")
+    print(json.dumps([str(path), path.read_text()]))
+except SweepError as error:
+    print(json.dumps([str(error)]))
+"""
+TRAIN_FILE = "TinyStoriesV2-GPT4-train.txt"
+
+
+def test_tinystories_is_downloaded_once_into_the_library_s_cache(hub, tmp_path):
+    hub.files[TRAIN_FILE] = CONTENT
+    path, text = hub.run(DOWNLOAD)
+    assert text.encode() == CONTENT
+    assert path.startswith(str(tmp_path / "hugging_face"))
+    count = len(hub.requests)
+    assert hub.run(DOWNLOAD) == [path, text]
+    assert len(hub.requests) == count
+
+
+def test_other_content_of_tinystories_is_refused_with_the_file_to_remove(hub):
+    hub.files[TRAIN_FILE] = CONTENT.replace(b"cat", b"bat")
+    [message] = hub.run(DOWNLOAD)
+    assert "sha256" in message
+    assert str(hub.environment["HF_HOME"]) in message
+
+
+def test_a_failed_download_is_one_sentence_with_remedies(hub, cache):
+    hub.environment["HF_HUB_OFFLINE"] = "1"
+    [message] = hub.run(DOWNLOAD)
+    assert "\n" not in message
+    for remedy in ("--data PATH", "--data synthetic", str(cache / "tinystories" / TRAIN_FILE)):
+        assert remedy in message
+
+
+def test_copied_files_of_tinystories_are_checked_and_read_without_network(cache, monkeypatch):
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    monkeypatch.setattr(sources, "TINYSTORIES", {"train": digest, "valid": digest})
+    for split in ("train", "valid"):
+        put(cache / "tinystories", **{f"TinyStoriesV2-GPT4-{split}.txt": CONTENT})
+    readers = open_data(identify_data("tinystories"), None)
+    assert [len(list(readers[split]())) for split in ("train", "valid")] == [500, 500]
+    put(cache / "tinystories", **{TRAIN_FILE: CONTENT.replace(b"cat", b"bat")})
+    with pytest.raises(SweepError, match="sha256"):
+        download("train")

@@ -5,22 +5,11 @@ import pandas as pd
 import pytest
 
 from sweep.config.trial import TokenizerSettings
-from sweep.data.hub import read_table, resolve_revision
-from sweep.data.sources import identify_data
+from sweep.data.sources import identify_data, read_table
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 
 BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
-HUB = """
-from sweep.data.sources import identify_data, open_data
-try:
-    identity = identify_data("hf:someone/stories")
-    readers = open_data(identity, None, lambda work, fraction: None)
-    texts = {split: [piece.text for piece in read()] for split, read in readers.items()}
-    print(json.dumps([identity, texts]))
-except SweepError as error:
-    print(json.dumps([str(error)]))
-"""
 
 
 def json_lines(texts):
@@ -91,42 +80,3 @@ def test_a_table_without_text_is_refused_in_one_sentence(tmp_path, cache, capfd,
     assert str(path) in str(caught.value)
     assert [entry for entry in cache.glob("tokens/*") if entry.suffix != ".lock"] == []
     assert capfd.readouterr().err == ""
-
-
-def test_a_data_set_of_the_hub_is_identified_by_its_commit(hub, stories):
-    hub.files = {"train.jsonl": json_lines(stories[:9]), "validation.jsonl": json_lines(["a"])}
-    identity, texts = hub.run(HUB)
-    assert (identity["name"], identity["repository"]) == ("hf", "someone/stories")
-    assert identity["revision"] == "ab" * 20
-    assert texts == {"train": stories[:9], "valid": ["a"]}
-
-
-def test_a_data_set_of_the_hub_without_validation_is_split_by_document(hub, stories):
-    hub.files = {"train.jsonl": json_lines(stories)}
-    _, texts = hub.run(HUB)
-    assert sorted(texts["train"] + texts["valid"]) == sorted(stories)
-    assert len(texts["valid"]) == 10
-
-
-def test_a_data_set_that_the_hub_does_not_have_is_refused_in_one_sentence(hub):
-    [message] = hub.run(HUB.replace("someone/stories", "someone/else"))
-    assert "hf:someone/else" in message
-    assert "\n" not in message
-
-
-def test_a_commit_needs_no_network():
-    assert resolve_revision("someone/stories", "ab" * 20) == "ab" * 20
-
-
-@pytest.mark.parametrize("source", ["hf:", "hf:stories", "hf:a/b/c", "hf:a/b@"])
-def test_a_malformed_name_is_refused(source):
-    with pytest.raises(SweepError, match="OWNER/NAME"):
-        identify_data(source)
-
-
-def test_a_local_folder_is_never_read_as_a_data_set_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "someone" / "stories").mkdir(parents=True)
-    identity = identify_data(f"hf:someone/stories@{'ab' * 20}")
-    with pytest.raises(SweepError, match="local path"):
-        prepare_data(identity, None, BYTES)

@@ -6,13 +6,14 @@ import pytest
 from sweep.config.trial import TokenizerSettings
 from sweep.data.text import Piece
 from sweep.data.tokenizer import check_tokenizer, load_tokenizer, train_bpe
+from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 
 ODD_TEXT = "Tabs\t, two  spaces, “quotes”, 日本語, 😀, <|endoftext|> inside,\r\n\n and an end \n"
 
 
 def pieces(stories):
-    return [Piece(story, True, 1.0) for story in stories]
+    return [Piece(story) for story in stories]
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_training_is_deterministic_across_processes_and_threads(tmp_path, storie
         "from sweep.data.text import Piece\n"
         "from sweep.data.tokenizer import train_bpe\n"
         "texts = sys.stdin.read().split('\\0')\n"
-        "train_bpe([Piece(t, True, 1.0) for t in texts], 400, pathlib.Path(sys.argv[1]))\n"
+        "train_bpe([Piece(t) for t in texts], 400, pathlib.Path(sys.argv[1]))\n"
     )
     files = [tmp_path / "one.json", tmp_path / "two.json"]
     for file, parallel in zip(files, ("true", "false"), strict=True):
@@ -80,4 +81,6 @@ def test_training_is_deterministic_across_processes_and_threads(tmp_path, storie
 def test_a_vocabulary_that_cannot_hold_all_bytes_names_the_minimum(kind, least):
     check_tokenizer(TokenizerSettings(kind=kind, vocabulary=least))
     with pytest.raises(SweepError, match=f"at least {least} .* got {least - 1}"):
-        check_tokenizer(TokenizerSettings(kind=kind, vocabulary=least - 1))
+        prepare_data(
+            {"name": "synthetic"}, None, TokenizerSettings(kind=kind, vocabulary=least - 1)
+        )

@@ -8,6 +8,7 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.plan.retry import (
+    MemoryBounds,
     Outcome,
     begin_attempt,
     is_to_run,
@@ -16,7 +17,7 @@ from sweep.plan.retry import (
     tightened,
     within_bounds,
 )
-from sweep.trial.folder import Cause, MemoryBounds, State, TrialStatus
+from sweep.trial.folder import Cause, State, TrialStatus
 from tests.plans import build_plan
 
 LOG = Path("log.txt")
@@ -90,7 +91,7 @@ def test_out_of_memory_bounds_later_trials_by_half_of_the_microbatch_that_failed
     """The next divisor of a prime batch size is 1; a later trial of 8 still starts with 2."""
     status, _ = after("out_of_memory", microbatch=7, per_device=7)
     assert status.microbatch_size == 1
-    bounds = MemoryBounds("m", "cpu", "fp32")
+    bounds = MemoryBounds()
     bounds = tightened(bounds, RUNNING.changed(microbatch_size=7), status, trial_config(7))
     assert within_bounds(RUNNING, trial_config(8), bounds).microbatch_size == 2
     later = tightened(bounds, RUNNING, RUNNING.changed(microbatch_size=8), trial_config(16))
@@ -101,6 +102,6 @@ def test_out_of_memory_in_an_evaluation_bounds_evaluations_only():
     ended = Outcome("out_of_memory", "why", in_evaluation=True)
     config = trial_config(8)
     status, again = status_after(RUNNING, ended, config, Counter())
-    bounds = tightened(MemoryBounds("m", "cpu", "fp32"), RUNNING, status, config)
+    bounds = tightened(MemoryBounds(), RUNNING, status, config)
     assert again and bounds.microbatch_size is None
     assert bounds.evaluation_batch_size == config.execution.evaluation_batch_size // 2

@@ -42,13 +42,12 @@ def assert_tracked_once(folder, uri):
     """Compare the sweep's runs with its folder; return the ids of its runs."""
     assert is_mirrored(folder, None)
     record, client = read_json(folder.tracking_path), connect(uri)
-    stored = load_stored_sweep(uri, folder.path.name, record["run_id"])
-    assert stored.trials.equals(load_sweep(folder.path).trials)
-    experiment_id = client.get_run(record["run_id"]).info.experiment_id
+    experiment_id = client.get_experiment_by_name(folder.path.name).experiment_id
     runs = list(search_runs(client, experiment_id, "sweep.uid", record["sweep_uid"]))
-    children = {
-        run.data.tags["sweep.trial_id"]: run for run in runs if run.info.run_id != record["run_id"]
-    }
+    children = {run.data.tags.get("sweep.trial_id"): run for run in runs}
+    parent = children.pop(None)
+    stored = load_stored_sweep(uri, folder.path.name, parent.info.run_id)
+    assert stored.trials.equals(load_sweep(folder.path).trials)
     trial_ids = [trial.id for trial in folder.trials()]
     assert sorted(children) == sorted(trial_ids) and len(runs) == 1 + len(trial_ids)
     for trial in folder.trials():

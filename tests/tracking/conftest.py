@@ -128,9 +128,7 @@ class FakeSweep:
 
     def sync(self, uri: str | None = None) -> None:
         """Bring the store up to date, as `sweep report` does."""
-        mirror = Mirror(self.folder, self.plan, uri)
-        mirror.log_report()
-        assert mirror.deliver() == ""
+        assert Mirror(self.folder, self.plan, uri).deliver() == ""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -142,10 +140,9 @@ class FakeSweep:
         client = connect(uri or self.record["tracking_uri"])
         experiment = client.get_experiment_by_name("words")
         uid = f"tags.`sweep.uid` = '{self.record['sweep_uid']}'"
-        found = client.search_runs([experiment.experiment_id], uid) if experiment else []
-        found = [run for run in found if "sweep.superseded" not in run.data.tags]
-        runs = {run.data.tags.get("sweep.trial_id", "parent"): run for run in found}
-        assert len(runs) == len(found)
+        stored = client.search_runs([experiment.experiment_id], uid) if experiment else []
+        runs = {run.data.tags.get("sweep.trial_id", "parent"): run for run in stored}
+        assert len(runs) == len(stored)
         return runs
 
     def run(self, index: int, uri: str | None = None) -> Any:
@@ -164,7 +161,7 @@ class FakeSweep:
             ]
             assert stored_points(client, runs[self.ids[index]].info.run_id) == sorted(expected)
 
-    def beside(self, name: str) -> "FakeSweep":
+    def sibling(self, name: str) -> "FakeSweep":
         """Create another sweep with the same plan."""
         folder = SweepFolder(self.folder.path.with_name(name))
         folder.path.mkdir()

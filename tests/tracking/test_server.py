@@ -10,14 +10,15 @@ import pytest
 from sweep.analysis.frames import load_stored_sweep
 from sweep.tracking import mirror as mirror_module
 from sweep.tracking.mirror import Mirror
-from sweep.tracking.store import connect, is_mirrored, is_recorded
+from sweep.tracking.store import connect, is_mirrored
 from sweep.trial.folder import State
 
 
 def assert_stored_once(sweep, uri, *indices):
     sweep.assert_mirrored(*indices, uri=uri)
     assert len(sweep.runs(uri)) == 1 + len(indices)
-    stored = load_stored_sweep(uri, "words", sweep.record["run_id"]).trials.set_index("id")
+    run_id = sweep.runs(uri)["parent"].info.run_id
+    stored = load_stored_sweep(uri, "words", run_id).trials.set_index("id")
     for index in indices:
         result = sweep.trial(index).read_result()
         assert stored.loc[sweep.ids[index], "final_valid_loss"] == result["final_valid_loss"]
@@ -151,6 +152,6 @@ def test_a_password_in_the_address_is_used_and_neither_stored_nor_shown(sweep, s
     sweep.sync(with_password(server.port))
     stored = with_password(server.port).replace(":secret", "")
     assert sweep.record["tracking_uri"] == stored
-    assert is_recorded(sweep.folder, with_password(server.port))
+    assert is_mirrored(sweep.folder, with_password(server.port))
     assert b"secret" not in b"".join(p.read_bytes() for p in sweep.folder.path.rglob("*.json"))
     assert_stored_once(sweep, server.uri, 0)

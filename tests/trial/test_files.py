@@ -6,7 +6,7 @@ import pytest
 
 from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import CorruptFile, SweepError
-from sweep.trial.files import read_json, replacing, sha256_of_file, write_json
+from sweep.trial.files import read_json, replacing, write_json
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -55,9 +55,3 @@ def test_a_failed_check_or_write_keeps_the_old_file_and_leaves_no_part(tmp_path)
         raise OSError("disk full")
     assert read_json(path)["x"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_hash_of_a_start(tmp_path):
-    (tmp_path / "a").write_bytes(b"abcdef")
-    (tmp_path / "b").write_bytes(b"abc")
-    assert sha256_of_file(tmp_path / "a", 3) == sha256_of_file(tmp_path / "b")

@@ -25,7 +25,7 @@ import sys, time
 from pathlib import Path
 from sweep.trial.lease import FileLock
 lock = FileLock(Path(sys.argv[1]))
-print("held", flush=True)
+print("locked", flush=True)
 time.sleep(60)
 """
 
@@ -35,7 +35,7 @@ def holder(tmp_path):
     """A live process that holds tmp_path/sweep.lock."""
     path = tmp_path / "sweep.lock"
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"held\n"
+    assert process.stdout.readline() == b"locked\n"
     yield process, path
     process.kill()
     process.wait()
@@ -65,24 +65,9 @@ def test_looking_at_a_lock_does_not_take_it(tmp_path):
     assert not is_locked(tmp_path / "missing")
 
 
-def test_a_lease_raises_its_counter(tmp_path, monkeypatch):
+def test_a_lease_raises_its_counter_and_outlives_a_write_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
-    held = Lease(tmp_path / "lease.json", fencing=3)
-    try:
-        deadline = time.monotonic() + 10
-        while read_owner(tmp_path / "lease.json").get("counter", 0) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert read_owner(tmp_path / "lease.json")["fencing"] == 3
-        assert LeaseWatch(tmp_path / "lease.json").is_alive()
-    finally:
-        held.release()
-    assert not LeaseWatch(tmp_path / "lease.json").is_alive()
-
-
-def test_a_lease_outlives_a_write_that_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
-    failures, pwrite = [OSError(5, "an I/O error")] * 2, os.pwrite
+    failures, pwrite, path = [OSError(5, "an I/O error")] * 2, os.pwrite, tmp_path / "lease.json"
 
     def fails_twice(*arguments):
         if threading.current_thread().name == "lease" and failures:
@@ -90,12 +75,15 @@ def test_a_lease_outlives_a_write_that_fails(tmp_path, monkeypatch):
         return pwrite(*arguments)
 
     monkeypatch.setattr(lease.os, "pwrite", fails_twice)
-    with Lease(tmp_path / "lease.json"):
-        deadline = time.monotonic() + 10
-        while read_owner(tmp_path / "lease.json").get("counter", 0) < 3:
+    with Lease(path, fencing=3):
+        deadline = time.monotonic() + 30
+        while read_owner(path).get("counter", 0) < 3:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        assert read_owner(path)["fencing"] == 3
+        assert LeaseWatch(path).is_alive()
     assert not failures
+    assert not LeaseWatch(path).is_alive()
 
 
 def test_on_another_machine_a_counter_that_stands_still_is_dead(tmp_path, monkeypatch):
@@ -134,7 +122,7 @@ def quick(monkeypatch):
 
 
 def test_an_owner_on_another_machine_that_raises_its_counter_is_refused(tmp_path, quick):
-    """As where the two machines share the folder and no lock: nobody holds one here."""
+    """The two machines share the folder but no locks."""
     path, ended = tmp_path / "sweep.lock", threading.Event()
 
     def beat():

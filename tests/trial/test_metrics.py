@@ -9,7 +9,6 @@ from sweep.trial.files import (
     MetricsLog,
     is_start_intact,
     read_metrics,
-    read_metrics_with_offsets,
     sha256_of_file,
 )
 
@@ -32,12 +31,12 @@ def test_resume_keeps_the_known_start_and_orphans_reach_nothing(tmp_path):
     path = tmp_path / "m"
     orphan = MetricsLog(path, 0, allow)
     orphan.append({"step": 1})
-    known, sha256 = orphan.length, orphan.sha256
+    length, sha256 = orphan.length, orphan.sha256
     orphan.append({"step": 2})
     with path.open("ab") as file:
         file.write(b'{"step": 3, "torn')  # killed in the middle of a line
-    assert is_start_intact(path, known, sha256)
-    log = MetricsLog(path, known, allow)
+    assert is_start_intact(path, length, sha256)
+    log = MetricsLog(path, length, allow)
     orphan.append({"step": 4})
     log.append({"step": 2})
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
@@ -45,13 +44,11 @@ def test_resume_keeps_the_known_start_and_orphans_reach_nothing(tmp_path):
     orphan.close()
 
 
-def test_a_torn_last_line_is_left_out_and_offsets_lead_on(tmp_path):
+def test_an_incomplete_last_line_is_left_out(tmp_path):
     path = tmp_path / "m"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
-    lines = read_metrics_with_offsets(path)
-    assert lines == [({"step": 1}, 12), ({"step": 2}, 24)]
-    assert read_metrics(path, start=12) == [{"step": 2}]
-    assert read_metrics(path, end=12) == [{"step": 1}]
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    assert read_metrics(path, length=15) == [{"step": 1}]
 
 
 def test_a_superseded_attempt_leaves_the_log_alone(tmp_path):

@@ -38,7 +38,7 @@ def test_equal_numbers_give_equal_prompts(text, name):
 
 
 def test_words_are_taken_from_one_story_each(text):
-    stories = text.decode(text.train).lower()
+    stories = text.tokenizer.decode(text.train).lower()
     for number in range(20):
         prompt = task_of(text).prompt(number, False)
         words = prompt.facts["words"]
@@ -53,8 +53,8 @@ def test_only_words_that_do_not_fit_are_drawn_again(text):
 
     roomy, sizes = prompts(64), []
     for first, other in zip(roomy, prompts(14), strict=True):
-        ids = text.encode(first.text)
-        assert len(text.encode(other.text)) <= 14 and list(other.ids) == text.encode(other.text)
+        ids, other_ids = text.tokenizer.encode_batch([first.text, other.text])
+        assert len(other_ids) <= 14 and list(other.ids) == other_ids.tolist()
         assert (first == other) == (len(ids) <= 14)
         sizes.append(len(ids))
     assert min(sizes) <= 14 < max(sizes) and prompts(14) == prompts(14)
@@ -84,7 +84,7 @@ def test_a_story_is_rewarded_for_its_words_and_its_end(text, story, has_ended, w
 
 def test_openings_are_the_first_tokens_of_stories(text):
     task = task_of(text, task="text", prompt_tokens=5)
-    first = text.decode(text.valid[:5])
+    first = text.tokenizer.decode(text.valid[:5])
     prompt = task.prompt(0, True)
     assert prompt.text == first and list(prompt.ids) == text.valid[:5].tolist()
     with pytest.raises(SweepError):
