@@ -112,7 +112,7 @@ def run_sweep(config: TrialConfig) -> None:
         store = CheckpointStore(folder, 1)
         started = time.perf_counter()
         ordered = lambda: None if pacer.tick() else "stopped"  # noqa: E731
-        loop.train(config, step, store, device, ordered, started)
+        loop.train(config, step, store, ordered, started)
 
 
 def run_plain(config: TrialConfig) -> None:

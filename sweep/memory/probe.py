@@ -91,11 +91,8 @@ def _take_steps(
     fastest = min(seconds[1:] or seconds)
     return {
         "rest_bytes": int(statistics.median(rests)),
-        "peak_bytes": memory.peak_bytes(),
-        "reserved_bytes": memory.reserved_bytes(),
-        "context_bytes": memory.context_bytes,
-        "device_bytes": memory.device_bytes(),
-        "allocator_retries": memory.retries(),
+        "peak_bytes": max(memory.take_peak(), *phases.peaks.values()),
+        **memory.statistics(),
         "seconds_per_step": fastest,
         "tokens_per_second": config.science.batch_size * config.tokens_per_sequence / fastest,
         "optimizer_steps": len(updates),

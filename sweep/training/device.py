@@ -37,6 +37,7 @@ PEAK_FLOPS = {
 }
 USABLE_SHARE = 0.9  # of a GPU's memory, by tensors
 FORECAST_MARGIN = 1.02  # of a limit that counts what the forecast counts
+MOST_CONTEXT_BYTES = 1 << 30  # of one process; more is in use by others
 OUT_OF_MEMORY_TEXTS = (
     "out of memory",
     "can't allocate memory",
@@ -59,13 +60,11 @@ def resolve_device(asked: str) -> str:
         device = torch.device(asked)
     except RuntimeError:
         device = torch.device("meta")
-    available = {"cpu": True, "cuda": has_cuda, "mps": has_mps}
-    if device.type not in available:
-        raise SweepError(f"device must be auto, cpu, cuda, cuda:i or mps, got {asked!r}.")
-    if not available[device.type] or (device.index or 0) >= max(1, torch.cuda.device_count()):
+    is_available = {"cpu": True, "cuda": has_cuda, "mps": has_mps}.get(device.type, False)
+    if not is_available or (device.index or 0) >= max(1, torch.cuda.device_count()):
         raise SweepError(
-            f"device must be one that this machine has, got {asked!r}. Use --device cpu, "
-            "or ask `sweep doctor` why it is not seen."
+            f"device must be auto, or a cpu, cuda, cuda:i or mps that this machine has, got "
+            f"{asked!r}. Use --device cpu, or see `sweep doctor`."
         )
     return asked
 
@@ -78,21 +77,18 @@ def is_here(device: str) -> bool:
 def has_compiler(device: str) -> bool:
     """Return True if torch.compile can work here: a C++ compiler, and Triton on CUDA."""
     if device.startswith("cuda"):
-        if importlib.util.find_spec("triton") is None:
-            return False
-        return shutil.which("cc") is not None or shutil.which("gcc") is not None
+        has_triton = importlib.util.find_spec("triton") is not None
+        return has_triton and any(shutil.which(name) for name in ("cc", "gcc"))
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
 def available_cores() -> int:
     """Return the cores that this process may use: affinity, and the cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
+    with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        limit = max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        limit = sys.maxsize
-    return max(1, min(cores or 1, limit))
+        cores = min(cores or 1, int(quota) // int(period))
+    return max(1, cores or 1)
 
 
 def available_memory() -> int:
@@ -162,36 +158,23 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak since `forget_peak_memory`: allocated on CUDA, else the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        status = Path("/proc/self/status").read_bytes()
-        return int(status.partition(b"VmHWM:")[2].split(None, 1)[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def forget_peak_memory(device: torch.device) -> None:
-    """Start a new peak. Only Linux and CUDA can; elsewhere the peak is the whole process's."""
+def forget_peak_memory(device: torch.device) -> int:
+    """Start a new peak and return the old one. Only Linux and CUDA can start a new one."""
+    peak = peak_memory_bytes(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
+    return peak
 
 
-def memory_metrics(device: torch.device, rest_bytes: int, peak_bytes: int) -> dict[str, int]:
-    """Return the memory metrics of a log point.
-
-    The CPU has no allocator statistics: `memory/allocated_bytes` is the size of weights, gradients
-    and optimizer states, and the peak resident set is in result.json.
-    """
-    if device.type != "cuda":
-        return {"memory/allocated_bytes": rest_bytes}
-    return {
-        "memory/allocated_bytes": torch.cuda.memory_allocated(device),
-        "memory/reserved_bytes": torch.cuda.memory_reserved(device),
-        "memory/peak_bytes": peak_bytes,
-    }
+class EvaluationOutOfMemory(Exception):
+    """Memory ran out in an evaluation: its batch is too large."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -208,91 +191,61 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return is_text or is_out_of_memory(error.__cause__)
 
 
-class EvaluationOutOfMemory(Exception):
-    """Memory ran out in an evaluation: its batch is too large."""
-
-
-@contextlib.contextmanager
-def evaluating() -> Iterator[None]:
-    """Raise EvaluationOutOfMemory if memory runs out in this context."""
-    try:
-        yield
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise EvaluationOutOfMemory(str(error)) from error
-        raise
-
-
-MOST_CONTEXT_BYTES = 1 << 30  # of one process; more is in use by others
-
-
 class CpuMemory:
     """Live tensor storages: a CPU has no allocator statistics."""
 
-    context_bytes = others_bytes = 0
+    others_bytes = 0  # in use by other processes
 
     def __init__(self, storages: LiveStorages) -> None:
-        self._storages, self._peak_bytes = storages, 0
+        self._storages = storages
 
     def allocated_bytes(self) -> int:
         """Return the bytes of live tensors."""
         return self._storages.live_bytes
 
-    def peak_bytes(self) -> int:
-        """Return the most bytes of live tensors so far."""
-        return max(self._peak_bytes, self._storages.peak_bytes)
-
     def take_peak(self) -> int:
-        """Return the peak since the last call."""
-        peak, self._peak_bytes = self._storages.peak_bytes, self.peak_bytes()
+        """Return the most bytes of live tensors since the last call."""
+        peak = self._storages.peak_bytes
         self._storages.forget_peak()
         return peak
 
-    def reserved_bytes(self) -> int | None:
-        """Return the most bytes that the allocator reserved; None if there is none."""
-        return None
-
-    def device_bytes(self) -> int | None:
-        """Return the bytes in use on the whole device; for a CPU the peak resident set."""
-        return peak_memory_bytes(torch.device("cpu"))
-
-    def retries(self) -> int | None:
-        """Return how often the allocator freed its cache and tried again."""
-        return None
+    def statistics(self) -> dict[str, int | None]:
+        """Return the bytes of the allocator, the context and the device, and failed attempts."""
+        return {
+            "reserved_bytes": None,
+            "context_bytes": 0,
+            "device_bytes": peak_memory_bytes(torch.device("cpu")),  # the resident set
+            "allocator_retries": None,
+        }
 
 
 class CudaMemory:
     """Statistics of the caching allocator and of the driver, with the methods of CpuMemory."""
 
     def __init__(self, device: torch.device, context_bytes: int) -> None:
-        self._device, self.context_bytes = device, context_bytes
-        self._peak_bytes = self._reserved_bytes = 0
-        self.others_bytes = self.device_bytes() - context_bytes
+        self._device, self._context_bytes = device, context_bytes
+        self.others_bytes = self._device_bytes() - context_bytes
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._device)
 
-    def peak_bytes(self) -> int:
-        return max(self._peak_bytes, torch.cuda.max_memory_allocated(self._device))
-
     def take_peak(self) -> int:
-        peak = torch.cuda.max_memory_allocated(self._device)
-        self._peak_bytes, self._reserved_bytes = self.peak_bytes(), self.reserved_bytes()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return peak
+        return forget_peak_memory(self._device)
 
-    def reserved_bytes(self) -> int:
-        return max(self._reserved_bytes, torch.cuda.max_memory_reserved(self._device))
+    def statistics(self) -> dict[str, int | None]:
+        return {
+            "reserved_bytes": torch.cuda.memory_reserved(self._device),
+            "context_bytes": self._context_bytes,
+            "device_bytes": self._device_bytes(),
+            "allocator_retries": torch.cuda.memory_stats(self._device)["num_alloc_retries"],
+        }
 
-    def device_bytes(self) -> int:
+    def _device_bytes(self) -> int:
         try:
             return int(torch.cuda.device_memory_used(self._device))  # by NVML
         except Exception:  # NVML's own classes, if it is missing or fails
             free, total = torch.cuda.mem_get_info(self._device)
             return total - free
-
-    def retries(self) -> int:
-        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
 
 
 DeviceMemory = CpuMemory | CudaMemory

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -82,16 +83,8 @@ def states_of(optimizer: torch.optim.Optimizer) -> Mapping[Tensor, dict[str, Any
     return states
 
 
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-    """Return the bytes of weights, gradients and optimizer states in this process."""
-    tensors = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for state in states_of(optimizer).values() if optimizer else ():
-        tensors += [value for value in state.values() if isinstance(value, Tensor)]
-    return sum(own_part(tensor).nbytes for tensor in tensors)
-
-
 class WeightAverage:
-    """A float32 average of parameters over the steps so far.
+    """A float32 average of parameters over the steps so far (Karras et al. 2024).
 
     Args:
         parameters: the averaged parameters.
@@ -132,9 +125,5 @@ class WeightAverage:
 
 def power_of(width: float) -> float:
     """Return γ ≥ 0 with width² = (γ+1)/((γ+2)²(γ+3)); at most √(1/12) = 0.289, a plain mean."""
-    low, high = 0.0, 4 / width
-    for _ in range(60):
-        middle = (low + high) / 2
-        is_wide = math.sqrt((middle + 1) / (middle + 3)) / (middle + 2) > width
-        low, high = (middle, high) if is_wide else (low, middle)
-    return low
+    polynomial = [1, 7, 16 - width**-2, 12 - width**-2]
+    return max(0.0, float(np.roots(polynomial).real.max()))

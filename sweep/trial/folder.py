@@ -75,12 +75,12 @@ class MemoryBounds:
 class CheckpointName(NamedTuple):
     """A checkpoint and the numbers in its file name."""
 
-    path: Path
+    path: Path  # a folder
     step: int
     metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
 
 
-CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)(\.pt)?")  # a folder if there is no suffix
+CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
 
 
 @dataclass(frozen=True)

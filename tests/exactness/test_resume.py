@@ -21,9 +21,8 @@ from sweep.trial.folder import State, SweepFolder, TrialFolder
 SUICIDE = """
 import os, signal
 from pathlib import Path
-import torch
 import sweep.trial.files, sweep.training.loop, sweep.training.checkpoint, sweep.training.result
-from sweep.training.worker import run_logged_attempt
+from sweep.training.process import attempt_trial
 from sweep.trial.folder import State, TrialFolder
 
 calls = 0  # moment, nth and path are given
@@ -46,11 +45,11 @@ class Os:
         return getattr(os, name)
 
 if moment == "middle of a checkpoint":
-    real_save = torch.save
-    def half(state, part):
-        real_save(state, part)
-        os.truncate(part, part.stat().st_size // 2)
-    torch.save = on_nth(half, real_save)
+    real_save = sweep.training.checkpoint.save_file
+    def half(tensors, path):
+        real_save(tensors, path)
+        os.truncate(path, path.stat().st_size // 2)
+    sweep.training.checkpoint.save_file = on_nth(half, real_save)
 elif moment == "before the checkpoint's rename":
     real = Path.replace
     Path.replace = lambda self, target: (
@@ -78,7 +77,7 @@ folder = TrialFolder(path)
 status = folder.read_status()
 folder.write_status(status.changed(state=State.RUNNING, attempts=status.attempts + 1,
                                    fencing=status.fencing + 1))
-run_logged_attempt(path, lambda: None)
+attempt_trial(path, lambda: None)
 """
 
 STEPS = 60
@@ -128,10 +127,9 @@ def run_to_the_end(trial: TrialFolder) -> None:
 
 
 def gone_on_from(trial: TrialFolder) -> list[int]:
-    """Return the step that each attempt went on from, of those that did not start anew."""
-    return [
-        int(step) for step in re.findall(r"goes on from step (\d+) of", trial.log_path.read_text())
-    ]
+    """Return the step that each attempt continued from, if it did not start at 0."""
+    steps = re.findall(r"continues from step (\d+) of", trial.log_path.read_text())
+    return [int(step) for step in steps]
 
 
 def science_lines(trial: TrialFolder) -> list[dict[str, object]]:
@@ -184,7 +182,7 @@ def test_a_trial_killed_again_and_again_ends_with_the_same_bits(tmp_path, uninte
 def test_a_damaged_newest_checkpoint_falls_back_to_the_older_one(tmp_path, uninterrupted):
     trial = pretrain_trial(tmp_path)
     assert attempt(trial, "after the checkpoint's rename", 4) == -signal.SIGKILL
-    newest = trial.checkpoints()[0].path
+    (newest,) = trial.checkpoints()[0].path.glob("*.safetensors")
     newest.write_bytes(newest.read_bytes()[:1000])
     run_to_the_end(trial)
     assert_same(trial, uninterrupted)

@@ -82,7 +82,7 @@ def on(trial: TrialFolder, devices: int, strategy: str = "torch") -> TrialFolder
 def gone_on_from(trial: TrialFolder) -> list[int]:
     """Return the step that each attempt went on from, of those that did not start anew."""
     return [
-        int(step) for step in re.findall(r"goes on from step (\d+)", trial.log_path.read_text())
+        int(step) for step in re.findall(r"continues from step (\d+)", trial.log_path.read_text())
     ]
 
 
