@@ -23,7 +23,8 @@ from sweep.training.device import DeviceMemory, forget_peak_memory, is_out_of_me
 from sweep.training.loop import Phases
 from sweep.training.memory_limit import oom_kills
 from sweep.training.noise import GradientSums
-from sweep.training.process import FreshProcess, ShouldStop
+from sweep.training.process import FreshProcess
+from sweep.training.progress import ShouldStop
 from sweep.training.step import TrainingStep
 
 LEARNING_RATE = 1e-6

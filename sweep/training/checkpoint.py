@@ -21,7 +21,7 @@ from torch import Tensor
 from sweep.training.optimizer import whole
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.trial.files import MetricsLog, SilentLog, is_start_intact, remove, replacing, sync_folder
+from sweep.trial.files import MetricsLog, is_start_intact, remove, replacing, sync_folder
 from sweep.trial.folder import TrialFolder
 from sweep.workloads import ranks
 
@@ -68,12 +68,6 @@ class CheckpointStore:
             self._step = progress.step
             return length
         return 0
-
-    def open_log(self, length: int) -> MetricsLog:
-        """Open metrics.jsonl and keep its first bytes; only the first process writes to it."""
-        if ranks.rank():
-            return SilentLog()
-        return MetricsLog(self.folder.metrics_path, length, self.check)
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
         """Write a checkpoint durably, unless this step has one, and remove all but the newest two.
@@ -211,9 +205,3 @@ def _as_os_error() -> Iterator[None]:
     except CheckpointException as error:
         causes = {str(failure[0]) for failure in error.failures.values()}
         raise OSError("; ".join(sorted(causes))) from None
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global generators, for user code that draws from them."""
-    random.seed(seed)
-    torch.manual_seed(seed)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.training.optimizer import build_optimizer
-from sweep.training.parallel import DataParallel, FunctionModule, LossSum, Parallel, Result
+from sweep.training.parallel import DataParallel, FunctionModule, LossSum, Parallel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
@@ -62,10 +62,10 @@ class DeepSpeedZero(DataParallel):
     def compiled(self, loss_sum: LossSum) -> LossSum:
         return loss_sum
 
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if torch.is_grad_enabled():
-            return self._engine(function, *arguments)  # type: ignore[no-any-return]
-        results: list[Result] = []  # stage 3 expects a module to return tensors or a dict
+            return self._engine(function, *arguments)
+        results: list[Any] = []  # stage 3 expects a module to return tensors or a dict
 
         def keep(model: nn.Module, *arguments: Any) -> dict[str, Any]:
             results.append(function(model, *arguments))

@@ -191,64 +191,49 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return is_text or is_out_of_memory(error.__cause__)
 
 
-class CpuMemory:
-    """Live tensor storages: a CPU has no allocator statistics."""
+class DeviceMemory:
+    """Memory that is in use: on a CPU live storages, on CUDA by the allocator and by the driver."""
 
-    others_bytes = 0  # in use by other processes
-
-    def __init__(self, storages: LiveStorages) -> None:
-        self._storages = storages
+    def __init__(self, device: torch.device, storages: LiveStorages, context_bytes: int) -> None:
+        self._device, self._storages = device, storages
+        self._context_bytes, self._is_cuda = context_bytes, device.type == "cuda"
+        self.others_bytes = self._device_bytes() - context_bytes if self._is_cuda else 0
 
     def allocated_bytes(self) -> int:
         """Return the bytes of live tensors."""
+        if self._is_cuda:
+            return torch.cuda.memory_allocated(self._device)
         return self._storages.live_bytes
 
     def take_peak(self) -> int:
         """Return the most bytes of live tensors since the last call."""
+        if self._is_cuda:
+            return forget_peak_memory(self._device)
         peak = self._storages.peak_bytes
         self._storages.forget_peak()
         return peak
 
     def statistics(self) -> dict[str, int | None]:
         """Return the bytes of the allocator, the context and the device, and failed attempts."""
+        reserved = retries = None
+        if self._is_cuda:
+            reserved = torch.cuda.memory_reserved(self._device)
+            retries = torch.cuda.memory_stats(self._device)["num_alloc_retries"]
         return {
-            "reserved_bytes": None,
-            "context_bytes": 0,
-            "device_bytes": peak_memory_bytes(torch.device("cpu")),  # the resident set
-            "allocator_retries": None,
-        }
-
-
-class CudaMemory:
-    """Statistics of the caching allocator and of the driver, with the methods of CpuMemory."""
-
-    def __init__(self, device: torch.device, context_bytes: int) -> None:
-        self._device, self._context_bytes = device, context_bytes
-        self.others_bytes = self._device_bytes() - context_bytes
-
-    def allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self._device)
-
-    def take_peak(self) -> int:
-        return forget_peak_memory(self._device)
-
-    def statistics(self) -> dict[str, int | None]:
-        return {
-            "reserved_bytes": torch.cuda.memory_reserved(self._device),
+            "reserved_bytes": reserved,
             "context_bytes": self._context_bytes,
             "device_bytes": self._device_bytes(),
-            "allocator_retries": torch.cuda.memory_stats(self._device)["num_alloc_retries"],
+            "allocator_retries": retries,
         }
 
     def _device_bytes(self) -> int:
+        if not self._is_cuda:
+            return peak_memory_bytes(self._device)  # the resident set
         try:
             return int(torch.cuda.device_memory_used(self._device))  # by NVML
         except Exception:  # NVML's own classes, if it is missing or fails
             free, total = torch.cuda.mem_get_info(self._device)
             return total - free
-
-
-DeviceMemory = CpuMemory | CudaMemory
 
 
 @contextlib.contextmanager
@@ -259,11 +244,11 @@ def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[De
     driver cannot spill into host memory. On a CPU every storage is counted, which works for eager
     steps only; None counts and limits nothing there.
     """
+    storages = LiveStorages(limit_bytes)
     if device.type != "cuda":
         forget_peak_memory(device)
-        storages = LiveStorages(limit_bytes)
         with contextlib.nullcontext() if limit_bytes is None else storages:
-            yield CpuMemory(storages)
+            yield DeviceMemory(device, storages, 0)
         return
     torch.cuda.init()  # type: ignore[no-untyped-call]
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -274,6 +259,6 @@ def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[De
     allowed = max(0, min((limit_bytes or total) - context, free))
     torch.cuda.set_per_process_memory_fraction(allowed / total, device)
     try:
-        yield CudaMemory(device, context)
+        yield DeviceMemory(device, storages, context)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)

@@ -24,7 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training.memory_limit import oom_kills
-from sweep.training.process import ShouldStop
+from sweep.training.progress import ShouldStop
 from sweep.trial.files import replacing
 
 POLL_SECONDS = 0.1

@@ -11,24 +11,16 @@ import torch
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import first_probed, learning_rate_at, milestone_steps, probe_sizes
 from sweep.training.checkpoint import CheckpointStore
-from sweep.training.device import (
-    flop_utilisation,
-    forget_peak_memory,
-    is_out_of_memory,
-    peak_memory_bytes,
-)
+from sweep.training.device import flop_utilisation, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import GradientSums
-from sweep.training.progress import Progress
+from sweep.training.progress import Progress, ShouldStop
 from sweep.training.step import StepOutput, TrainingStep
+from sweep.trial.files import MetricsLog, SilentLog
 from sweep.workloads import ranks
 
 
 class Phases:
-    """Peak bytes and least seconds of each phase of a step.
-
-    Args:
-        take_peak: returns the peak memory since its last call.
-    """
+    """Peak bytes and least seconds by phase. `take_peak` returns the peak since its last call."""
 
     def __init__(self, take_peak: Callable[[], int]) -> None:
         self._take_peak = take_peak
@@ -174,45 +166,34 @@ class NoiseProbe:
             return metrics
         count = self._sizes.sequences // self._devices
         first = self._first + self._probes.index(step) * self._sizes.sequences
-        try:
-            batch = self._step.workload.build_batch(first + self._step.parallel.rank * count, count)
-            trace, square = self._step.measure_noise(batch, self._sizes.part)
-        except Exception as error:
-            if not is_out_of_memory(error) or self._devices > 1:  # the other processes would wait
-                raise
-            self._probes = ()
-            print(f"gradient noise is no longer probed: {error}", flush=True)
-            self._step.model.zero_grad(set_to_none=True)
-            return metrics
+        batch = self._step.workload.build_batch(first + self._step.parallel.rank * count, count)
+        trace, square = self._step.measure_noise(batch, self._sizes.part)
         return metrics | {"noise/trace": trace, "noise/square": square}
-
-
-DUE = "due"  # word for a checkpoint between two steps, after which the trial continues
 
 
 def train(
     config: TrialConfig,
     step: TrainingStep,
     store: CheckpointStore,
-    should_stop: Callable[[], str | None],
+    should_stop: ShouldStop,
     started: float,
     pause_step: int | None = None,
 ) -> tuple[str, Progress]:
-    """Train to the last step, or until the trial diverges or is asked to stop.
+    """Train to the last step, or until the trial diverges, pauses or is asked to stop.
 
     Args:
-        config: the trial.
-        step: built from it; its model is restored and trained.
-        store: reads and writes the checkpoints.
         should_stop: polled after every step; an answer ends the loop after a checkpoint.
         started: start of the attempt, by `time.perf_counter`.
-        pause_step: the step after which the loop ends with a checkpoint; None: no pause.
+        pause_step: the step after which the loop ends with a checkpoint, if any.
 
     Returns:
         `trained`, `diverged`, `paused` or the answer of `should_stop`; and the progress.
     """
     science, device, progress = config.science, step.device, Progress()
-    log = store.open_log(store.load(step, progress))
+    length = store.load(step, progress)
+    log = (
+        SilentLog() if ranks.rank() else MetricsLog(store.folder.metrics_path, length, store.check)
+    )
     progress.charged_at = started
     progress.charge("other")
     if progress.step and not ranks.rank():
@@ -262,11 +243,11 @@ def train(
             log.append(line)
 
         if ending is None:
-            is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds
             is_pause = pause_step is not None and t >= pause_step
-            word = ranks.agreed("paused" if is_pause else should_stop() or (is_due and DUE) or None)
-            ending = word if word != DUE else None
-            if word:
+            is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds
+            ending = "paused" if is_pause else should_stop()
+            ending, is_due = ranks.agreed((ending, is_due))
+            if ending or is_due:
                 steps.store()
                 progress.charge("training")
                 store.save(step, progress, log)

@@ -13,7 +13,7 @@ Rajbhandari et al. 2019 (arXiv:1910.02054). Each device takes a contiguous part 
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from sweep.training.optimizer import build_optimizer, clip_and_step, own_part, s
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
-Result = TypeVar("Result")
 LossSum = Callable[[nn.Module, Batch], Tensor]
 
 
@@ -49,7 +48,7 @@ class Parallel:
         """Return a compiled loss."""
         return torch.compile(loss_sum, dynamic=False)
 
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(model, *arguments)`, which may use the weights in any way."""
         return function(self.model, *arguments)
 
@@ -118,7 +117,7 @@ class FunctionModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(model, *arguments)`."""
         return function(self.model, *arguments)
 
@@ -143,10 +142,10 @@ class DataParallel(Parallel):
         is_split = self._zero == 1
         self.optimizer = build_optimizer(settings, self.model, learning_rate, is_split)
 
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if not torch.is_grad_enabled():
             return function(self.model, *arguments)
-        return self._ddp(function, *arguments)  # type: ignore[no-any-return]
+        return self._ddp(function, *arguments)
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if is_last else self._ddp.no_sync()
@@ -182,8 +181,8 @@ class FullyShard(DataParallel):
         self._sharded = [m for m in self._module.modules() if isinstance(m, FSDPModule)]
         self.model = model.to(device)  # buffers
 
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        result: Result = self._module(function, *arguments)
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        result = self._module(function, *arguments)
         if not torch.is_grad_enabled():  # no backward pass follows, which would free the weights
             for module in self._sharded:
                 module.reshard()

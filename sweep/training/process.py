@@ -29,11 +29,10 @@ from typing import Any
 
 from sweep.errors import SweepError, WorkerDied
 from sweep.plan.retry import Outcome
+from sweep.training.progress import ShouldStop
 from sweep.trial.files import cache_dir
 from sweep.trial.folder import TrialFolder
 
-ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
-KEPT_BYTES = str(2**31 - 1)
 POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to stop
 
 
@@ -51,8 +50,8 @@ def worker_environment() -> dict[str, str]:
     name = hashlib.sha256(f"{platform.machine()} {processor}".encode()).hexdigest()[:12]
     settings = {
         "GOMP_SPINCOUNT": "3000",  # trainings that share cores wait less for each other
-        "MALLOC_MMAP_THRESHOLD_": KEPT_BYTES,  # glibc keeps freed memory for the next step
-        "MALLOC_TRIM_THRESHOLD_": KEPT_BYTES,
+        "MALLOC_MMAP_THRESHOLD_": str(2**31 - 1),  # glibc keeps freed memory for the next step
+        "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
         "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor" / name),
     }
     return {name: value for name, value in settings.items() if name not in os.environ}
@@ -121,39 +120,34 @@ class FreshProcess:
         return answers["result"]
 
 
-class _Server:
-    """The helper process, which forks workers."""
-
-    def __init__(self) -> None:
-        self.control, theirs = socket.socketpair()
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sweep.training", "--serve"],
-                stdin=theirs.fileno(),
-                env={**worker_environment(), **os.environ, "PYTHONPATH": path},
-                process_group=0,  # Ctrl-C in the terminal does not reach it
-            )
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """End the helper; its workers see the end of this process by themselves."""
-        self.control.close()
-        self.process.terminate()
-        self.process.wait()
-
-
 _lock = threading.Lock()
-_servers: list[_Server] = []  # only the last one may be alive
+_server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 
 def _pass_to_server(pipe: Connection) -> None:
-    """Make the helper fork a process that reads from the pipe. Start the helper if necessary."""
+    """Make the helper fork a process that reads from the pipe; start it if there is none."""
+    global _server
     with _lock:
-        if not _servers or _servers[-1].process.poll() is not None:
-            _servers.append(_Server())
-        socket.send_fds(_servers[-1].control, [b"\0"], [pipe.fileno()])
+        if _server is None or _server[0].poll() is not None:
+            control, theirs = socket.socketpair()
+            root = str(Path(__file__).parents[2])
+            path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "sweep.training", "--serve"],
+                    stdin=theirs.fileno(),
+                    env={**worker_environment(), **os.environ, "PYTHONPATH": path},
+                    process_group=0,  # Ctrl-C in the terminal does not reach it
+                )
+            atexit.register(_end_server, process, control)
+            _server = process, control
+        socket.send_fds(_server[1], [b"\0"], [pipe.fileno()])
+
+
+def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    process.terminate()  # its workers see the end of this process by themselves
+    process.wait()
 
 
 def serve() -> None:
@@ -240,11 +234,10 @@ def attempt_trial(path: Path, should_stop: ShouldStop, number: int | None = None
 
 
 def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
-    """Run an attempt in this process, which a cluster started.
+    """Run the attempt with this fencing number in this process, which a cluster started.
 
     Args:
         path: the trial's folder, at the same path on every machine.
-        number: the attempt's fencing number; if there is a newer one, nothing runs.
         stops: reasons to end after a checkpoint, appended to by signal handlers. A file in the
             folder (`TrialFolder.ask_to_stop`) appends `stopped`.
     """

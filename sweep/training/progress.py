@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,6 +10,7 @@ from sweep.plan.tuning import CONFIRMED
 
 DIVERGED_MARGIN = 1.0  # loss above its start
 DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points
+ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
 Account = Literal["compile", "training", "evaluation", "checkpoint", "noise", "other"]
 
 

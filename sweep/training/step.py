@@ -43,11 +43,7 @@ def build_parallel(config: TrialConfig) -> Parallel:
     execution = config.execution
     if not ranks.are_many():
         return Parallel()
-    if ranks.count() != execution.devices:
-        raise SweepError(
-            f"a trial on {execution.devices} devices must have as many processes, got "
-            f"{ranks.count()}. Start it by its worker."
-        )
+    assert ranks.count() == execution.devices, "a trial has a process for each device"
     if execution.strategy == "deepspeed":
         from sweep.training.deepspeed import DeepSpeedZero
 
@@ -105,11 +101,7 @@ class TrainingStep:
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
         if self.rollouts is not None:
-            if self.parallel.devices > 1:
-                raise SweepError(
-                    f"workload {science.workload!r} samples, and such a trial runs on one device. "
-                    "Leave the devices out."
-                )
+            assert self.parallel.devices == 1, "a workload that samples runs on one device"
             self.rollouts.start(self.model)
 
     def __call__(
@@ -191,14 +183,11 @@ class TrainingStep:
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
     def evaluated(self, evaluate: Callable[[nn.Module], Result]) -> Result:
-        """Return the result of one of the workload's evaluations.
-
-        Raises:
-            EvaluationOutOfMemory: if memory runs out.
-        """
+        """Return the result of one of the workload's evaluations, of the averaged weights."""
         try:
             with self.averaged(), torch.no_grad():
-                return self.parallel.call(evaluate)
+                result: Result = self.parallel.call(evaluate)
+                return result
         except Exception as error:
             if is_out_of_memory(error):
                 raise EvaluationOutOfMemory(str(error)) from error

@@ -65,13 +65,14 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             category = "activations" if torch.is_grad_enabled() else "workspace"
             if tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
                 category = "logits"
-        self._storages[key] = (reference, category, size)
-        self._add(category, size - counted)
+        self._set(key, reference, category, size)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
         if self.limit is None or self.live_bytes <= self.limit:
             return
-        self._recount()
+        for key, (reference, category, _) in list(self._storages.items()):
+            if (other := reference()) is not None:  # `fully_shard` resizes storages in place
+                self._set(key, reference, category, _rounded_bytes(other))
         if self.live_bytes > self.limit:
             raise torch.OutOfMemoryError(
                 f"out of memory: an operation needs {format_bytes(size - counted)} more, and "
@@ -79,45 +80,38 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{format_bytes(self.limit)} are in use"
             )
 
-    def _recount(self) -> None:
-        """Count storages again that were resized in place, as `fully_shard` frees weights."""
-        for key, (reference, category, counted) in list(self._storages.items()):
-            if (storage := reference()) is not None:
-                size = _rounded_bytes(storage)
-                self._storages[key] = (reference, category, size)
-                self._add(category, size - counted)
+    def _set(self, key: int, reference: weakref.ref[Any], category: str, size: int) -> None:
+        _, old_category, old_size = self._storages.get(key, (None, category, 0))
+        self._storages[key] = (reference, category, size)
+        self.live[old_category] -= old_size
+        self.live[category] += size
+        self.live_bytes += size - old_size
 
     def _free(self, key: int) -> None:
         _, category, size = self._storages.pop(key)
-        self._add(category, -size)
+        self.live[category] -= size
+        self.live_bytes -= size
 
-    def _add(self, category: str, size: int) -> None:
-        self.live[category] += size
-        self.live_bytes += size
-
-    def label(self, tensor: Tensor, category: str) -> None:
-        """Assign a tensor's storage to a category."""
+    def _label(self, tensor: Tensor, category: str) -> None:
         key = id(tensor.untyped_storage())
         if key in self._storages:
-            reference, old, size = self._storages[key]
-            self._storages[key] = (reference, category, size)
-            self._add(old, -size)
-            self._add(category, size)
+            reference, _, size = self._storages[key]
+            self._set(key, reference, category, size)
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Label the weights now, and gradients and optimizer states when they are written."""
 
         def label_gradient(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            self.label(parameter.grad, "gradients")
+            self._label(parameter.grad, "gradients")
 
         def label_states(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             for state in optimizer.state.values():
                 for value in _tensors(list(state.values())):
-                    self.label(value, "optimizer")
+                    self._label(value, "optimizer")
 
         for tensor in (*model.parameters(), *model.buffers()):
-            self.label(tensor, "weights")
+            self._label(tensor, "weights")
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(label_gradient)  # type: ignore[no-untyped-call]

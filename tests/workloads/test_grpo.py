@@ -16,8 +16,8 @@ from sweep.plan.retry import begin_attempt
 from sweep.training.loop import Steps
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.worker import as_attempted, run_attempt
-from sweep.trial.folder import SweepFolder, TrialStatus
+from sweep.training.worker import run_attempt
+from sweep.trial.folder import SweepFolder
 from tests.workloads.trials import (
     CPU,
     GRPO,
@@ -113,7 +113,7 @@ def test_a_smaller_microbatch_samples_fewer_completions_at_once(
     """So that the next attempt does not run out of memory in the sampling again."""
     execution = {"generation_batch_size": generation_batch_size}
     config = grpo_config(batch=32, microbatch=8, execution=execution)
-    config = as_attempted(config, TrialStatus(microbatch_size=shrunk_to))
+    config = config.attempted(shrunk_to or 8, config.execution.evaluation_batch_size)
     step, seen = TrainingStep(config, CPU, config.microbatch_size), set()
     extend = step.model.extend
     step.model.extend = lambda ids, past: seen.add(len(ids)) or extend(ids, past)
