@@ -91,24 +91,18 @@ def available_cores() -> int:
     return max(1, cores or 1)
 
 
-def available_memory() -> int:
-    """Return the bytes that the machine and this process's cgroups still have available."""
-    try:
-        words = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
-        available = int(words[0]) * 1024
-    except (OSError, IndexError, ValueError):  # not Linux: all of the memory
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limited = available_in_cgroups()
-    return available if limited is None else min(available, limited)
-
-
 def device_memory(device: torch.device) -> int:
-    """Return the bytes of a device; for a CPU half of the available memory."""
+    """Return the bytes of a device; for a CPU half of what it and its cgroups have available."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory())
-    return available_memory() // 2
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, IndexError, ValueError):  # Linux only
+        words = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
+        available = int(words[0]) * 1024
+    limit = available_in_cgroups()
+    return (available if limit is None else min(available, limit)) // 2
 
 
 def usable_memory(execution: Execution) -> int:

@@ -132,8 +132,9 @@ class Steps:
 class NoiseProbe:
     """Measures the gradient noise at milestones, without updates.
 
-    All batch sizes use the same sequences, the last of the data's first epoch. No step trains on
-    them unless training and probes together exceed one epoch.
+    In `splits`, the microbatches of the training step are measured too. All batch sizes use the same
+    sequences, the last of the data's first epoch. No step trains on them unless training and probes
+    together exceed one epoch.
     """
 
     def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
@@ -146,15 +147,11 @@ class NoiseProbe:
         self._sizes = probe_sizes(budget, points, share, step.microbatch_size, self._devices)
         self._probes = milestone_steps(config.steps, self._sizes.points)
         is_split = science.batch_size // self._devices > step.microbatch_size
-        self._splits = milestone_steps(config.steps, points) if is_split else ()
-        self.steps = {*self._splits, *self._probes}
+        self.splits = milestone_steps(config.steps, points) if is_split else ()
+        self.steps = {*self.splits, *self._probes}
         epochs = step.workload.epochs() if self._probes else None
         windows = round(science.tokens // length / epochs) if epochs else None
         self._first = first_probed(self._sizes.points * self._sizes.sequences, windows)
-
-    def sums_at(self, step: int) -> GradientSums | None:
-        """Return sums for the microbatches of this training step, if their noise is measured."""
-        return GradientSums() if step in self._splits else None
 
     def metrics(self, step: int, sums: GradientSums | None) -> dict[str, float]:
         """Return `noise/trace` and `noise/square` of the probe, and those of the training step."""
@@ -213,7 +210,7 @@ def train(
 
     while progress.step < config.steps and ending is None:
         t = progress.step + 1
-        noise_sums = noise.sums_at(t)
+        noise_sums = GradientSums() if t in noise.splits else None
         output = steps.take(t, noise_sums)
         progress.step = t
         if t == 1:

@@ -4,14 +4,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from sweep.plan.tuning import CONFIRMED
 
 DIVERGED_MARGIN = 1.0  # loss above its start
 DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points
 ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
-Account = Literal["compile", "training", "evaluation", "checkpoint", "noise", "other"]
 
 
 @dataclass
@@ -42,8 +40,11 @@ class Progress:
     charged_at: float = field(default_factory=time.perf_counter)  # valid in one process only
     peak_memory_bytes: int = 0  # over all attempts
 
-    def charge(self, account: Account) -> None:
-        """Add the time since the last charge to an account; `other` counts in the total only."""
+    def charge(self, account: str) -> None:
+        """Add the time since the last charge to `seconds_ACCOUNT` and the total.
+
+        `other` counts in the total only.
+        """
         now = time.perf_counter()
         elapsed, self.charged_at = now - self.charged_at, now
         self.seconds_total += elapsed

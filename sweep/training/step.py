@@ -38,19 +38,6 @@ def split(batch: Batch, size: int) -> Iterator[Batch]:
     return zip(*(part.split(size) for part in batch), strict=True)  # type: ignore[no-untyped-call]
 
 
-def build_parallel(config: TrialConfig) -> Parallel:
-    """Return this process's part in a trial's parallelism."""
-    execution = config.execution
-    if not ranks.are_many():
-        return Parallel()
-    assert ranks.count() == execution.devices, "a trial has a process for each device"
-    if execution.strategy == "deepspeed":
-        from sweep.training.deepspeed import DeepSpeedZero
-
-        return DeepSpeedZero(config)
-    return (FullyShard if execution.zero >= 2 else DataParallel)(config)
-
-
 class TrainingStep:
     """Forward, backward, clip and update, in microbatches.
 
@@ -71,8 +58,14 @@ class TrainingStep:
         microbatch_size: int,
         model: nn.Module | None = None,
     ) -> None:
-        science = config.science
-        self.device, self.parallel = device, build_parallel(config)
+        science, execution = config.science, config.execution
+        self.device, self.parallel = device, Parallel()
+        if ranks.are_many():
+            assert ranks.count() == execution.devices, "a trial has a process for each device"
+            kind: type[DataParallel] = FullyShard if execution.zero >= 2 else DataParallel
+            if execution.strategy == "deepspeed":
+                from sweep.training.deepspeed import DeepSpeedZero as kind
+            self.parallel = kind(config)
         self.workload: Workload = build_workload(config, device)
         if self.workload.tokens_per_sequence != config.tokens_per_sequence:
             raise SweepError(
@@ -96,7 +89,7 @@ class TrainingStep:
         self.clip = science.optimizer.clip or math.inf
         self.microbatch_size = microbatch_size
         self._loss_sum: LossSum = self.workload.loss_sum
-        if config.execution.compile:
+        if execution.compile:
             self._loss_sum = self.parallel.compiled(self._loss_sum)
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
