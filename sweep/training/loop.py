@@ -132,9 +132,9 @@ class Steps:
 class NoiseProbe:
     """Measures the gradient noise at milestones, without updates.
 
-    In `splits`, the microbatches of the training step are measured too. All batch sizes use the same
-    sequences, the last of the data's first epoch. No step trains on them unless training and probes
-    together exceed one epoch.
+    In `splits`, the microbatches of the training step are measured too. All batch sizes use the
+    same sequences, the last of the data's first epoch. No step trains on them unless training and
+    probes together exceed one epoch.
     """
 
     def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
