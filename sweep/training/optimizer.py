@@ -1,8 +1,7 @@
-"""torch's optimizers and clipping, built from settings, and the average of weights."""
+"""torch's optimizers, built from settings, parts of tensors, and the average of weights."""
 
 import contextlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,28 +39,6 @@ def build_optimizer(
     return kind(groups, **options)
 
 
-def clip_and_step(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    learning_rate: float,
-    max_norm: float,
-) -> Tensor:
-    """Clip the gradients to a global norm, update the weights and free the gradients.
-
-    Returns:
-        The global norm before clipping, a scalar on the device.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    if max_norm < math.inf:
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    optimizer.step()
-    for parameter in parameters:
-        parameter.grad = None
-    return norm
-
-
 def is_part(value: Tensor) -> bool:
     """Return True for a DTensor, whose type takes half a second to import."""
     return hasattr(value, "full_tensor")
@@ -75,12 +52,6 @@ def whole(value: Tensor) -> Tensor:
 def own_part(value: Tensor) -> Tensor:
     """Return this process's part of a DTensor, and any other tensor as it is."""
     return value.to_local() if is_part(value) else value  # type: ignore[attr-defined]
-
-
-def states_of(optimizer: torch.optim.Optimizer) -> Mapping[Tensor, dict[str, Any]]:
-    """Return the optimizer states that this process keeps, by parameter."""
-    states: Mapping[Tensor, dict[str, Any]] = getattr(optimizer, "optim", optimizer).state
-    return states
 
 
 class WeightAverage:

@@ -11,6 +11,7 @@ Rajbhandari et al. 2019 (arXiv:1910.02054). Each device takes a contiguous part 
 """
 
 import contextlib
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.trial import TrialConfig
-from sweep.training.optimizer import build_optimizer, clip_and_step, own_part, states_of
+from sweep.training.optimizer import build_optimizer, own_part, whole
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
@@ -67,16 +68,27 @@ class Parallel:
     def update(
         self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
     ) -> Tensor:
-        """Clip the gradients and update the weights; return the global norm before clipping."""
+        """Clip the gradients to a global norm, update the weights and free the gradients.
+
+        Returns:
+            The global norm before clipping, a scalar on the device.
+        """
         assert self.optimizer is not None
-        return clip_and_step(self.optimizer, parameters, learning_rate, max_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        if max_norm < math.inf:
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        self.optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+        return norm
 
     def rest_bytes(self) -> int:
         """Return the bytes of weights, gradients and optimizer states in this process."""
         tensors: list[Tensor] = list(self.model.parameters())
         tensors += [p.grad for p in self.model.parameters() if p.grad is not None]
-        for state in states_of(self.optimizer).values() if self.optimizer else ():
-            tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        tensors += self.states().values()
         return sum(own_part(tensor).nbytes for tensor in tensors)
 
     def weights(self) -> dict[str, Tensor]:
@@ -85,11 +97,13 @@ class Parallel:
 
     def states(self) -> dict[str, Tensor]:
         """Return this process's optimizer states by name of parameter and state."""
-        assert self.optimizer is not None
+        if self.optimizer is None:
+            return {}
         names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+        own = getattr(self.optimizer, "optim", self.optimizer)  # of a ZeroRedundancyOptimizer
         return {
             f"{names[parameter]}.{key}": value
-            for parameter, state in states_of(self.optimizer).items()
+            for parameter, state in own.state.items()
             for key, value in state.items()
             if isinstance(value, Tensor)
         }
@@ -101,10 +115,9 @@ class Parallel:
 
         `backward` adds gradients of so many random sequences, for an engine that needs real ones.
         """
-        assert self.optimizer is not None
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        clip_and_step(self.optimizer, parameters, learning_rate=0.0, max_norm=1.0)
+        Parallel.update(self, parameters, learning_rate=0.0, max_norm=1.0)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Use what a checkpoint filled: `weights` as `model.NAME`, `states` as `optimizer.NAME`."""

@@ -37,14 +37,9 @@ def write_result(
     tokens = steps * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
     accounts = ("total", "compile", "training", "evaluation", "checkpoint", "noise")
-    nats, targets = final.valid_losses.sum(axis=0) if final else (math.nan, math.nan)
-    valid_bytes = (final.valid_bytes if final else None) or math.nan
     record = {
         "id": config.id,
-        "stage": science.stage,
-        "policy": science.policy,
-        "batch_size": science.batch_size,
-        "seed": science.seed,
+        **{name: getattr(science, name) for name in ("stage", "policy", "batch_size", "seed")},
         "learning_rate": science.learning_rate,
         "beta2": science.optimizer.beta2,
         "weight_decay": science.optimizer.weight_decay,
@@ -63,12 +58,9 @@ def write_result(
         "attempts": status.attempts,
         "initial_train_loss": progress.first_loss,
         "initial_valid_loss": progress.start_loss,
-        "final_train_loss": final.train_loss if final else None,
-        "final_valid_loss": final.valid_loss if final else None,
+        **_final_losses(final),
         "best_valid_loss": progress.best_valid_loss,
         "tokens_to_target": tokens_to_target(config, folder) if final else None,
-        "bits_per_byte": float(nats / math.log(2) / valid_bytes),
-        "bytes_per_token": float(valid_bytes / targets),
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
         **{f"seconds_{name}": getattr(progress, f"seconds_{name}") for name in accounts},
         "tokens_per_second": tokens_per_second,
@@ -87,6 +79,20 @@ def write_result(
         for key, value in record.items()
     }
     write_json(folder.result_path, finite, store.check)
+
+
+def _final_losses(final: FinalEvaluation | None) -> dict[str, float | None]:
+    if final is None:
+        names = ("final_train_loss", "final_valid_loss", "bits_per_byte", "bytes_per_token")
+        return dict.fromkeys(names)
+    nats, tokens = final.valid_losses.sum(axis=0)
+    valid_bytes = final.valid_bytes or math.nan
+    return {
+        "final_train_loss": final.train_loss,
+        "final_valid_loss": final.valid_loss,
+        "bits_per_byte": float(nats / math.log(2) / valid_bytes),
+        "bytes_per_token": float(valid_bytes / tokens),
+    }
 
 
 def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:

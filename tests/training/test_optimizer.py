@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.training.optimizer import WeightAverage, build_optimizer, clip_and_step, power_of
+from sweep.training.optimizer import WeightAverage, build_optimizer, power_of
+from sweep.training.parallel import Parallel
 
 
 def build_model():
@@ -21,7 +22,9 @@ def take_step(model, optimizer, clip):
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     model(x).square().mean().backward()
     exact = sum(float(p.grad.double().square().sum()) for p in model.parameters()) ** 0.5
-    return float(clip_and_step(optimizer, list(model.parameters()), 1e-2, clip)), exact
+    parallel = Parallel()
+    parallel.optimizer = optimizer
+    return float(parallel.update(list(model.parameters()), 1e-2, clip)), exact
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
