@@ -6,15 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model
 
-from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
 from sweep.memory.forecast import forecast_stages
 from sweep.models import build_model
-from sweep.orchestration.planning import make_plan
-from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import status_after
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder, TrialFolder
+from sweep.trial.folder import TrialFolder
 from tests.training.several_devices import (
     MIDDLE,
     assert_same_trial,
@@ -201,24 +197,3 @@ def test_averaged_weights_are_evaluated_and_kept(tmp_path, zero):
     complete(trial)
     assert continued_from(trial) == [MIDDLE]
     assert_same_trial(trial, whole)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_tuning_pauses_trials_on_several_devices_as_on_one(tmp_path):
-    """Pruning pauses all at a quarter and at half of the tokens; the better half continue."""
-    fields = {"batches": "16", "budget": 3200, "lr": "tuned", "seeds": 1}
-    experiment = load_experiment("quadratic", {**fields, "tuning": {"centre": 0.05}})
-    sweeps = []
-    for devices, zero in ((1, None), (2, 3)):
-        folder = SweepFolder(tmp_path / str(devices))
-        execution = Execution(device="cpu", devices=devices, zero=zero)
-        assert run_plan(make_plan(experiment, execution, folder), folder).exit_code == 0
-        sweeps.append(folder.trials())
-    for reference, trial in zip(*sweeps, strict=True):
-        assert trial.id == reference.id
-        assert trial.read_status().state is reference.read_status().state
-        assert continued_from(trial) == continued_from(reference)
-        torch.testing.assert_close(curves(trial), curves(reference), rtol=1e-4, atol=1e-5)
-    paths = {(trial.read_status().state, *continued_from(trial)) for trial in sweeps[1]}
-    assert {(State.PRUNED,), (State.PRUNED, 50), (State.COMPLETE, 50, 100)} <= paths
