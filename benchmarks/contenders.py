@@ -109,7 +109,7 @@ def run_sweep(config: TrialConfig) -> None:
         def should_stop() -> str | None:
             return None if pacer.tick() else "stopped"
 
-        loop.train(config, step, store, device, should_stop, started)
+        loop.train(config, step, store, should_stop, started)
 
 
 def run_plain(config: TrialConfig) -> None:

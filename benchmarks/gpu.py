@@ -27,7 +27,7 @@ from sweep.config.numbers import parse_count
 from sweep.config.trial import TrialConfig
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.device import device_name, flop_utilisation
-from sweep.training.loop import Steps, Sums
+from sweep.training.loop import Steps
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
@@ -59,14 +59,14 @@ def run_sweep(arguments: argparse.Namespace, folder: SweepFolder) -> None:
 
 
 def _small(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if entry.name.endswith((".pt", ".safetensors")) else entry
+    return None if entry.name.endswith(".safetensors") else entry
 
 
 def profile(config: TrialConfig, count: int = 20) -> str:
     """Return a table of the operations that take the most time in `count` steps after warm-up."""
     device = torch.device(config.execution.device)
     step = TrainingStep(config, device, config.microbatch_size)
-    steps = Steps(config, step, Sums(Progress(), device))
+    steps = Steps(config, step, Progress())
     for t in range(1, 11):
         steps.take(t, None)
     with torch.profiler.profile() as profiler:
@@ -85,7 +85,7 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
     step = TrainingStep(config, device, config.microbatch_size)
     compile_seconds = step.warm_up() if config.execution.compile else 0.0
     batch_size = config.science.batch_size
-    steps = Steps(config, step, Sums(Progress(), device))
+    steps = Steps(config, step, Progress())
 
     def take(count: int, first: int) -> None:
         for t in range(first, first + count):

@@ -23,7 +23,8 @@ from sweep.training.device import DeviceMemory, forget_peak_memory, is_out_of_me
 from sweep.training.loop import Phases
 from sweep.training.memory_limit import oom_kills
 from sweep.training.noise import GradientSums
-from sweep.training.process import FreshProcess, ShouldStop
+from sweep.training.process import FreshProcess
+from sweep.training.progress import ShouldStop
 from sweep.training.step import TrainingStep
 
 LEARNING_RATE = 1e-6
@@ -91,11 +92,8 @@ def _take_steps(
     fastest = min(seconds[1:] or seconds)
     return {
         "rest_bytes": int(statistics.median(rests)),
-        "peak_bytes": memory.peak_bytes(),
-        "reserved_bytes": memory.reserved_bytes(),
-        "context_bytes": memory.context_bytes,
-        "device_bytes": memory.device_bytes(),
-        "allocator_retries": memory.retries(),
+        "peak_bytes": max(memory.take_peak(), *phases.peaks.values()),
+        **memory.statistics(),
         "seconds_per_step": fastest,
         "tokens_per_second": config.science.batch_size * config.tokens_per_sequence / fastest,
         "optimizer_steps": len(updates),

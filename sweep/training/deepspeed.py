@@ -1,10 +1,10 @@
 """`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine, in the same loop (extra deepspeed).
 
-The engine sums gradients, clips and updates. Checkpoints are the same as with torch's own sharding:
-full tensors by the same names, so that either strategy continues from the other's.
+The engine sums gradients, clips and updates. Checkpoints contain full tensors by the same names as
+with torch's own sharding, so that either strategy continues from the other's. They are read and
+written by the functions of DeepSpeed's documentation ("ZeRO: debugging and modifying states").
 """
 
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -17,86 +17,60 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.config.trial import TrialConfig
 from sweep.training.optimizer import build_optimizer
-from sweep.training.parallel import DataParallel, FunctionModule, LossSum, Result
+from sweep.training.parallel import DataParallel, FunctionModule, LossSum, Parallel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 
 
 class DeepSpeedZero(DataParallel):
-    """A part of optimizer states, gradients and weights on each device, as DeepSpeed splits them.
-
-    The model's parameters, their gathered values and states are read and written by the functions
-    of DeepSpeed's documentation ("ZeRO: debugging and modifying states").
-    """
+    """A part of optimizer states, gradients and weights on each device, split by DeepSpeed."""
 
     shows_gradients = False
+    place = Parallel.place
 
-    def __init__(self, config: TrialConfig) -> None:
-        super().__init__(config)
-        self._batch_size = config.science.batch_size // self.devices  # of this device
-        self._settings = {
-            "train_batch_size": config.science.batch_size,
-            "train_micro_batch_size_per_gpu": config.microbatch_size,
-            "gradient_accumulation_steps": self._batch_size // config.microbatch_size,
-            "gradient_clipping": config.science.optimizer.clip or 0.0,
-            "zero_optimization": {"stage": config.execution.zero},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,  # compiling it takes minutes
-            "steps_per_print": sys.maxsize,
-        }
-        self._is_last = True
-
-    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        self._module = FunctionModule(model.to(device))
-        return model
-
-    def build_optimizer(
-        self, settings: OptimizerSettings, model: nn.Module, learning_rate: float
-    ) -> torch.optim.Optimizer | None:
-        os.environ.setdefault("DS_ACCELERATOR", next(model.parameters()).device.type)
+    def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
+        os.environ.setdefault("DS_ACCELERATOR", next(self.model.parameters()).device.type)
         tools = str(Path(sys.executable).parent)  # contains ninja, if its wheel is installed
         os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
         import deepspeed
 
+        batch_size, microbatch_size = self._config.science.batch_size, self._config.microbatch_size
+        engine_settings = {
+            "train_batch_size": batch_size,
+            "train_micro_batch_size_per_gpu": microbatch_size,
+            "gradient_accumulation_steps": batch_size // self.devices // microbatch_size,
+            "gradient_clipping": settings.clip or 0.0,
+            "zero_optimization": {"stage": self._zero},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,  # compiling it takes minutes
+            "steps_per_print": sys.maxsize,
+        }
         backend = dist.get_backend().removeprefix("cpu:gloo,cuda:")
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
-        self._optimizer = build_optimizer(settings, model, learning_rate)
-        assert self._optimizer is not None
+        self.optimizer = build_optimizer(settings, self.model, learning_rate)
+        assert self.optimizer is not None
         self._engine, *_ = deepspeed.initialize(
-            model=self._module, optimizer=self._optimizer, config=self._settings
+            model=FunctionModule(self.model), optimizer=self.optimizer, config=engine_settings
         )
-        if self._zero < 3:
-            self._allocate_states(self._optimizer)
-        return self._optimizer
+        if self._zero < 3:  # after the first group's step, 0.19 looks for the states of all groups
+            parts = [part for group in self.optimizer.param_groups for part in group["params"]]
+            super().make_states(parts, lambda _: None)
+            for part in parts:
+                self.optimizer.state[part]["step"].zero_()
 
-    def _allocate_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Allocate the states of the flat parameters that the engine has put into the optimizer.
-
-        DeepSpeed 0.19 looks for the states of all groups after the first group's first step.
-        """
-        self._set_rate(0.0)
-        parts = [part for group in optimizer.param_groups for part in group["params"]]
-        for part in parts:
-            part.grad = torch.zeros_like(part)
-        optimizer.step()
-        for part in parts:
-            part.grad = None
-            optimizer.state[part]["step"].zero_()
-
-    def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
+    def compiled(self, loss_sum: LossSum) -> LossSum:
         return loss_sum
 
-    def call(self, function: Callable[..., Result], model: nn.Module, *arguments: Any) -> Result:
-        results: list[Result] = []  # stage 3 expects a module to return tensors or a dict
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            return self._engine(function, *arguments)
+        results: list[Any] = []  # stage 3 expects a module to return tensors or a dict
 
         def keep(model: nn.Module, *arguments: Any) -> dict[str, Any]:
             results.append(function(model, *arguments))
             return {}
 
-        if torch.is_grad_enabled():
-            return self._engine(function, *arguments)  # type: ignore[no-any-return]
         self._engine.module(keep, *arguments)
         return results[0]
 
@@ -111,81 +85,56 @@ class DeepSpeedZero(DataParallel):
             self._engine.step()  # counts; `update` takes the last one
 
     def update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: list[nn.Parameter],
-        learning_rate: float,
-        max_norm: float,
+        self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
     ) -> Tensor:
-        self._set_rate(learning_rate)
-        self._engine.step()
-        norm = float(self._engine.get_global_grad_norm())
-        if not math.isfinite(norm):  # the engine skips such a step, in which the trial diverged
-            for parameter in parameters:
-                self._write(parameter, torch.full_like(self._read(parameter), math.nan))
-        return torch.tensor(norm, device=self._engine.device)
-
-    def _set_rate(self, learning_rate: float) -> None:
-        assert self._optimizer is not None
-        for group in self._optimizer.param_groups:
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        self._engine.step()
+        return torch.tensor(float(self._engine.get_global_grad_norm()), device=self._engine.device)
 
-    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
+    def rest_bytes(self) -> int:
         """Return the bytes of this device's parts, which DeepSpeed splits evenly."""
-        sizes = [int(getattr(p, "ds_numel", p.numel())) for p in model.parameters()]
-        width = next(model.parameters()).element_size()
+        sizes = [int(getattr(p, "ds_numel", p.numel())) for p in self.model.parameters()]
+        width = next(self.model.parameters()).element_size()
         weights = sum(sizes) * width // (self.devices if self._zero == 3 else 1)
         return weights + 3 * 4 * sum(sizes) // self.devices  # float32 copies and two moments
 
-    @staticmethod
-    def _read(parameter: nn.Parameter) -> Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param
+    def weights(self) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_fp32_param as read
 
-        weights: Tensor = safe_get_full_fp32_param(parameter)
-        return weights
+        whole = {name: read(parameter) for name, parameter in self.model.named_parameters()}
+        return super().weights() | whole  # and the model's buffers
 
-    def _write(self, parameter: nn.Parameter, value: Tensor) -> None:
-        import deepspeed
-        from deepspeed.utils import safe_set_full_fp32_param
+    def states(self) -> dict[str, Tensor]:
+        from deepspeed.utils import safe_get_full_optimizer_state as read
 
-        safe_set_full_fp32_param(parameter, value)
-        is_sharded = self._zero == 3
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=is_sharded):
-            parameter.data.copy_(value)
-
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = dict(model.state_dict())  # for its buffers
-        return state | {name: self._read(p) for name, p in model.named_parameters()}
-
-    def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
-        steps = next(iter(optimizer.state.values()))["step"]
+        assert self.optimizer is not None
+        steps = next(iter(self.optimizer.state.values()))["step"]
         tensors = {}
-        for name, parameter in model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             tensors[f"{name}.step"] = torch.as_tensor(steps, dtype=torch.float32).cpu().clone()
-            for moment in MOMENTS:
-                tensors[f"{name}.{moment}"] = safe_get_full_optimizer_state(parameter, moment)
+            tensors |= {f"{name}.{moment}": read(parameter, moment) for moment in MOMENTS}
         return tensors
 
     def make_states(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: list[nn.Parameter],
-        backward: Callable[[int], object],
+        self, parameters: list[nn.Parameter], backward: Callable[[int], object]
     ) -> None:
-        """Allocate the states by a step on random data at rate 0; they are overwritten next."""
-        self._set_rate(0.0)
-        backward(self._batch_size)
-        self._engine.step()
+        backward(self._config.science.batch_size // self.devices)
+        self.update(parameters, learning_rate=0.0, max_norm=1.0)
 
-    def load(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
-        from deepspeed.utils import safe_set_full_optimizer_state
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        import deepspeed
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
-        assert self._optimizer is not None
-        for name, parameter in model.named_parameters():
-            self._write(parameter, weights[name])
+        assert self.optimizer is not None
+        for name, weight in self.model.named_parameters():
+            value, is_split = tensors[f"model.{name}"], self._zero == 3
+            safe_set_full_fp32_param(weight, value)
+            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=is_split):
+                weight.data.copy_(value)
             for moment in MOMENTS:
-                safe_set_full_optimizer_state(parameter, states[f"{name}.{moment}"], moment)
-            for state in self._optimizer.state.values():
-                state["step"] = states[f"{name}.step"].clone()
+                state = tensors[f"optimizer.{name}.{moment}"]
+                safe_set_full_optimizer_state(weight, state, moment)
+            for states in self.optimizer.state.values():
+                states["step"] = tensors[f"optimizer.{name}.step"].clone()

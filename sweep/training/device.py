@@ -37,6 +37,7 @@ PEAK_FLOPS = {
 }
 USABLE_SHARE = 0.9  # of a GPU's memory, by tensors
 FORECAST_MARGIN = 1.02  # of a limit that counts what the forecast counts
+MOST_CONTEXT_BYTES = 1 << 30  # of one process; more is in use by others
 OUT_OF_MEMORY_TEXTS = (
     "out of memory",
     "can't allocate memory",
@@ -59,13 +60,11 @@ def resolve_device(asked: str) -> str:
         device = torch.device(asked)
     except RuntimeError:
         device = torch.device("meta")
-    available = {"cpu": True, "cuda": has_cuda, "mps": has_mps}
-    if device.type not in available:
-        raise SweepError(f"device must be auto, cpu, cuda, cuda:i or mps, got {asked!r}.")
-    if not available[device.type] or (device.index or 0) >= max(1, torch.cuda.device_count()):
+    is_available = {"cpu": True, "cuda": has_cuda, "mps": has_mps}.get(device.type, False)
+    if not is_available or (device.index or 0) >= max(1, torch.cuda.device_count()):
         raise SweepError(
-            f"device must be one that this machine has, got {asked!r}. Use --device cpu, "
-            "or ask `sweep doctor` why it is not seen."
+            f"device must be auto, or a cpu, cuda, cuda:i or mps that this machine has, got "
+            f"{asked!r}. Use --device cpu, or see `sweep doctor`."
         )
     return asked
 
@@ -78,41 +77,32 @@ def is_here(device: str) -> bool:
 def has_compiler(device: str) -> bool:
     """Return True if torch.compile can work here: a C++ compiler, and Triton on CUDA."""
     if device.startswith("cuda"):
-        if importlib.util.find_spec("triton") is None:
-            return False
-        return shutil.which("cc") is not None or shutil.which("gcc") is not None
+        has_triton = importlib.util.find_spec("triton") is not None
+        return has_triton and any(shutil.which(name) for name in ("cc", "gcc"))
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
 def available_cores() -> int:
     """Return the cores that this process may use: affinity, and the cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
+    with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        limit = max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        limit = sys.maxsize
-    return max(1, min(cores or 1, limit))
-
-
-def available_memory() -> int:
-    """Return the bytes that the machine and this process's cgroups still have available."""
-    try:
-        words = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
-        available = int(words[0]) * 1024
-    except (OSError, IndexError, ValueError):  # not Linux: all of the memory
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limited = available_in_cgroups()
-    return available if limited is None else min(available, limited)
+        cores = min(cores or 1, int(quota) // int(period))
+    return max(1, cores or 1)
 
 
 def device_memory(device: torch.device) -> int:
-    """Return the bytes of a device; for a CPU half of the available memory."""
+    """Return the bytes of a device; for a CPU half of what it and its cgroups have available."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory())
-    return available_memory() // 2
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, IndexError, ValueError):  # Linux only
+        words = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
+        available = int(words[0]) * 1024
+    limit = available_in_cgroups()
+    return (available if limit is None else min(available, limit)) // 2
 
 
 def usable_memory(execution: Execution) -> int:
@@ -162,36 +152,23 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak since `forget_peak_memory`: allocated on CUDA, else the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        status = Path("/proc/self/status").read_bytes()
-        return int(status.partition(b"VmHWM:")[2].split(None, 1)[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def forget_peak_memory(device: torch.device) -> None:
-    """Start a new peak. Only Linux and CUDA can; elsewhere the peak is the whole process's."""
+def forget_peak_memory(device: torch.device) -> int:
+    """Start a new peak and return the old one. Only Linux and CUDA can start a new one."""
+    peak = peak_memory_bytes(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
+    return peak
 
 
-def memory_metrics(device: torch.device, rest_bytes: int, peak_bytes: int) -> dict[str, int]:
-    """Return the memory metrics of a log point.
-
-    The CPU has no allocator statistics: `memory/allocated_bytes` is the size of weights, gradients
-    and optimizer states, and the peak resident set is in result.json.
-    """
-    if device.type != "cuda":
-        return {"memory/allocated_bytes": rest_bytes}
-    return {
-        "memory/allocated_bytes": torch.cuda.memory_allocated(device),
-        "memory/reserved_bytes": torch.cuda.memory_reserved(device),
-        "memory/peak_bytes": peak_bytes,
-    }
+class EvaluationOutOfMemory(Exception):
+    """Memory ran out in an evaluation: its batch is too large."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -208,94 +185,49 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return is_text or is_out_of_memory(error.__cause__)
 
 
-class EvaluationOutOfMemory(Exception):
-    """Memory ran out in an evaluation: its batch is too large."""
+class DeviceMemory:
+    """Memory that is in use: on a CPU live storages, on CUDA by the allocator and by the driver."""
 
-
-@contextlib.contextmanager
-def evaluating() -> Iterator[None]:
-    """Raise EvaluationOutOfMemory if memory runs out in this context."""
-    try:
-        yield
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise EvaluationOutOfMemory(str(error)) from error
-        raise
-
-
-MOST_CONTEXT_BYTES = 1 << 30  # of one process; more is in use by others
-
-
-class CpuMemory:
-    """Live tensor storages: a CPU has no allocator statistics."""
-
-    context_bytes = others_bytes = 0
-
-    def __init__(self, storages: LiveStorages) -> None:
-        self._storages, self._peak_bytes = storages, 0
+    def __init__(self, device: torch.device, storages: LiveStorages, context_bytes: int) -> None:
+        self._device, self._storages = device, storages
+        self._context_bytes, self._is_cuda = context_bytes, device.type == "cuda"
+        self.others_bytes = self._device_bytes() - context_bytes if self._is_cuda else 0
 
     def allocated_bytes(self) -> int:
         """Return the bytes of live tensors."""
+        if self._is_cuda:
+            return torch.cuda.memory_allocated(self._device)
         return self._storages.live_bytes
 
-    def peak_bytes(self) -> int:
-        """Return the most bytes of live tensors so far."""
-        return max(self._peak_bytes, self._storages.peak_bytes)
-
     def take_peak(self) -> int:
-        """Return the peak since the last call."""
-        peak, self._peak_bytes = self._storages.peak_bytes, self.peak_bytes()
+        """Return the most bytes of live tensors since the last call."""
+        if self._is_cuda:
+            return forget_peak_memory(self._device)
+        peak = self._storages.peak_bytes
         self._storages.forget_peak()
         return peak
 
-    def reserved_bytes(self) -> int | None:
-        """Return the most bytes that the allocator reserved; None if there is none."""
-        return None
+    def statistics(self) -> dict[str, int | None]:
+        """Return the bytes of the allocator, the context and the device, and failed attempts."""
+        reserved = retries = None
+        if self._is_cuda:
+            reserved = torch.cuda.memory_reserved(self._device)
+            retries = torch.cuda.memory_stats(self._device)["num_alloc_retries"]
+        return {
+            "reserved_bytes": reserved,
+            "context_bytes": self._context_bytes,
+            "device_bytes": self._device_bytes(),
+            "allocator_retries": retries,
+        }
 
-    def device_bytes(self) -> int | None:
-        """Return the bytes in use on the whole device; for a CPU the peak resident set."""
-        return peak_memory_bytes(torch.device("cpu"))
-
-    def retries(self) -> int | None:
-        """Return how often the allocator freed its cache and tried again."""
-        return None
-
-
-class CudaMemory:
-    """Statistics of the caching allocator and of the driver, with the methods of CpuMemory."""
-
-    def __init__(self, device: torch.device, context_bytes: int) -> None:
-        self._device, self.context_bytes = device, context_bytes
-        self._peak_bytes = self._reserved_bytes = 0
-        self.others_bytes = self.device_bytes() - context_bytes
-
-    def allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self._device)
-
-    def peak_bytes(self) -> int:
-        return max(self._peak_bytes, torch.cuda.max_memory_allocated(self._device))
-
-    def take_peak(self) -> int:
-        peak = torch.cuda.max_memory_allocated(self._device)
-        self._peak_bytes, self._reserved_bytes = self.peak_bytes(), self.reserved_bytes()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return peak
-
-    def reserved_bytes(self) -> int:
-        return max(self._reserved_bytes, torch.cuda.max_memory_reserved(self._device))
-
-    def device_bytes(self) -> int:
+    def _device_bytes(self) -> int:
+        if not self._is_cuda:
+            return peak_memory_bytes(self._device)  # the resident set
         try:
             return int(torch.cuda.device_memory_used(self._device))  # by NVML
         except Exception:  # NVML's own classes, if it is missing or fails
             free, total = torch.cuda.mem_get_info(self._device)
             return total - free
-
-    def retries(self) -> int:
-        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
-
-
-DeviceMemory = CpuMemory | CudaMemory
 
 
 @contextlib.contextmanager
@@ -306,11 +238,11 @@ def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[De
     driver cannot spill into host memory. On a CPU every storage is counted, which works for eager
     steps only; None counts and limits nothing there.
     """
+    storages = LiveStorages(limit_bytes)
     if device.type != "cuda":
         forget_peak_memory(device)
-        storages = LiveStorages(limit_bytes)
         with contextlib.nullcontext() if limit_bytes is None else storages:
-            yield CpuMemory(storages)
+            yield DeviceMemory(device, storages, 0)
         return
     torch.cuda.init()  # type: ignore[no-untyped-call]
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -321,6 +253,6 @@ def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[De
     allowed = max(0, min((limit_bytes or total) - context, free))
     torch.cuda.set_per_process_memory_fraction(allowed / total, device)
     try:
-        yield CudaMemory(device, context)
+        yield DeviceMemory(device, storages, context)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)

@@ -1,10 +1,9 @@
 """An attempt in several processes of one machine, started by torch's elastic launcher.
 
-The launcher's process and the others talk through files of a temporary folder: the request to stop,
-and how a process failed. The end of one process ends all.
+The launcher's process and the others exchange files in a temporary folder: the request to stop, and
+how a process failed. The end of one process ends all.
 """
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -13,9 +12,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
@@ -26,30 +24,37 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training.memory_limit import oom_kills
+from sweep.training.progress import ShouldStop
 from sweep.trial.files import replacing
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 2  # a failed process waits so long, in case another's death was the cause
 FAILED = ("error", "out_of_memory", "superseded")
-DECIDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # by the launcher alone
-RunRank = Callable[[Path, Callable[[], str | None]], Outcome]
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the launcher decides
+Run = Callable[[ShouldStop], Outcome]
 
 
-def launch(
-    run_rank: RunRank, path: Path, device: str, devices: int, should_stop: Callable[[], str | None]
-) -> Outcome:
+def launch(run: Run, device: str, devices: int, should_stop: ShouldStop) -> Outcome:
     """Run an attempt in `devices` processes on this machine.
 
     Args:
-        run_rank: a module-level function that runs one process of the attempt, called with the
-            trial's folder and `should_stop`.
-        path: the trial's folder.
+        run: runs one process of the attempt; can be pickled.
         device: `cpu` or `cuda`.
         devices: number of processes.
         should_stop: polled; its answer ends the attempt after a checkpoint.
     """
-    killed_before = oom_kills()
+    killed_before, ended = oom_kills(), threading.Event()
     with tempfile.TemporaryDirectory(prefix="sweep-") as name:
+
+        def pass_on() -> None:
+            while not ended.wait(POLL_SECONDS):
+                if word := should_stop():
+                    with replacing(Path(name) / "stop") as part:
+                        part.write_text(word)
+                    return
+
+        watcher = threading.Thread(target=pass_on, daemon=True)
+        watcher.start()
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -65,87 +70,59 @@ def launch(
             shutdown_timeout=GRACE_SECONDS,
         )
         try:
-            with _passing_on(should_stop, Path(name) / "stop"), _signals_blocked():
-                outcomes = elastic_launch(config, _rank)(run_rank, str(path), name, device)
+            outcome: Outcome = elastic_launch(config, _run_rank)(run, name, device)[0]
+            return outcome
         except ChildFailedError as error:
-            said = {int(file.stem): json.loads(file.read_text()) for file in _ends(name)}
+            files = Path(name).glob("*.end")
+            reports = {int(file.stem): json.loads(file.read_text()) for file in files}
             exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            return first_cause(exit_codes, said, oom_kills() > killed_before)
-        outcome: Outcome = outcomes[0]
-        return outcome
+            return first_cause(exit_codes, reports, oom_kills() > killed_before)
+        finally:
+            ended.set()
+            watcher.join()
 
 
 def first_cause(
-    exit_codes: Mapping[int, int], said: Mapping[int, Mapping[str, object]], memory_ran_out: bool
+    exit_codes: Mapping[int, int],
+    reports: Mapping[int, Mapping[str, object]],
+    memory_ran_out: bool,
 ) -> Outcome:
     """Return why an attempt failed.
 
+    Memory comes first. Otherwise a process that ended without a report is the cause of exceptions
+    in the others.
+
     Args:
         exit_codes: of the processes whose end the launcher reports, by rank.
-        said: for each rank that raised an exception: its outcome, and the `time` of it. Memory
-            comes first; otherwise a process that ended without a word is the cause of exceptions
-            in the others.
+        reports: the outcome and the `time` of each rank that raised an exception.
         memory_ran_out: whether the kernel has killed a process for memory.
     """
-    silent = [rank for rank in exit_codes if rank not in said]
-    out_of_memory = [end for end in said.values() if end["kind"] == "out_of_memory"]
+    silent = [rank for rank in exit_codes if rank not in reports]
+    out_of_memory = [end for end in reports.values() if end["kind"] == "out_of_memory"]
     if silent and not out_of_memory:
         outcome = judge_death(exit_codes[silent[0]], memory_ran_out, None)
         return Outcome(outcome.kind, f"process {silent[0]} of the trial: {outcome.message}")
-    first = min(out_of_memory or said.values(), key=lambda end: float(str(end["time"])))
+    first = min(out_of_memory or reports.values(), key=lambda end: float(str(end["time"])))
     return Outcome(str(first["kind"]), str(first["message"]), bool(first["in_evaluation"]))
 
 
-def _ends(name: str) -> Iterator[Path]:
-    return Path(name).glob("*.end")
-
-
-@contextlib.contextmanager
-def _passing_on(should_stop: Callable[[], str | None], stop: Path) -> Iterator[None]:
-    """Write the answer of `should_stop` to a file once there is one."""
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(POLL_SECONDS):
-            if word := should_stop():
-                with replacing(stop) as part:
-                    part.write_text(word)
-                return
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Start processes with these signals blocked until they ignore them; a batch system may send
-    them to all. This process receives them in the thread of `_passing_on`.
-    """
-    resource_tracker.ensure_running()  # starting it in here would unblock them
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, DECIDED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _rank(run_rank: RunRank, path: str, name: str, device: str) -> Outcome:
-    """Run one process of the attempt."""
-    for ignored in DECIDED:
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, DECIDED)
+def _run_rank(run: Run, name: str, device: str) -> Outcome:
+    """Run one process of the attempt; it ends when the launcher's process has ended."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    rank, stop = int(os.environ["LOCAL_RANK"]), Path(name) / "stop"
+    parent, rank, stop = os.getppid(), int(os.environ["LOCAL_RANK"]), Path(name) / "stop"
+
+    def watch_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch_parent, daemon=True).start()
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
-    outcome = run_rank(Path(path), lambda: stop.read_text() if stop.exists() else None)
+    outcome = run(lambda: stop.read_text() if stop.exists() else None)
     if outcome.kind in FAILED:
         with replacing(Path(name) / f"{rank}.end") as part:
             part.write_text(json.dumps({"time": time.time(), **asdict(outcome)}))
@@ -154,10 +131,3 @@ def _rank(run_rank: RunRank, path: str, name: str, device: str) -> Outcome:
     dist.barrier()
     dist.destroy_process_group()
     return outcome
-
-
-def _end_with(parent: int) -> None:
-    """End this process when the launcher's has ended."""
-    while os.getppid() == parent:
-        time.sleep(POLL_SECONDS)
-    os._exit(1)

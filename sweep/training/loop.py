@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,58 +11,16 @@ import torch
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import first_probed, learning_rate_at, milestone_steps, probe_sizes
 from sweep.training.checkpoint import CheckpointStore
-from sweep.training.device import (
-    flop_utilisation,
-    forget_peak_memory,
-    is_out_of_memory,
-    memory_metrics,
-    peak_memory_bytes,
-)
+from sweep.training.device import flop_utilisation, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import GradientSums
-from sweep.training.progress import Clock, Progress
+from sweep.training.progress import Progress, ShouldStop
 from sweep.training.step import StepOutput, TrainingStep
+from sweep.trial.files import MetricsLog, SilentLog
 from sweep.workloads import ranks
-from sweep.workloads.protocol import Meter
-
-
-class Sums:
-    """Sums of loss, gradient norm and clipped steps since the last log point.
-
-    They stay on the device, so that no step waits for it.
-    """
-
-    def __init__(
-        self, progress: Progress, device: torch.device, meter: Meter | None = None
-    ) -> None:
-        sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._sums = torch.tensor(sums, dtype=dtype, device=device)
-        self._meter = meter
-        if meter is not None:
-            meter.restore(progress.watched)
-
-    def add(self, output: StepOutput) -> None:
-        """Add one step."""
-        self._sums += torch.stack([output.loss, output.grad_norm, output.is_clipped])
-
-    def store(self, progress: Progress) -> None:
-        """Write the sums to the progress; waits for the device."""
-        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
-        progress.watched = self._meter.state() if self._meter else {}
-
-    def clear(self) -> None:
-        """Start a new interval."""
-        if self._meter is not None:
-            self._meter.clear()
-        self._sums.zero_()
 
 
 class Phases:
-    """Peak bytes and least seconds of each phase of a step.
-
-    Args:
-        take_peak: returns the peak memory since its last call.
-    """
+    """Peak bytes and least seconds by phase. `take_peak` returns the peak since its last call."""
 
     def __init__(self, take_peak: Callable[[], int]) -> None:
         self._take_peak = take_peak
@@ -84,87 +42,116 @@ class Phases:
 
 
 class Steps:
-    """Takes the steps of a trial, with this device's part of each batch."""
+    """Takes the steps of a trial, with this device's part of each batch, and sums their outputs.
 
-    def __init__(self, config: TrialConfig, step: TrainingStep, sums: Sums) -> None:
-        self._config, self._step, self._sums = config, step, sums
+    The sums stay on the device between two log points, so that no step waits for it.
+    """
+
+    def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
+        self.config, self.step, self.progress = config, step, progress
         self._batch_size = config.science.batch_size // step.parallel.devices
+        sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
+        dtype = torch.float32 if step.device.type == "mps" else torch.float64
+        self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
         self._phases: Phases | None = None
         if step.rollouts is not None:
-            self._phases = Phases(self._take_peak)
+            step.rollouts.meter.restore(progress.watched)
+            self._phases = Phases(partial(forget_peak_memory, step.device))
             step.rollouts.on_phase = self._phases.note
 
-    def take(self, t: int, noise: GradientSums | None) -> StepOutput:
+    def take(self, t: int, noise: GradientSums | None = None) -> StepOutput:
         """Take step t = 1 …, S; `noise` receives the microbatches' gradients, if given."""
         if self._phases:
             self._phases.begin()
-        parallel = self._step.parallel
+        parallel = self.step.parallel
         first = ((t - 1) * parallel.devices + parallel.rank) * self._batch_size
-        batch = self._step.workload.build_batch(first, self._batch_size)
-        output = self._step(batch, self.rate(t), noise)
-        self._sums.add(output)
+        batch = self.step.workload.build_batch(first, self._batch_size)
+        output = self.step(batch, self._rate(t), noise)
+        self._sums += torch.stack([output.loss, output.grad_norm, output.is_clipped])
         if self._phases:
             self._phases.note("update")
         return output
 
-    def phase_peaks(self) -> dict[str, int]:
-        """Return the peak memory of each phase as metrics, and forget it."""
-        if self._phases is None:
-            return {}
-        peaks, self._phases.peaks = self._phases.peaks, {}
-        return {f"perf/{name}_peak_bytes": peak for name, peak in peaks.items()}
-
-    def rate(self, t: int) -> float:
-        """Return the learning rate of step t."""
-        config, science = self._config, self._config.science
+    def _rate(self, t: int) -> float:
+        config, science = self.config, self.config.science
         return learning_rate_at(
             t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
         )
 
-    def peak_memory_bytes(self) -> int:
-        """Return the peak memory since it was last reset."""
-        phases = self._phases.peaks.values() if self._phases else ()
-        return max(peak_memory_bytes(self._step.device), *phases, 0)
+    def store(self) -> None:
+        """Write the sums and the peak memory to the progress; waits for the device."""
+        progress, rollouts = self.progress, self.step.rollouts
+        progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
+        progress.watched = rollouts.meter.state() if rollouts else {}
 
-    def _take_peak(self) -> int:
-        peak = peak_memory_bytes(self._step.device)
-        forget_peak_memory(self._step.device)
-        return peak
+    def peak_memory_bytes(self) -> int:
+        """Return the peak since it was last reset, the largest of all devices."""
+        phases = self._phases.peaks.values() if self._phases else ()
+        return ranks.largest(max(peak_memory_bytes(self.step.device), *phases, 0))
+
+    def end_interval(self, peak_bytes: int) -> dict[str, Any]:
+        """Return the metrics of the steps since the last log point, and start a new interval.
+
+        `store` must have been called. The CPU has no allocator statistics: there
+        `memory/allocated_bytes` is the size of weights, gradients and optimizer states.
+        """
+        config, progress, device = self.config, self.progress, self.step.device
+        steps = progress.step - progress.log_step
+        seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
+        tokens = steps * config.science.batch_size * config.tokens_per_sequence
+        rate = tokens / seconds
+        line = {
+            "train/loss": progress.loss_sum / steps,
+            "train/grad_norm": progress.norm_sum / steps,
+            "train/clipped": progress.clipped_sum / steps,
+            **{name: total / count for name, (total, count) in progress.watched.items() if count},
+            "train/lr": self._rate(progress.step),
+            "perf/tokens_per_second": rate,
+        }
+        if (utilisation := flop_utilisation(config, device, rate)) is not None:
+            line["perf/mfu"] = utilisation
+        if device.type == "cuda":
+            line["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
+            line["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
+            line["memory/peak_bytes"] = peak_bytes
+        else:
+            line["memory/allocated_bytes"] = self.step.rest_bytes()
+        if self._phases:
+            line["perf/completions_per_second"] = rate / config.tokens_per_sequence
+            line |= {f"perf/{name}_peak_bytes": peak for name, peak in self._phases.peaks.items()}
+            self._phases.peaks = {}
+        progress.clipped_steps += progress.clipped_sum
+        progress.log_step, progress.log_seconds = progress.step, progress.seconds_training
+        progress.loss_sum = progress.norm_sum = progress.clipped_sum = 0.0
+        self._sums.zero_()
+        if self.step.rollouts:
+            self.step.rollouts.meter.clear()
+        return line
 
 
 class NoiseProbe:
     """Measures the gradient noise at milestones, without updates.
 
-    All batch sizes use the same sequences, the last of the data's first epoch. No step trains on
-    them unless training and probes together exceed one epoch.
+    In `splits`, the microbatches of the training step are measured too. All batch sizes use the
+    same sequences, the last of the data's first epoch. No step trains on them unless training and
+    probes together exceed one epoch.
     """
 
     def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
-        science = config.science
+        science, length = config.science, config.tokens_per_sequence
         self._step, self._devices = step, step.parallel.devices
-        self._trained = science.tokens // config.tokens_per_sequence
-        budget = (config.token_budget or science.tokens) // config.tokens_per_sequence
-        points = science.evaluation.noise_points
-        if step.rollouts is not None or not step.parallel.shows_gradients:
-            points = 0
+        is_possible = step.rollouts is None and step.parallel.shows_gradients
+        points = science.evaluation.noise_points if is_possible else 0
+        budget = (config.token_budget or science.tokens) // length
         share = science.evaluation.noise_share
         self._sizes = probe_sizes(budget, points, share, step.microbatch_size, self._devices)
-        count = self._sizes.points
-        self._probes = milestone_steps(config.steps, count) if count else ()
-        is_split = points > 0 and science.batch_size // self._devices > step.microbatch_size
-        self._splits = frozenset(milestone_steps(config.steps, points) if is_split else ())
-        self._is_on = True
-        self.steps = tuple(sorted(self._splits.union(self._probes)))
-
-    @cached_property
-    def _first(self) -> int:
-        epochs = self._step.workload.epochs()
-        windows = round(self._trained / epochs) if epochs else None
-        return first_probed(self._sizes.points * self._sizes.sequences, windows)
-
-    def sums_at(self, step: int) -> GradientSums | None:
-        """Return sums for the microbatches of this training step, if their noise is measured."""
-        return GradientSums() if step in self._splits else None
+        self._probes = milestone_steps(config.steps, self._sizes.points)
+        is_split = science.batch_size // self._devices > step.microbatch_size
+        self.splits = milestone_steps(config.steps, points) if is_split else ()
+        self.steps = {*self.splits, *self._probes}
+        epochs = step.workload.epochs() if self._probes else None
+        windows = round(science.tokens // length / epochs) if epochs else None
+        self._first = first_probed(self._sizes.points * self._sizes.sequences, windows)
 
     def metrics(self, step: int, sums: GradientSums | None) -> dict[str, float]:
         """Return `noise/trace` and `noise/square` of the probe, and those of the training step."""
@@ -172,131 +159,103 @@ class NoiseProbe:
         if sums is not None:
             trace, square = sums.estimates(self._step.microbatch_size * self._devices)
             metrics |= {"noise/train_trace": trace, "noise/train_square": square}
-        if not self._is_on or step not in self._probes:
+        if step not in self._probes:
             return metrics
         count = self._sizes.sequences // self._devices
         first = self._first + self._probes.index(step) * self._sizes.sequences
-        try:
-            batch = self._step.workload.build_batch(first + self._step.parallel.rank * count, count)
-            trace, square = self._step.measure_noise(batch, self._sizes.part)
-        except Exception as error:
-            if not is_out_of_memory(error) or self._devices > 1:  # the other processes would wait
-                raise
-            self._is_on = False
-            print(f"gradient noise is no longer probed: {error}", flush=True)
-            self._step.model.zero_grad(set_to_none=True)
-            return metrics
+        batch = self._step.workload.build_batch(first + self._step.parallel.rank * count, count)
+        trace, square = self._step.measure_noise(batch, self._sizes.part)
         return metrics | {"noise/trace": trace, "noise/square": square}
-
-
-DUE = "due"  # for a checkpoint
 
 
 def train(
     config: TrialConfig,
     step: TrainingStep,
     store: CheckpointStore,
-    device: torch.device,
-    should_stop: Callable[[], str | None],
+    should_stop: ShouldStop,
     started: float,
     pause_step: int | None = None,
-) -> tuple[str, Progress, Clock]:
-    """Train one trial from its newest checkpoint to its last step, or until it is stopped.
+) -> tuple[str, Progress]:
+    """Train to the last step, or until the trial diverges, pauses or is asked to stop.
 
     Args:
-        config: the trial.
-        step: takes the steps; its model and optimizer are restored and trained.
-        store: reads and writes the checkpoints.
-        device: this process's device.
         should_stop: polled after every step; an answer ends the loop after a checkpoint.
         started: start of the attempt, by `time.perf_counter`.
-        pause_step: the step after which the loop ends with a checkpoint; None: no pause.
+        pause_step: the step after which the loop ends with a checkpoint, if any.
 
     Returns:
-        `trained`, `diverged`, `paused` or the answer of `should_stop`; progress and clock.
+        `trained`, `diverged`, `paused` or the answer of `should_stop`; and the progress.
     """
-    science, progress = config.science, Progress()
-    log = store.open_log(store.load(step, progress))
+    science, device, progress = config.science, step.device, Progress()
+    length = store.load(step, progress)
+    log = (
+        SilentLog() if ranks.rank() else MetricsLog(store.folder.metrics_path, length, store.check)
+    )
+    progress.charged_at = started
+    progress.charge("other")
     if progress.step and not ranks.rank():
-        print(f"goes on from step {progress.step} of {config.steps}", flush=True)
-    sums = Sums(progress, device, step.rollouts.meter if step.rollouts else None)
-    clock = Clock(progress, started)
-    clock.charge("other")
+        print(f"continues from step {progress.step} of {config.steps}", flush=True)
     if config.execution.compile:
         step.warm_up()
-        clock.charge("compile")
+        progress.charge("compile")
+    steps, noise = Steps(config, step, progress), NoiseProbe(config, step)
     train_points = set(milestone_steps(config.steps, science.evaluation.train_points))
     valid_points = set(milestone_steps(config.steps, science.evaluation.points))
-    noise, steps = NoiseProbe(config, step), Steps(config, step, sums)
-    noise_points = set(noise.steps)
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
         progress.start_loss = step.evaluated(step.workload.evaluate)
-        clock.charge("evaluation")
+        progress.charge("evaluation")
     forget_peak_memory(device)
     saved_at, ending = time.monotonic(), None
 
     while progress.step < config.steps and ending is None:
         t = progress.step + 1
-        noise_sums = noise.sums_at(t)
+        noise_sums = GradientSums() if t in noise.splits else None
         output = steps.take(t, noise_sums)
         progress.step = t
         if t == 1:
             progress.first_loss = output.loss.item()
 
-        if t in train_points or t in valid_points or t in noise_points:
-            sums.store(progress)  # waits for the device
-            peak = ranks.largest(steps.peak_memory_bytes())
+        if t in train_points or t in valid_points or t in noise.steps:
+            steps.store()  # waits for the device
+            peak = steps.peak_memory_bytes()
             progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak)
-            clock.charge("training")
+            progress.charge("training")
             now = round(time.time(), 3)  # MLflow keeps milliseconds
             line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
             if t in train_points:
-                tokens = (t - progress.log_step) * step_tokens
-                line |= progress.interval_metrics() | {"train/lr": steps.rate(t)}
-                speed = line["perf/tokens_per_second"] = tokens / progress.interval_seconds()
-                if (utilisation := flop_utilisation(config, device, speed)) is not None:
-                    line["perf/mfu"] = utilisation
-                line |= memory_metrics(device, step.rest_bytes(), peak)
-                if step.rollouts:
-                    line["perf/completions_per_second"] = speed / config.tokens_per_sequence
-                    line |= steps.phase_peaks()
+                line |= steps.end_interval(peak)
                 if progress.is_diverging(line["train/loss"], step.rollouts is None):
                     ending = "diverged"
-                progress.start_interval()
-                sums.clear()
             if t in valid_points and ending is None:
                 loss = line["valid/loss"] = ranks.agreed(step.evaluated(step.workload.evaluate))
-                if progress.see_valid_loss(loss):
-                    ending = "diverged"
-                elif progress.has_reached(science.target, loss, science.evaluation.window):
-                    ending = "trained"
-                clock.charge("evaluation")
-            if t in noise_points and ending is None:
+                ending = progress.see_valid_loss(loss, science.target, science.evaluation.window)
+                progress.charge("evaluation")
+            if t in noise.steps and ending is None:
                 line |= noise.metrics(t, noise_sums)
-                clock.charge("noise")
+                progress.charge("noise")
             if peak_memory_bytes(device) > progress.peak_memory_bytes:  # not by training
                 forget_peak_memory(device)
-                clock.charge("other")
+                progress.charge("other")
             log.append(line)
 
         if ending is None:
-            is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds
             is_pause = pause_step is not None and t >= pause_step
-            word = ranks.agreed("paused" if is_pause else should_stop() or (is_due and DUE) or None)
-            ending = word if word != DUE else None
-            if word:
-                sums.store(progress)
-                clock.charge("training")
+            is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds
+            ending = "paused" if is_pause else should_stop()
+            ending, is_due = ranks.agreed((ending, is_due))
+            if ending or is_due:
+                steps.store()
+                progress.charge("training")
                 store.save(step, progress, log)
-                clock.charge("checkpoint")
+                progress.charge("checkpoint")
                 saved_at = time.monotonic()
 
-    clock.charge("training")
+    progress.charge("training")
     ending = ending or "trained"
     is_kept = science.stage == "report" and config.execution.keep == "checkpoints"
     if ending == "trained" and is_kept:
         store.save(step, progress, log)
-    clock.charge("checkpoint")
+    progress.charge("checkpoint")
     log.close()
-    return ending, progress, clock
+    return ending, progress

@@ -2,63 +2,42 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-
-class Layout(NamedTuple):
-    """File names of one cgroup version."""
-
-    limit: str
-    used: str
-    reclaimable: str  # key of memory.stat
-    events: str
-
-
-V2 = Layout("memory.max", "memory.current", "inactive_file", "memory.events")
-V1 = Layout(
-    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"
-)
+# File names by version: limit, use, kills, and the key of reclaimable bytes in memory.stat.
+V2 = ("memory.max", "memory.current", "memory.events", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
 
 
 def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
     """Return how many processes of this cgroup the kernel killed for memory; 0 if unknown."""
-    for folder, layout in _groups(root, own):
-        if (count := _pairs(folder / layout.events).get("oom_kill")) is not None:
-            return count
-    return 0
+    counts = (_pairs(group / names[2]).get("oom_kill") for group, names in _groups(root, own))
+    return next((count for count in counts if count is not None), 0)
 
 
 def available_in_cgroups(root: Path = ROOT, own: Path = OWN) -> int | None:
     """Return the bytes that may still be allocated; page cache counts as free. None: no limit."""
     available = []
-    for folder, layout in _groups(root, own):
+    for group, (limit, used, _, reclaimable) in _groups(root, own):
         try:
-            limit = int((folder / layout.limit).read_text())
-            used = int((folder / layout.used).read_text())
+            free = int((group / limit).read_text()) - int((group / used).read_text())
         except (OSError, ValueError):  # "max": no limit
             continue
-        reclaimable = _pairs(folder / "memory.stat").get(layout.reclaimable, 0)
-        available.append(limit - used + reclaimable)
+        available.append(free + _pairs(group / "memory.stat").get(reclaimable, 0))
     return max(0, min(available)) if available else None
 
 
-def _groups(root: Path, own: Path) -> Iterator[tuple[Path, Layout]]:
-    """Yield this process's group and all that contain it, innermost first."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield this process's group and all that contain it, innermost first, with file names."""
+    for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        top, layout = (root / "memory", V1) if controllers else (root, V2)
+        top, names = (root / "memory", V1) if controllers else (root, V2)
         group = top / path.lstrip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(top):
-                yield folder, layout
+                yield folder, names
 
 
 def _pairs(path: Path) -> dict[str, int]:

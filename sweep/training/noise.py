@@ -41,19 +41,14 @@ class GradientSums:
 
     def take(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add the parameters' gradients to the sum and remove them from the parameters."""
-        gradients = [parameter.grad for parameter in parameters]
-        self._squares = self._squares + _square(gradients)
-        if not self.count:
-            are_views = ranks.are_many()  # of buckets that the next backward pass overwrites
-            self._total = [g.clone() if are_views and g is not None else g for g in gradients]
-        else:
-            for i, gradient in enumerate(gradients):
-                total = self._total[i]
-                if total is None:
-                    self._total[i] = gradient
-                elif gradient is not None:
-                    total += gradient
-        for parameter in parameters:
+        self._squares = self._squares + _square([parameter.grad for parameter in parameters])
+        self._total = self._total or [None] * len(parameters)
+        for i, parameter in enumerate(parameters):
+            total, gradient = self._total[i], parameter.grad
+            if total is not None and gradient is not None:
+                total += gradient
+            elif gradient is not None:  # the next backward pass overwrites buckets of several ranks
+                self._total[i] = gradient.clone() if ranks.are_many() else gradient
             parameter.grad = None
         self.count += 1
 

@@ -1,10 +1,10 @@
-"""torch's optimizers and clipping, built from settings, and the average of weights."""
+"""torch's optimizers, built from settings, parts of tensors, and the average of weights."""
 
 import contextlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,28 +39,6 @@ def build_optimizer(
     return kind(groups, **options)
 
 
-def clip_and_step(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    learning_rate: float,
-    max_norm: float,
-) -> Tensor:
-    """Clip the gradients to a global norm, update the weights and free the gradients.
-
-    Returns:
-        The global norm before clipping, a scalar on the device.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    if max_norm < math.inf:
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    optimizer.step()
-    for parameter in parameters:
-        parameter.grad = None
-    return norm
-
-
 def is_part(value: Tensor) -> bool:
     """Return True for a DTensor, whose type takes half a second to import."""
     return hasattr(value, "full_tensor")
@@ -76,22 +54,8 @@ def own_part(value: Tensor) -> Tensor:
     return value.to_local() if is_part(value) else value  # type: ignore[attr-defined]
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> Mapping[Tensor, dict[str, Any]]:
-    """Return the optimizer states that this process keeps, by parameter."""
-    states: Mapping[Tensor, dict[str, Any]] = getattr(optimizer, "optim", optimizer).state
-    return states
-
-
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-    """Return the bytes of weights, gradients and optimizer states in this process."""
-    tensors = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for state in states_of(optimizer).values() if optimizer else ():
-        tensors += [value for value in state.values() if isinstance(value, Tensor)]
-    return sum(own_part(tensor).nbytes for tensor in tensors)
-
-
 class WeightAverage:
-    """A float32 average of parameters over the steps so far.
+    """A float32 average of parameters over the steps so far (Karras et al. 2024).
 
     Args:
         parameters: the averaged parameters.
@@ -132,9 +96,5 @@ class WeightAverage:
 
 def power_of(width: float) -> float:
     """Return γ ≥ 0 with width² = (γ+1)/((γ+2)²(γ+3)); at most √(1/12) = 0.289, a plain mean."""
-    low, high = 0.0, 4 / width
-    for _ in range(60):
-        middle = (low + high) / 2
-        is_wide = math.sqrt((middle + 1) / (middle + 3)) / (middle + 2) > width
-        low, high = (middle, high) if is_wide else (low, middle)
-    return low
+    polynomial = [1, 7, 16 - width**-2, 12 - width**-2]
+    return max(0.0, float(np.roots(polynomial).real.max()))

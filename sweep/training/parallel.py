@@ -11,9 +11,10 @@ Rajbhandari et al. 2019 (arXiv:1910.02054). Each device takes a contiguous part 
 """
 
 import contextlib
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.trial import TrialConfig
-from sweep.training.optimizer import build_optimizer, clip_and_step, state_bytes, states_of
+from sweep.training.optimizer import build_optimizer, own_part, whole
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
-Result = TypeVar("Result")
 LossSum = Callable[[nn.Module, Batch], Tensor]
 
 
@@ -34,24 +34,24 @@ class Parallel:
 
     rank, devices = 0, 1
     shows_gradients = True  # after each microbatch, so that their noise can be measured
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
 
-    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Move the weights, or this process's part of them, to the device."""
-        return model.to(device)
+    def place(self, model: nn.Module, device: torch.device) -> None:
+        """Keep the model, and move its weights, or this process's part of them, to the device."""
+        self.model = model.to(device)
 
-    def build_optimizer(
-        self, settings: OptimizerSettings, model: nn.Module, learning_rate: float
-    ) -> torch.optim.Optimizer | None:
+    def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
         """Build the optimizer of the weights."""
-        return build_optimizer(settings, model, learning_rate)
+        self.optimizer = build_optimizer(settings, self.model, learning_rate)
 
-    def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
+    def compiled(self, loss_sum: LossSum) -> LossSum:
         """Return a compiled loss."""
         return torch.compile(loss_sum, dynamic=False)
 
-    def call(self, function: Callable[..., Result], model: nn.Module, *arguments: Any) -> Result:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(model, *arguments)`, which may use the weights in any way."""
-        return function(model, *arguments)
+        return function(self.model, *arguments)
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         """Enclose a microbatch; after the last one, gradients are those of all devices."""
@@ -66,50 +66,61 @@ class Parallel:
         return own
 
     def update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: list[nn.Parameter],
-        learning_rate: float,
-        max_norm: float,
+        self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
     ) -> Tensor:
-        """Clip the gradients and update the weights; return the global norm before clipping."""
-        return clip_and_step(optimizer, parameters, learning_rate, max_norm)
+        """Clip the gradients to a global norm, update the weights and free the gradients.
 
-    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-        """Return the bytes that this process holds between steps."""
-        return state_bytes(model, optimizer)
+        Returns:
+            The global norm before clipping, a scalar on the device.
+        """
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        if max_norm < math.inf:
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        self.optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+        return norm
 
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+    def rest_bytes(self) -> int:
+        """Return the bytes of weights, gradients and optimizer states in this process."""
+        tensors: list[Tensor] = list(self.model.parameters())
+        tensors += [p.grad for p in self.model.parameters() if p.grad is not None]
+        tensors += self.states().values()
+        return sum(own_part(tensor).nbytes for tensor in tensors)
+
+    def weights(self) -> dict[str, Tensor]:
         """Return this process's weights and buffers by name."""
-        state: dict[str, Tensor] = model.state_dict()
-        return state
+        return dict(self.model.state_dict())
 
-    def states(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def states(self) -> dict[str, Tensor]:
         """Return this process's optimizer states by name of parameter and state."""
-        names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        if self.optimizer is None:
+            return {}
+        names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+        own = getattr(self.optimizer, "optim", self.optimizer)  # of a ZeroRedundancyOptimizer
         return {
             f"{names[parameter]}.{key}": value
-            for parameter, state in states_of(optimizer).items()
+            for parameter, state in own.state.items()
             for key, value in state.items()
             if isinstance(value, Tensor)
         }
 
     def make_states(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: list[nn.Parameter],
-        backward: Callable[[int], object],
+        self, parameters: list[nn.Parameter], backward: Callable[[int], object]
     ) -> None:
-        """Allocate the optimizer's states by a step that changes no weight.
+        """Allocate the optimizer's states by a step at rate 0; a checkpoint fills them next.
 
         `backward` adds gradients of so many random sequences, for an engine that needs real ones.
         """
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        clip_and_step(optimizer, parameters, learning_rate=0.0, max_norm=1.0)
+        Parallel.update(self, parameters, learning_rate=0.0, max_norm=1.0)
 
-    def load(self, model: nn.Module, weights: dict[str, Tensor], states: dict[str, Tensor]) -> None:
-        """Use weights and states that `weights` and `states` returned and a checkpoint filled."""
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Use what a checkpoint filled: `weights` as `model.NAME`, `states` as `optimizer.NAME`."""
 
 
 class FunctionModule(nn.Module):
@@ -119,7 +130,7 @@ class FunctionModule(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return `function(model, *arguments)`."""
         return function(self.model, *arguments)
 
@@ -129,42 +140,38 @@ class DataParallel(Parallel):
 
     def __init__(self, config: TrialConfig) -> None:
         self.rank, self.devices = ranks.rank(), ranks.count()
-        self._zero = config.execution.zero
-        self._uses_all = config.science.model.uses_all_parameters
-        self._module: nn.Module
+        self._config, self._zero = config, config.execution.zero
 
-    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        self._module = self._ddp = DistributedDataParallel(
-            FunctionModule(model.to(device)),
+    def place(self, model: nn.Module, device: torch.device) -> None:
+        super().place(model, device)
+        self._ddp = DistributedDataParallel(
+            FunctionModule(self.model),
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
-            find_unused_parameters=not self._uses_all,
+            find_unused_parameters=not self._config.science.model.uses_all_parameters,
         )
-        return model
 
-    def build_optimizer(
-        self, settings: OptimizerSettings, model: nn.Module, learning_rate: float
-    ) -> torch.optim.Optimizer | None:
-        return build_optimizer(settings, model, learning_rate, is_split=self._zero == 1)
+    def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
+        is_split = self._zero == 1
+        self.optimizer = build_optimizer(settings, self.model, learning_rate, is_split)
 
-    def call(self, function: Callable[..., Result], model: nn.Module, *arguments: Any) -> Result:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if not torch.is_grad_enabled():
-            return function(model, *arguments)
-        result: Result = self._module(function, *arguments)
-        return result
+            return function(self.model, *arguments)
+        return self._ddp(function, *arguments)
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if is_last else self._ddp.no_sync()
 
     def backward(self, loss: Tensor) -> None:
-        (loss * self.devices).backward()  # type: ignore[no-untyped-call]  # torch takes the mean
+        super().backward(loss * self.devices)  # torch takes the mean over devices
 
     def tokens(self, own: int | Tensor) -> int | Tensor:
         return ranks.summed(torch.as_tensor(own).clone())
 
-    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-        buckets = [p for p in model.parameters() if p.requires_grad and p.grad is None]
-        return state_bytes(model, optimizer) + sum(p.nbytes for p in buckets)
+    def rest_bytes(self) -> int:
+        buckets = [p.nbytes for p in self.model.parameters() if p.requires_grad and p.grad is None]
+        return super().rest_bytes() + sum(buckets)
 
 
 class FullyShard(DataParallel):
@@ -174,7 +181,9 @@ class FullyShard(DataParallel):
     Gradients are summed after every microbatch, because keeping them would need all of them whole.
     """
 
-    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+    exchanging, rest_bytes = Parallel.exchanging, Parallel.rest_bytes
+
+    def place(self, model: nn.Module, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh  # takes half a second
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -183,25 +192,19 @@ class FullyShard(DataParallel):
         for part in (*layers_of(model), self._module):
             fully_shard(part, mesh=mesh, reshard_after_forward=self._zero == 3)
         self._sharded = [m for m in self._module.modules() if isinstance(m, FSDPModule)]
-        return model.to(device)  # buffers
+        self.model = model.to(device)  # buffers
 
-    def call(self, function: Callable[..., Result], model: nn.Module, *arguments: Any) -> Result:
-        result: Result = self._module(function, *arguments)
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        result = self._module(function, *arguments)
         if not torch.is_grad_enabled():  # no backward pass follows, which would free the weights
             for module in self._sharded:
                 module.reshard()
         return result
 
-    def compiled(self, loss_sum: LossSum, model: nn.Module) -> LossSum:
-        for layer in layers_of(model):  # weights are gathered between them
+    def compiled(self, loss_sum: LossSum) -> LossSum:
+        for layer in layers_of(self.model):  # weights are gathered between them
             layer.compile(dynamic=False)
         return loss_sum
-
-    def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def rest_bytes(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> int:
-        return state_bytes(model, optimizer)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

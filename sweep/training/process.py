@@ -1,8 +1,8 @@
 """Functions in processes of their own, forked by a helper process that has imported torch.
 
 The helper is `python -m sweep.training --serve`. It starts with the first `FreshProcess` and ends
-when its parent has ended. The user's own process forks nothing and imports nothing, so scripts and
-notebooks need no `__main__` guard.
+with its parent. The user's own process forks nothing and imports nothing, so scripts and notebooks
+need no `__main__` guard.
 
 Each request is one end of a pipe, which the helper passes on to the process that it forks:
 
@@ -11,8 +11,8 @@ Each request is one end of a pipe, which the helper passes on to the process tha
     helper → caller     the exit code
 """
 
+import atexit
 import contextlib
-import functools
 import hashlib
 import multiprocessing
 import os
@@ -29,36 +29,32 @@ from typing import Any
 
 from sweep.errors import SweepError, WorkerDied
 from sweep.plan.retry import Outcome
+from sweep.training.progress import ShouldStop
 from sweep.trial.files import cache_dir
+from sweep.trial.folder import TrialFolder
 
-ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
-KEPT_BYTES = str(2**31 - 1)
+POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to stop
 
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of workers, without those that the user has set.
 
-    They must be set before torch is imported.
+    They must be set before torch is imported. Compiled code may use any instruction of a processor,
+    so each type of processor has its own cache.
     """
-    settings = {
-        "GOMP_SPINCOUNT": "3000",  # trainings that share cores wait less for each other
-        "MALLOC_MMAP_THRESHOLD_": KEPT_BYTES,  # glibc keeps freed memory for the next step
-        "MALLOC_TRIM_THRESHOLD_": KEPT_BYTES,
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor" / _processor()),
-    }
-    return {name: value for name, value in settings.items() if name not in os.environ}
-
-
-@functools.cache
-def _processor() -> str:
-    """Return an id of the processor type: compiled code may use any of its instructions."""
-    try:
+    processor = platform.processor()
+    with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         keys = ("model name", "flags", "CPU part", "Features")
-        text = "\n".join(sorted({line for line in lines if line.startswith(keys)}))
-    except OSError:
-        text = platform.processor()
-    return hashlib.sha256(f"{platform.machine()} {text}".encode()).hexdigest()[:12]
+        processor = "\n".join(sorted({line for line in lines if line.startswith(keys)}))
+    name = hashlib.sha256(f"{platform.machine()} {processor}".encode()).hexdigest()[:12]
+    settings = {
+        "GOMP_SPINCOUNT": "3000",  # trainings that share cores wait less for each other
+        "MALLOC_MMAP_THRESHOLD_": str(2**31 - 1),  # glibc keeps freed memory for the next step
+        "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor" / name),
+    }
+    return {name: value for name, value in settings.items() if name not in os.environ}
 
 
 class FreshProcess:
@@ -83,14 +79,13 @@ class FreshProcess:
         ends_itself: bool = False,
     ) -> None:
         settings = {**worker_environment(), **os.environ, **(environment or {})}
-        for is_retry in (False, True):  # if the helper has died
-            self._pipe, theirs = multiprocessing.Pipe()
-            with contextlib.suppress(OSError, EOFError):
-                _server(is_retry).fork(theirs)
-                self.pid = int(self._pipe.recv())
-                break
-        else:
-            raise WorkerDied(1, "the process that starts workers has ended; see its last words")
+        self._pipe, theirs = multiprocessing.Pipe()
+        try:
+            with theirs:
+                _pass_to_server(theirs)
+            self.pid = int(self._pipe.recv())
+        except (OSError, EOFError) as error:
+            raise WorkerDied(1, "the process that starts workers has ended") from error
         self._pipe.send((settings, os.getcwd(), sys.path, ends_itself))
         self._pipe.send((function, arguments))
 
@@ -125,37 +120,34 @@ class FreshProcess:
         return answers["result"]
 
 
-class _Server:
-    """The process that forks workers."""
-
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair()
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sweep.training", "--serve"],
-                stdin=theirs.fileno(),
-                env={**worker_environment(), **os.environ, "PYTHONPATH": path},
-                process_group=0,  # Ctrl-C in the terminal does not reach it
-            )
-
-    def fork(self, pipe: Connection) -> None:
-        """Fork a process that reads its task from the pipe."""
-        with pipe:
-            socket.send_fds(self._control, [b"\0"], [pipe.fileno()])
-
-
 _lock = threading.Lock()
-_servers: list[_Server] = []
+_server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 
-def _server(is_new: bool) -> _Server:
-    """Return the newest helper; start one if there is none, or a new one is asked for."""
+def _pass_to_server(pipe: Connection) -> None:
+    """Make the helper fork a process that reads from the pipe; start it if there is none."""
+    global _server
     with _lock:
-        if is_new or not _servers or _servers[-1].process.poll() is not None:
-            _servers.append(_Server())
-        return _servers[-1]
+        if _server is None or _server[0].poll() is not None:
+            control, theirs = socket.socketpair()
+            root = str(Path(__file__).parents[2])
+            path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "sweep.training", "--serve"],
+                    stdin=theirs.fileno(),
+                    env={**worker_environment(), **os.environ, "PYTHONPATH": path},
+                    process_group=0,  # Ctrl-C in the terminal does not reach it
+                )
+            atexit.register(_end_server, process, control)
+            _server = process, control
+        socket.send_fds(_server[1], [b"\0"], [pipe.fileno()])
+
+
+def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    process.terminate()  # its workers see the end of this process by themselves
+    process.wait()
 
 
 def serve() -> None:
@@ -222,29 +214,8 @@ def _run(pipe: Connection, others: list[Any]) -> None:
         pipe.send(answer)
 
 
-def attempt_trial(path: Path, should_stop: ShouldStop) -> Outcome:
-    """Run the newest attempt of a trial with its output in log.txt, in a `FreshProcess`."""
-    from sweep.training.worker import run_logged_attempt  # imports torch
-
-    return run_logged_attempt(path, should_stop)
-
-
-def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
-    """Run attempt `number` of a trial in this process, which a cluster started.
-
-    Args:
-        path: the trial's folder, at the same path on every machine.
-        number: the attempt's fencing number.
-        stops: reasons to end after a checkpoint, appended to by signal handlers.
-    """
-    os.environ.update(worker_environment())
-    from sweep.training.worker import run_numbered_attempt  # imports torch
-
-    return run_numbered_attempt(path, number, stops)
-
-
 def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:
-    """Run a module-level function in a child process and return its result.
+    """Run a module-level function in a fresh process and return its result.
 
     Raises:
         SweepError: with the function's own message if it raised, died or took too long.
@@ -253,3 +224,40 @@ def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 1
         return FreshProcess(function, *arguments).result(timeout=seconds)
     except WorkerDied as error:
         raise SweepError(str(error).removeprefix("SweepError: ")) from error
+
+
+def attempt_trial(path: Path, should_stop: ShouldStop, number: int | None = None) -> Outcome:
+    """Run the newest attempt of a trial in this process, with its output in log.txt."""
+    from sweep.training.worker import run_attempt  # imports torch
+
+    return run_attempt(path, should_stop, number, is_logged=True)
+
+
+def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
+    """Run the attempt with this fencing number in this process, which a cluster started.
+
+    Args:
+        path: the trial's folder, at the same path on every machine.
+        stops: reasons to end after a checkpoint, appended to by signal handlers. A file in the
+            folder (`TrialFolder.ask_to_stop`) appends `stopped`.
+    """
+    folder, ended = TrialFolder(path), threading.Event()
+    if not folder.config_path.exists():
+        return Outcome(
+            "error",
+            f"{path} must be a folder that all machines share, but {socket.gethostname()} does "
+            "not see it. Choose an --out on a shared file system.",
+        )
+
+    def watch() -> None:
+        while not ended.wait(POLL_SECONDS):
+            if folder.is_asked_to_stop(number):
+                stops.append("stopped")
+                return
+
+    os.environ.update(worker_environment())
+    threading.Thread(target=watch, name="stop", daemon=True).start()
+    try:
+        return attempt_trial(path, lambda: stops[0] if stops else None, number)
+    finally:
+        ended.set()

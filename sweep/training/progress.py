@@ -1,19 +1,20 @@
-"""The progress of a trial: counters, sums and seconds that its checkpoints carry."""
+"""The progress of a trial, which its checkpoints contain, and how its losses end it."""
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from sweep.plan.tuning import CONFIRMED
 
 DIVERGED_MARGIN = 1.0  # loss above its start
 DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points
+ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
 
 
 @dataclass
 class Progress:
-    """Plain numbers only; written into checkpoints."""
+    """Counters, sums and seconds: plain numbers only."""
 
     step: int = 0
     start_loss: float = math.nan  # of the milestone set, before any update
@@ -36,45 +37,37 @@ class Progress:
     seconds_noise: float = 0.0
     seconds_total: float = 0.0
     log_seconds: float = 0.0  # of training, at the last log point
+    charged_at: float = field(default_factory=time.perf_counter)  # valid in one process only
     peak_memory_bytes: int = 0  # over all attempts
 
-    def interval_metrics(self) -> dict[str, float]:
-        """Return means over the steps since the last log point."""
-        steps = self.step - self.log_step
-        return {
-            "train/loss": self.loss_sum / steps,
-            "train/grad_norm": self.norm_sum / steps,
-            "train/clipped": self.clipped_sum / steps,
-            **{name: total / count for name, (total, count) in self.watched.items() if count},
-        }
+    def charge(self, account: str) -> None:
+        """Add the time since the last charge to `seconds_ACCOUNT` and the total.
 
-    def interval_seconds(self) -> float:
-        """Return the training seconds since the last log point."""
-        return max(self.seconds_training - self.log_seconds, 1e-9)
-
-    def start_interval(self) -> None:
-        """Start a new log interval at the current step."""
-        self.clipped_steps += self.clipped_sum
-        self.log_step, self.log_seconds = self.step, self.seconds_training
-        self.loss_sum = self.norm_sum = self.clipped_sum = 0.0
-
-    def see_valid_loss(self, loss: float) -> bool:
-        """Record an evaluation; return True if its loss is not finite (the trial diverged)."""
-        if math.isfinite(loss) and (self.best_valid_loss is None or loss < self.best_valid_loss):
-            self.best_valid_loss = loss
-        return not math.isfinite(loss)
-
-    def has_reached(self, target: float | None, loss: float, window: int) -> bool:
-        """Record an evaluation; return True if the mean of the last `window` confirms the target.
-
-        The mean must be at the target in CONFIRMED evaluations in a row.
+        `other` counts in the total only.
         """
+        now = time.perf_counter()
+        elapsed, self.charged_at = now - self.charged_at, now
+        self.seconds_total += elapsed
+        if account != "other":
+            name = f"seconds_{account}"
+            setattr(self, name, getattr(self, name) + elapsed)
+
+    def see_valid_loss(self, loss: float, target: float | None, window: int) -> str | None:
+        """Record an evaluation; return `diverged` or `trained` if it ends the training.
+
+        The target is reached if the mean of the last `window` evaluations is at it, CONFIRMED times
+        in a row.
+        """
+        if not math.isfinite(loss):
+            return "diverged"
+        if self.best_valid_loss is None or loss < self.best_valid_loss:
+            self.best_valid_loss = loss
         if target is None:
-            return False
+            return None
         self.recent_losses = [*self.recent_losses, loss][-window:]
         is_there = len(self.recent_losses) == window and sum(self.recent_losses) <= window * target
         self.points_at_target = self.points_at_target + 1 if is_there else 0
-        return self.points_at_target >= CONFIRMED
+        return "trained" if self.points_at_target >= CONFIRMED else None
 
     def is_diverging(self, loss: float, is_like_start: bool = True) -> bool:
         """Return True if a log point's loss is not finite, or above the start for long enough.
@@ -89,27 +82,3 @@ class Progress:
         is_above = is_like_start and loss > self.start_loss + DIVERGED_MARGIN
         self.points_above_start = self.points_above_start + 1 if is_above else 0
         return self.points_above_start >= DIVERGED_POINTS
-
-
-class Clock:
-    """Charges the time since its last charge to one account of a trial's seconds.
-
-    Args:
-        progress: holds the accounts.
-        start: of the attempt, by `time.perf_counter`.
-    """
-
-    def __init__(self, progress: Progress, start: float) -> None:
-        self._progress, self._mark = progress, start
-
-    def charge(
-        self,
-        account: Literal["compile", "training", "evaluation", "checkpoint", "noise", "other"],
-    ) -> None:
-        """Add the time since the last charge; `other` counts in the total only."""
-        now = time.perf_counter()
-        elapsed, self._mark = now - self._mark, now
-        self._progress.seconds_total += elapsed
-        if account != "other":
-            name = f"seconds_{account}"
-            setattr(self._progress, name, getattr(self._progress, name) + elapsed)

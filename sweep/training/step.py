@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models import weight_dtype
-from sweep.training.device import evaluating
+from sweep.training.device import EvaluationOutOfMemory, is_out_of_memory
 from sweep.training.noise import GradientSums
-from sweep.training.optimizer import WeightAverage, whole
+from sweep.training.optimizer import WeightAverage
 from sweep.training.parallel import DataParallel, FullyShard, LossSum, Parallel
 from sweep.workloads import build_workload, ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload
@@ -35,32 +35,7 @@ class StepOutput:
 
 def split(batch: Batch, size: int) -> Iterator[Batch]:
     """Yield parts of at most `size` sequences."""
-    if batch[0].shape[0] <= size:
-        yield batch
-        return
-    for start in range(0, batch[0].shape[0], size):
-        yield tuple(part[start : start + size] for part in batch)
-
-
-def build_parallel(config: TrialConfig) -> Parallel:
-    """Return this process's part in a trial's parallelism.
-
-    Raises:
-        SweepError: if there are not as many processes as the trial has devices.
-    """
-    execution = config.execution
-    if not ranks.are_many():
-        return Parallel()
-    if ranks.count() != execution.devices:
-        raise SweepError(
-            f"a trial on {execution.devices} devices must have as many processes, got "
-            f"{ranks.count()}. Start it by its worker."
-        )
-    if execution.strategy == "deepspeed":
-        from sweep.training.deepspeed import DeepSpeedZero
-
-        return DeepSpeedZero(config)
-    return (FullyShard if execution.zero >= 2 else DataParallel)(config)
+    return zip(*(part.split(size) for part in batch), strict=True)  # type: ignore[no-untyped-call]
 
 
 class TrainingStep:
@@ -83,8 +58,14 @@ class TrainingStep:
         microbatch_size: int,
         model: nn.Module | None = None,
     ) -> None:
-        science = config.science
-        self.device, self.parallel = device, build_parallel(config)
+        science, execution = config.science, config.execution
+        self.device, self.parallel = device, Parallel()
+        if ranks.are_many():
+            assert ranks.count() == execution.devices, "a trial has a process for each device"
+            kind: type[DataParallel] = FullyShard if execution.zero >= 2 else DataParallel
+            if execution.strategy == "deepspeed":
+                from sweep.training.deepspeed import DeepSpeedZero as kind
+            self.parallel = kind(config)
         self.workload: Workload = build_workload(config, device)
         if self.workload.tokens_per_sequence != config.tokens_per_sequence:
             raise SweepError(
@@ -96,27 +77,24 @@ class TrainingStep:
             model = self.workload.build_model()
             for parameter in model.parameters():  # not the buffers: rotary tables stay float32
                 parameter.data = parameter.data.to(weight_dtype(science.precision))
-            model = self.parallel.place(model, device)
-        self.model = model
+            self.parallel.place(model, device)
+        else:
+            self.parallel.model = model
+        self.model = self.parallel.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = self.parallel.build_optimizer(
-            science.optimizer, self.model, science.learning_rate
-        )
+        self.parallel.build_optimizer(science.optimizer, science.learning_rate)
+        self.optimizer = self.parallel.optimizer
         width = science.schedule.average
         self.average = WeightAverage(self.parameters, width) if width else None
         self.clip = science.optimizer.clip or math.inf
         self.microbatch_size = microbatch_size
         self._loss_sum: LossSum = self.workload.loss_sum
-        if config.execution.compile:
-            self._loss_sum = self.parallel.compiled(self._loss_sum, self.model)
+        if execution.compile:
+            self._loss_sum = self.parallel.compiled(self._loss_sum)
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
         if self.rollouts is not None:
-            if self.parallel.devices > 1:
-                raise SweepError(
-                    f"workload {science.workload!r} samples, and such a trial runs on one device. "
-                    "Leave the devices out."
-                )
+            assert self.parallel.devices == 1, "a workload that samples runs on one device"
             self.rollouts.start(self.model)
 
     def __call__(
@@ -138,7 +116,7 @@ class TrainingStep:
         loss = self.backward(batch, sums)
         if self.optimizer is None:
             return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
-        norm = self.parallel.update(self.optimizer, self.parameters, learning_rate, self.clip)
+        norm = self.parallel.update(self.parameters, learning_rate, self.clip)
         if self.average is not None:
             self.average.update()
         return StepOutput(loss, norm, (norm > self.clip).float())
@@ -159,7 +137,7 @@ class TrainingStep:
         for micro in split(batch, self.microbatch_size):
             remaining -= micro[0].shape[0]
             with self.parallel.exchanging(is_last=sums is not None or not remaining):
-                loss = self.parallel.call(self._loss_sum, self.model, micro) / tokens
+                loss = self.parallel.call(self._loss_sum, micro) / tokens
                 self.parallel.backward(loss)
             if sums is not None:
                 sums.take(self.parameters)
@@ -175,7 +153,7 @@ class TrainingStep:
         """
         sums, tokens = GradientSums(), self.parallel.tokens(self.workload.loss_tokens(batch))
         for micro in split(batch, size):
-            loss = self.parallel.call(self.workload.loss_sum, self.model, micro)
+            loss = self.parallel.call(self.workload.loss_sum, micro)
             self.parallel.backward(loss / tokens)
             sums.take(self.parameters)
         sums.give_back(self.parameters)
@@ -198,9 +176,15 @@ class TrainingStep:
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
     def evaluated(self, evaluate: Callable[[nn.Module], Result]) -> Result:
-        """Return the result of one of the workload's evaluations."""
-        with evaluating(), self.averaged(), torch.no_grad():
-            return self.parallel.call(evaluate, self.model)
+        """Return the result of one of the workload's evaluations, of the averaged weights."""
+        try:
+            with self.averaged(), torch.no_grad():
+                result: Result = self.parallel.call(evaluate)
+                return result
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise EvaluationOutOfMemory(str(error)) from error
+            raise
 
     def evaluate(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch without gradients, as evaluations compute it."""
@@ -213,17 +197,10 @@ class TrainingStep:
 
     def rest_bytes(self) -> int:
         """Return the bytes held between steps: weights, gradients, optimizer, frozen weights."""
-        frozen = self.rollouts.frozen_bytes() if self.rollouts else 0
-        return self.parallel.rest_bytes(self.model, self.optimizer) + frozen
+        return self.parallel.rest_bytes() + (self.rollouts.frozen_bytes() if self.rollouts else 0)
 
     def weights(self) -> dict[str, Tensor]:
         """Return this process's weights and buffers by name; a tied weight once."""
         tensors = reversed(self.model.state_dict(keep_vars=True).items())
         names = set({id(value): name for name, value in tensors}.values())  # the first of each
-        state = self.parallel.weights(self.model)
-        return {name: value for name, value in state.items() if name in names}
-
-    def whole_weights(self) -> dict[str, Tensor]:
-        """Return the full weights on the CPU. Every process of the trial must call this."""
-        weights = self.weights().items()
-        return {name: whole(value.detach()).cpu().contiguous() for name, value in weights}
+        return {name: value for name, value in self.parallel.weights().items() if name in names}

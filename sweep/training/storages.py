@@ -56,73 +56,67 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, tensor: Tensor) -> None:
         storage = own_part(tensor).untyped_storage()  # the same object as long as it lives
-        key, size = id(storage), _blocks(storage)
+        key, size = id(storage), _rounded_bytes(storage)
         reference, category, counted = self._storages.get(key, (None, "", 0))
         if size == counted:
             return
         if reference is None:
             reference = weakref.ref(storage, lambda _: self._free(key))
-            category = self._category(tensor)
-        self._storages[key] = (reference, category, size)
-        self._add(category, size - counted)
+            category = "activations" if torch.is_grad_enabled() else "workspace"
+            if tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
+                category = "logits"
+        self._set(key, reference, category, size)
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
-        if self.limit is not None and self.live_bytes > self.limit:
-            self._recount()
-            if self.live_bytes > self.limit:
-                raise torch.OutOfMemoryError(
-                    f"out of memory: an operation needs {format_bytes(size - counted)} more, and "
-                    f"{format_bytes(self.live_bytes - size + counted)} of "
-                    f"{format_bytes(self.limit)} are in use"
-                )
+        if self.limit is None or self.live_bytes <= self.limit:
+            return
+        for key, (reference, category, _) in list(self._storages.items()):
+            if (other := reference()) is not None:  # `fully_shard` resizes storages in place
+                self._set(key, reference, category, _rounded_bytes(other))
+        if self.live_bytes > self.limit:
+            raise torch.OutOfMemoryError(
+                f"out of memory: an operation needs {format_bytes(size - counted)} more, and "
+                f"{format_bytes(self.live_bytes - size + counted)} of "
+                f"{format_bytes(self.limit)} are in use"
+            )
 
-    def _recount(self) -> None:
-        """Count storages again that were resized in place, as `fully_shard` frees weights."""
-        for key, (reference, category, counted) in list(self._storages.items()):
-            if (storage := reference()) is not None and (size := _blocks(storage)) != counted:
-                self._storages[key] = (reference, category, size)
-                self._add(category, size - counted)
-
-    def _category(self, tensor: Tensor) -> str:
-        if tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
-            return "logits"
-        return "activations" if torch.is_grad_enabled() else "workspace"
+    def _set(self, key: int, reference: weakref.ref[Any], category: str, size: int) -> None:
+        _, old_category, old_size = self._storages.get(key, (None, category, 0))
+        self._storages[key] = (reference, category, size)
+        self.live[old_category] -= old_size
+        self.live[category] += size
+        self.live_bytes += size - old_size
 
     def _free(self, key: int) -> None:
         _, category, size = self._storages.pop(key)
-        self._add(category, -size)
+        self.live[category] -= size
+        self.live_bytes -= size
 
-    def _add(self, category: str, size: int) -> None:
-        self.live[category] += size
-        self.live_bytes += size
-
-    def label(self, tensor: Tensor, category: str) -> None:
-        """Assign a tensor's storage to a category."""
+    def _label(self, tensor: Tensor, category: str) -> None:
         key = id(tensor.untyped_storage())
         if key in self._storages:
-            reference, old, size = self._storages[key]
-            self._storages[key] = (reference, category, size)
-            self._add(old, -size)
-            self._add(category, size)
+            reference, _, size = self._storages[key]
+            self._set(key, reference, category, size)
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Label the weights now, and gradients and optimizer states when they are written."""
+
+        def label_gradient(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            self._label(parameter.grad, "gradients")
+
+        def label_states(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            for state in optimizer.state.values():
+                for value in _tensors(list(state.values())):
+                    self._label(value, "optimizer")
+
         for tensor in (*model.parameters(), *model.buffers()):
-            self.label(tensor, "weights")
+            self._label(tensor, "weights")
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._label_gradient)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(label_gradient)  # type: ignore[no-untyped-call]
         if optimizer is not None:
-            optimizer.register_step_post_hook(self._label_states)
-
-    def _label_gradient(self, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        self.label(parameter.grad, "gradients")
-
-    def _label_states(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for state in optimizer.state.values():
-            for value in _tensors(list(state.values())):
-                self.label(value, "optimizer")
+            optimizer.register_step_post_hook(label_states)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -134,5 +128,5 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _blocks(storage: torch.UntypedStorage) -> int:
+def _rounded_bytes(storage: torch.UntypedStorage) -> int:
     return -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES

@@ -14,7 +14,7 @@ from sweep.errors import Superseded, SweepError
 from sweep.trial.files import read_json, remove, sha256_of, sha256_of_file, write_json
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
-CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)(\.pt)?")  # a folder if there is no suffix
+CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
 
 
 class State(StrEnum):
@@ -64,7 +64,7 @@ class TrialStatus:
 class CheckpointName(NamedTuple):
     """A checkpoint and the numbers in its file name."""
 
-    path: Path
+    path: Path  # a folder
     step: int
     metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
 

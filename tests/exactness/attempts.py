@@ -28,7 +28,7 @@ def attempt(trial: TrialFolder, moment: str = "", nth: int = 1) -> int | None:
 
 
 def _run(path: Path, moment: str, nth: int) -> None:
-    from sweep.training.worker import run_logged_attempt
+    from sweep.training.process import attempt_trial
 
     trial, steps = TrialFolder(path), 0
 
@@ -42,7 +42,7 @@ def _run(path: Path, moment: str, nth: int) -> None:
         owner, name, is_moment, act = MOMENTS[moment]
         _die_at(nth, owner, name, is_moment, act)
     trial.write_status(begin_attempt(trial.read_status()))
-    run_logged_attempt(path, should_stop)
+    attempt_trial(path, should_stop)
 
 
 def _die() -> None:
@@ -87,7 +87,8 @@ def _skip(*_: object) -> None:
 
 
 def _truncate(real: Callable[..., object], path: Path, target: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
+    for file in path.iterdir():
+        os.truncate(file, file.stat().st_size // 2)
 
 
 def _write_half(real: Callable[..., object], descriptor: int, data: bytes) -> None:

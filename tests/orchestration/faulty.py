@@ -125,7 +125,7 @@ class LeavesHalfACheckpoint(Dies):
     def build_batch(self, first, count):
         (trial,) = Path(os.environ["FAULTY_FOLDER"]).glob("sweep/trials/*")
         if not (Path(os.environ["FAULTY_FOLDER"]) / f"died-{count}").exists():
-            (trial / ".checkpoint-0000000001-0000000001.pt.1.part").write_bytes(b"half")
+            (trial / ".checkpoint-0000000001-0000000001.1.part").write_bytes(b"half")
         return super().build_batch(first, count)
 
 

@@ -99,7 +99,7 @@ def test_a_preempted_attempt_resumes_from_its_checkpoint(run, faulty):
     assert status.state is State.COMPLETE and status.attempts == 2
     steps = [line["step"] for line in read_metrics(trial.metrics_path)]
     assert steps == sorted(set(steps)) and steps[-1] == 200
-    assert "goes on from step 21 of 200" in trial.log_path.read_text()
+    assert "continues from step 21 of 200" in trial.log_path.read_text()
 
 
 def test_divergence_is_data_and_is_only_retried_when_asked(run):

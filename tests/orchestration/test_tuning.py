@@ -178,7 +178,7 @@ def test_a_pruned_trial_that_turns_out_to_bound_the_best_goes_on_from_its_checkp
     trial.path.mkdir(parents=True)
     trial.write_status(TrialStatus(state=State.WAITING))
     trial.metrics_path.write_text('{"step": 1, "tokens": 4}\n')
-    (trial.path / "checkpoint-00000004-1.pt").write_bytes(b"")
+    (trial.path / "checkpoint-00000004-1").write_bytes(b"")
     schedule.prune(trial, "behind", keep_checkpoint=True)
     schedule.revive(trial)
     assert trial.read_status().state is State.WAITING

@@ -93,7 +93,7 @@ class FakeSweep:
         for path in [kept.path for kept in trial.checkpoints()] if settled else []:
             path.unlink()
         for step in (10 * (first + count), 10 * (first + count) + 1) if settled else ():
-            (trial.path / f"checkpoint-{step}-{log.length}.pt").write_bytes(b"tensors")
+            (trial.path / f"checkpoint-{step}-{log.length}").write_bytes(b"tensors")
 
     def finish(self, index: int, state: State = State.COMPLETE, **fields: Any) -> None:
         """Write what a worker leaves at the end, and the state."""

@@ -1,4 +1,4 @@
-"""Trials on several devices: what they are compared with, and what disturbs them."""
+"""Trials on several devices: references to compare with, and workloads that cause faults."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ import pytest
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """Run the trial on so many devices at a stage, once for all tests; it is not to be changed."""
+    """Run the trial on some devices at a stage, once for all tests, which must not change it."""
     from tests.training.several_devices import complete, planned  # more than a bare worker has
 
-    path, known = tmp_path_factory.mktemp("undisturbed"), {}
+    path, trials = tmp_path_factory.mktemp("undisturbed"), {}
 
     def run(devices, zero):
         name = f"{devices}-{zero}"
-        if name not in known:
-            known[name] = complete(planned(path / name, devices, zero))
-        return known[name]
+        if name not in trials:
+            trials[name] = complete(planned(path / name, devices, zero))
+        return trials[name]
 
     return run
 
@@ -30,7 +30,7 @@ def alone(undisturbed):
 
 
 @pytest.fixture
-def meddling(tmp_path, monkeypatch):
-    """Make what lies here importable, in workers too: `meddling:Name`, `tied:Tied`."""
+def faults(tmp_path, monkeypatch):
+    """Make this folder importable, in workers too: `faulty_ranks:Name`, `tied:Tied`."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setenv("MEDDLING_FOLDER", str(tmp_path))
+    monkeypatch.setenv("FAULTS_FOLDER", str(tmp_path))

@@ -1,4 +1,4 @@
-"""A small trial on one device or several: real processes, exchanging by gloo."""
+"""A small trial on one device or several: real processes, which exchange by gloo."""
 
 import math
 import re
@@ -33,45 +33,45 @@ def planned(
     path: Path,
     devices: int = 1,
     zero: int = 0,
-    strategy: str | None = None,
+    strategy: str = "torch",
     execution: dict[str, Any] | None = None,
     **settings: object,
 ) -> TrialFolder:
-    """Plan one trial; `execution` is what its plan would decide otherwise."""
-    logistics = Execution(
-        device="cpu", microbatch=2, devices=devices, zero=zero or 0, strategy=strategy or "torch"
-    )
+    """Plan one trial; `execution` replaces what the plan decides."""
+    asked = Execution(device="cpu", microbatch=2, devices=devices, zero=zero, strategy=strategy)
     folder = SweepFolder(path)
-    plan = make_plan(load_experiment("quick", SETTINGS | settings), logistics, folder).plan
-    update = {"threads": 1, **(execution or {})}
-    save_plan(
-        plan.model_copy(update={"execution": plan.execution.model_copy(update=update)}), folder
-    )
+    plan = make_plan(load_experiment("quick", SETTINGS | settings), asked, folder).plan
+    chosen = plan.execution.model_copy(update={"threads": 1, **(execution or {})})
+    save_plan(plan.model_copy(update={"execution": chosen}), folder)
     return folder.trials()[0]
 
 
-def attempt(trial: TrialFolder, pause_step: int | None = None) -> Outcome:
+def start(trial: TrialFolder, pause_step: int | None = None) -> FreshProcess:
     status = begin_attempt(trial.read_status())
     trial.write_status(status.changed(pause_step=pause_step))
-    found: Outcome = FreshProcess(attempt_trial, trial.path, ends_itself=True).result()
-    return found
+    return FreshProcess(attempt_trial, trial.path, ends_itself=True)
+
+
+def attempt(trial: TrialFolder, pause_step: int | None = None) -> Outcome:
+    outcome: Outcome = start(trial, pause_step).result()
+    return outcome
 
 
 def complete(trial: TrialFolder) -> TrialFolder:
-    """Run one attempt, the last."""
+    """Run the last attempt."""
     assert attempt(trial).kind == "complete", trial.log_path.read_text()
     return trial
 
 
 def pause(trial: TrialFolder, step: int = MIDDLE) -> None:
-    """Run one attempt that ends behind a step."""
+    """Run an attempt that ends after a step."""
     message = f"checkpoint at step {step} of {trial.read_config().steps}"
     assert attempt(trial, step) == Outcome("paused", message)
     assert trial.checkpoints()[0].step == step
 
 
 def on(trial: TrialFolder, devices: int, strategy: str = "torch") -> TrialFolder:
-    """Let a trial go on with another number of processes."""
+    """Change the number of processes of a trial."""
     config = trial.read_config()
     update = {"devices": devices, "strategy": strategy}
     execution = config.execution.model_copy(update=update)
@@ -79,11 +79,10 @@ def on(trial: TrialFolder, devices: int, strategy: str = "torch") -> TrialFolder
     return trial
 
 
-def gone_on_from(trial: TrialFolder) -> list[int]:
-    """Return the step that each attempt went on from, of those that did not start anew."""
-    return [
-        int(step) for step in re.findall(r"goes on from step (\d+)", trial.log_path.read_text())
-    ]
+def continued_from(trial: TrialFolder) -> list[int]:
+    """Return the step that each attempt continued from, if it did not start at 0."""
+    steps = re.findall(r"continues from step (\d+)", trial.log_path.read_text())
+    return [int(step) for step in steps]
 
 
 def curves(trial: TrialFolder) -> dict[str, torch.Tensor]:

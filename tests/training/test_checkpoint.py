@@ -1,4 +1,4 @@
-"""Checkpoints of one device (a file) and of several (a folder): saved, restored, replaced."""
+"""Checkpoints of one process, by both of its writers: saved, restored, replaced."""
 
 import pytest
 import torch
@@ -30,55 +30,53 @@ class Trial:
         self.folder = TrialFolder(path)
         self.folder.write_config(self.config)
         self.folder.write_status(TrialStatus(attempts=1, fencing=1))
-        self.store = CheckpointStore(self.folder, 1)
-        self.log = MetricsLog(self.folder.metrics_path, 0, self.store.check)
-        self.step, self.progress = TrainingStep(self.config, CPU, 4), Progress()
+        self.start()
 
-    def train(self, steps=1):
-        for _ in range(steps):
-            batch = self.step.workload.build_batch(4 * self.progress.step, 4)
-            self.step(batch, 0.05)
-            self.progress.step += 1
-            self.log.append({"step": self.progress.step})
-
-    def save(self):
-        self.store.save(self.step, self.progress, self.log)
-
-    def next_attempt(self):
+    def start(self):
         """Continue in a newly built step, as a new process does; return the bytes of its log."""
-        self.log.close()
         self.store = CheckpointStore(self.folder, 1)
         self.step, self.progress = TrainingStep(self.config, CPU, 4), Progress()
         length = self.store.load(self.step, self.progress)
         self.log = MetricsLog(self.folder.metrics_path, length, self.store.check)
         return length
 
-    def kept(self):
-        return [found.step for found in self.folder.checkpoints()]
+    def train(self, steps=1):
+        for _ in range(steps):
+            self.step(self.step.workload.build_batch(4 * self.progress.step, 4), 0.05)
+            self.progress.step += 1
+            self.log.append({"step": self.progress.step})
+
+    def save(self):
+        self.store.save(self.step, self.progress, self.log)
+
+    def restart(self):
+        self.log.close()
+        return self.start()
+
+    def steps(self):
+        return [checkpoint.step for checkpoint in self.folder.checkpoints()]
 
     def weights(self):
         return [p.detach().clone() for p in self.step.parameters]
 
 
-@pytest.fixture(params=["one device", "several"])
-def devices(request):
-    """Write checkpoints as files, or as the folders of several devices (with one process)."""
-    if request.param == "several":
+@pytest.fixture(params=["safetensors", "distributed"])
+def trial(request, tmp_path):
+    """A trial whose checkpoints are written in one file, or by torch.distributed.checkpoint."""
+    if request.param == "distributed":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield request.param
-    if request.param == "several":
+    yield Trial(tmp_path / "x")
+    if request.param == "distributed":
         dist.destroy_process_group()
 
 
-def spoil(checkpoint):
-    """Truncate a checkpoint, as the death of a machine does."""
-    path = checkpoint.path
-    torn = next(path.glob("*.safetensors")) if path.is_dir() else path
-    torn.write_bytes(torn.read_bytes()[:-100])
+def truncate(checkpoint):
+    """Damage a checkpoint as the death of a machine does."""
+    file = next(checkpoint.path.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-100])
 
 
-def test_restoring_gives_what_was_saved_although_training_continued(tmp_path):
-    trial = Trial(tmp_path / "x")
+def test_restoring_gives_what_was_saved_although_training_continued(trial):
     trial.train(3)
     trial.save()
     saved = trial.weights()
@@ -90,61 +88,53 @@ def test_restoring_gives_what_was_saved_although_training_continued(tmp_path):
     assert trial.folder.metrics_path.read_bytes()[:length].count(b"\n") == 3
 
 
-def test_the_newest_two_are_kept(tmp_path):
-    trial = Trial(tmp_path / "x")
+def test_the_newest_two_are_kept_and_a_superseded_attempt_writes_none(trial):
     for _ in range(4):
         trial.train()
         trial.save()
-    assert trial.kept() == [4, 3]
-
-
-def test_a_superseded_attempt_writes_no_checkpoint(tmp_path):
-    trial = Trial(tmp_path / "x")
-    trial.train()
+    assert trial.steps() == [4, 3]
     trial.folder.write_status(TrialStatus(attempts=2, fencing=2))
+    trial.train()
     with pytest.raises(Superseded):
         trial.save()
-    assert not list(trial.folder.path.glob("*checkpoint*"))
+    assert trial.steps() == [4, 3]
+    assert len(list(trial.folder.path.glob("*checkpoint*"))) == 2
 
 
-def test_a_step_that_has_a_checkpoint_is_not_written_again(tmp_path, devices):
-    trial = Trial(tmp_path / "x")
+def test_a_step_that_has_a_checkpoint_is_not_written_again(trial):
     trial.train(2)
     trial.save()
     for _ in range(2):  # by the attempt that wrote it, and by the next
         (kept,) = trial.folder.checkpoints()
-        assert kept.path.is_dir() == (devices == "several")
         before, weights = kept.path.stat(), trial.weights()
         trial.save()
-        assert kept.path.stat() == before and trial.kept() == [2]
-        assert trial.next_attempt() and trial.progress.step == 2
+        assert kept.path.stat() == before and trial.steps() == [2]
+        assert trial.restart() and trial.progress.step == 2
         assert all(map(torch.equal, weights, trial.weights()))
 
 
-def test_a_damaged_checkpoint_is_replaced_when_its_step_is_taken_again(tmp_path, devices):
-    trial = Trial(tmp_path / "x")
+def test_a_damaged_checkpoint_is_replaced_when_its_step_is_taken_again(trial):
     for _ in range(2):
         trial.train(2)
         trial.save()
     newest, _ = trial.folder.checkpoints()
-    spoil(newest)
-    trial.next_attempt()
+    truncate(newest)
+    trial.restart()
     assert trial.progress.step == 2
     trial.train(2)
     trial.save()
-    assert newest in trial.folder.checkpoints() and trial.kept() == [4, 2]
-    assert trial.next_attempt() and trial.progress.step == 4
+    assert newest in trial.folder.checkpoints() and trial.steps() == [4, 2]
+    assert trial.restart() and trial.progress.step == 4
 
 
-def test_an_unreadable_checkpoint_does_not_count_as_newer_than_later_ones(tmp_path, devices):
-    trial = Trial(tmp_path / "x")
+def test_a_damaged_checkpoint_does_not_count_as_newer_than_later_ones(trial):
     for _ in range(2):
         trial.train(2)
         trial.save()
     for checkpoint in trial.folder.checkpoints():
-        spoil(checkpoint)
-    assert trial.next_attempt() == trial.progress.step == 0
+        truncate(checkpoint)
+    assert trial.restart() == trial.progress.step == 0
     trial.train()
     trial.save()
-    assert trial.kept() == [1]
-    assert trial.next_attempt() and trial.progress.step == 1
+    assert trial.steps() == [1]
+    assert trial.restart() and trial.progress.step == 1

@@ -9,8 +9,8 @@ from tests.training.several_devices import (
     MIDDLE,
     assert_same_trial,
     complete,
+    continued_from,
     curves,
-    gone_on_from,
     on,
     pause,
     planned,
@@ -32,20 +32,18 @@ def test_it_has_the_same_curve(tmp_path, alone, devices, zero):
     assert trial.read_result()["execution"]["strategy"] == "deepspeed"
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
-@pytest.mark.parametrize("after", ["deepspeed", "torch"])
-def test_it_goes_on_with_either_strategy_and_any_number_of_processes(tmp_path, alone, zero, after):
-    trial = planned(tmp_path, 2, zero, "deepspeed")
+@pytest.mark.parametrize(
+    ("zero", "before", "after", "devices"),
+    [
+        *[(zero, "deepspeed", "deepspeed", 4) for zero in (1, 2, 3)],
+        *[(zero, "deepspeed", "torch", 1) for zero in (1, 2, 3)],
+        (3, "torch", "deepspeed", 2),
+    ],
+)
+def test_it_continues_with_either_strategy(tmp_path, alone, zero, before, after, devices):
+    trial = planned(tmp_path, 2, zero, before)
     pause(trial)
-    complete(on(trial, 4 if after == "deepspeed" else 1, after))
-    assert gone_on_from(trial) == [MIDDLE]
+    complete(on(trial, devices, after))
+    assert continued_from(trial) == [MIDDLE]
     assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
-    assert_same_trial(trial, alone)
-
-
-def test_it_goes_on_from_torchs_own_sharding(tmp_path, alone):
-    trial = planned(tmp_path, 2, 3)
-    pause(trial)
-    complete(on(trial, 2, "deepspeed"))
-    assert gone_on_from(trial) == [MIDDLE]
     assert_same_trial(trial, alone)

@@ -1,43 +1,45 @@
-"""One predicate for out of memory, and what the machine is."""
+"""The predicate for out of memory, the machine's properties, and the kernel's memory limits."""
 
 import pytest
 import torch
 
 from sweep.errors import SweepError
-from sweep.training.device import (
-    available_cores,
-    is_out_of_memory,
-    peak_flops,
-    resolve_device,
-)
+from sweep.training.device import is_out_of_memory, peak_flops, resolve_device
+from sweep.training.memory_limit import available_in_cgroups, oom_kills
+
+GIB = 2**30
+CAUSED = ValueError("the step failed")
+CAUSED.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "expected"),
     [
-        torch.OutOfMemoryError("anything"),
-        MemoryError(),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8 TB"),
-        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+        (torch.OutOfMemoryError("anything"), True),
+        (MemoryError(), True),
+        (CAUSED, True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 TB"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), True),
+        (ValueError("out of memory"), False),
+        (OSError(28, "disk full"), False),
+        (RuntimeError("shape mismatch"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), False),
+        (
+            RuntimeError("integer out of range: 2684354560 elements do not fit 32-bit indices"),
+            False,
+        ),
     ],
 )
-def test_memory_that_ran_out_is_recognised(error):
-    assert is_out_of_memory(error)
+def test_only_a_lack_of_memory_counts_as_out_of_memory(error, expected):
+    assert is_out_of_memory(error) is expected
 
 
-def test_a_real_allocation_that_cannot_be_is_recognised():
+def test_a_real_allocation_that_is_too_large_is_out_of_memory():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**62, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
-
-
-@pytest.mark.parametrize(
-    "error", [ValueError("out of memory"), RuntimeError("shape mismatch"), OSError(28, "disk full")]
-)
-def test_other_errors_are_not(error):
-    assert not is_out_of_memory(error)
 
 
 def test_devices_are_resolved_or_refused():
@@ -46,32 +48,6 @@ def test_devices_are_resolved_or_refused():
     for asked in ("tpu", "cuda:99", "meta", "cpux"):
         with pytest.raises(SweepError, match="device must be"):
             resolve_device(asked)
-
-
-def test_there_is_at_least_one_core():
-    assert available_cores() >= 1
-
-
-def test_what_caused_an_error_counts_too():
-    try:
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        except RuntimeError as cause:
-            raise ValueError("the step failed") from cause
-    except ValueError as error:
-        assert is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
-        "integer out of range: 2684354560 elements do not fit 32-bit indices",
-        "nll_loss_forward_no_reduce_cuda_kernel_index: expected index to fit int",
-    ],
-)
-def test_an_overflow_or_a_failing_library_is_no_lack_of_memory(text):
-    assert not is_out_of_memory(RuntimeError(text))
 
 
 @pytest.mark.parametrize(
@@ -84,10 +60,48 @@ def test_an_overflow_or_a_failing_library_is_no_lack_of_memory(text):
         ("NVIDIA L4", 121e12),
         ("NVIDIA L40", 181e12),
         ("NVIDIA L40S", 362e12),
-        ("Tesla T4", 65e12),
         ("NVIDIA T400", None),
         ("NVIDIA RTX A1000", None),
     ],
 )
 def test_peak_rates_belong_to_whole_words_of_a_name(name, peak):
     assert peak_flops(name) == peak
+
+
+NESTED = {
+    "job/memory.max": 4 * GIB,
+    "job/memory.current": 3 * GIB,
+    "job/memory.stat": f"anon 5\ninactive_file {GIB}\n",  # page cache counts as free
+    "job/step/memory.max": "max",
+    "job/step/memory.current": GIB,
+    "job/step/memory.events": "low 0\noom_kill 3\n",
+    "memory.max": 64 * GIB,
+    "memory.current": GIB,
+}
+VERSION_1 = {
+    "memory/a/memory.limit_in_bytes": 2 * GIB,
+    "memory/a/memory.usage_in_bytes": GIB,
+    "memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+}
+NO_LIMIT = {"memory.max": "max", "memory.current": 5}
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "available", "kills"),
+    [
+        ("0::/job/step\n", NESTED, 2 * GIB, 3),
+        ("5:cpu,cpuacct:/a\n4:memory:/a\n", VERSION_1, GIB, 1),
+        ("0::/\n", NO_LIMIT, None, 0),
+        (None, {}, None, 0),
+    ],
+    ids=["nested", "version 1", "no limit", "no cgroups"],
+)
+def test_the_tightest_limit_of_nested_groups_counts(tmp_path, own, files, available, kills):
+    root, own_path = tmp_path / "fs", tmp_path / "own"
+    if own is not None:
+        own_path.write_text(own)
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(str(text))
+    assert available_in_cgroups(root, own_path) == available
+    assert oom_kills(root, own_path) == kills

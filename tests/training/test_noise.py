@@ -59,9 +59,9 @@ def test_estimates_are_those_of_the_definition():
     mean = stacked.mean(0)
     trace = 4 / 3 * float(((stacked - mean) ** 2).sum())
     square = float((mean**2).sum()) - trace / 16
-    found = step.measure_noise(batch, 4)
-    assert found[0] == pytest.approx(trace, rel=1e-4)
-    assert found[1] == pytest.approx(square, abs=1e-5 * trace)  # a difference of like numbers
+    measured_trace, measured_square = step.measure_noise(batch, 4)
+    assert measured_trace == pytest.approx(trace, rel=1e-4)
+    assert measured_square == pytest.approx(square, abs=1e-5 * trace)  # of nearly equal numbers
     assert all(parameter.grad is None for parameter in step.parameters)
 
 
@@ -86,7 +86,7 @@ CONTEXT = 64  # of the experiment quick
 
 
 class ProbedWindows:
-    """A step and workload that only notes which windows are probed."""
+    """A step and workload that only records which windows are probed."""
 
     microbatch_size, rollouts, parallel = 1, None, Parallel()
 
@@ -104,70 +104,66 @@ class ProbedWindows:
         return 1.0, 1.0
 
 
-def probed_windows(batches, sequences, windows, **evaluation):
-    """Return by batch size the windows that its probes see, and those that it trains on."""
+def probed_windows(batches, sequences, windows, share):
+    """Return for each batch size the windows that its probes see, and those that it trains on."""
     fields = {"batches": batches, "precision": "fp32", "budget": sequences * CONTEXT}
     plan = build_plan(
-        load_experiment("quick", fields | {"evaluation": evaluation}),
+        load_experiment("quick", fields | {"evaluation": {"noise_share": share}}),
         Execution(device="cpu", threads=2),
         data={"name": "synthetic"},
     )
-    found = {}
+    pairs = []
     for row in plan.trials:
-        config = plan.trial_config(row, "s")
-        step = ProbedWindows(config, windows)
-        probe = NoiseProbe(config, step)
-        for milestone in probe.steps:
+        step = ProbedWindows(plan.trial_config(row, "s"), windows)
+        probe = NoiseProbe(step.config, step)
+        for milestone in sorted(probe.steps):
             probe.metrics(milestone, None)
         trained = step.stream.window_indices(0, row.tokens // CONTEXT).tolist()
-        found[row.batch_size] = (step.probed, set(trained))
-    return found
+        pairs.append((step.probed, set(trained)))
+    return pairs
 
 
-@pytest.mark.parametrize("sequences", [1024, 3000, 4000, 8176])
+@pytest.mark.parametrize("sequences", [1024, 3000, 8176])
 def test_no_step_trains_on_what_is_probed_up_to_one_epoch_of_data(sequences):
-    share = 0.02
-    sizes = probe_sizes(sequences, 10, share, 1)
-    probed = sizes.points * sizes.sequences
-    for windows in (sequences + probed, 2 * sequences, 7 * sequences):
-        found = probed_windows([8], sequences, windows, noise_share=share)
-        ((seen, trained),) = found.values()
-        assert len(seen) == len(set(seen)) == probed
-        assert trained.isdisjoint(seen)
+    sizes = probe_sizes(sequences, 10, 0.02, 1)
+    count = sizes.points * sizes.sequences
+    for windows in (sequences + count, 2 * sequences, 7 * sequences):
+        ((probed, trained),) = probed_windows([8], sequences, windows, 0.02)
+        assert len(probed) == len(set(probed)) == count
+        assert trained.isdisjoint(probed)
 
 
-@pytest.mark.parametrize("windows", [500, 2000, 100_000])
-def test_probes_are_the_same_where_batch_sizes_train_on_other_tokens(windows):
-    found = probed_windows([1, 10, 1000], 1030, windows, noise_share=0.2)
-    assert len({len(trained) for _, trained in found.values()}) > 1 or windows == 500
-    seen = [windows_seen for windows_seen, _ in found.values()]
-    assert len(seen[0]) == 200
-    assert seen[1] == seen[0][: len(seen[1])] and seen[2] == seen[0][: len(seen[2])]
+@pytest.mark.parametrize("windows", [500, 100_000])
+def test_batch_sizes_that_train_on_other_tokens_have_the_same_probes(windows):
+    pairs = probed_windows([1, 10, 1000], 1030, windows, 0.2)
+    assert len({len(trained) for _, trained in pairs}) > 1 or windows == 500
+    first, *others = [probed for probed, _ in pairs]
+    assert len(first) == 200
+    assert all(probed == first[: len(probed)] for probed in others)
 
 
 def test_data_smaller_than_the_probes_are_probed_from_their_start():
-    ((seen, _),) = probed_windows([8], 4096, 30, noise_share=0.1).values()
-    assert len(seen) == 400 and set(seen) == set(range(30))
+    ((probed, _),) = probed_windows([8], 4096, 30, 0.1)
+    assert len(probed) == 400 and set(probed) == set(range(30))
 
 
 def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the_same(tmp_path):
     """At a rate of nearly nothing the weights stay, so that equal probes give equal numbers."""
-    found = {}
+    losses, lines = {}, {}
     for points in (0, 10):
         folder = SweepFolder(tmp_path / str(points))
-        fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12",
-                  "evaluation": {"noise_points": points}}  # fmt: skip
-        planned = make_plan(
-            load_experiment("quadratic", fields), Execution(device="cpu", microbatch=4), folder
-        )
-        run_plan(planned, folder, executor=InlineExecutor())
+        fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12"}
+        experiment = load_experiment("quadratic", fields | {"evaluation": {"noise_points": points}})
+        plan = make_plan(experiment, Execution(device="cpu", microbatch=4), folder)
+        run_plan(plan, folder, executor=InlineExecutor())
         for trial in folder.trials():
             result = trial.read_result()
-            lines = [x for x in read_metrics(trial.metrics_path) if "noise/trace" in x]
-            found[points, result["batch_size"]] = (result["final_valid_loss"], lines)
-    assert found[0, 4][0] == found[10, 4][0] and found[0, 16][0] == found[10, 16][0]
-    assert not found[0, 4][1] and len(found[10, 4][1]) == 10
-    for small, large in zip(found[10, 4][1], found[10, 16][1], strict=True):
+            key = points, result["batch_size"]
+            losses[key] = result["final_valid_loss"]
+            lines[key] = [x for x in read_metrics(trial.metrics_path) if "noise/trace" in x]
+    assert losses[0, 4] == losses[10, 4] and losses[0, 16] == losses[10, 16]
+    assert not lines[0, 4] and len(lines[10, 4]) == 10
+    for small, large in zip(lines[10, 4], lines[10, 16], strict=True):
         assert small["tokens"] == large["tokens"]
         for name in ("noise/trace", "noise/square"):
             assert small[name] == pytest.approx(large[name], rel=1e-4)

@@ -1,13 +1,15 @@
-"""Optimizers as the settings describe them, and the norm that clipping uses."""
+"""Optimizers, the norm that clipping uses, and the average of the weights (Karras et al. 2024)."""
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.training.optimizer import build_optimizer, clip_and_step
+from sweep.training.optimizer import WeightAverage, build_optimizer, power_of
+from sweep.training.parallel import Parallel
 
 
 def build_model():
@@ -16,10 +18,13 @@ def build_model():
 
 
 def take_step(model, optimizer, clip):
+    """Return the norm that the step measured, and the exact one."""
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     model(x).square().mean().backward()
     exact = sum(float(p.grad.double().square().sum()) for p in model.parameters()) ** 0.5
-    return float(clip_and_step(optimizer, list(model.parameters()), 1e-2, clip)), exact
+    parallel = Parallel()
+    parallel.optimizer = optimizer
+    return float(parallel.update(list(model.parameters()), 1e-2, clip)), exact
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
@@ -36,15 +41,15 @@ def test_without_an_optimizer_nothing_is_updated():
 
 
 def test_gradients_above_the_bound_are_scaled_to_it():
-    model, clipped = build_model(), build_model()
     settings = OptimizerSettings(name="sgd", weight_decay=0.0)
-    start = torch.cat([p.detach().flatten() for p in model.parameters()])
+    start = torch.cat([p.detach().flatten() for p in build_model().parameters()])
     moves = []
-    for one, clip in ((model, float("inf")), (clipped, 0.1)):
-        norm, exact = take_step(one, build_optimizer(settings, one, 1e-2), clip)
+    for clip in (float("inf"), 0.1):
+        model = build_model()
+        norm, exact = take_step(model, build_optimizer(settings, model, 1e-2), clip)
         assert norm == pytest.approx(exact, rel=1e-5) and norm > 0.1
-        assert all(p.grad is None for p in one.parameters())
-        moves.append(torch.cat([p.detach().flatten() for p in one.parameters()]) - start)
+        assert all(p.grad is None for p in model.parameters())
+        moves.append(torch.cat([p.detach().flatten() for p in model.parameters()]) - start)
     torch.testing.assert_close(moves[1], moves[0] * 0.1 / norm, rtol=1e-3, atol=1e-7)
 
 
@@ -58,6 +63,48 @@ def test_a_loaded_state_continues_with_the_same_bits(name):
     other.load_state_dict(model.state_dict())
     resumed = build_optimizer(settings, other, 1e-2)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for one, its in ((model, optimizer), (other, resumed)):
-        take_step(one, its, 0.5)
+    take_step(model, optimizer, 0.5)
+    take_step(other, resumed, 0.5)
     assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def averaged(values, width):
+    weight = nn.Parameter(torch.zeros(2, 3))
+    average = WeightAverage([weight], width)
+    for value in values:
+        weight.data.fill_(value)
+        average.update()
+    return weight, average
+
+
+@pytest.mark.parametrize("width", [0.01, 0.1, 0.25])
+def test_steps_have_power_function_weights_of_the_requested_width(width):
+    power, steps = power_of(width), 400
+    weights = np.diff((np.arange(steps + 1) / steps) ** (power + 1))  # by step, in closed form
+    values = np.random.default_rng(0).normal(size=steps)
+    _, average = averaged(values, width)
+    assert average.values[0][1, 2].item() == pytest.approx(float(weights @ values), abs=1e-5)
+    share = np.diff((np.arange(100_001) / 100_000) ** (power + 1))
+    at = (np.arange(100_000) + 0.5) / 100_000
+    assert np.sqrt(share @ at**2 - (share @ at) ** 2) == pytest.approx(width, rel=1e-3)
+
+
+def test_the_average_replaces_the_weights_only_within_the_context():
+    weight, average = averaged([1.0, 2.0], 0.25)
+    with average.in_place():
+        replaced = weight.detach().clone()
+    assert 1 < replaced[0, 0].item() < 2
+    assert (weight == 2).all()
+
+
+def test_bfloat16_weights_are_averaged_in_float32():
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    average = WeightAverage([weight], 0.05)
+    for _ in range(1000):
+        average.update()
+    weight.data.fill_(1.0078125)  # the next number
+    average.update()
+    assert average.values[0].dtype == torch.float32
+    assert 1 < average.values[0][0].item() < 1.0078125
+    with average.in_place():
+        assert weight.dtype == torch.bfloat16

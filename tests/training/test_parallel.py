@@ -1,8 +1,9 @@
-"""A trial on several devices is the trial that it is on one: real processes, exchanging by gloo."""
+"""A trial on several devices equals the trial on one: real processes, which exchange by gloo."""
 
 from collections import Counter
 
 import pytest
+import torch
 from safetensors.torch import load_file, load_model
 
 from sweep.memory.forecast import forecast_stages
@@ -15,17 +16,19 @@ from tests.training.several_devices import (
     assert_same_trial,
     attempt,
     complete,
-    gone_on_from,
+    continued_from,
+    curves,
+    on,
     pause,
     planned,
 )
 
-SEVERAL = [
-    (2, 0),
-    (2, 3),
-    *(pytest.param(devices, zero, marks=pytest.mark.slow) for devices, zero in
-      [(2, 1), (2, 2), (4, 0), (4, 1), (4, 2), (4, 3)]),
-]  # fmt: skip
+
+def cases(default, slow):
+    return [*default, *(pytest.param(*case, marks=pytest.mark.slow) for case in slow)]
+
+
+SEVERAL = cases([(2, 0), (2, 3)], [(2, 1), (2, 2), (4, 0), (4, 1), (4, 2), (4, 3)])
 GPT2 = {
     "kind": "hugging_face",
     "name": "small-gpt2",
@@ -43,9 +46,9 @@ def test_on_several_devices_a_trial_has_the_same_curve(undisturbed, alone, devic
     assert_same_trial(trial, alone)
     assert trial.read_result()["devices"] == devices
     lines = read_metrics(trial.metrics_path)
-    held = next(line["memory/allocated_bytes"] for line in lines if "train/loss" in line)
+    allocated = next(line["memory/allocated_bytes"] for line in lines if "train/loss" in line)
     forecast = forecast_stages(trial.read_config().sized(8 // devices, 1), devices)[zero]
-    assert held == pytest.approx(forecast.rest_bytes, rel=0.02 if zero != 1 else 0.05)
+    assert allocated == pytest.approx(forecast.rest_bytes, rel=0.02 if zero != 1 else 0.05)
     model = build_model(trial.read_config().science.model, seed=5)
     load_model(model, str(trial.weights_path), strict=True)
 
@@ -60,68 +63,57 @@ def noise_of(trial: TrialFolder, prefix: str) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("prefix", ["", "train_"])
 @pytest.mark.parametrize(("devices", "zero"), SEVERAL)
 def test_the_gradients_noise_is_the_same_at_every_stage(undisturbed, alone, devices, zero, prefix):
-    found = noise_of(undisturbed(devices, zero), prefix)
-    if devices == 4:  # of the step's four microbatches each device has one, and sees no noise
-        assert bool(found) == (prefix == "")
-    first = noise_of(undisturbed(devices, 0), prefix)
-    assert len(found) == len(first)
-    for (trace, square), (trace_of_first, square_of_first) in zip(found, first, strict=True):
-        assert trace == pytest.approx(trace_of_first, rel=1e-4)
-        assert square == pytest.approx(square_of_first, abs=1e-4 * trace)
-    if (
-        devices == 2
-    ):  # where the microbatches are of other sizes, but the whole gradient is the same
-        gradients, own = (
-            [square + trace / 8 for trace, square in noise_of(trial, prefix)]
-            for trial in (alone, undisturbed(devices, zero))
-        )
-        assert len(own) > 3 and own == pytest.approx(gradients, rel=1e-4)
+    noise, reference = noise_of(undisturbed(devices, zero), prefix), undisturbed(devices, 0)
+    if devices == 4:  # each device has one of the step's four microbatches, which shows no noise
+        assert bool(noise) == (prefix == "")
+    for (trace, square), expected in zip(noise, noise_of(reference, prefix), strict=True):
+        assert trace == pytest.approx(expected[0], rel=1e-4)
+        assert square == pytest.approx(expected[1], abs=1e-4 * trace)
+    if devices == 2:  # microbatches have other sizes than on one device, the whole gradient has not
+        gradients = [square + trace / 8 for trace, square in noise]
+        on_one = [square + trace / 8 for trace, square in noise_of(alone, prefix)]
+        assert len(gradients) > 3 and gradients == pytest.approx(on_one, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("model", "zero", "pauses"),
-    [
-        (TIED, 3, []),
-        pytest.param(TIED, 0, [MIDDLE], marks=pytest.mark.slow),
-        pytest.param(GPT2, 0, [MIDDLE], marks=pytest.mark.slow),
-        pytest.param(GPT2, 3, [MIDDLE], marks=pytest.mark.slow),
-    ],
+    cases([(TIED, 3, [])], [(TIED, 0, [MIDDLE]), (GPT2, 0, [MIDDLE]), (GPT2, 3, [MIDDLE])]),
     ids=lambda value: value["name"] if isinstance(value, dict) else None,
 )
-def test_weights_that_are_tied_stay_tied(tmp_path, meddling, model, zero, pauses):
+def test_weights_that_are_tied_stay_tied(tmp_path, faults, model, zero, pauses):
     if model is GPT2:
         pytest.importorskip("transformers")
-    one = complete(planned(tmp_path / "one", model=model))
+    whole = complete(planned(tmp_path / "one", model=model))
     trial = planned(tmp_path / "several", 2, zero, model=model)
     for step in pauses:
         pause(trial, step)
     complete(trial)
-    assert gone_on_from(trial) == pauses
-    assert_same_trial(trial, one)
-    found = build_model(trial.read_config().science.model, seed=5)
-    load_model(found, str(trial.weights_path), strict=True)
-    assert len(load_file(trial.weights_path)) == len(dict(found.named_parameters()))
+    assert continued_from(trial) == pauses
+    assert_same_trial(trial, whole)
+    loaded = build_model(trial.read_config().science.model, seed=5)
+    load_model(loaded, str(trial.weights_path), strict=True)
+    assert len(load_file(trial.weights_path)) == len(dict(loaded.named_parameters()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_trial_to_a_target_ends_where_it_does_on_one_device(tmp_path, zero):
     settings = {"budget": 8 * 64 * 100, "target": 3.9}
-    one = complete(planned(tmp_path / "one", **settings))
+    whole = complete(planned(tmp_path / "one", **settings))
     trial = planned(tmp_path / "several", 2, zero, **settings)
     pause(trial)
     complete(trial)
-    assert gone_on_from(trial) == [MIDDLE]
-    assert_same_trial(trial, one)
+    assert continued_from(trial) == [MIDDLE]
+    assert_same_trial(trial, whole)
     result = trial.read_result()
-    assert MIDDLE < result["steps"] == one.read_result()["steps"] < 100
+    assert MIDDLE < result["steps"] == whole.read_result()["steps"] < 100
     assert MIDDLE * 8 * 64 < result["tokens_to_target"] < result["tokens"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_memory_limit_is_that_of_each_process(tmp_path, alone, zero):
-    """What is forecast at a microbatch of four is enough for it, and a tenth less is not."""
+    """The forecast at a microbatch of four is enough for it, and a tenth less is not."""
     trials = []
     for share in (1.1, 0.9):
         trial = planned(tmp_path / str(share), 2, zero)
@@ -146,3 +138,62 @@ def test_a_memory_limit_is_that_of_each_process(tmp_path, alone, zero):
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_compiled_trial_has_the_same_curve(tmp_path, alone, zero):
     assert_same_trial(complete(planned(tmp_path, 2, zero, execution={"compile": True})), alone)
+
+
+@pytest.mark.parametrize(
+    ("zero", "before", "after"),
+    cases(
+        [(3, 2, 2), (1, 2, 1)],
+        [(0, 1, 2), (0, 4, 2), (1, 2, 4), (2, 2, 2), (2, 4, 2), (3, 2, 4), (3, 4, 1)],
+    ),
+)
+def test_a_trial_continues_with_any_number_of_processes(tmp_path, alone, zero, before, after):
+    trial = planned(tmp_path, before, zero)
+    pause(trial)
+    checkpoint = trial.checkpoints()[0]
+    assert {path.suffix for path in checkpoint.path.iterdir()} == {".safetensors", ".json"}
+    complete(on(trial, after))
+    assert continued_from(trial) == [MIDDLE]
+    assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
+    assert_same_trial(trial, alone)
+    assert not trial.checkpoints()
+
+
+def test_no_process_uses_a_checkpoint_that_one_cannot_read(tmp_path, faults, alone):
+    trial = planned(tmp_path, 2, workload="faulty_ranks:CannotReadNotes")
+    pause(trial)
+    complete(trial)
+    assert continued_from(trial) == []
+    assert_same_trial(trial, alone)
+
+
+@pytest.mark.slow
+def test_tensors_that_one_process_cannot_read_end_the_attempt_in_all(tmp_path, faults):
+    trial = planned(tmp_path, 2, workload="faulty_ranks:CannotReadTensors")
+    pause(trial)
+    outcome = attempt(trial)
+    assert outcome.kind == "error" and "I/O error" in outcome.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_with_as_many_processes_it_continues_to_the_same_bits(tmp_path, undisturbed, zero):
+    whole, trial = undisturbed(2, zero), planned(tmp_path, 2, zero)
+    pause(trial)
+    complete(trial)
+    assert continued_from(trial) == [MIDDLE]
+    weights, others = load_file(trial.weights_path), load_file(whole.weights_path)
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert trial.losses_path.read_bytes() == whole.losses_path.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_averaged_weights_are_evaluated_and_kept(tmp_path, zero):
+    averaging = {"schedule": {"name": "constant", "average": 0.1}}
+    whole = complete(planned(tmp_path / "alone", **averaging))
+    trial = planned(tmp_path / "several", 2, zero, **averaging)
+    pause(trial)
+    complete(trial)
+    assert continued_from(trial) == [MIDDLE]
+    assert_same_trial(trial, whole)

@@ -1,4 +1,4 @@
-"""Steps of real trials on a GPU: they do not wait for it, and they resume."""
+"""Trials on a GPU: steps do not wait for it, and a trial resumes."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_identity
-from sweep.training.loop import Steps, Sums
+from sweep.training.loop import Steps
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.training.worker import run_attempt
@@ -31,13 +31,13 @@ def trial_config(**execution):
 def test_between_log_points_no_step_waits_for_a_gpu(compile):
     config, device = trial_config(compile=compile), torch.device("cuda")
     step = TrainingStep(config, device, BATCH)
-    steps = Steps(config, step, Sums(Progress(), device))
+    steps = Steps(config, step, Progress())
     for t in range(1, 10):
-        steps.take(t, None)
+        steps.take(t)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for t in range(10, 40):
-            steps.take(t, None)
+            steps.take(t)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

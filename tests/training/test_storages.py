@@ -29,12 +29,12 @@ def test_a_storage_counts_once_rounded_up_until_it_is_freed():
     assert storages.peak_bytes == 2 * BLOCK_BYTES
 
 
-def test_beyond_the_limit_an_operation_raises_what_cuda_raises():
+def test_above_the_limit_an_operation_raises_the_same_error_as_cuda():
     with LiveStorages(limit=10_000), pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         torch.zeros(4000)
 
 
-def test_of_a_tensor_on_several_devices_only_the_own_part_counts():
+def test_only_this_process_part_of_a_tensor_on_several_devices_counts():
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (4,))
@@ -49,7 +49,7 @@ def test_of_a_tensor_on_several_devices_only_the_own_part_counts():
         dist.destroy_process_group()
 
 
-def test_what_was_emptied_in_place_leaves_room_until_it_is_filled_again():
+def test_a_storage_that_was_emptied_in_place_does_not_count():
     with LiveStorages(limit=10_000) as storages:
         gathered = torch.zeros(2000)
         gathered.untyped_storage().resize_(0)
@@ -61,23 +61,23 @@ def test_what_was_emptied_in_place_leaves_room_until_it_is_filled_again():
         del other
 
 
-def test_what_autograd_keeps_is_live_until_backward():
+def test_tensors_that_autograd_keeps_are_live_until_backward():
     with LiveStorages() as storages:
         weight = torch.ones(1000, requires_grad=True)
         product = (weight * 2).exp()
         loss = product.sum()
         del product
-        held = storages.live_bytes
+        kept = storages.live_bytes
         loss.backward()
         del loss
-    assert held >= 2 * 4096  # the weight, and the result that exp keeps
+    assert kept >= 2 * 4096  # the weight, and the result that exp keeps
     assert storages.live_bytes == 2 * 4096  # the weight and its gradient
 
 
-def test_categories_add_up_and_tell_what_is_what():
+def test_categories_add_up():
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 1000, bias=False))
     with LiveStorages(vocabulary=1000) as storages:
-        for layer in model:  # made before it was entered
+        for layer in model:  # the model was built before
             layer.weight = nn.Parameter(layer.weight.detach() * 1)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         storages.watch(model, optimizer)

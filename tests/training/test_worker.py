@@ -32,94 +32,86 @@ stdout.write(json.dumps(asdict(outcome)))
 """
 
 
-class Attempt:
-    """Attempt 1 of a trial, in a process of its own."""
+def start(trial: TrialFolder) -> subprocess.Popen[str]:
+    """Start attempt 1 of a trial in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(trial.path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
 
-    def __init__(self, trial: TrialFolder) -> None:
-        command = [sys.executable, "-c", PROGRAM, str(trial.path)]
-        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment
-        )
 
-    def outcome(self) -> Outcome:
-        output, _ = self.process.communicate()
-        assert self.process.returncode == 0
-        return Outcome(**json.loads(output))
+def outcome_of(process: subprocess.Popen[str]) -> Outcome:
+    output, _ = process.communicate()
+    assert process.returncode == 0
+    return Outcome(**json.loads(output))
+
+
+def planned(path, budget: int, **execution: object) -> TrialFolder:
+    folder = SweepFolder(path)
+    experiment = load_experiment("quadratic", {"batches": "4", "budget": budget})
+    plan = make_plan(experiment, Execution(device="cpu"), folder).plan
+    chosen = plan.execution.model_copy(update=execution)
+    save_plan(plan.model_copy(update={"execution": chosen}), folder)
+    (trial,) = folder.trials()
+    trial.write_status(begin_attempt(trial.read_status()))
+    return trial
 
 
 @pytest.fixture
 def trial(tmp_path) -> TrialFolder:
     """A trial that trains for longer than a test waits, before its first attempt."""
-    folder = SweepFolder(tmp_path / "sweep")
-    experiment = load_experiment("quadratic", {"batches": "4", "budget": 4_000_000})
-    save_plan(make_plan(experiment, Execution(device="cpu"), folder).plan, folder)
-    (found,) = folder.trials()
-    found.write_status(begin_attempt(found.read_status()))
-    return found
+    return planned(tmp_path / "sweep", 4_000_000)
 
 
-def start(trial: TrialFolder) -> Attempt:
-    """Start the first attempt, and wait until it trains."""
-    attempt = Attempt(trial)
-    while not trial.metrics_path.exists():  # the timeout is the test's
-        assert attempt.process.poll() is None
+@pytest.fixture
+def attempt(trial) -> subprocess.Popen[str]:
+    """The first attempt of the trial, which trains."""
+    process = start(trial)
+    while not trial.metrics_path.exists():  # the test's own time limit applies
+        assert process.poll() is None
         time.sleep(0.05)
-    return attempt
+    return process
 
 
-def test_a_file_in_its_folder_stops_it_after_a_checkpoint(trial):
-    attempt = start(trial)
-    trial.ask_to_stop(0)  # an older one
-    trial.ask_to_stop(1)
-    assert attempt.outcome().kind == "stopped"
-    assert trial.checkpoints() and trial.is_asked_to_stop(1) and not trial.is_asked_to_stop(2)
-
-
-def test_without_a_compiler_on_its_machine_a_trial_is_eager_and_says_so(
-    tmp_path, monkeypatch, capfd
-):
-    folder = SweepFolder(tmp_path / "sweep")
-    experiment = load_experiment("quadratic", {"batches": "4", "budget": "800"})
-    plan = make_plan(experiment, Execution(device="cpu"), folder).plan
-    compiled = plan.execution.model_copy(update={"compile": True})
-    save_plan(plan.model_copy(update={"execution": compiled}), folder)
-    (trial,) = folder.trials()
-    trial.write_status(begin_attempt(trial.read_status()))
-    monkeypatch.setattr(worker, "has_compiler", lambda _: False)
-    assert worker.run_attempt(trial.path, lambda: None).kind == "complete"
-    assert trial.read_result()["execution"]["compile"] is False
-    assert "no compiler" in capfd.readouterr().out
-
-
-def test_sigterm_means_preempted_and_sigint_nothing(trial):
-    attempt = start(trial)
-    attempt.process.send_signal(signal.SIGINT)
-    attempt.process.send_signal(signal.SIGTERM)
-    assert attempt.outcome().kind == "preempted"
-    assert trial.checkpoints()
-
-
-def test_with_a_newer_attempt_nothing_is_run_and_the_log_stays(trial):
-    trial.log_path.write_text("of the newer one")
-    trial.write_status(begin_attempt(trial.read_status()))
-    assert Attempt(trial).outcome().kind == "superseded"
-    assert trial.log_path.read_text() == "of the newer one" and not trial.lease_path.exists()
-
-
-def test_a_trial_that_another_process_runs_is_left_to_it(trial):
-    attempt = start(trial)
-    second = Attempt(trial).outcome()
+def test_a_file_in_its_folder_stops_it_after_a_checkpoint(trial, attempt):
+    trial.ask_to_stop(0)  # an older attempt
+    second = outcome_of(start(trial))  # leaves the trial to the first
     assert second.kind == "superseded" and "in use by process" in second.message
     assert is_locked(trial.lease_path)
     trial.ask_to_stop(1)
-    assert attempt.outcome().kind == "stopped"
+    assert outcome_of(attempt).kind == "stopped"
+    assert trial.checkpoints() and trial.is_asked_to_stop(1) and not trial.is_asked_to_stop(2)
+
+
+def test_sigterm_means_preempted_and_sigint_nothing(trial, attempt):
+    attempt.send_signal(signal.SIGINT)
+    attempt.send_signal(signal.SIGTERM)
+    assert outcome_of(attempt).kind == "preempted"
+    assert trial.checkpoints()
+
+
+def test_after_a_newer_attempt_nothing_is_run_and_the_log_stays(trial):
+    trial.log_path.write_text("of the newer one")
+    trial.write_status(begin_attempt(trial.read_status()))
+    assert outcome_of(start(trial)).kind == "superseded"
+    assert trial.log_path.read_text() == "of the newer one" and not trial.lease_path.exists()
 
 
 def test_a_folder_that_is_not_shared_is_named(trial):
     shutil.rmtree(trial.path)
-    outcome = Attempt(trial).outcome()
+    outcome = outcome_of(start(trial))
     assert outcome.kind == "error" and "shared file system" in outcome.message
+
+
+def test_without_a_compiler_on_its_machine_a_trial_is_eager(tmp_path, monkeypatch, capfd):
+    trial = planned(tmp_path / "sweep", 800, compile=True)
+    monkeypatch.setattr(worker, "has_compiler", lambda _: False)
+    assert worker.run_attempt(trial.path, lambda: None).kind == "complete"
+    assert trial.read_result()["execution"]["compile"] is False
+    assert "no compiler" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -131,6 +123,7 @@ def test_a_cpu_worker_is_deterministic_and_restores_the_setting(before):
             assert not torch.utils.deterministic.fill_uninitialized_memory
         with worker.deterministic(torch.device("cpu"), has_user_code=False):
             assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.are_deterministic_algorithms_enabled() is before
     finally:
         torch.use_deterministic_algorithms(False)

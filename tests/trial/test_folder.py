@@ -36,8 +36,8 @@ def test_settled_lines_are_those_no_resume_takes_back(trial):
     trial.metrics_path.write_bytes(b"x" * 100)
     assert trial.settled_length() == 0
     for step, length in ((1, 10), (20, 50), (3, 30)):
-        (trial.path / f"checkpoint-{step:010d}-{length:010d}.pt").touch()
-    (trial.path / ".checkpoint-0000000099-0000000099.pt.1.part").touch()
+        (trial.path / f"checkpoint-{step:010d}-{length:010d}").touch()
+    (trial.path / ".checkpoint-0000000099-0000000099.1.part").touch()
     assert [name.step for name in trial.checkpoints()] == [20, 3, 1]
     assert trial.settled_length() == 30
     trial.result_path.touch()
@@ -53,7 +53,7 @@ def test_folders_that_are_not_a_sweep_are_refused(tmp_path):
 
 
 def test_half_written_files_go_but_the_runners_own(trial):
-    for name in (".result.json.7.part", ".checkpoint-1-1.pt.7.part", ".state.json.9.part"):
+    for name in (".result.json.7.part", ".checkpoint-1-1.7.part", ".state.json.9.part"):
         (trial.path / name).touch()
     trial.remove_half_written()
     assert [path.name for path in trial.path.iterdir()] == [".state.json.9.part"]

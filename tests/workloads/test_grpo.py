@@ -13,11 +13,11 @@ from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
-from sweep.training.loop import Steps, Sums
+from sweep.training.loop import Steps
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.worker import as_attempted, run_attempt
-from sweep.trial.folder import SweepFolder, TrialStatus
+from sweep.training.worker import run_attempt
+from sweep.trial.folder import SweepFolder
 from tests.workloads.trials import (
     CPU,
     GRPO,
@@ -113,7 +113,7 @@ def test_a_smaller_microbatch_samples_fewer_completions_at_once(
     """So that the next attempt does not run out of memory in the sampling again."""
     execution = {"generation_batch_size": generation_batch_size}
     config = grpo_config(batch=32, microbatch=8, execution=execution)
-    config = as_attempted(config, TrialStatus(microbatch_size=shrunk_to))
+    config = config.attempted(shrunk_to or 8, config.execution.evaluation_batch_size)
     step, seen = TrainingStep(config, CPU, config.microbatch_size), set()
     extend = step.model.extend
     step.model.extend = lambda ids, past: seen.add(len(ids)) or extend(ids, past)
@@ -124,14 +124,15 @@ def test_a_smaller_microbatch_samples_fewer_completions_at_once(
 def test_seconds_and_peak_memory_are_recorded_by_phase():
     config = grpo_config()
     step = TrainingStep(config, CPU, 8)
-    steps = Steps(config, step, Sums(Progress(), CPU, step.workload.meter))
-    steps.take(1, None)
-    largest, peaks = steps.peak_memory_bytes(), steps.phase_peaks()
-    phases = ("generate", "score", "log_probs", "update")
-    assert list(peaks) == [f"perf/{phase}_peak_bytes" for phase in phases]
-    assert 0 < max(peaks.values()) <= largest
-    assert steps.phase_peaks() == {}
-    assert all(metrics(step.workload)[f"perf/{phase}_seconds"] > 0 for phase in phases)
+    steps = Steps(config, step, Progress())
+    steps.take(1)
+    steps.progress.step = 1
+    steps.store()
+    largest = steps.peak_memory_bytes()
+    line = steps.end_interval(largest)
+    for phase in ("generate", "score", "log_probs", "update"):
+        assert 0 < line[f"perf/{phase}_peak_bytes"] <= largest
+        assert line[f"perf/{phase}_seconds"] > 0
 
 
 @pytest.mark.parametrize(
@@ -218,18 +219,16 @@ def test_metrics_continue_after_a_checkpoint():
     means = []
     for is_interrupted in (False, True):
         step, progress = TrainingStep(config, CPU, 8), Progress()
-        sums = Sums(progress, CPU, step.workload.meter)
-        steps = Steps(config, step, sums)
+        steps = Steps(config, step, progress)
         for t in (1, 2, 3, 4):
-            steps.take(t, None)
+            steps.take(t)
             progress.step = t
             if is_interrupted and t == 2:
-                sums.store(progress)
+                steps.store()
                 step.workload.meter.clear()
-                sums = Sums(progress, CPU, step.workload.meter)
-                steps = Steps(config, step, sums)
-        sums.store(progress)
-        line = progress.interval_metrics()
+                steps = Steps(config, step, progress)
+        steps.store()
+        line = steps.end_interval(0)
         means.append({name: line[name] for name in line if not name.startswith("perf/")})
     assert means[0] == means[1] and means[0]["reward/mean"] >= 0
 

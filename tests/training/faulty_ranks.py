@@ -1,0 +1,79 @@
+"""Workloads that cause a fault in the second of two processes; named as `faulty_ranks:Name`."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+from sweep.training import checkpoint
+from sweep.workloads import ranks
+from sweep.workloads.pretrain import Pretrain
+
+
+def is_first_time() -> bool:
+    """Return True on the first call in any process."""
+    marker = Path(os.environ["FAULTS_FOLDER"]) / "fault"
+    if marker.exists():
+        return False
+    marker.touch()
+    return True
+
+
+class Faulty(Pretrain):
+    """Calls `fail` with the first microbatch of step 21."""
+
+    is_due = False
+
+    def build_batch(self, first, count):
+        self.is_due = first == (20 * 2 + 1) * count
+        return super().build_batch(first, count)
+
+    def loss_sum(self, model, batch):
+        if self.is_due:
+            self.is_due = False
+            self.fail(batch[0].shape[0])
+        return super().loss_sum(model, batch)
+
+
+class Killed(Faulty):
+    def fail(self, sequences):
+        if is_first_time():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OutOfMemory(Faulty):
+    def fail(self, sequences):
+        if sequences > 1:
+            raise torch.OutOfMemoryError("out of memory")
+
+
+class Raising(Faulty):
+    def fail(self, sequences):
+        raise RuntimeError("one of two failed")
+
+
+def raise_io_error(*_):
+    raise OSError(5, "an I/O error")
+
+
+class CannotReadTensors(Pretrain):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if ranks.rank() == 1:
+            HuggingFaceStorageReader.read_metadata = raise_io_error
+
+
+class CannotReadNotes(Pretrain):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if ranks.rank() == 1:
+            checkpoint.read_notes = raise_io_error
+
+
+class OutOfMemoryAtTheEnd(Pretrain):
+    def evaluate_finally(self, model):
+        if ranks.rank() == 1 and is_first_time():
+            raise torch.OutOfMemoryError("out of memory")
+        return super().evaluate_finally(model)
