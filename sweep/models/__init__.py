@@ -44,9 +44,8 @@ class HasHidden(Protocol):
 class HasCache(HasHidden, Protocol):
     """A model that can continue a sequence from cached keys and values.
 
-    Two members are optional. `pad_past(past, tokens)` returns a past that is longer by so many
-    tokens, which makes memory forecasts faster. If `trains_with_past` is False, the model uses its
-    cache only to sample.
+    The member `pad_past(past, tokens)` is optional. It returns a past that is longer by so many
+    tokens, which makes memory forecasts faster.
     """
 
     def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
@@ -55,9 +54,6 @@ class HasCache(HasHidden, Protocol):
         `past` is None for the first tokens, then the result of the previous call, which must not
         be used again.
         """
-
-    def repeat(self, past: Any, copies: int) -> Any:
-        """Return a past in which each sequence is repeated `copies` times, side by side."""
 
 
 def build_model(

@@ -58,8 +58,6 @@ class HuggingFace(nn.Module):
                 "with a bias or a scale. Use it as your own module:object."
             )
         self._end = settings.end
-        # With gradient checkpointing, transformers refuses to use its cache in training.
-        self.trains_with_past = not activation_checkpointing
         if activation_checkpointing:
             current, former = "activation_checkpointing_enable", "gradient_checkpointing_enable"
             enable = getattr(self.model, current, None) or getattr(self.model, former)
@@ -86,11 +84,6 @@ class HuggingFace(nn.Module):
         """Return the states of new tokens, (B, T, D), and transformers' cache."""
         output = self.model.base_model(ids, past_key_values=past, use_cache=True)
         return output.last_hidden_state, output.past_key_values
-
-    def repeat(self, past: Any, copies: int) -> Any:
-        """Return the cache with each sequence repeated `copies` times, side by side."""
-        past.batch_repeat_interleave(copies)
-        return past
 
     def output_weight(self) -> Tensor:
         """Return the output projection, (V, D)."""

@@ -60,13 +60,6 @@ class Transformer(nn.Module):
         cache: KeyValues = [] if past is None else past
         return self._states(ids, cache), cache
 
-    def repeat(self, past: KeyValues, copies: int) -> KeyValues:
-        """Return a past in which each sequence is repeated `copies` times, side by side."""
-        return [
-            (key.repeat_interleave(copies, dim=0), value.repeat_interleave(copies, dim=0))
-            for key, value in past
-        ]
-
     def pad_past(self, past: KeyValues, tokens: int) -> KeyValues:
         """Lengthen the past by so many tokens of zeros, for memory forecasts."""
         for index, (key, value) in enumerate(past):

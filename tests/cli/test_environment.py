@@ -36,7 +36,6 @@ VALUES = {
     "device_memory": "1GiB",
     "loss_chunk_rows": "64",
     "generation_batch_size": "4",
-    "shares_prompts": "1",
     "keep": "none",
     "out": "x",
     "json": "1",

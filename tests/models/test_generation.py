@@ -103,7 +103,7 @@ def test_a_rehearsal_has_the_peak_memory_of_all_tokens(tokens):
     for is_rehearsal in (False, True):
         with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages() as storages:
             drawn = torch.zeros(4, tokens)
-            generate(model, prompts, drawn, Sampling(), copies=2, is_rehearsal=is_rehearsal)
+            generate(model, prompts, drawn, Sampling(), is_rehearsal=is_rehearsal)
             peaks.append(storages.peak_bytes)
     assert peaks[0] == peaks[1] > 0
     assert len(calls) == tokens + min(tokens, 3)

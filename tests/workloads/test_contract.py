@@ -114,7 +114,7 @@ def test_a_workload_that_can_start_passes_the_check(config):
     ("name", "message"),
     [
         ("Half", "type Half without random_batch, epochs."),
-        ("number", "object of type int. Name"),
+        ("number", "TypeError"),
         ("Raising", "but raised ValueError: no weights. Correct it."),
     ],
 )

