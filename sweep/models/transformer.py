@@ -48,7 +48,6 @@ class Transformer(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the normalized states before the output projection, (B, T, D)."""
         return self._states(ids, None)
 
     def extend(self, ids: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
@@ -83,11 +82,9 @@ class Transformer(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
-        """Return the output projection, (V, D)."""
         return self.head.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits, (B, T, V)."""
         return self.head(self.hidden(ids))  # type: ignore[no-any-return]
 
 
