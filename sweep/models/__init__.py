@@ -39,8 +39,8 @@ class HasCache(HasHidden, Protocol):
     def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
         """Return the states of new tokens, (B, T, D), and the past that includes them.
 
-        `past` is None for the first tokens, then the result of the previous call, which must not
-        be used again.
+        `past` is None for the first tokens. Then it is the result of the previous call, which must
+        not be used again, and there is one new token per sequence.
         """
 
 
