@@ -300,6 +300,15 @@ def test_batches_are_whole_groups(batches, nearest):
         load_experiment("grpo-words", {"batches": batches, "grpo": GRPO})
 
 
+def test_settings_of_sampling_are_refused_for_other_workloads():
+    with pytest.raises(SweepError, match="generation_batch_size"):
+        make_plan(
+            load_experiment("quick"),
+            Execution(device="cpu", generation_batch_size=4),
+            SweepFolder(Path("nowhere")),
+        )
+
+
 def test_microbatches_are_whole_groups_or_equal_parts_of_one():
     assert grpo_config(batch=24, microbatch=12).microbatch_size == 12
     assert grpo_config(batch=24, microbatch=2).microbatch_size == 2
