@@ -18,7 +18,7 @@ import torch
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
-from sweep.memory.search import SHARES, Found, Measurement, find_largest
+from sweep.memory.search import SHARES, Measurement, SearchResult, find_largest
 from sweep.plan.retry import judge_death
 from sweep.training.device import DeviceMemory, forget_peak_memory, is_out_of_memory, limited_memory
 from sweep.training.loop import Phases
@@ -41,7 +41,7 @@ OnPoint = Callable[[Measurement], object]
 class Probed:
     """Everything that was measured, and the result."""
 
-    found: Found
+    search: SearchResult
     points: list[Measurement]  # in the order of measurement
     choices: list[dict[str, Any]]  # as `Probe.choose` returns them, the largest first
     accumulated: Measurement | None  # several microbatches of the balanced choice
@@ -63,10 +63,10 @@ def probe(
     measured = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
     for batch_size, microbatch_size in sizes:
         measured.measure(batch_size, microbatch_size)
-    found = Found()
+    search = SearchResult()
     if not measured.points:
-        found = find_largest(measured.peak_bytes, limit_bytes, unit, cap)
-    largest, line, choices, accumulated = found.largest, found.line, [], None
+        search = find_largest(measured.peak_bytes, limit_bytes, unit, cap)
+    largest, line, choices, accumulated = search.largest, search.line, [], None
     for name, share in SHARES.items() if largest else ():
         bound = line.largest(share * limit_bytes) if line and share < 1 else largest
         size = min(largest, max(unit, bound // unit * unit))
@@ -75,7 +75,7 @@ def probe(
             if name == "balanced":
                 size = choice["microbatch_size"]
                 accumulated = measured.accumulate(size, unit, config.telling_parts)
-    return Probed(found, list(measured.points.values()), choices, accumulated)
+    return Probed(search, list(measured.points.values()), choices, accumulated)
 
 
 class Probe:

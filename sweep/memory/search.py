@@ -72,8 +72,9 @@ class Measurement:
     @property
     def headroom_bytes(self) -> int | None:
         """Bytes between the peak and the limit."""
-        held = self.held_bytes
-        return None if held is None or self.total_bytes is None else self.total_bytes - held
+        if self.held_bytes is None or self.total_bytes is None:
+            return None
+        return self.total_bytes - self.held_bytes
 
     def as_document(self) -> dict[str, Any]:
         """Return the fields as `sweep probe --json` prints them."""
@@ -113,7 +114,7 @@ def fit_line(peaks: Mapping[int, float]) -> Line | None:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search."""
 
     peaks: dict[int, int | None] = field(default_factory=dict)  # by size, in order; None: unknown
@@ -124,13 +125,13 @@ class Found:
     @property
     def line(self) -> Line | None:
         """The line through the sizes that fit."""
-        known = sorted((size, peak) for size, peak in self.peaks.items() if peak is not None)
-        return fit_line({size: peak for size, peak in known if size <= self.largest})
+        peaks = sorted((size, peak) for size, peak in self.peaks.items() if peak is not None)
+        return fit_line({size: peak for size, peak in peaks if size <= self.largest})
 
 
 def find_largest(
     measure: Callable[[int], int | None], limit_bytes: float, unit: int = 1, cap: int | None = None
-) -> Found:
+) -> SearchResult:
     """Find the largest size that fits, assuming that no size above one that does not fit does.
 
     Args:
@@ -164,8 +165,8 @@ def find_largest(
             size = min(max(math.isqrt(low * high), low + 1), high - 1)
         else:
             size = (low + high) // 2
-        known = sorted((size, peak) for size, peak in peaks.items() if peak is not None)
-        line = fit_line(dict(known[-2:]))
+        pairs = sorted((size, peak) for size, peak in peaks.items() if peak is not None)
+        line = fit_line(dict(pairs[-2:]))
         # Chords of a convex curve approach from one side only, so then every other size halves.
         if line is not None and not (is_bisected and len(peaks) % 2):
             predicted = min(line.largest(limit_bytes) // unit, FARTHEST * max(low, 1))
@@ -174,4 +175,4 @@ def find_largest(
             elif line != used:
                 size, used = low + 1 if predicted <= low else high - 1, line
         low, high = bounds_after(min(size, high - 1))
-    return Found(peaks, low * unit, is_bisected, is_capped=low == top)
+    return SearchResult(peaks, low * unit, is_bisected, is_capped=low == top)

@@ -108,7 +108,7 @@ def published_rows():
         yield pytest.param(batch, float(row["peak_allocated_gib"]), marks=marks)
 
 
-@pytest.mark.parametrize(("batch", "peak"), published_rows())
+@pytest.mark.parametrize(("batch", "peak"), list(published_rows()))
 def test_the_published_e1_rows_are_reproduced(batch, peak):
     forecast = forecast_step(config("elman", batch=batch, precision="bf16-pure"))
     assert forecast.peak_bytes / GIB == pytest.approx(peak, abs=0.05)

@@ -25,8 +25,8 @@ def forecast_of(plan: Plan) -> int:
     """Return the bytes of a planned step and its evaluation."""
     config, row = plan.sample_config(plan.trials[0]), plan.trials[0]
     sized = config.sized(row.batch_size // row.devices, row.microbatch_size)
-    [found] = forecast_rows([sized], lambda: None)
-    return found.needed_bytes
+    [forecast] = forecast_rows([sized], lambda: None)
+    return forecast.needed_bytes
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ from tests.workloads.trials import (
     llama_with_weights_of,
     metrics,
     names_in_llama,
-    trial_config,
 )
 
 
@@ -268,28 +268,6 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     assert run_attempt(trial.path, lambda: None).kind == "complete"
     result = trial.read_result()
     assert result["steps"] == 8 and -207 < result["final_valid_loss"] <= -200
-
-
-def test_chess_is_sampled_scored_and_trained():
-    """With a completion that names a move, one from a square to itself, and what is sampled."""
-    pytest.importorskip("chess")
-    sizes = {"model": "quick", "context": 96, "vocabulary": 256, "budget": 8 * 96}
-    step = TrainingStep(trial_config("grpo-chess", **sizes), CPU, 8)
-    workload = step.workload
-    sample = workload.generate
-
-    def sample_some(*arguments, **options):
-        ids = sample(*arguments, **options)
-        assert ids.shape[1] == 6
-        for row, move in zip(ids, (" e4e4 ", " e2e4 "), strict=False):
-            row[: len(move)] = torch.tensor(workload.tokenizer.encode_batch([move])[0])
-        return ids
-
-    workload.generate = sample_some
-    output = step(workload.build_batch(0, 8), 1e-3)
-    assert output.grad_norm > 0
-    assert metrics(workload)["reward/format"] >= 2 * 0.2 / 8
-    assert -1 <= step.evaluated(workload.evaluate) <= 0
 
 
 @pytest.mark.parametrize(
