@@ -68,7 +68,6 @@ def settings_of_rows(data: str) -> dict[tuple[str, str], dict[str, Any]]:
         "undone": {name: without(variant) for name, variant in UNDONE.items()},
         "option": {
             "activation checkpointing": {"activation_checkpointing": True},
-            "prompts shared": {"shares_prompts": True},
             "a group sampled at once": {"generation_batch_size": GROUP},
             "microbatches of one group": {"microbatch": GROUP},
             "no reference (kl = 0)": {"grpo": {**GRPO, "kl": 0.0}},

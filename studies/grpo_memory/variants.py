@@ -67,9 +67,6 @@ class KeepingLogits(Uncached):
         self.kept.append(hidden[:, -1] @ self.output_weight().T.to(hidden.dtype))
         return hidden, past
 
-    def repeat(self, past: Any, copies: int) -> Any:
-        return self.model.repeat(past, copies)
-
 
 class WithoutCache(Grpo):
     """Compute all earlier tokens again for every sampled token."""

@@ -59,9 +59,6 @@ class Execution(Settings):
         Count | None,
         Flag("Completions sampled at once; by default four microbatches.", GRPO, metavar="N"),
     ] = None
-    shares_prompts: Annotated[
-        bool, Flag("Compute each prompt once for all its completions.", GRPO)
-    ] = False
     keep: Annotated[
         Literal["none", "weights", "checkpoints"],
         RunFlag("Files that a finished trial keeps.", OUTPUT),

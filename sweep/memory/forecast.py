@@ -5,7 +5,7 @@ The training step runs twice under `FakeTensorMode`, the second time with optimi
 ones, which usually keep more. No other file may use `FakeTensorMode`: its module is private.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -22,104 +22,28 @@ from sweep.training.storages import LiveStorages
 from sweep.workloads import build_workload
 
 STEPS = 2  # the second one frees gradients of the first and holds optimizer states
+STAGES = (0, 1, 2, 3)  # of ZeRO
 
 
-def forecast_step(config: TrialConfig) -> Forecast:
-    """Forecast the steps and the evaluations of one trial on one device.
-
-    Raises:
-        SweepError: if the model or the workload needs values, which fake tensors do not have.
-    """
-    try:
-        return _run_without_data(config)
-    except SweepError:
-        raise
-    except Exception as error:  # a user's model may raise anything
-        raise SweepError(
-            f"memory of {config.science.model.name!r} must be forecast on tensors without values, "
-            f"got {type(error).__name__}: {str(error)[:200]}. Measure it with `sweep probe`."
-        ) from error
-
-
-def _run_without_data(config: TrialConfig) -> Forecast:
-    on_cpu = {"compile": False, "device": "cpu"}
-    here = config.model_copy(update={"execution": config.execution.model_copy(update=on_cpu)})
-    batch_size = config.science.batch_size // config.execution.devices
-    run_size, micro = _run_size(config), config.microbatch_size
-    model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake, LiveStorages(None, config.science.model.vocabulary) as storages:
-        _allocate(model, weight_dtype(config.science.precision))
-        step = TrainingStep(here, torch.device("cpu"), micro, model)
-        storages.watch(step.model, step.optimizer)
-        peaks: dict[str, tuple[int, dict[str, int]]] = {}
-
-        def end_phase(name: str) -> None:
-            peaks[name] = storages.peak_bytes, storages.peak
-            storages.forget_peak()
-
-        if step.rollouts is not None:
-            step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
-        for _ in range(STEPS):
-            storages.forget_peak()
-            is_split = run_size > micro and step.rollouts is None
-            sums = GradientSums() if is_split else None
-            step(step.workload.random_batch(run_size), 1e-3, sums)
-            end_phase("update")
-        training, rest = dict(peaks), storages.live_bytes
-        peaks.clear()  # an evaluation of a workload that samples has phases too
-        step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
-        evaluation = max([storages.peak_bytes, *(size for size, _ in peaks.values())])
-    peak, by_category = max(training.values(), key=lambda phase: phase[0])
-    phases = {name: size for name, (size, _) in training.items()} if step.rollouts else {}
-    return Forecast(batch_size, micro, peak, by_category, rest, evaluation, phases)
-
-
-def _run_size(config: TrialConfig) -> int:
-    """Return how many sequences determine the peak; further microbatches repeat it."""
-    batch_size = config.science.batch_size // config.execution.devices
-    if config.science.traits.samples:
-        return batch_size
-    return min(batch_size, config.telling_parts(config.microbatch_size) * config.microbatch_size)
-
-
-def _allocate(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace meta tensors by fake ones on the CPU; tied weights stay tied."""
-    allocated: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if id(weight) not in allocated:
-                data = torch.empty(weight.shape, dtype=dtype)
-                allocated[id(weight)] = nn.Parameter(data, requires_grad=weight.requires_grad)
-            setattr(module, name, allocated[id(weight)])
-        tensors = dict(module.named_buffers(recurse=False))
-        tensors |= {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
-        for name, tensor in tensors.items():  # a tensor may also be a plain attribute
-            setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
-
-
-@dataclass
 class Forecasts:
     """Forecasts of one experiment's configurations on one of its devices, each computed once."""
 
-    devices: int = 1
-    zero: int = 0  # stage
-    _forecasts: dict[tuple[int, int, int], Forecast] = field(default_factory=dict)
-
-    @property
-    def whole_steps(self) -> dict[int, int]:
-        """Peaks of the steps in one microbatch, by its size."""
-        forecasts = self._forecasts.values()
-        return {f.batch_size: f.peak_bytes for f in forecasts if f.batch_size == f.microbatch_size}
+    def __init__(self, devices: int = 1, zero: int = 0) -> None:
+        self.devices, self.zero = devices, zero
+        self.whole_steps: dict[int, int] = {}  # peaks of the steps in one microbatch, by its size
+        self._forecasts: dict[tuple[int, int, int], Forecast] = {}
 
     def of(self, config: TrialConfig) -> Forecast:
         """Return the forecast of a configuration."""
-        key = (_run_size(config), config.microbatch_size, config.execution.evaluation_batch_size)
+        size, micro = _run_size(config), config.microbatch_size
+        key = size, micro, config.execution.evaluation_batch_size
         if key not in self._forecasts:
             forecast = forecast_step(config)
             if self.devices > 1:
                 forecast = on_devices(forecast, self.devices, self.zero, *_gathered_bytes(config))
             self._forecasts[key] = forecast
+            if size == micro:
+                self.whole_steps[size] = forecast.peak_bytes
         batch_size = config.science.batch_size // config.execution.devices
         return replace(self._forecasts[key], batch_size=batch_size)
 
@@ -142,6 +66,80 @@ class Forecasts:
         return find_largest(needed_bytes, limit_bytes, config.group_size, cap).largest
 
 
+def _run_size(config: TrialConfig) -> int:
+    """Return how many sequences determine the peak; further microbatches repeat it."""
+    batch_size = config.science.batch_size // config.execution.devices
+    if config.science.traits.samples:
+        return batch_size
+    return min(batch_size, config.telling_parts(config.microbatch_size) * config.microbatch_size)
+
+
+def forecast_step(config: TrialConfig) -> Forecast:
+    """Forecast the steps and the evaluations of one trial on one device.
+
+    Raises:
+        SweepError: if the model or the workload needs values, which fake tensors do not have.
+    """
+    try:
+        return _run_without_data(config)
+    except SweepError:
+        raise
+    except Exception as error:  # a user's model may raise anything
+        raise SweepError(
+            f"memory of {config.science.model.name!r} must be forecast on tensors without values, "
+            f"got {type(error).__name__}: {str(error)[:200]}. Measure it with `sweep probe`."
+        ) from error
+
+
+def _run_without_data(config: TrialConfig) -> Forecast:
+    on_cpu = {"compile": False, "device": "cpu"}
+    here = config.model_copy(update={"execution": config.execution.model_copy(update=on_cpu)})
+    size, micro = _run_size(config), config.microbatch_size
+    model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, LiveStorages(None, config.science.model.vocabulary) as storages:
+        _allocate(model, weight_dtype(config.science.precision))
+        step = TrainingStep(here, torch.device("cpu"), micro, model)
+        storages.watch(step.model, step.optimizer)
+        peaks: dict[str, tuple[int, dict[str, int]]] = {}
+
+        def end_phase(name: str) -> None:
+            peaks[name] = storages.peak_bytes, storages.peak
+            storages.forget_peak()
+
+        if step.rollouts is not None:
+            step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
+        is_split = size > micro and step.rollouts is None
+        for _ in range(STEPS):
+            storages.forget_peak()
+            sums = GradientSums() if is_split else None
+            step(step.workload.random_batch(size), 1e-3, sums)
+            end_phase("update")
+        training, rest = dict(peaks), storages.live_bytes
+        peaks.clear()  # an evaluation of a workload that samples has phases too
+        step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
+        evaluation = max([storages.peak_bytes, *(phase_peak for phase_peak, _ in peaks.values())])
+    peak, by_category = max(training.values(), key=lambda phase: phase[0])
+    phases = {name: phase_peak for name, (phase_peak, _) in training.items() if step.rollouts}
+    batch_size = config.science.batch_size // config.execution.devices
+    return Forecast(batch_size, micro, peak, by_category, rest, evaluation, phases)
+
+
+def _allocate(model: nn.Module, dtype: torch.dtype) -> None:
+    """Replace meta tensors by fake ones on the CPU; tied weights stay tied."""
+    allocated: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(weight) not in allocated:
+                data = torch.empty(weight.shape, dtype=dtype)
+                allocated[id(weight)] = nn.Parameter(data, requires_grad=weight.requires_grad)
+            setattr(module, name, allocated[id(weight)])
+        tensors = dict(module.named_buffers(recurse=False))
+        tensors |= {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
+        for name, tensor in tensors.items():  # a tensor may also be a plain attribute
+            setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
+
+
 def forecast_stages(config: TrialConfig, devices: int) -> list[Forecast]:
     """Forecast one device's step at each ZeRO stage, 0 to 3."""
     whole, gathered = forecast_step(config), _gathered_bytes(config)
@@ -155,9 +153,6 @@ def _gathered_bytes(config: TrialConfig) -> tuple[int, int]:
     layers = [sum(weight.numel() for weight in layer.parameters()) for layer in layers_of(model)]
     total = sum(weight.numel() for weight in model.parameters())
     return width * max(layers, default=0), width * (total - sum(layers))
-
-
-STAGES = (0, 1, 2, 3)
 
 
 def on_devices(
@@ -175,25 +170,22 @@ def on_devices(
     """
     if devices == 1:
         return whole
-    held = whole.by_category
-    weights, gradients, states = (
-        held.get(name, 0) for name in ("weights", "gradients", "optimizer")
-    )
+    sizes = whole.by_category
+    weights, gradients, states = (sizes[name] for name in ("weights", "gradients", "optimizer"))
     own_states = -(-states // devices) if stage >= 1 else states
-    own_weights = -(-weights // devices) if stage >= 2 else weights
-    own_gradients = -(-gradients // devices) if stage >= 2 else max(gradients, weights)
-    more_weights = {0: 0, 1: 0, 2: weights, 3: min(weights, 2 * largest_layer + outside)}[stage]
-    more_gradients = min(gradients, largest_layer + outside) if stage >= 2 else 0
-    split = {
-        "weights": own_weights + more_weights,
-        "gradients": own_gradients + more_gradients,
-        "optimizer": own_states,
-    }
+    if stage < 2:
+        own_weights, gathered, split = weights, 0, {"gradients": max(gradients, weights)}
+    else:
+        own_weights = -(-weights // devices)
+        gathered = weights if stage == 2 else min(weights, 2 * largest_layer + outside)
+        reduced = min(gradients, largest_layer + outside)
+        split = {"gradients": -(-gradients // devices) + reduced}
+    split |= {"weights": own_weights + gathered, "optimizer": own_states}
     at_rest = own_weights - weights + own_states - states + (weights if stage < 2 else 0)
     return replace(
         whole,
         peak_bytes=whole.peak_bytes + sum(split.values()) - weights - gradients - states,
-        by_category={**held, **split},
+        by_category={**sizes, **split},
         rest_bytes=whole.rest_bytes + at_rest,
-        evaluation_bytes=whole.evaluation_bytes + at_rest + more_weights,
+        evaluation_bytes=whole.evaluation_bytes + at_rest + gathered,
     )

@@ -1,7 +1,8 @@
 """Measure the largest microbatch that fits, and prove it: each point runs in a fresh process.
 
 A point fits if whole optimizer steps and an evaluation ended without an error, the device did not
-spill, the allocator did not have to retry, and throughput did not collapse."""
+spill, the allocator did not have to retry, and throughput did not collapse.
+"""
 
 import math
 import statistics
@@ -17,7 +18,7 @@ import torch
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
-from sweep.memory.search import SHARES, Found, Measurement, find_largest
+from sweep.memory.search import SHARES, Measurement, SearchResult, find_largest
 from sweep.plan.retry import judge_death
 from sweep.training.device import DeviceMemory, forget_peak_memory, is_out_of_memory, limited_memory
 from sweep.training.loop import Phases
@@ -28,81 +29,6 @@ from sweep.training.progress import ShouldStop
 from sweep.training.step import TrainingStep
 
 LEARNING_RATE = 1e-6
-
-
-def measure(
-    config: TrialConfig, limit_bytes: int, steps: int, should_stop: ShouldStop
-) -> Measurement:
-    """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit.
-
-    The first step creates the optimizer states and is not timed.
-    """
-    device = torch.device(config.execution.device)
-    torch.set_num_threads(config.execution.threads)
-    sizes = config.science.batch_size, config.microbatch_size
-    try:
-        with limited_memory(device, limit_bytes) as memory:
-            values = _take_steps(config, device, memory, steps, should_stop)
-    except Exception as error:
-        if is_out_of_memory(error):
-            return Measurement(*sizes, "OUT_OF_MEMORY", str(error)[:300], total_bytes=limit_bytes)
-        traceback.print_exc()
-        return Measurement(*sizes, "ERROR", f"{type(error).__name__}: {str(error)[:300]}")
-    point = Measurement(*sizes, "OK", total_bytes=limit_bytes, **values)
-    if device.type == "cuda":
-        own = (point.device_bytes or 0) - memory.others_bytes
-        if max(own, point.held_bytes or 0) > limit_bytes:
-            return replace(point, status="SPILLED", message=f"{format_bytes(own)} in use")
-    return point
-
-
-def _take_steps(
-    config: TrialConfig,
-    device: torch.device,
-    memory: DeviceMemory,
-    steps: int,
-    should_stop: ShouldStop,
-) -> dict[str, Any]:
-    step = TrainingStep(config, device, config.microbatch_size)
-    if config.execution.compile:
-        step.warm_up()
-        forget_peak_memory(device)
-    updates: list[None] = []
-    if step.optimizer is not None:
-        step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
-    seconds, rests, loss = [], [], math.nan
-    phases = Phases(memory.take_peak)
-    if step.rollouts is not None:
-        step.rollouts.on_phase = phases.note
-    is_split = config.science.batch_size > config.microbatch_size and step.rollouts is None
-    for _ in range(steps):
-        start = time.perf_counter()
-        phases.begin()
-        batch = step.workload.random_batch(config.science.batch_size)
-        loss = step(batch, LEARNING_RATE, GradientSums() if is_split else None).loss.item()
-        seconds.append(time.perf_counter() - start)
-        del batch
-        phases.note("update")
-        rests.append(memory.allocated_bytes())
-        if should_stop():
-            break
-    expected = len(seconds) * (step.rollouts.updates_per_step if step.rollouts else 1)
-    assert step.optimizer is None or len(updates) == expected, "a step without an update"
-    step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size)).item()
-    fastest = min(seconds[1:] or seconds)
-    return {
-        "rest_bytes": int(statistics.median(rests)),
-        "peak_bytes": max(memory.take_peak(), *phases.peaks.values()),
-        **memory.statistics(),
-        "seconds_per_step": fastest,
-        "tokens_per_second": config.science.batch_size * config.tokens_per_sequence / fastest,
-        "optimizer_steps": len(updates),
-        "loss": loss if math.isfinite(loss) else None,
-        "rests": tuple(rests),
-        **({"phases": phases.peaks, "phase_seconds": phases.seconds} if step.rollouts else {}),
-    }
-
-
 STEPS = 3  # of a point; the first creates optimizer states, the others are timed
 POINT_SECONDS = 600.0  # time limit of a point
 COLLAPSE = 0.6  # of the best throughput of smaller points
@@ -116,29 +42,41 @@ OnPoint = Callable[[Measurement], object]
 class Probed:
     """Everything that was measured, and the result."""
 
-    found: Found
+    search: SearchResult
     points: list[Measurement]  # in the order of measurement
     choices: list[dict[str, Any]]  # as `Probe.choose` returns them, the largest first
     accumulated: Measurement | None  # several microbatches of the balanced choice
 
 
-def measure_in_process(
-    config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
-) -> Measurement:
-    """Measure one point in a fresh process."""
-    killed_before = oom_kills()
-    sized = config.sized(batch_size, microbatch_size)
-    process = FreshProcess(measure, sized, limit_bytes, steps)
-    try:
-        point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
-        return point
-    except WorkerDied as error:
-        status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
-        if not error.timed_out:
-            outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
-            if outcome.kind == "out_of_memory":
-                status, message = "OUT_OF_MEMORY", outcome.message
-        return Measurement(batch_size, microbatch_size, status, message)
+def probe(
+    config: TrialConfig,
+    limit_bytes: int,
+    unit: int = 1,
+    cap: int | None = None,
+    on_point: OnPoint = lambda point: None,
+    soak_steps: int = 0,
+    sizes: Iterable[tuple[int, int]] = (),
+) -> Probed:
+    """Find the largest microbatch that fits, choose a size for each share, measure accumulation.
+
+    With `sizes`, pairs of batch size and microbatch size, measure these and do not search.
+    """
+    measured = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
+    for batch_size, microbatch_size in sizes:
+        measured.measure(batch_size, microbatch_size)
+    search = SearchResult()
+    if not measured.points:
+        search = find_largest(measured.peak_bytes, limit_bytes, unit, cap)
+    largest, line, choices, accumulated = search.largest, search.line, [], None
+    for name, share in SHARES.items() if largest else ():
+        bound = line.largest(share * limit_bytes) if line and share < 1 else largest
+        size = min(largest, max(unit, bound // unit * unit))
+        if (choice := measured.choose(name, size, unit, soak_steps)) is not None:
+            choices.append(choice)
+            if name == "balanced":
+                size = choice["microbatch_size"]
+                accumulated = measured.accumulate(size, unit, config.telling_parts)
+    return Probed(search, list(measured.points.values()), choices, accumulated)
 
 
 class Probe:
@@ -163,23 +101,20 @@ class Probe:
         because another process may have caused it.
         """
         key = (batch_size, microbatch_size)
-        if key not in self.points:
+        if key in self.points:
+            return self.points[key]
+        point = self._measure(*key, STEPS)
+        fitting = [other for other in self.points.values() if other.status == "OK"]
+        if any(other.microbatch_size > microbatch_size for other in fitting):
+            fitting = []  # a larger one did not collapse
+        smaller = [other for other in fitting if other.microbatch_size < microbatch_size]
+        fastest = max(smaller, key=lambda other: other.tokens_per_second or 0.0, default=None)
+        if fastest and _judge(point, fastest).status == "COLLAPSED":
+            fastest = self._measure(fastest.batch_size, fastest.microbatch_size, STEPS)
             point = self._measure(*key, STEPS)
-            fastest = self._fastest_below(microbatch_size)
-            if fastest and _judge(point, fastest).status == "COLLAPSED":
-                fastest = self._measure(fastest.batch_size, fastest.microbatch_size, STEPS)
-                point = self._measure(*key, STEPS)
-            self.points[key] = _judge(point, fastest)
-            self._on_point(self.points[key])
+        self.points[key] = _judge(point, fastest)
+        self._on_point(self.points[key])
         return self.points[key]
-
-    def _fastest_below(self, size: int) -> Measurement | None:
-        """Return the fastest smaller point; None if a larger one did not collapse."""
-        fitting = [point for point in self.points.values() if point.status == "OK"]
-        if any(point.microbatch_size > size for point in fitting):
-            return None
-        smaller = [point for point in fitting if point.microbatch_size < size]
-        return max(smaller, key=lambda point: point.tokens_per_second or 0.0, default=None)
 
     def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
         """Choose the first size, from `largest` down, that holds at most its share of the limit.
@@ -202,7 +137,6 @@ class Probe:
                 "share": SHARES[name],
                 "microbatch_size": size,
                 "headroom_bytes": point.headroom_bytes,
-                "status": point.status,
                 "soak": soak,
             }
         return None
@@ -221,47 +155,14 @@ class Probe:
 
 def _judge(point: Measurement, fastest: Measurement | None) -> Measurement:
     """Return the point as COLLAPSED if the allocator retried or throughput fell too far."""
-    if point.status != "OK":
-        return point
+    why, rate = "", point.tokens_per_second or 0.0
+    best = (fastest and fastest.tokens_per_second) or 0.0
     if point.allocator_retries:
         why = f"the allocator had to retry {point.allocator_retries} times"
-        return replace(point, status="COLLAPSED", message=why)
-    rate, best = point.tokens_per_second or 0.0, (fastest and fastest.tokens_per_second) or 0.0
-    if rate < COLLAPSE * best:
+    elif rate < COLLAPSE * best:
         why = f"{rate:,.0f} tokens/s, below {COLLAPSE} of {best:,.0f}"
-        return replace(point, status="COLLAPSED", message=why)
-    return point
-
-
-def probe(
-    config: TrialConfig,
-    limit_bytes: int,
-    unit: int = 1,
-    cap: int | None = None,
-    on_point: OnPoint = lambda point: None,
-    soak_steps: int = 0,
-    sizes: Iterable[tuple[int, int]] = (),
-) -> Probed:
-    """Find the largest microbatch that fits, choose a size for each share, measure accumulation.
-
-    With `sizes`, pairs of batch size and microbatch size, measure these and do not search.
-    """
-    measured = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
-    for batch_size, microbatch_size in sizes:
-        measured.measure(batch_size, microbatch_size)
-    found = Found(limit_bytes)
-    if not measured.points:
-        found = find_largest(measured.peak_bytes, limit_bytes, unit, cap)
-    largest, line, choices, accumulated = found.largest, found.line, [], None
-    for name, share in SHARES.items() if largest else ():
-        bound = line.largest(share * limit_bytes) if line and share < 1 else largest
-        size = min(largest, max(unit, bound // unit * unit))
-        if (choice := measured.choose(name, size, unit, soak_steps)) is not None:
-            choices.append(choice)
-            if name == "balanced":
-                size = choice["microbatch_size"]
-                accumulated = measured.accumulate(size, unit, config.telling_parts)
-    return Probed(found, list(measured.points.values()), choices, accumulated)
+    is_collapsed = point.status == "OK" and why
+    return replace(point, status="COLLAPSED", message=why) if is_collapsed else point
 
 
 def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
@@ -273,3 +174,85 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
     slope, half = float(fit.slope), float(stats.t.ppf(0.975, len(kept) - 2) * fit.stderr)
     leak = {"steps": len(rests), "bytes_per_step": slope, "interval": (slope - half, slope + half)}
     return {**leak, "is_found": slope - half > 0}
+
+
+def measure_in_process(
+    config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
+) -> Measurement:
+    """Measure one point in a fresh process."""
+    killed_before = oom_kills()
+    sized = config.sized(batch_size, microbatch_size)
+    process = FreshProcess(measure, sized, limit_bytes, steps)
+    try:
+        point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
+        return point
+    except WorkerDied as error:
+        status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
+        outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
+        if not error.timed_out and outcome.kind == "out_of_memory":
+            status, message = "OUT_OF_MEMORY", outcome.message
+        return Measurement(batch_size, microbatch_size, status, message)
+
+
+def measure(
+    config: TrialConfig, limit_bytes: int, steps: int, should_stop: ShouldStop
+) -> Measurement:
+    """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit.
+
+    The first step creates the optimizer states and is not timed.
+    """
+    device = torch.device(config.execution.device)
+    torch.set_num_threads(config.execution.threads)
+    sizes = config.science.batch_size, config.microbatch_size
+    try:
+        with limited_memory(device, limit_bytes) as memory:
+            values = _take_steps(config, device, memory, steps)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return Measurement(*sizes, "OUT_OF_MEMORY", str(error)[:300], total_bytes=limit_bytes)
+        traceback.print_exc()
+        return Measurement(*sizes, "ERROR", f"{type(error).__name__}: {str(error)[:300]}")
+    point = Measurement(*sizes, "OK", total_bytes=limit_bytes, **values)
+    own = (point.device_bytes or 0) - memory.others_bytes
+    if device.type == "cuda" and max(own, point.held_bytes or 0) > limit_bytes:
+        return replace(point, status="SPILLED", message=f"{format_bytes(own)} in use")
+    return point
+
+
+def _take_steps(
+    config: TrialConfig, device: torch.device, memory: DeviceMemory, steps: int
+) -> dict[str, Any]:
+    step = TrainingStep(config, device, config.microbatch_size)
+    if config.execution.compile:
+        step.warm_up()
+        forget_peak_memory(device)
+    updates: list[None] = []
+    if step.optimizer is not None:
+        step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
+    seconds, rests, loss = [], [], math.nan
+    phases = Phases(memory.take_peak)
+    if step.rollouts is not None:
+        step.rollouts.on_phase = phases.note
+    is_split = config.science.batch_size > config.microbatch_size and step.rollouts is None
+    for _ in range(steps):
+        start = time.perf_counter()
+        phases.begin()
+        batch = step.workload.random_batch(config.science.batch_size)
+        loss = step(batch, LEARNING_RATE, GradientSums() if is_split else None).loss.item()
+        seconds.append(time.perf_counter() - start)
+        del batch
+        phases.note("update")
+        rests.append(memory.allocated_bytes())
+    step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size)).item()
+    fastest = min(seconds[1:] or seconds)
+    return {
+        "rest_bytes": int(statistics.median(rests)),
+        "peak_bytes": max(memory.take_peak(), *phases.peaks.values()),
+        **memory.statistics(),
+        "seconds_per_step": fastest,
+        "tokens_per_second": config.science.batch_size * config.tokens_per_sequence / fastest,
+        "optimizer_steps": len(updates),
+        "loss": loss if math.isfinite(loss) else None,
+        "rests": tuple(rests),
+        **({"phases": phases.peaks, "phase_seconds": phases.seconds} if step.rollouts else {}),
+    }

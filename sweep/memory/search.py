@@ -7,6 +7,15 @@ from typing import Any
 
 import numpy as np
 
+# Share of the memory limit that a choice may use, from the largest microbatch to the smallest.
+SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}
+PRESETS = {"speed": "maximum", "balanced": "balanced", "memory": "conservative"}  # `--preset`
+
+SMALL_SIZES = (4, 8)  # units; at smaller sizes the optimizer can set the peak, not the batch
+LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
+FARTHEST = 64  # a guess is at most this many times the largest size that fits
+ROUNDING = 1e-6  # sequences; tolerance for the arithmetic of the fit
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -63,8 +72,9 @@ class Measurement:
     @property
     def headroom_bytes(self) -> int | None:
         """Bytes between the peak and the limit."""
-        held = self.held_bytes
-        return None if held is None or self.total_bytes is None else self.total_bytes - held
+        if self.held_bytes is None or self.total_bytes is None:
+            return None
+        return self.total_bytes - self.held_bytes
 
     def as_document(self) -> dict[str, Any]:
         """Return the fields as `sweep probe --json` prints them."""
@@ -72,16 +82,6 @@ class Measurement:
         document = {**asdict(self), "by_category": {}, **derived}
         del document["rests"]
         return document
-
-
-# Share of the memory limit that a choice may use, from the largest microbatch to the smallest.
-SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}
-PRESETS = {"speed": "maximum", "balanced": "balanced", "memory": "conservative"}  # `--preset`
-
-SMALL_SIZES = (4, 8)  # units; at smaller sizes the optimizer can set the peak, not the batch
-LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
-FARTHEST = 64  # a guess is at most this many times the largest size that fits
-ROUNDING = 1e-6  # sequences; tolerance for the arithmetic of the fit
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,11 @@ def fit_line(peaks: Mapping[int, float]) -> Line | None:
     return Line(float(fixed), float(slope), r_squared, float(np.abs(residuals).max()))
 
 
-@dataclass
-class Found:
-    """The result of a search, with every size that was measured or forecast, in order."""
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of a search."""
 
-    limit_bytes: float
-    peaks: dict[int, int | None] = field(default_factory=dict)  # None: unknown, does not fit
+    peaks: dict[int, int | None] = field(default_factory=dict)  # by size, in order; None: unknown
     largest: int = 0  # 0 if not even one unit fits
     is_bisected: bool = False  # memory was not linear in the size
     is_capped: bool = False  # the largest allowed size fits
@@ -126,20 +125,13 @@ class Found:
     @property
     def line(self) -> Line | None:
         """The line through the sizes that fit."""
-        return fit_line({n: peak for n, peak in self._known() if peak <= self.limit_bytes})
-
-    @property
-    def last_line(self) -> Line | None:
-        """The line through the two largest sizes with a known peak."""
-        return fit_line(dict(self._known()[-2:]))
-
-    def _known(self) -> list[tuple[int, int]]:
-        return [(size, peak) for size, peak in sorted(self.peaks.items()) if peak is not None]
+        peaks = sorted((size, peak) for size, peak in self.peaks.items() if peak is not None)
+        return fit_line({size: peak for size, peak in peaks if size <= self.largest})
 
 
 def find_largest(
     measure: Callable[[int], int | None], limit_bytes: float, unit: int = 1, cap: int | None = None
-) -> Found:
+) -> SearchResult:
     """Find the largest size that fits, assuming that no size above one that does not fit does.
 
     Args:
@@ -152,36 +144,35 @@ def find_largest(
         A result whose `largest` was measured and fits, and whose next size was measured and does
         not fit, unless that exceeds the cap.
     """
-    found = Found(limit_bytes)
     top = max(1, cap // unit) if cap else 2**40  # units, as all sizes below
     low, high = 0, top + 1  # the largest size that fits, the smallest that does not
+    peaks: dict[int, int | None] = {}
 
     def bounds_after(size: int) -> tuple[int, int]:
-        peak = found.peaks[size * unit] = measure(size * unit)
+        peak = peaks[size * unit] = measure(size * unit)
         return (low, size) if peak is None or peak > limit_bytes else (size, high)
 
     for size in SMALL_SIZES if top >= SMALL_SIZES[1] else (1, top):
         if low < size < high:
             low, high = bounds_after(size)
     used: Line | None = None  # the line that led to a bound's neighbour
+    is_bisected = False
     while high - low > 1:
-        found.is_bisected |= len(found.peaks) >= LINEAR_POINTS
-        size = _middle(low, high) if high <= top else max(2 * low, 1)
-        line = found.last_line
+        is_bisected |= len(peaks) >= LINEAR_POINTS
+        if high > top:
+            size = max(2 * low, 1)
+        elif high > 2 * low > 0:  # far apart: the geometric mean
+            size = min(max(math.isqrt(low * high), low + 1), high - 1)
+        else:
+            size = (low + high) // 2
+        pairs = sorted((size, peak) for size, peak in peaks.items() if peak is not None)
+        line = fit_line(dict(pairs[-2:]))
         # Chords of a convex curve approach from one side only, so then every other size halves.
-        if line is not None and not (found.is_bisected and len(found.peaks) % 2):
+        if line is not None and not (is_bisected and len(peaks) % 2):
             predicted = min(line.largest(limit_bytes) // unit, FARTHEST * max(low, 1))
             if low < predicted < high:
                 size = predicted
             elif line != used:
                 size, used = low + 1 if predicted <= low else high - 1, line
         low, high = bounds_after(min(size, high - 1))
-    found.largest, found.is_capped = low * unit, low == top
-    return found
-
-
-def _middle(low: int, high: int) -> int:
-    """Return a size between the bounds: their geometric mean if they are far apart."""
-    if high > 2 * low > 0:
-        return min(max(math.isqrt(low * high), low + 1), high - 1)
-    return (low + high) // 2
+    return SearchResult(peaks, low * unit, is_bisected, is_capped=low == top)

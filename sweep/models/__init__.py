@@ -17,18 +17,6 @@ from sweep.models.quadratic import Quadratic
 from sweep.models.transformer import Transformer
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return the context manager for a forward pass."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
-
-
-def weight_dtype(precision: str) -> torch.dtype:
-    """Return the dtype of weights, gradients and optimizer states."""
-    return torch.bfloat16 if precision == "bf16-pure" else torch.float32
-
-
 @runtime_checkable
 class HasHidden(Protocol):
     """A model whose loss can be computed without materializing all logits."""
@@ -44,20 +32,24 @@ class HasHidden(Protocol):
 class HasCache(HasHidden, Protocol):
     """A model that can continue a sequence from cached keys and values.
 
-    Two members are optional. `pad_past(past, tokens)` returns a past that is longer by so many
-    tokens, which makes memory forecasts faster. If `trains_with_past` is False, the model uses its
-    cache only to sample.
+    The member `pad_past(past, tokens)` is optional. It returns a past that is longer by so many
+    tokens, which makes memory forecasts faster.
     """
 
     def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
         """Return the states of new tokens, (B, T, D), and the past that includes them.
 
-        `past` is None for the first tokens, then the result of the previous call, which must not
-        be used again.
+        `past` is None for the first tokens. Then it is the result of the previous call, which must
+        not be used again, and there is one new token per sequence.
         """
 
-    def repeat(self, past: Any, copies: int) -> Any:
-        """Return a past in which each sequence is repeated `copies` times, side by side."""
+
+_BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = {
+    "transformer": Transformer,
+    "elman": Elman,
+    "quadratic": Quadratic,
+    "hugging_face": HuggingFace,
+}
 
 
 def build_model(
@@ -70,17 +62,14 @@ def build_model(
     Raises:
         SweepError: if a user's model has no weights, or does not support activation checkpointing.
     """
-    return _BUILDERS[settings.kind](settings, seed, activation_checkpointing)
-
-
-def _build_user_model(settings: ObjectSettings, seed: int, checkpoint: bool) -> nn.Module:
+    if not isinstance(settings, ObjectSettings):
+        return _BUILT_IN[settings.kind](settings, seed, activation_checkpointing)
     build = load_object(settings.name)
+    sizes = {"vocabulary": settings.vocabulary, "context": settings.context}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = build(
-                vocabulary=settings.vocabulary, context=settings.context, **settings.options
-            )
+            model = build(**sizes, **settings.options)
         except (Exception, SystemExit) as error:
             raise SweepError(
                 f"model {settings.name!r} must be callable with vocabulary, context and its "
@@ -91,7 +80,7 @@ def _build_user_model(settings: ObjectSettings, seed: int, checkpoint: bool) -> 
             f"model {settings.name!r} must return a torch.nn.Module with trainable weights, got "
             f"an object of type {type(model).__name__}. Correct it."
         )
-    if checkpoint:
+    if activation_checkpointing:
         if not hasattr(model, "activation_checkpointing"):
             raise SweepError(
                 f"model {settings.name!r} must have an attribute activation_checkpointing to run "
@@ -101,13 +90,13 @@ def _build_user_model(settings: ObjectSettings, seed: int, checkpoint: bool) -> 
     return model
 
 
-_BUILDERS: dict[str, Callable[[Any, int, bool], nn.Module]] = {
-    "transformer": Transformer,
-    "elman": Elman,
-    "quadratic": Quadratic,
-    "hugging_face": HuggingFace,
-    "object": _build_user_model,
-}
+def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model on the meta device, or with weights if its code needs their values."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except Exception:  # a user's model may read values, which meta tensors do not have
+        return build()
 
 
 def count_parameters(settings: ModelSettings, activation_checkpointing: bool = False) -> int:
@@ -118,10 +107,12 @@ def count_parameters(settings: ModelSettings, activation_checkpointing: bool = F
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model on the meta device, or with weights if its code needs their values."""
-    try:
-        with torch.device("meta"):
-            return build()
-    except Exception:  # a user's model may read values, which meta tensors do not have
-        return build()
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the context manager for a forward pass."""
+    is_mixed = precision == "bf16"
+    return torch.autocast(device.type, torch.bfloat16) if is_mixed else contextlib.nullcontext()
+
+
+def weight_dtype(precision: str) -> torch.dtype:
+    """Return the dtype of weights, gradients and optimizer states."""
+    return torch.bfloat16 if precision == "bf16-pure" else torch.float32

@@ -37,7 +37,6 @@ class Elman(nn.Module):
                 nn.init.normal_(parameter, std=std, generator=generator)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the normalized states before the output projection, (B, T, D)."""
         x = self.embedding(ids)  # (B, T, D)
         for layer in self.layers:
             if self.activation_checkpointing and self.training:
@@ -47,11 +46,9 @@ class Elman(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
-        """Return the output projection, (V, D), which is the embedding."""
         return self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits, (B, T, V)."""
         return F.linear(self.hidden(ids), self.output_weight())
 
 
@@ -66,32 +63,28 @@ class ElmanLayer(nn.Module):
         self.recurrent_weight = nn.Parameter(torch.empty(d_model, d_model))
         self.bias = nn.Parameter(torch.zeros(d_model))
         self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        self.cell = FusedCell.apply
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
         inputs, gate = self.in_proj(self.norm(x)).chunk(2, dim=-1)  # (B, T, D) each
         inputs = F.silu(inputs).transpose(0, 1).contiguous()  # (T, B, D), the order of the cell
         gate = gate.transpose(0, 1).contiguous()
-        recurrent = spectrally_normalized(self.recurrent_weight)
+        recurrent = self.recurrent_weight * spectral_scale(self.recurrent_weight)
         weights = (part.to(inputs.dtype) for part in (self.input_weight, recurrent, self.bias))
-        mixed = self.cell(inputs, gate, *weights)  # (T, B, D)
+        mixed: Tensor = self.cell(inputs, gate, *weights)  # type: ignore[no-untyped-call]
         return x + self.out_proj(mixed.transpose(0, 1).contiguous())  # type: ignore[no-any-return]
 
-    def cell(self, *tensors: Tensor) -> Tensor:
-        """Run the recurrent cell with the arguments of `FusedCell`."""
-        return FusedCell.apply(*tensors)  # type: ignore[no-any-return, no-untyped-call]
 
-
-def spectrally_normalized(weight: Tensor) -> Tensor:
-    """Return the matrix scaled to a spectral norm of 0.99, as estimated by power iteration."""
-    with torch.no_grad():
-        u = torch.ones_like(weight[0]) * weight.shape[0] ** -0.5
-        for _ in range(POWER_ITERATIONS):
-            v = F.normalize(weight.T @ u, dim=0)
-            u = F.normalize(weight @ v, dim=0)
-        scale = SPECTRAL_RADIUS / (u @ (weight @ v))
-    scaled: Tensor = weight * scale
-    return scaled
+@torch.no_grad()
+def spectral_scale(weight: Tensor) -> Tensor:
+    """Return the factor that gives a matrix the spectral norm 0.99, by power iteration."""
+    u = torch.ones_like(weight[0]) * weight.shape[0] ** -0.5
+    for _ in range(POWER_ITERATIONS):
+        v = F.normalize(weight.T @ u, dim=0)
+        u = F.normalize(weight @ v, dim=0)
+    scale: Tensor = SPECTRAL_RADIUS / (u @ (weight @ v))
+    return scale
 
 
 class FusedCell(torch.autograd.Function):

@@ -46,7 +46,6 @@ def generate(
     uniforms: Tensor,
     sampling: Sampling,
     *,
-    copies: int = 1,
     is_rehearsal: bool = False,
 ) -> Tensor:
     """Sample one completion per prompt, (B, N); after its end, a completion repeats the end id.
@@ -56,7 +55,6 @@ def generate(
         prompts: ids, (B, P), P ≥ 1.
         uniforms: random numbers of the completions, (B, N).
         sampling: how tokens are chosen.
-        copies: number of adjacent prompts that are equal; a model with a cache reads them once.
         is_rehearsal: compute only the first two tokens and the last, which decide the peak memory,
             if the model can pad its cache.
     """
@@ -70,13 +68,13 @@ def generate(
     for position in positions:
         if pad is not None and position == tokens - 1:
             past = pad(past, tokens - 3)
-        if isinstance(model, HasHidden):
-            states, past = _next_states(model, ids, past, copies)
+        if not isinstance(model, HasHidden):
+            logits = model(ids)[:, -1]
+        else:
+            states, past = _extended(model, ids, past)
             if projection is None:
                 projection = model.output_weight().T.to(states.dtype)
             logits = states[:, -1] @ projection
-        else:
-            logits = model(ids)[:, -1]
         chosen = next_tokens(logits, uniforms[:, position], sampling)
         if end is not None:
             chosen = torch.where(has_ended, end, chosen)
@@ -89,22 +87,8 @@ def generate(
     return completions
 
 
-def _next_states(model: HasHidden, ids: Tensor, past: Any, copies: int) -> tuple[Tensor, Any]:
-    if not isinstance(model, HasCache):
-        return model.hidden(ids), None
-    return extend_equal(model, ids, copies) if past is None else model.extend(ids, past)
-
-
-def extend_equal(model: HasCache, prompts: Tensor, copies: int) -> tuple[Tensor, Any]:
-    """Return the last states (B, 1, D) and the past of prompts (B, P); read equal ones once.
-
-    `copies` adjacent prompts are equal.
-    """
-    states, past = model.extend(prompts[::copies], None)
-    states = states[:, -1:]
-    if copies > 1:
-        states, past = states.repeat_interleave(copies, dim=0), model.repeat(past, copies)
-    return states, past
+def _extended(model: HasHidden, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
+    return model.extend(ids, past) if isinstance(model, HasCache) else (model.hidden(ids), None)
 
 
 def next_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:

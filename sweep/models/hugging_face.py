@@ -47,9 +47,6 @@ class HuggingFace(nn.Module):
             torch.manual_seed(seed)
             build: Any = AutoModelForCausalLM.from_config
             self.model = build(config, attn_implementation=attention)
-        for module in self.model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
         self.model.get_input_embeddings().padding_idx = None  # no token is padding
         output = self.model.get_output_embeddings()
         if output.bias is not None or any(getattr(config, name, None) for name in SCALED_LOGITS):
@@ -58,8 +55,6 @@ class HuggingFace(nn.Module):
                 "with a bias or a scale. Use it as your own module:object."
             )
         self._end = settings.end
-        # With gradient checkpointing, transformers refuses to use its cache in training.
-        self.trains_with_past = not activation_checkpointing
         if activation_checkpointing:
             current, former = "activation_checkpointing_enable", "gradient_checkpointing_enable"
             enable = getattr(self.model, current, None) or getattr(self.model, former)
@@ -79,25 +74,16 @@ class HuggingFace(nn.Module):
                 weight[[0, self._end]] = weight[[self._end, 0]]
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the states before the output projection, (B, T, D)."""
         return self.model.base_model(ids).last_hidden_state  # type: ignore[no-any-return]
 
     def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
-        """Return the states of new tokens, (B, T, D), and transformers' cache."""
         output = self.model.base_model(ids, past_key_values=past, use_cache=True)
         return output.last_hidden_state, output.past_key_values
 
-    def repeat(self, past: Any, copies: int) -> Any:
-        """Return the cache with each sequence repeated `copies` times, side by side."""
-        past.batch_repeat_interleave(copies)
-        return past
-
     def output_weight(self) -> Tensor:
-        """Return the output projection, (V, D)."""
         return self.model.get_output_embeddings().weight  # type: ignore[no-any-return]
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits, (B, T, V)."""
         return self.model(ids).logits  # type: ignore[no-any-return]
 
 

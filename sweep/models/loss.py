@@ -8,36 +8,26 @@ computes the logits again.
 Shapes: hidden (N, D) in the dtype of the matrix products, weight (V, D), targets (N,).
 """
 
-import importlib
-from collections.abc import Callable
+import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def _load_liger() -> Callable[..., Any] | None:
-    """Return Liger's fused kernel (extra `cuda`) if it is installed."""
-    if torch.version.cuda is None:
-        return None
-    try:
-        module = importlib.import_module("liger_kernel.transformers.functional")
-    except ImportError:
-        return None
-    return module.liger_fused_linear_cross_entropy  # type: ignore[no-any-return]
-
-
-LIGER = _load_liger()  # loaded here because a compiled step cannot import
+# The fused kernel of the extra `cuda`; imported here because a compiled step cannot import.
+if torch.version.cuda is not None and importlib.util.find_spec("liger_kernel") is not None:
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy as liger
+else:
+    liger = None
 LIGER_ABOVE = 32_768  # rows; the kernel waits for the host, which slows down small steps
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
     """Return the summed cross-entropy in nats, at least float32, with `rows` logits at a time."""
-    if hidden.is_cuda and len(hidden) > LIGER_ABOVE and LIGER is not None:
+    if hidden.is_cuda and len(hidden) > LIGER_ABOVE and liger is not None:
         dtype = _accumulation_dtype(weight)
-        fused: Tensor = LIGER(
-            hidden, weight.to(hidden.dtype), targets, reduction="sum", accum_dtype=dtype
-        )
+        narrow = weight.to(hidden.dtype)
+        fused: Tensor = liger(hidden, narrow, targets, reduction="sum", accum_dtype=dtype)
         return fused.float()
     return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -77,9 +67,7 @@ def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int
-    ):
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             narrow, dtype = weight.to(hidden.dtype), _accumulation_dtype(weight)
             weight_grad: Tensor | None = None  # (V, D)
@@ -106,21 +94,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):  # type: ignore[no-untyped-def]
-        hidden_grad, weight_grad = ctx.saved_tensors
-        return (
-            hidden_grad * grad.to(hidden_grad.dtype),
-            weight_grad * grad.to(weight_grad.dtype),
-            None,
-            None,
-        )
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = (saved * grad.to(saved.dtype) for saved in ctx.saved_tensors)
+        return (*gradients, None, None)
 
 
 class _LinearLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
+    def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float
-    ):
+    ) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
             transposed, parts = weight.to(hidden.dtype).T, []
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets))
@@ -137,7 +120,7 @@ class _LinearLogProbs(torch.autograd.Function):
         return log_probs, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizers = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
             narrow = weight.to(hidden.dtype)

@@ -10,10 +10,7 @@ from sweep.config.models import QuadraticSettings
 
 
 class Quadratic(nn.Module):
-    """Map the summed noise of some sequences to their summed loss.
-
-    The weights start at ±1, with signs from the seed, so the loss starts at ½ Σ h_i.
-    """
+    """Map the summed noise of some sequences to their summed loss, which starts at ½ Σ h_i."""
 
     curvature: Tensor
     noise_scale: Tensor

@@ -48,24 +48,15 @@ class Transformer(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the normalized states before the output projection, (B, T, D)."""
         return self._states(ids, None)
 
     def extend(self, ids: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
-        """Return the states (B, T, D) of tokens that follow `past`, and the extended past.
+        """Return the states of new tokens, (B, T, D), and the past, which is extended in place.
 
-        The past is extended in place, layer by layer, so that the old and the new keys and values
-        of all layers never exist at the same time.
+        Old and new keys and values exist together for one layer at a time.
         """
         cache: KeyValues = [] if past is None else past
         return self._states(ids, cache), cache
-
-    def repeat(self, past: KeyValues, copies: int) -> KeyValues:
-        """Return a past in which each sequence is repeated `copies` times, side by side."""
-        return [
-            (key.repeat_interleave(copies, dim=0), value.repeat_interleave(copies, dim=0))
-            for key, value in past
-        ]
 
     def pad_past(self, past: KeyValues, tokens: int) -> KeyValues:
         """Lengthen the past by so many tokens of zeros, for memory forecasts."""
@@ -90,11 +81,9 @@ class Transformer(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
-        """Return the output projection, (V, D)."""
         return self.head.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits, (B, T, V)."""
         return self.head(self.hidden(ids))  # type: ignore[no-any-return]
 
 
@@ -129,15 +118,10 @@ class Block(nn.Module):
         stacked = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = stacked.transpose(1, 3).unbind(2)  # (B, H, T, D/H) each
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        mask = None
         if past is not None:
+            assert length == 1, "a past is extended token by token"
             key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
-            if length > 1:  # token t attends to the past and to tokens 0 … t
-                ones = torch.ones(length, key.shape[2], dtype=torch.bool, device=x.device)
-                mask = ones.tril(key.shape[2] - length)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=past is None
-        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=past is None)
         mixed = mixed.transpose(1, 2).reshape(batch, length, width)
         return self.attention_out(mixed), key, value
 

@@ -44,9 +44,8 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
     """
     from sweep.training.device import available_cores, resolve_device
 
-    for name in ("generation_batch_size", "shares_prompts"):
-        if getattr(chosen, name) and not experiment.traits.samples:
-            raise SweepError(f"{name} applies only to the workload grpo. Leave it out.")
+    if chosen.generation_batch_size and not experiment.traits.samples:
+        raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
     is_named = chosen.device != "auto"
     device = chosen.device if is_elsewhere and is_named else resolve_device(chosen.device)
     execution = chosen.model_copy(update={"device": device})

@@ -174,7 +174,7 @@ def probe_memory(
     sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
     sizes = sizes if is_split else []
     probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
-    found, choices, device = probed.found, probed.choices, config.execution.device
+    found, choices, device = probed.search, probed.choices, config.execution.device
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
     return head | {
         "device_memory_bytes": limit,
@@ -216,7 +216,7 @@ def _verdict(probed: Probed, multiple: int) -> str:
     Raises:
         SweepError: if steps of every size failed for another reason than memory.
     """
-    found, by_size = probed.found, {p.microbatch_size: p for p in reversed(probed.points)}
+    found, by_size = probed.search, {p.microbatch_size: p for p in reversed(probed.points)}
     if not found.peaks:
         return "measured as asked, without a search"
     if not found.largest:

@@ -1,4 +1,4 @@
-"""Workloads: what a trial learns, behind the protocol that the training loop uses."""
+"""Workloads: what a trial learns, with the protocol that the training loop uses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,18 +25,19 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     """Build the workload that a trial names. Data is opened on first use, not here.
 
     Raises:
-        SweepError: if the name is not that of a workload.
+        SweepError: if a user's workload cannot be built, or lacks members of the protocol.
     """
     name = config.science.workload
     if name in _BUILT_IN:
         return _BUILT_IN[name](config, device)
     build: Any = load_object(name)
-    if not callable(build):
+    try:
+        workload: Workload = build(config, device)
+    except Exception as error:  # from the user's code
         raise SweepError(
-            f"workload {name!r} must be callable with a trial's config and a device, got an object "
-            f"of type {type(build).__name__}. Name a class or a function."
-        )
-    workload: Workload = build(config, device)
+            f"workload {name!r} must be built from a trial's config and a device, but raised "
+            f"{type(error).__name__}: {error}. Correct it."
+        ) from error
     members = ["tokens_per_sequence", *(member for member in vars(Workload) if member[0] != "_")]
     if missing := [member for member in members if not hasattr(workload, member)]:
         raise SweepError(
@@ -57,15 +58,7 @@ def check_workload(config: TrialConfig, text: TokenizedText | None) -> None:
         SweepError: if a user's workload cannot be built, the text is too short, or the prompts or
             the reward of GRPO cannot be used.
     """
-    try:
-        workload = build_workload(config, torch.device("cpu"))
-    except SweepError:
-        raise
-    except Exception as error:  # from the user's code
-        raise SweepError(
-            f"workload {config.science.workload!r} must be built from a trial's config and a "
-            f"device, but raised {type(error).__name__}: {error}. Correct it."
-        ) from error
+    workload = build_workload(config, torch.device("cpu"))
     if isinstance(workload, Grpo):
         workload.check(text)
     elif text is not None:

@@ -3,6 +3,9 @@
 `build_batch` returns only the numbers of completions; `roll_out` turns them, phase by phase, into
 the input of the loss. Completion i belongs to prompt i // group_size and draws its own random
 numbers, so equal weights sample equal completions at every batch size.
+
+Losses: Shao et al. 2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Shapes: B
+completions of N tokens, prompts of P tokens.
 """
 
 import copy
@@ -21,30 +24,18 @@ from sweep.config.trial import TrialConfig
 from sweep.config.workload import FINAL_PROMPTS, GrpoSettings
 from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
 from sweep.data.tokens import TokenizedText
-from sweep.models import HasCache, HasHidden, autocast
-from sweep.models.generation import Sampling, completion_uniforms, extend_equal, generate
+from sweep.errors import SweepError
+from sweep.models import HasHidden, autocast
+from sweep.models.generation import Sampling, completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
-from sweep.workloads.grpo_loss import (
-    advantages,
-    completion_mask,
-    denominator,
-    surrogate,
-    token_weights,
-)
 from sweep.workloads.inputs import build_initial_model, open_text, open_tokenizer
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
-from sweep.workloads.tasks import (
-    Prompt,
-    Task,
-    build_task,
-    check_prompts,
-    check_task,
-    encode_prompt,
-    score,
-)
+from sweep.workloads.tasks import Chess, Completion, Prompt, Task, build_task, load_reward, score
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 ALL_ROWS = 1 << 30
+CHECKED_PROMPTS = 32
+SCALE_EPS = 1e-4  # added to the standard deviation of rewards
 
 
 class Grpo:
@@ -58,6 +49,7 @@ class Grpo:
         self.config, self.device = config, device
         self.settings: GrpoSettings = config.science.grpo
         self.vocabulary: int = config.science.model.vocabulary
+        self.evaluation_prompts: int = config.science.evaluation.sequences
         self.tokens_per_sequence = self.settings.tokens_per_sequence
         self.updates_per_step = self.settings.num_iterations
         self.meter = Meter()
@@ -80,16 +72,19 @@ class Grpo:
         return build_task(self.settings, self.text, self.config.science.seed)
 
     def check(self, text: TokenizedText | None) -> None:
-        """Check the task, its prompts and its reward; see `sweep.workloads.check_workload`."""
-        check_task(self.settings)
-        if text is not None:
-            self.text = text
-        elif self.config.science.data is not None:
+        """Check the extra and the reward; with a text, or a task without one, also the prompts."""
+        if self.settings.task == "chess":
+            Chess(0)
+        if self.settings.reward:
+            load_reward(self.settings.reward)
+        if text is None and self.config.science.data is not None:
             return  # the prompts are checked once the text is prepared
-        check_prompts(self.task, self.tokenizer, self.settings.prompt_tokens)
+        self.text = text
+        prompts = [self.task.prompt(number, True) for number in range(CHECKED_PROMPTS)]
+        self.encode(prompts)
+        self.task.reward(prompts[0], Completion("", True))
 
     def build_model(self) -> nn.Module:
-        """Build the float32 model on the CPU, from the trial's seed or its start."""
         return build_initial_model(self.config)
 
     def start(self, model: nn.Module) -> None:
@@ -103,7 +98,6 @@ class Grpo:
         self.reference = copy.deepcopy(model, copies).eval()
 
     def frozen_bytes(self) -> int:
-        """Return the bytes of the reference."""
         return sum(weight.nbytes for weight in self.reference.parameters()) if self.reference else 0
 
     def build_batch(self, first: int, count: int) -> Batch:
@@ -122,7 +116,10 @@ class Grpo:
 
     def loss_tokens(self, batch: Batch) -> int | Tensor:
         """Return the divisor of the loss of a whole batch."""
-        return denominator(batch[1], self.settings.loss)
+        mask = batch[1]
+        if self.settings.loss == "grpo":
+            return len(mask)
+        return mask.numel() if self.settings.loss == "dr_grpo" else mask.sum()
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed, weighted surrogate of the completions of `roll_out`."""
@@ -136,7 +133,8 @@ class Grpo:
             self.settings,
         )
         self.meter.add_means({**metrics, "grpo/entropy": entropies}, mask)
-        return (losses * token_weights(mask, self.settings.loss)).sum()
+        is_mean = self.settings.loss == "grpo"  # over the tokens of each completion
+        return (losses * (mask / mask.sum(dim=1, keepdim=True) if is_mean else mask)).sum()
 
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the completions, (B, N) each, from (B, P + N).
@@ -144,35 +142,20 @@ class Grpo:
         They are computed at the sampling temperature. For a model with `hidden`, at most
         `loss_chunk_rows` rows of logits exist at a time.
         """
-        execution, precision = self.config.execution, self.config.science.precision
-        temperature, targets = self.settings.temperature, ids[:, self.settings.prompt_tokens :]
+        precision, temperature = self.config.science.precision, self.settings.temperature
+        first = self.settings.prompt_tokens
+        targets = ids[:, first:]
         with autocast(self.device, precision):
             if not isinstance(model, HasHidden):
-                logits = model(ids)[:, self.settings.prompt_tokens - 1 : -1]
+                logits = model(ids)[:, first - 1 : -1]
                 every = torch.log_softmax(widened(logits) / temperature, dim=-1)
                 entropies = -(every.detach().exp() * every.detach()).sum(-1)
                 return every.gather(-1, targets[..., None]).squeeze(-1), entropies
-            hidden = self._states(model, ids).flatten(0, 1)
+            hidden = model.hidden(ids[:, :-1])[:, first - 1 :].flatten(0, 1)
         states = hidden.to(torch.bfloat16 if precision == "bf16" else hidden.dtype)
-        rows, weight = execution.loss_chunk_rows or ALL_ROWS, model.output_weight()
+        rows, weight = self.config.execution.loss_chunk_rows or ALL_ROWS, model.output_weight()
         results = linear_log_probs(states, weight, targets.flatten(), rows, temperature)
         return results[0].view(targets.shape), results[1].view(targets.shape)
-
-    def _states(self, model: HasHidden, ids: Tensor) -> Tensor:
-        """Return the states that predict the completions, (B, N, D), from (B, P + N)."""
-        length, copies = self.settings.prompt_tokens, self._equal_prompts(len(ids))
-        is_shared = copies > 1 and getattr(model, "trains_with_past", True)
-        if not is_shared or not isinstance(model, HasCache):
-            return model.hidden(ids[:, :-1])[:, length - 1 :]
-        last, past = extend_equal(model, ids[:, :length], copies)
-        return torch.cat((last, model.extend(ids[:, length:-1], past)[0]), dim=1)
-
-    def _equal_prompts(self, rows: int) -> int:
-        """Return how many adjacent completions share a prompt whose states are computed once."""
-        size = self.settings.group_size
-        if not self.config.execution.shares_prompts or self.settings.new_tokens == 1:
-            return 1
-        return size if rows % size == 0 else rows if size % rows == 0 else 1
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Sample completions, score them, and measure their log-probabilities.
@@ -195,12 +178,12 @@ class Grpo:
             groups = numbers // settings.group_size
             drawn = {group: self.task.prompt(int(group), False) for group in np.unique(groups)}
             prompts = [drawn[group] for group in groups]
-            ids = self._encode(prompts)
+            ids = self.encode(prompts)
             uniforms = completion_uniforms(self.config.science.seed, numbers, settings.new_tokens)
         with self._phase("generate"):
             end = None if is_random else SEPARATOR_ID
             size = self.config.sampled_at_once(microbatch_size)
-            completions = self.generate(model, ids, uniforms, size, in_groups=True, end=end)
+            completions = self.generate(model, ids, uniforms, size, end=end)
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
@@ -217,6 +200,23 @@ class Grpo:
             reference = self._log_probs_without_gradient(self.reference, ids, microbatch_size)
         return ids, mask, gain, old, reference
 
+    def encode(self, prompts: list[Prompt]) -> Tensor:
+        """Return the ids of prompts, (B, P), padded on the left with separators.
+
+        Raises:
+            SweepError: if a prompt is longer.
+        """
+        length, rows = self.settings.prompt_tokens, []
+        for prompt in prompts:
+            ids = list(prompt.ids or self.tokenizer.encode_batch([prompt.text])[0].tolist())
+            if len(ids) > length:
+                raise SweepError(
+                    f"prompt_tokens must hold the longest prompt, got {length} for {prompt.text!r} "
+                    f"with {len(ids)} tokens. Set grpo.prompt_tokens to {len(ids)} or more."
+                )
+            rows.append([SEPARATOR_ID] * (length - len(ids)) + ids)
+        return torch.tensor(rows, device=self.device)
+
     def generate(
         self,
         model: nn.Module,
@@ -224,28 +224,19 @@ class Grpo:
         uniforms: Tensor,
         size: int,
         *,
-        in_groups: bool = False,
         end: int | None = SEPARATOR_ID,
     ) -> Tensor:
         """Sample completions (B, N) of prompts (B, P), `size` at a time.
 
-        If they are `in_groups`, the equal prompts of a group may be read once. With `end` None,
-        completions have the maximum length.
+        With `end` None, completions have the maximum length.
         """
         sampling = Sampling(self.settings.temperature, self.settings.top_p, end)
         was_training, parts = model.training, []
         model.eval()
-        uniforms = uniforms.to(self.device)
+        splits = torch.split(prompts, size), torch.split(uniforms.to(self.device), size)
         with autocast(self.device, self.config.science.precision):
-            for ids, own in zip(
-                torch.split(prompts, size), torch.split(uniforms, size), strict=True
-            ):
-                copies = self._equal_prompts(len(ids)) if in_groups else 1
-                parts.append(
-                    generate(
-                        model, ids, own, sampling, copies=copies, is_rehearsal=self.is_rehearsal
-                    )
-                )
+            for ids, own in zip(*splits, strict=True):
+                parts.append(generate(model, ids, own, sampling, is_rehearsal=self.is_rehearsal))
         model.train(was_training)
         return torch.cat(parts)
 
@@ -256,11 +247,6 @@ class Grpo:
         if model is None:
             return torch.zeros(len(ids), self.settings.new_tokens, device=self.device)
         return torch.cat([self.log_probs(model, part)[0] for part in torch.split(ids, size)])
-
-    def _encode(self, prompts: list[Prompt]) -> Tensor:
-        length = self.settings.prompt_tokens
-        ids = [encode_prompt(prompt, self.tokenizer, length) for prompt in prompts]
-        return torch.tensor(ids, device=self.device)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -273,9 +259,7 @@ class Grpo:
 
     def evaluate(self, model: nn.Module) -> float:
         """Return minus the mean reward of one completion of each held-out prompt."""
-        count = self.config.science.evaluation.sequences
-        assert count
-        return -float(self._rewards(model, count, is_held_out=True).mean())
+        return -float(self._rewards(model, self.evaluation_prompts, is_held_out=True).mean())
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Evaluate more held-out prompts, and the first training prompts."""
@@ -285,13 +269,6 @@ class Grpo:
         losses = np.stack([-held_out, np.ones(FINAL_PROMPTS)], axis=1)
         return FinalEvaluation(losses, -float(train.mean()), None)
 
-    def epochs(self) -> float | None:
-        """Return the trained prompts divided by the prompts of the task; None if endless."""
-        if self.task.prompts_in_epoch is None:
-            return None
-        completions = self.config.science.tokens / self.tokens_per_sequence
-        return completions / self.settings.group_size / self.task.prompts_in_epoch
-
     def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> NDArray[np.float64]:
         """Return the rewards of one completion of each of the first `count` prompts."""
         size, rewards = self.config.execution.evaluation_batch_size, []
@@ -300,6 +277,65 @@ class Grpo:
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
-            completions = self.generate(model, self._encode(prompts), uniforms, at_once)
+            completions = self.generate(model, self.encode(prompts), uniforms, at_once)
             rewards.append(score(self.task, prompts, completions, self.tokenizer)[0])
         return np.concatenate(rewards)
+
+    def epochs(self) -> float | None:
+        """Return the trained prompts divided by the prompts of the task; None if endless."""
+        if self.task.prompts_in_epoch is None:
+            return None
+        completions = self.config.science.tokens / self.tokens_per_sequence
+        return completions / self.settings.group_size / self.task.prompts_in_epoch
+
+
+def advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
+    """Return the advantage of each completion over its group, (B,) from rewards (B,).
+
+    The completions of a prompt are adjacent. `scale` chooses the standard deviation by which the
+    differences are divided: of the group, of the batch, or none.
+    """
+    groups = rewards.view(-1, group_size)
+    centered = groups - groups.mean(dim=1, keepdim=True)
+    is_equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
+    centered = centered.masked_fill(is_equal, 0.0)  # exactly 0 even if the mean was rounded
+    if scale == "group":
+        centered = centered / (groups.std(dim=1, keepdim=True) + SCALE_EPS)
+    elif scale == "batch":
+        centered = centered / (rewards.std() + SCALE_EPS)
+    return centered.reshape(-1)
+
+
+def completion_mask(completions: Tensor, end: int) -> Tensor:
+    """Return 1 up to and including the first end id, then 0, (B, N) in float32."""
+    is_end = (completions == end).to(torch.int64)
+    return (is_end.cumsum(dim=1) - is_end == 0).float()
+
+
+def surrogate(
+    log_probs: Tensor,
+    old: Tensor | None,
+    reference: Tensor | None,
+    advantage: Tensor,
+    settings: GrpoSettings,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the clipped surrogate loss of each token, (B, N), and the metrics of each token.
+
+    Args:
+        log_probs: of the policy, (B, N), with gradient.
+        old: of the policy that sampled, (B, N); None if it is the current policy.
+        reference: of the initial policy, (B, N); None without a divergence term.
+        advantage: of each completion, (B,).
+        settings: clip, clip_high and kl. The divergence is Schulman's k3 estimate.
+    """
+    ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
+    low, high = 1 - settings.clip, 1 + (settings.clip_high or settings.clip)
+    gain = advantage[:, None]
+    losses = -torch.minimum(ratios * gain, ratios.clamp(low, high) * gain)
+    is_clipped = ((ratios < low) & (gain < 0)) | ((ratios > high) & (gain > 0))
+    metrics = {"grpo/ratio": ratios, "grpo/clip_fraction": is_clipped.float()}
+    if reference is not None:
+        difference = reference - log_probs
+        metrics["grpo/kl"] = torch.exp(difference) - difference - 1
+        losses = losses + settings.kl * metrics["grpo/kl"]
+    return losses, metrics

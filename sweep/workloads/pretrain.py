@@ -45,7 +45,6 @@ class Pretrain:
         return SequenceStream(len(self.text.train), self.tokens_per_sequence, seed)
 
     def build_model(self) -> nn.Module:
-        """Build the float32 model on the CPU, from the trial's seed or its start."""
         return build_initial_model(self.config)
 
     def build_batch(self, first: int, count: int) -> Batch:
@@ -58,7 +57,6 @@ class Pretrain:
         return (torch.randint(self.vocabulary, shape, device=self.device),)
 
     def loss_tokens(self, batch: Batch) -> int:
-        """Return the number of targets, which equals the number of inputs."""
         return batch[0].shape[0] * (batch[0].shape[1] - 1)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -93,8 +91,8 @@ class Pretrain:
         windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
         is_whole = self.config.science.target is not None
         count = windows if is_whole else min(self.evaluation_sequences, windows)
-        chosen = np.linspace(0, windows, count, endpoint=False).astype(np.int64)
-        return float(self._losses(model, self.text.valid, chosen).mean())
+        indices = np.linspace(0, windows, count, endpoint=False).astype(np.int64)
+        return float(self._losses(model, self.text.valid, indices).mean())
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Evaluate the validation split by document, and a fixed set of training windows.
@@ -108,10 +106,10 @@ class Pretrain:
         windows = (len(text.valid) - 1) // context
         losses = [self._losses(model, text.valid, np.arange(windows)).ravel()]
         if windows * context + 1 < len(text.valid):  # the last window is shorter
-            rest = text.valid[windows * context :].astype(np.int64)[None]
+            rest = torch.from_numpy(text.valid[windows * context :].astype(np.int64))[None]
             model.eval()
             with torch.no_grad():
-                last = self.token_losses(model, torch.from_numpy(rest).to(self.device))
+                last = self.token_losses(model, rest.to(self.device))
             model.train()
             losses.append(last.double().cpu().numpy().ravel())
         documents = document_of_targets(text.valid, text.separator)
@@ -119,16 +117,6 @@ class Pretrain:
         counts = np.bincount(documents, minlength=text.valid_documents)
         valid_losses = np.stack([sums, counts], axis=1).astype(np.float64)
         return FinalEvaluation(valid_losses, float(train.mean()), text.valid_bytes)
-
-    def epochs(self) -> float:
-        """Return the trained tokens divided by the tokens of all windows."""
-        return self.stream.epochs(self.config.science.tokens)
-
-    def _windows(self, tokens: NDArray[np.integer], indices: NDArray[np.int64]) -> Tensor:
-        windows = torch.from_numpy(gather(tokens, indices, self.tokens_per_sequence))
-        if self.device.type == "cuda":  # pinned memory lets the copy overlap with the computation
-            windows = windows.pin_memory()
-        return windows.to(self.device, non_blocking=True)
 
     @torch.no_grad()
     def _losses(
@@ -143,3 +131,13 @@ class Pretrain:
         )
         model.train()
         return torch.cat(losses).double().cpu().numpy()
+
+    def _windows(self, tokens: NDArray[np.integer], indices: NDArray[np.int64]) -> Tensor:
+        windows = torch.from_numpy(gather(tokens, indices, self.tokens_per_sequence))
+        if self.device.type == "cuda":  # pinned memory lets the copy overlap with the computation
+            windows = windows.pin_memory()
+        return windows.to(self.device, non_blocking=True)
+
+    def epochs(self) -> float:
+        """Return the trained tokens divided by the tokens of all windows."""
+        return self.stream.epochs(self.config.science.tokens)

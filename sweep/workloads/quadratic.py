@@ -2,8 +2,6 @@
 
 import functools
 import math
-import threading
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,60 +13,27 @@ from sweep.models import build_model
 from sweep.models.quadratic import Quadratic
 from sweep.workloads.protocol import Batch, FinalEvaluation
 
-SEQUENCES = 1 << 48  # length of the walk
-
-Vector = NDArray[np.float64]  # (dimensions,)
+SEQUENCES = 1 << 48  # length of the walk, a power of two
 
 
-class Interval(NamedTuple):
-    """A part of the walk, with its values at both ends and in the middle."""
+@functools.lru_cache(maxsize=256)
+def random_walk(t: int, seed: int, dimensions: int) -> NDArray[np.float64]:
+    """Return the sum of the first `t` of independent standard normal vectors, (dimensions,).
 
-    first: int
-    middle: int
-    last: int
-    values: tuple[Vector, Vector, Vector]
-
-
-class RandomWalk:
-    """A walk of standard normal steps that is computed on demand, the same in any order.
-
-    The intervals of the last descent are kept. Positions in order cost one draw each if the stride
-    is a power of two, and otherwise at most one more for each bit of its odd factor.
+    The position is the middle of a dyadic interval and is drawn between the values at its two ends
+    (Lévy's construction), so a batch of any size needs the same few draws.
     """
-
-    def __init__(self, seed: int, dimensions: int) -> None:
-        self.dimensions = dimensions
-        self._philox, self._lock = np.random.Philox(key=seed), threading.Lock()
-        self._generator = np.random.Generator(self._philox)
-        self._state = self._philox.state  # set before each draw; faster than a new generator
-        end = math.sqrt(SEQUENCES) * self.normals(SEQUENCES)
-        self._path = [self._halved(0, SEQUENCES, np.zeros(dimensions), end)]  # nested intervals
-
-    def at(self, t: int) -> Vector:
-        """Return W(t)."""
-        assert 0 <= t <= SEQUENCES, t
-        with self._lock:
-            while not self._path[-1].first <= t <= self._path[-1].last:
-                self._path.pop()
-            while t not in (interval := self._path[-1])[:3]:
-                first, middle, last, (start, between, end) = interval
-                lower, upper = (first, middle, start, between), (middle, last, between, end)
-                self._path.append(self._halved(*(lower if t < middle else upper)))
-            return interval.values[interval.index(t)]
-
-    def _halved(self, first: int, last: int, start: Vector, end: Vector) -> Interval:
-        middle = (first + last) // 2
-        between = (start + end) / 2 + math.sqrt(last - first) / 2 * self.normals(middle)
-        return Interval(first, middle, last, (start, between, end))
-
-    def normals(self, position: int) -> Vector:
-        """Return the random numbers of a position, which has 2^64 counter values of its own."""
-        self._state["state"]["counter"][:] = (0, position, 0, 0)
-        self._philox.state = self._state
-        return self._generator.standard_normal(self.dimensions)
-
-
-_walk = functools.lru_cache(maxsize=4)(RandomWalk)  # one per seed and dimension
+    assert 0 <= t <= SEQUENCES, t
+    if t == 0:
+        return np.zeros(dimensions)
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, t, 0, 0]))
+    noise = generator.standard_normal(dimensions)
+    if t == SEQUENCES:
+        return math.sqrt(SEQUENCES) * noise
+    half = t & -t  # the lowest bit of t is half the length of its interval
+    start = random_walk(t - half, seed, dimensions)
+    end = random_walk(t + half, seed, dimensions)
+    return (start + end) / 2 + math.sqrt(2 * half) / 2 * noise
 
 
 @torch.library.custom_op("sweep::noise_sum", mutates_args=())
@@ -80,9 +45,8 @@ def noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
     ends = indices[:: max(1, len(indices) - 1)].tolist()  # one read from the device
     first, last = ends[0], ends[-1]
     assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
-    walk = _walk(seed, dimensions)
-    start = walk.at(first)
-    total = walk.at(last + 1) - start
+    start = random_walk(first, seed, dimensions)
+    total = random_walk(last + 1, seed, dimensions) - start
     return torch.from_numpy(total.astype(np.float32)).to(indices.device)
 
 
@@ -102,7 +66,6 @@ class NoisyQuadratic:
         self.seed, self.dimensions = config.science.seed, config.science.model.dimensions
 
     def build_model(self) -> nn.Module:
-        """Build the model, whose weights are ±1."""
         return build_model(self.config.science.model, self.seed)
 
     def build_batch(self, first: int, count: int) -> Batch:
@@ -110,15 +73,12 @@ class NoisyQuadratic:
         return (torch.arange(first, first + count, device=self.device),)
 
     def random_batch(self, count: int) -> Batch:
-        """Return the first sequences, which cost as much as any others."""
         return self.build_batch(0, count)
 
     def loss_tokens(self, batch: Batch) -> int:
-        """Return the number of sequences."""
         return batch[0].shape[0]
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the summed noisy loss."""
         noise = noise_sum(batch[0], self.seed, self.dimensions)
         return model(noise, self.loss_tokens(batch))  # type: ignore[no-any-return]
 
@@ -134,5 +94,4 @@ class NoisyQuadratic:
         return FinalEvaluation(np.array([[loss, 1.0]]), loss, None)
 
     def epochs(self) -> None:
-        """Return None: the noise never repeats."""
-        return
+        return None

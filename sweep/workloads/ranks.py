@@ -6,7 +6,6 @@ With one device there is one process, and these functions send nothing.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -28,6 +27,14 @@ def count() -> int:
     return dist.get_world_size() if are_many() else 1
 
 
+def gathered(value: Value) -> list[Value]:
+    """Return the values of all processes, by rank."""
+    values = [value] * count()
+    if are_many():
+        dist.all_gather_object(values, value)
+    return values
+
+
 def summed(value: Tensor) -> Tensor:
     """Sum a tensor over all processes, in place, and return it."""
     if are_many():
@@ -37,11 +44,7 @@ def summed(value: Tensor) -> Tensor:
 
 def largest(value: int) -> int:
     """Return the maximum over all processes."""
-    if not are_many():
-        return value
-    maximum = torch.tensor(value, dtype=torch.int64)
-    dist.all_reduce(maximum, dist.ReduceOp.MAX)
-    return int(maximum)
+    return max(gathered(value))
 
 
 def agreed(value: Value) -> Value:
@@ -61,14 +64,12 @@ def share_out(parts: list[Any], compute: Callable[[Any], Tensor]) -> list[Tensor
         parts: at least one, the same in all processes.
         compute: returns tensors whose shapes differ in the first dimension only.
     """
+    if not are_many():
+        return [compute(part) for part in parts]
     results: list[Tensor] = []
     for first in range(0, len(parts), count()):
         index = first + rank()
         result = compute(parts[min(index, len(parts) - 1)])
-        if not are_many():
-            results.append(result)
-            continue
-        gathered: list[Any] = [None] * count()
-        dist.all_gather_object(gathered, result.cpu() if index < len(parts) else None)
-        results += [other.to(result.device) for other in gathered if other is not None]
+        every = gathered(result.cpu() if index < len(parts) else None)
+        results += [other.to(result.device) for other in every if other is not None]
     return results

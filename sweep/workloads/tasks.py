@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +17,21 @@ from sweep.data.stream import SequenceStream
 from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
 from sweep.data.tokens import TokenizedText
 from sweep.errors import SweepError
+
+WORDS = 3  # words in a prompt
+SOURCE_TOKENS = 400  # the words come from the first tokens of a story
+MINIMUM_LETTERS = 4
+END_REWARD = 0.1
+DRAWS = 30  # attempts to draw words that fit, before the prompt asks for one word fewer
+WORD = re.compile(r"[a-z]+")
+
+FORMAT_REWARD, LEGAL_REWARD, BEST_REWARD = 0.2, 0.3, 0.5
+MINIMUM_PLIES, MAXIMUM_PLIES = 4, 60
+MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
+VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
+HELD_OUT_POSITIONS = 1 << 40  # first number of the held-out positions; training does not reach it
+POSITIONS = 1 << 41  # offset from the numbers of completions, which use the same seed
+CHECKMATE = 1000.0
 
 
 @dataclass(frozen=True)
@@ -49,25 +63,43 @@ class Task(Protocol):
         """Return the components of a completion's reward, which is their sum."""
 
 
-WORDS = 3  # words in a prompt
-SOURCE_TOKENS = 400  # the words come from the first tokens of a story
-MINIMUM_LETTERS = 4
-END_REWARD = 0.1
-DRAWS = 30  # attempts to draw words that fit, before the prompt asks for one word fewer
-WORD = re.compile(r"[a-z]+")
+def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
+    """Build the task of an experiment; `seed` decides the order of its prompts.
+
+    Raises:
+        SweepError: if the task lacks its reward or its extra.
+    """
+    if settings.task == "chess":
+        task: Task = Chess(seed)
+    else:
+        assert text is not None, "checked by the experiment"
+        story_task = Words if settings.task == "words" else Openings
+        task = story_task(text, seed, settings.prompt_tokens)
+    return UserReward(task, settings.reward) if settings.reward else task
 
 
-class Stories:
-    """The documents of a text, in an order that the seed decides."""
+def score(
+    task: Task, prompts: list[Prompt], completions: Tensor, tokenizer: TextTokenizer
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Return rewards (B,) and their components, (B,) each, of completions (B, N)."""
+    rows = []
+    for prompt, ids in zip(prompts, completions.cpu().numpy(), strict=True):
+        ends = np.flatnonzero(ids == SEPARATOR_ID)
+        text = tokenizer.decode((ids[: ends[0]] if len(ends) else ids).tolist())
+        rows.append(task.reward(prompt, Completion(text, len(ends) > 0)))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    components = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
+    return np.sum([*components.values(), np.zeros(len(rows))], axis=0), components
+
+
+class Openings:
+    """The first tokens of the documents of a text, in an order that the seed decides."""
 
     def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
         self._text, self._seed, self._prompt_tokens = text, seed, prompt_tokens
         self.prompts_in_epoch: int | None = text.train_documents
+        self._order = SequenceStream(text.train_documents + 1, 1, seed)
         self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
-
-    @cached_property
-    def _order(self) -> SequenceStream:
-        return SequenceStream(self._text.train_documents + 1, 1, self._seed)
 
     def story(self, number: int, is_held_out: bool, tokens: int) -> NDArray[np.integer]:
         """Return the first tokens of a document."""
@@ -79,8 +111,15 @@ class Stories:
         start = int(ends[index - 1]) + 1 if index else 0
         return np.asarray(split[start : min(int(ends[index]), start + tokens)])
 
+    def prompt(self, number: int, is_held_out: bool) -> Prompt:
+        ids = self.story(number, is_held_out, self._prompt_tokens)
+        return Prompt(self._text.tokenizer.decode(ids), tuple(int(i) for i in ids))
 
-class Words(Stories):
+    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
+        raise NotImplementedError("the experiment names a reward for this task")
+
+
+class Words(Openings):
     """Prompts such as `Words: dog, happy, little.`, for a story that contains the words and ends.
 
     The reward is the share of the words that the completion contains, plus END_REWARD times that
@@ -102,33 +141,10 @@ class Words(Stories):
         return Prompt(request, ids, {"words": chosen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Return the share of the words, and the reward for the end."""
         present = set(WORD.findall(completion.text.lower()))
         words = prompt.facts["words"]
         share = sum(word in present for word in words) / len(words)
         return {"words": share, "end": END_REWARD * share * completion.has_ended}
-
-
-class Openings(Stories):
-    """The first tokens of stories, for the user's reward."""
-
-    def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        """Return the opening of a story."""
-        ids = self.story(number, is_held_out, self._prompt_tokens)
-        return Prompt(self._text.tokenizer.decode(ids), tuple(int(i) for i in ids))
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Raise SweepError: this task has no reward."""
-        raise SweepError("task 'text' must have a reward of your own. Set grpo.reward.")
-
-
-FORMAT_REWARD, LEGAL_REWARD, BEST_REWARD = 0.2, 0.3, 0.5
-MINIMUM_PLIES, MAXIMUM_PLIES = 4, 60
-MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
-VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
-HELD_OUT = 1 << 40  # first number of the held-out positions; training does not reach it
-POSITIONS = 1 << 41  # offset from the numbers of completions, which use the same seed
-CHECKMATE = 1000.0
 
 
 class Chess:
@@ -147,7 +163,7 @@ class Chess:
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         """Return an undecided position."""
-        key = [self._seed, POSITIONS + number + (HELD_OUT if is_held_out else 0)]
+        key = [self._seed, POSITIONS + number + (HELD_OUT_POSITIONS if is_held_out else 0)]
         rng = np.random.Generator(np.random.Philox(key=key))
         board = self._chess.Board()
         for _ in range(int(rng.integers(MINIMUM_PLIES, MAXIMUM_PLIES))):
@@ -161,130 +177,40 @@ class Chess:
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         """Grade the move at the start of the completion."""
-        components = {"format": 0.0, "legal": 0.0, "best": 0.0}
         match = MOVE.match(completion.text)
         if match is None:
-            return components
-        components["format"] = FORMAT_REWARD
+            return {"format": 0.0, "legal": 0.0, "best": 0.0}
         board = self._chess.Board(prompt.facts["fen"])
         values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
-        if (value := values.get(match[1])) is None:
-            return components
-        components["legal"] = LEGAL_REWARD
+        value = values.get(match[1])
+        if value is None:
+            return {"format": FORMAT_REWARD, "legal": 0.0, "best": 0.0}
         worse = sum(other < value for other in values.values())
-        is_best = value == max(values.values())
-        components["best"] = BEST_REWARD * (1.0 if is_best else worse / (len(values) - 1))
-        return components
+        share = 1.0 if value == max(values.values()) else worse / (len(values) - 1)
+        return {"format": FORMAT_REWARD, "legal": LEGAL_REWARD, "best": BEST_REWARD * share}
 
     def _value(self, board: Any, move: Any) -> float:
         """Return the material of the side to move after the best capture in reply, and mobility."""
-        side = board.turn
-        board.push(move)
-        if board.is_checkmate():
-            board.pop()
+        after = board.copy(stack=False)
+        after.push(move)
+        if after.is_checkmate():
             return CHECKMATE
-        material = self._material(board, side)
+        material = self._material(after, board.turn)
         worst = 0.0
-        for answer in board.legal_moves:
-            if board.is_capture(answer):
-                board.push(answer)
-                worst = min(worst, self._material(board, side) - material)
-                board.pop()
-        mobility = -0.01 * board.legal_moves.count()
-        board.pop()
-        return float(material + worst + mobility)
+        for reply in list(after.legal_moves):
+            if after.is_capture(reply):
+                after.push(reply)
+                worst = min(worst, self._material(after, board.turn) - material)
+                after.pop()
+        return float(material + worst - 0.01 * after.legal_moves.count())
 
     def _material(self, board: Any, side: bool) -> float:
         pieces = board.piece_map().values()
         return float(sum(VALUES[p.piece_type] * (1 if p.color == side else -1) for p in pieces))
 
 
-CHECKED_PROMPTS = 32
-
-
-def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    """Build the task of an experiment; `seed` decides the order of its prompts.
-
-    Raises:
-        SweepError: if the task lacks its text, its reward or its extra.
-    """
-    if settings.task == "chess":
-        task: Task = Chess(seed)
-    elif text is None:
-        raise SweepError(f"task {settings.task!r} must have a text to draw prompts from. Set data.")
-    else:
-        story_task = Words if settings.task == "words" else Openings
-        task = story_task(text, seed, settings.prompt_tokens)
-    return UserReward(task, settings.reward) if settings.reward else task
-
-
-def check_task(settings: GrpoSettings) -> None:
-    """Check a task without its text: its extra is installed, and its reward can be imported.
-
-    Raises:
-        SweepError: naming what is missing.
-    """
-    if settings.task == "chess":
-        Chess(0)
-    if settings.reward:
-        load_reward(settings.reward)
-
-
-def check_prompts(task: Task, tokenizer: TextTokenizer, length: int) -> None:
-    """Check that the first held-out prompts fit, and that a completion can be scored.
-
-    Raises:
-        SweepError: if a prompt has more than `length` tokens, or if the reward raises an error.
-    """
-    prompts = [task.prompt(number, True) for number in range(CHECKED_PROMPTS)]
-    for prompt in prompts:
-        encode_prompt(prompt, tokenizer, length)
-    try:
-        task.reward(prompts[0], Completion("", True))
-    except SweepError:
-        raise
-    except Exception as error:  # from the user's code
-        raise SweepError(
-            "grpo.reward must accept any completion, but raised "
-            f"{type(error).__name__}: {error} for an empty one. Correct it."
-        ) from error
-
-
-def encode_prompt(prompt: Prompt, tokenizer: TextTokenizer, length: int) -> list[int]:
-    """Return the ids of a prompt, padded on the left with separators to `length`.
-
-    Raises:
-        SweepError: if the prompt is longer.
-    """
-    ids = list(prompt.ids or (int(i) for i in tokenizer.encode_batch([prompt.text])[0]))
-    if len(ids) > length:
-        raise SweepError(
-            f"prompt_tokens must hold the longest prompt, got {length} for {prompt.text!r} with "
-            f"{len(ids)} tokens. Set grpo.prompt_tokens to {len(ids)} or more."
-        )
-    return [SEPARATOR_ID] * (length - len(ids)) + ids
-
-
-def score(
-    task: Task, prompts: list[Prompt], completions: Tensor, tokenizer: TextTokenizer
-) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Return rewards (B,) and their components, (B,) each, of completions (B, N)."""
-    rows = []
-    for prompt, ids in zip(prompts, completions.cpu().numpy(), strict=True):
-        ends = np.flatnonzero(ids == SEPARATOR_ID)
-        text = tokenizer.decode((ids[: ends[0]] if len(ends) else ids).tolist())
-        rows.append(task.reward(prompt, Completion(text, len(ends) > 0)))
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    components = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
-    return np.sum([*components.values(), np.zeros(len(rows))], axis=0), components
-
-
 def load_reward(name: str) -> Callable[[str, str], Any]:
-    """Import the function that `module:function` names.
-
-    Raises:
-        SweepError: if there is no such function.
-    """
+    """Import the function that `module:function` names."""
     function = load_object(name)
     if not callable(function):
         raise SweepError(f"reward {name!r} must be a function, got {function!r}. Name another.")
@@ -302,13 +228,20 @@ class UserReward:
         self.prompts_in_epoch, self.prompt = task.prompts_in_epoch, task.prompt
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Return the components of the user's reward."""
-        result = self._function(prompt.text, completion.text)
-        components = result if isinstance(result, dict) else {"own": result}
+        """Return the components of the user's reward.
+
+        Raises:
+            SweepError: if the function raises, or returns something else.
+        """
         try:
+            result = self._function(prompt.text, completion.text)
+            components = result if isinstance(result, dict) else {"own": result}
             values = {str(name): float(value) for name, value in components.items()}
-        except (TypeError, ValueError, OverflowError):
-            values = {"": math.nan}
+        except Exception as error:  # from the user's code
+            raise SweepError(
+                f"reward {self._name!r} must return a number, or a dict of numbers, for any "
+                f"completion, but raised {type(error).__name__}: {error}. Correct it."
+            ) from error
         if not all(map(math.isfinite, values.values())) or values.keys() & set(REWARD_STATISTICS):
             raise SweepError(
                 f"reward {self._name!r} must return a finite number, or a dict of them without the "

@@ -1,9 +1,10 @@
-"""Workloads with unusual memory, used as `odd:Name`."""
+"""Workloads and models with unusual memory, used as `odd:Name`."""
 
 import os
 import signal
 
 import torch
+from torch import nn
 
 from sweep.workloads.quadratic import NoisyQuadratic
 
@@ -39,3 +40,28 @@ class Broken(NoisyQuadratic):
 
     def loss_sum(self, model, batch):
         raise ValueError("sizes do not match")
+
+
+class Tied(nn.Module):
+    """A recurrent model with tied embeddings."""
+
+    def __init__(self, vocabulary, context):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 64)
+        self.mix = nn.GRU(64, 64, batch_first=True)
+        self.head = nn.Linear(64, vocabulary)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(self.mix(self.embedding(ids))[0])
+
+
+class NeedsValues(nn.Module):
+    """A model that reads its input, which fake tensors do not allow."""
+
+    def __init__(self, vocabulary, context):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, vocabulary)
+
+    def forward(self, ids):
+        return self.embedding(ids) * float(ids.sum())

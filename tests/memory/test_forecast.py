@@ -39,6 +39,11 @@ def config(experiment="tinystories", batch=8, execution=None, microbatch=None, *
     return plan.trial_config(row, "sweep")
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
 def test_fake_tensors_were_tried_with_this_version_of_torch():
     """If this fails, run all tests here, slow ones too, and add the version."""
     assert torch.__version__.startswith(TRIED_TORCH_VERSIONS)
@@ -66,31 +71,17 @@ def test_fake_tensors_were_tried_with_this_version_of_torch():
         {"experiment": "quick", "model": SMALL_GPT2},
         {"experiment": "quick", "model": SMALL_GPT2, "execution": CHECKPOINTED},
         {"experiment": "grpo-words", "model": SMALL_GPT2, "grpo": SHORT},
-        {"model": "forecast_model:build", "vocabulary": 500, "context": 32, "data": "synthetic"},
+        {"model": "odd:Tied", "vocabulary": 500, "context": 32, "data": "synthetic"},
     ],
     ids=lambda case: "-".join(
         value.get("name", str(value)) if isinstance(value, dict) else str(value)
         for value in case.values()
     ),
 )
-def test_a_forecast_is_what_real_tensors_take(case, tmp_path, monkeypatch):
-    (tmp_path / "forecast_model.py").write_text(
-        "from torch import nn\n"
-        "class Own(nn.Module):\n"
-        "    def __init__(self, vocabulary, context):\n"
-        "        super().__init__()\n"
-        "        self.embedding = nn.Embedding(vocabulary, 64)\n"
-        "        self.mix = nn.GRU(64, 64, batch_first=True)\n"
-        "        self.head = nn.Linear(64, vocabulary)\n"
-        "        self.head.weight = self.embedding.weight\n"
-        "    def forward(self, ids):\n"
-        "        return self.head(self.mix(self.embedding(ids))[0])\n"
-        "build = Own\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_forecast_is_what_real_tensors_take(case):
     trial = config(**case)
     forecast = forecast_step(trial)
-    measured = measure(trial, FAR, 3, lambda: None)
+    measured = measure(trial, FAR, 3, None)
     assert measured.status == "OK", measured.message
     assert forecast.needed_bytes == pytest.approx(measured.peak_bytes, rel=ERROR_ON_CPU)
     assert forecast.rest_bytes == pytest.approx(measured.rest_bytes, rel=0.02)
@@ -107,28 +98,20 @@ def test_the_reference_model_by_category():
     assert forecast.rest_bytes == pytest.approx(3 * weights, rel=1e-2)
 
 
-def published():
+def published_rows():
     with PUBLISHED.open() as file:
-        rows = csv.DictReader(file)
-        return {int(r["batch_size"]): float(r["peak_allocated_gib"])
-                for r in rows if r["status"] == "OK"}  # fmt: skip
+        rows = [row for row in csv.DictReader(file) if row["status"] == "OK"]
+    assert len(rows) == 9
+    for row in rows:
+        batch = int(row["batch_size"])
+        marks = () if batch in (64, 192) else pytest.mark.slow
+        yield pytest.param(batch, float(row["peak_allocated_gib"]), marks=marks)
 
 
-def elman(batch):
-    trial = config("elman", batch=batch, precision="bf16-pure")
-    return forecast_step(trial).peak_bytes / GIB
-
-
-@pytest.mark.parametrize("batch", [64, 192])
-def test_the_published_e1_rows_are_reproduced(batch):
-    assert elman(batch) == pytest.approx(published()[batch], abs=0.05)
-
-
-@pytest.mark.slow
-def test_all_published_e1_rows_are_reproduced():
-    assert len(published()) == 9
-    for batch, peak in published().items():
-        assert elman(batch) == pytest.approx(peak, abs=0.05)
+@pytest.mark.parametrize(("batch", "peak"), list(published_rows()))
+def test_the_published_e1_rows_are_reproduced(batch, peak):
+    forecast = forecast_step(config("elman", batch=batch, precision="bf16-pure"))
+    assert forecast.peak_bytes / GIB == pytest.approx(peak, abs=0.05)
 
 
 def test_the_largest_microbatch_fits_by_forecast_and_the_next_does_not():
@@ -138,19 +121,8 @@ def test_the_largest_microbatch_fits_by_forecast_and_the_next_does_not():
     assert peaks[0] <= 100 << 20 < peaks[1]
 
 
-def test_a_model_that_needs_values_is_refused_and_a_probe_is_proposed(tmp_path, monkeypatch):
-    (tmp_path / "needs_values.py").write_text(
-        "import torch\nfrom torch import nn\n"
-        "class Own(nn.Module):\n"
-        "    def __init__(self, vocabulary, context):\n"
-        "        super().__init__()\n"
-        "        self.embedding = nn.Embedding(vocabulary, vocabulary)\n"
-        "    def forward(self, ids):\n"
-        "        return self.embedding(ids) * float(ids.sum())\n"
-        "build = Own\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    trial = config(model="needs_values:build", vocabulary=50, context=8)
+def test_a_model_that_needs_values_is_refused_and_a_probe_is_proposed():
+    trial = config(model="odd:NeedsValues", vocabulary=50, context=8)
     with pytest.raises(SweepError, match="sweep probe"):
         forecast_step(trial)
     assert torch.ones(1).item() == 1  # no mode is left entered
@@ -174,9 +146,8 @@ def test_the_gpu_of_e1_fits_the_size_that_ran_and_not_the_next():
     assert 192 <= document["largest_microbatch_size"] < 208
 
 
-def test_tensors_kept_by_a_handwritten_model_are_counted(monkeypatch):
+def test_tensors_kept_by_a_handwritten_model_are_counted():
     """It has the same parameters but keeps each (B, H, T, T) part of the softmax."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     own = config(batch=8)
     written = config(model="handwritten:build", vocabulary=10_000, context=256, batch=8)
     more = forecast_step(written).peak_bytes - forecast_step(own).peak_bytes
@@ -194,6 +165,6 @@ def test_loss_chunk_rows_bound_the_logits_of_grpo():
     ]
     row = 4 * 8192  # bytes
     for phase in ("log_probs", "update"):
-        whole, half, quarter = (found[phase] for found in peaks)
+        whole, half, quarter = (peak[phase] for peak in peaks)
         assert half - quarter > 512 * row
         assert (whole - half) / (half - quarter) == pytest.approx(1024 / 512, rel=0.05)

@@ -25,8 +25,8 @@ def forecast_of(plan: Plan) -> int:
     """Return the bytes of a planned step and its evaluation."""
     config, row = plan.sample_config(plan.trials[0]), plan.trials[0]
     sized = config.sized(row.batch_size // row.devices, row.microbatch_size)
-    [found] = forecast_rows([sized], lambda: None)
-    return found.needed_bytes
+    [forecast] = forecast_rows([sized], lambda: None)
+    return forecast.needed_bytes
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,6 @@ def test_the_smallest_zero_stage_that_helps_is_chosen(tmp_path):
     assert (none.execution.zero, none.trials[0].microbatch_size) == (0, 4)
     split = planned(tmp_path, int(0.99 * tight), **several)
     assert (split.execution.zero, split.trials[0].microbatch_size) == (1, 4)
-    assert "ZeRO 1 (at most 2 with less)" in split.execution.reason
     least = planned(tmp_path, tight, preset="memory", devices_per_trial=2)
     assert least.execution.zero == 3
 

@@ -18,13 +18,13 @@ def search(peak, limit, unit=1, cap=None, is_known_above=True):
     return find_largest(measure, limit, unit, cap), asked
 
 
-def assert_proved(found, asked, peak, limit, unit, cap):
-    if found.largest:
-        assert found.largest in asked and peak(found.largest) <= limit
-    if not found.is_capped:
-        assert found.largest + unit in asked and peak(found.largest + unit) > limit
+def assert_proved(result, asked, peak, limit, unit, cap):
+    if result.largest:
+        assert result.largest in asked and peak(result.largest) <= limit
+    if not result.is_capped:
+        assert result.largest + unit in asked and peak(result.largest + unit) > limit
     else:
-        assert found.largest + unit > cap
+        assert result.largest + unit > cap
 
 
 @given(
@@ -40,9 +40,9 @@ def test_on_a_line_at_most_five_points_are_measured(fixed, slope, limit, unit, i
     def peak(size):
         return fixed + slope * size
 
-    found, asked = search(peak, limit, unit, is_known_above=is_known_above)
-    assert_proved(found, asked, peak, limit, unit, None)
-    assert len(asked) <= LINEAR_POINTS and not found.is_bisected
+    result, asked = search(peak, limit, unit, is_known_above=is_known_above)
+    assert_proved(result, asked, peak, limit, unit, None)
+    assert len(asked) <= LINEAR_POINTS and not result.is_bisected
 
 
 @given(
@@ -57,21 +57,17 @@ def test_on_any_memory_that_grows_the_maximum_is_found(steps, limit, cap, is_kno
     def peak(size):
         return heights[size - 1] if size <= len(heights) else 10**6 + size
 
-    found, asked = search(peak, limit, cap=cap, is_known_above=is_known_above)
+    result, asked = search(peak, limit, cap=cap, is_known_above=is_known_above)
     truth = max((n for n in range(1, (cap or 400) + 1) if peak(n) <= limit), default=0)
-    assert found.largest == truth
-    assert_proved(found, asked, peak, limit, 1, cap)
+    assert result.largest == truth
+    assert_proved(result, asked, peak, limit, 1, cap)
 
 
 @pytest.mark.parametrize("is_known_above", [True, False])
 def test_memory_that_is_not_linear_is_bisected(is_known_above):
-    found, asked = search(lambda size: size**3, 10**6, is_known_above=is_known_above)
-    assert found.largest == 100 and found.is_bisected and len(asked) <= 16
-
-
-def test_nothing_fits():
-    found, asked = search(lambda size: 10, 5)
-    assert found.largest == 0 and 1 in asked
+    result, asked = search(lambda size: size**3, 10**6, is_known_above=is_known_above)
+    assert result.largest == 100 and result.is_bisected and len(asked) <= 16
+    assert search(lambda size: 10, 5)[0].largest == 0
 
 
 @given(offset=st.integers(-40, 40), limit=st.integers(10**5, 10**6))
@@ -81,8 +77,8 @@ def test_a_jump_on_the_line_costs_few_points_more(offset, limit):
     def peak(size):
         return 1000 + 100 * size + (100 * offset if size > 50 else 0)
 
-    found, asked = search(peak, limit)
-    assert_proved(found, asked, peak, limit, 1, None)
+    result, asked = search(peak, limit)
+    assert_proved(result, asked, peak, limit, 1, None)
     assert len(asked) <= 10
 
 
@@ -92,8 +88,8 @@ def test_small_points_with_another_peak_cost_few_points_more():
     def peak(size):
         return max(1000 + size, 30 * size)
 
-    found, asked = search(peak, 30 * 36)
-    assert found.largest == 36 and max(asked) <= 8 * 64
+    result, asked = search(peak, 30 * 36)
+    assert result.largest == 36 and max(asked) <= 8 * 64
     assert len(asked) <= 16
 
 
@@ -103,16 +99,8 @@ def test_a_line_is_fitted_exactly():
     assert line.r_squared == pytest.approx(1) and line.largest_residual_bytes < 1e-9
     assert [line.largest(limit) for limit in (99, 107.5, 113.5, 240.5)] == [0, 1, 1, 20]
 
-
-def test_peaks_off_the_line_are_residuals():
-    line = fit_line({1: 10.0, 2: 40.0, 3: 90.0})
-    assert line.largest_residual_bytes > 5 and 0.9 < line.r_squared < 1
-
-
-def test_one_point_is_not_a_line():
-    assert fit_line({4: 100.0}) is None
-
-
-def test_memory_that_does_not_grow_fits_at_every_size_or_at_none():
-    line = fit_line({1: 50.0, 2: 50.0})
-    assert line.largest(49) == 0 and line.largest(51) > 10**9
+    curved = fit_line({1: 10.0, 2: 40.0, 3: 90.0})
+    assert curved.largest_residual_bytes > 5 and 0.9 < curved.r_squared < 1
+    assert fit_line({4: 100.0}) is None  # one point is not a line
+    flat = fit_line({1: 50.0, 2: 50.0})  # memory fits at every size or at none
+    assert flat.largest(49) == 0 and flat.largest(51) > 10**9

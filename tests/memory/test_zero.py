@@ -42,30 +42,30 @@ def test_a_step_never_gathers_more_than_the_whole_state(weights, share, layer, r
     outside = int(share * weights)
     gathered = int(layer * (weights - outside)), outside
     whole = whole_step(weights, weights, 2 * weights, rest)
-    found = [on_devices(whole, devices, stage, *gathered) for stage in STAGES]
-    assert found[0].peak_bytes == whole.peak_bytes  # it includes all gradients
-    assert found[0].rest_bytes == whole.rest_bytes + (weights if devices > 1 else 0)  # buckets
-    for stage, one in enumerate(found):
-        assert sum(one.by_category.values()) == one.peak_bytes
-        assert one.by_category["activations"] == rest  # never split
+    forecasts = [on_devices(whole, devices, stage, *gathered) for stage in STAGES]
+    assert forecasts[0].peak_bytes == whole.peak_bytes  # it includes all gradients
+    assert forecasts[0].rest_bytes == whole.rest_bytes + (weights if devices > 1 else 0)  # buckets
+    for stage, forecast in enumerate(forecasts):
+        assert sum(forecast.by_category.values()) == forecast.peak_bytes
+        assert forecast.by_category["activations"] == rest  # never split
         states = -(-2 * weights // devices) if stage >= 1 else 2 * weights
-        assert one.by_category["optimizer"] == states
+        assert forecast.by_category["optimizer"] == states
         shard = -(-weights // devices) if stage >= 2 else 0
-        assert one.by_category["weights"] <= weights + shard
-        assert one.by_category["gradients"] <= weights + shard
+        assert forecast.by_category["weights"] <= weights + shard
+        assert forecast.by_category["gradients"] <= weights + shard
     if devices > 1:
-        assert found[1].peak_bytes < whole.peak_bytes
-        assert found[3].peak_bytes <= found[2].peak_bytes
-        assert found[3].rest_bytes == found[2].rest_bytes < found[1].rest_bytes
+        assert forecasts[1].peak_bytes < whole.peak_bytes
+        assert forecasts[3].peak_bytes <= forecasts[2].peak_bytes
+        assert forecasts[3].rest_bytes == forecasts[2].rest_bytes < forecasts[1].rest_bytes
     else:
-        assert found == [whole] * len(STAGES)
+        assert forecasts == [whole] * len(STAGES)
 
 
 def test_stage_3_gathers_two_layers_at_a_time():
     layers, size = 50, 10**6
     whole = whole_step(layers * size, layers * size, 2 * layers * size, 0)
-    found = on_devices(whole, 10, 3, size, 0)
-    assert found.by_category == {
+    forecast = on_devices(whole, 10, 3, size, 0)
+    assert forecast.by_category == {
         "weights": 5 * size + 2 * size,
         "gradients": 5 * size + size,
         "optimizer": 10 * size,

@@ -46,10 +46,7 @@ def test_the_ends_of_the_range_choose_possible_tokens(uniform, top_p):
     logits = torch.tensor([[-200.0, 1.0, 2.0, -200.0]])
     drawn = torch.tensor([uniform], dtype=torch.float64)
     assert next_tokens(logits, drawn, Sampling(top_p=top_p)).item() in (1, 2)
-
-
-def test_temperature_0_chooses_the_most_likely_token():
-    assert next_tokens(LOGITS[None], torch.zeros(1), Sampling(0.0)).item() == 0
+    assert next_tokens(logits, drawn, Sampling(0.0)).item() == 2  # the most likely one
 
 
 def test_each_completion_has_its_own_random_numbers():
@@ -99,11 +96,11 @@ def test_the_cache_is_extended_one_layer_at_a_time():
 def test_a_rehearsal_has_the_peak_memory_of_all_tokens(tokens):
     model, prompts = build_model(CONFIG, 0), torch.zeros(4, 3, dtype=torch.long)
     peaks, extend, calls = [], model.extend, []
-    model.extend = lambda *given: calls.append(1) or extend(*given)
+    model.extend = lambda *arguments: calls.append(1) or extend(*arguments)
     for is_rehearsal in (False, True):
         with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages() as storages:
             drawn = torch.zeros(4, tokens)
-            generate(model, prompts, drawn, Sampling(), copies=2, is_rehearsal=is_rehearsal)
+            generate(model, prompts, drawn, Sampling(), is_rehearsal=is_rehearsal)
             peaks.append(storages.peak_bytes)
     assert peaks[0] == peaks[1] > 0
     assert len(calls) == tokens + min(tokens, 3)

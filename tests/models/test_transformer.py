@@ -25,11 +25,9 @@ def test_built_models_have_the_parameters_of_the_closed_form(name, parameters):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", [0, 1])
-def test_reference_loss_before_training_is_near_ln_v(seed):
-    settings = preset("tinystories")
-    ids = torch.randint(10_000, (8, 257), generator=torch.Generator().manual_seed(seed))
-    logits = build_model(settings, seed)(ids[:, :-1])
+def test_reference_loss_before_training_is_near_ln_v():
+    ids = torch.randint(10_000, (4, 257), generator=torch.Generator().manual_seed(0))
+    logits = build_model(preset("tinystories"), 0)(ids[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
     assert 9.20 < loss < 9.32
 

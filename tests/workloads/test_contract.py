@@ -45,10 +45,13 @@ def user_module(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "own_workload", raising=False)
 
 
-@pytest.fixture(params=["pretrain", "grpo", "quadratic", "own_workload:Own"])
+@pytest.fixture(params=["pretrain", "grpo", "chess", "quadratic", "own_workload:Own"])
 def config(request, user_module):
     if request.param == "grpo":
         return grpo_config()
+    if request.param == "chess":
+        pytest.importorskip("chess")
+        return trial_config("grpo-chess", model="quick", context=96, vocabulary=256)
     if request.param == "quadratic":
         return trial_config("quadratic")
     return trial_config("quick", workload=request.param)
@@ -114,7 +117,7 @@ def test_a_workload_that_can_start_passes_the_check(config):
     ("name", "message"),
     [
         ("Half", "type Half without random_batch, epochs."),
-        ("number", "object of type int. Name"),
+        ("number", "TypeError"),
         ("Raising", "but raised ValueError: no weights. Correct it."),
     ],
 )

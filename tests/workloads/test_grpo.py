@@ -25,7 +25,6 @@ from tests.workloads.trials import (
     llama_with_weights_of,
     metrics,
     names_in_llama,
-    trial_config,
 )
 
 
@@ -46,7 +45,6 @@ def first_update(config, microbatch):
         {"microbatch": 2},
         {"precision": "bf16"},
         {"precision": "bf16-pure"},
-        {"execution": {"shares_prompts": True}},
         {"execution": {"activation_checkpointing": True}},
         {"execution": {"loss_chunk_rows": 8}},
     ],
@@ -133,32 +131,6 @@ def test_seconds_and_peak_memory_are_recorded_by_phase():
     for phase in ("generate", "score", "log_probs", "update"):
         assert 0 < line[f"perf/{phase}_peak_bytes"] <= largest
         assert line[f"perf/{phase}_seconds"] > 0
-
-
-@pytest.mark.parametrize(
-    ("microbatch", "checkpoints"), [(8, False), (4, False), (2, False), (1, False), (4, True)]
-)
-def test_sharing_the_states_of_prompts_changes_nothing(microbatch, checkpoints):
-    """In float64: the same tokens, loss and gradient, with whole groups and parts of groups."""
-    results = []
-    shared = {"shares_prompts": True, "activation_checkpointing": checkpoints}
-    for execution in ({}, shared):
-        config = grpo_config(microbatch=microbatch, execution=execution, kl=0.1, num_iterations=2)
-        step = TrainingStep(config, CPU, microbatch)
-        step.model.double()
-        step.workload.reference.double()
-        seen = []
-        hook = step.model.embedding.register_forward_pre_hook(lambda _, a, s=seen: s.append(a[0]))
-        batch = step.rolled_out(step.workload.build_batch(0, 8))
-        hook.remove()
-        batch = (*batch[:2], torch.linspace(-1, 1, 8).double(), *batch[3:])
-        loss = step.backward(batch)
-        results.append([*batch, loss, *(p.grad for p in step.parameters)])
-        at_once = min(8, 4 * microbatch)
-        assert seen[0].shape == (at_once // 4 if execution else at_once, 40)
-    assert torch.equal(results[0][0], results[1][0])
-    for first, second in zip(*results, strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-8)  # rotary tables are float32
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8])
@@ -297,34 +269,21 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     assert result["steps"] == 8 and -207 < result["final_valid_loss"] <= -200
 
 
-def test_chess_is_sampled_scored_and_trained():
-    """With a completion that names a move, one from a square to itself, and what is sampled."""
-    pytest.importorskip("chess")
-    sizes = {"model": "quick", "context": 96, "vocabulary": 256, "budget": 8 * 96}
-    step = TrainingStep(trial_config("grpo-chess", **sizes), CPU, 8)
-    workload = step.workload
-    sample = workload.generate
-
-    def sample_some(*arguments, **options):
-        ids = sample(*arguments, **options)
-        assert ids.shape[1] == 6
-        for row, move in zip(ids, (" e4e4 ", " e2e4 "), strict=False):
-            row[: len(move)] = torch.tensor(workload.tokenizer.encode_batch([move])[0])
-        return ids
-
-    workload.generate = sample_some
-    output = step(workload.build_batch(0, 8), 1e-3)
-    assert output.grad_norm > 0
-    assert metrics(workload)["reward/format"] >= 2 * 0.2 / 8
-    assert -1 <= step.evaluated(workload.evaluate) <= 0
-
-
 @pytest.mark.parametrize(
     ("batches", "nearest"), [([12, 18], "16 or 20"), ([3], "3: 4"), ([8, 9], "8 or 12")]
 )
 def test_batches_are_whole_groups(batches, nearest):
     with pytest.raises(SweepError, match=f"group_size .4.*{nearest}"):
         load_experiment("grpo-words", {"batches": batches, "grpo": GRPO})
+
+
+def test_settings_of_sampling_are_refused_for_other_workloads():
+    with pytest.raises(SweepError, match="generation_batch_size"):
+        make_plan(
+            load_experiment("quick"),
+            Execution(device="cpu", generation_batch_size=4),
+            SweepFolder(Path("nowhere")),
+        )
 
 
 def test_microbatches_are_whole_groups_or_equal_parts_of_one():
@@ -334,13 +293,6 @@ def test_microbatches_are_whole_groups_or_equal_parts_of_one():
         grpo_config(batch=24, microbatch=6)
     with pytest.raises(SweepError, match=r"got 3\. Use 2 or 4"):
         grpo_config(batch=24, microbatch=3)
-
-
-@pytest.mark.parametrize("given", [{"shares_prompts": True}, {"generation_batch_size": 4}])
-def test_settings_of_sampling_are_refused_for_other_workloads(given):
-    logistics = Execution(device="cpu", **given)
-    with pytest.raises(SweepError):
-        make_plan(load_experiment("quick"), logistics, SweepFolder(Path("nowhere")))
 
 
 def test_rewards_are_losses_with_the_sign_changed():

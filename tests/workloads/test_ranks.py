@@ -1,17 +1,16 @@
 """Communication between the processes of a trial, over gloo."""
 
-import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
+from sweep.training.process import FreshProcess
 from sweep.workloads import ranks
 
 NAME = "checkpoint-" + "9" * 200  # longer than any fixed buffer
 WORLD = 3
 
 
-def exchange(rank, store):
+def exchange(rank, store, should_stop):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     try:
         assert (ranks.are_many(), ranks.rank(), ranks.count()) == (True, rank, WORLD)
@@ -22,14 +21,15 @@ def exchange(rank, store):
         calls = []
         squares = ranks.share_out([1, 2, 3, 4], lambda n: calls.append(n) or torch.full((n,), n**2))
         assert [part.tolist() for part in squares] == [[n**2] * n for n in (1, 2, 3, 4)]
-        assert len(calls) == 2  # equally often in all processes
+        return len(calls)
     finally:
         dist.destroy_process_group()
 
 
-@pytest.mark.filterwarnings("default")
 def test_processes_agree_on_the_value_of_the_first_and_share_work(tmp_path):
-    mp.spawn(exchange, (str(tmp_path / "store"),), nprocs=WORLD)
+    """All of them compute equally often."""
+    processes = [FreshProcess(exchange, rank, tmp_path / "store") for rank in range(WORLD)]
+    assert [process.result() for process in processes] == [2] * WORLD
 
 
 def test_one_process_sends_nothing():
