@@ -30,11 +30,6 @@ NOISE_SOURCES = {
     "probes": {"noise/trace": "trace", "noise/square": "square"},
     "own microbatches": {"noise/train_trace": "trace", "noise/train_square": "square"},
 }
-WEAKENED_BY: dict[str, tuple[str, set[str]]] = {  # recommendation: measure, concerns of checks
-    "best quality": ("loss", {"quality"}),
-    "fastest": ("seconds", {"time"}),
-    "balanced": ("seconds", {"quality", "time"}),
-}
 MEASURES = ("tokens", "steps", "seconds")  # that losses on the way to a target are compared at
 Policies = Sequence[PolicyResult | Reached]
 
@@ -82,17 +77,23 @@ def _recommendations(cells: pd.DataFrame, policies: Policies) -> Iterator[dict[s
     records = cell_records(cells)
     by_label = {policy.label: policy for policy in policies}
     for item in recommend(cells):
-        if not item.cells:
+        if not item["cells"]:
             continue
-        first, (measure, concerns) = item.cells[0], WEAKENED_BY[item.title]
+        needs_loss, needs_time = item["title"] != "fastest", item["title"] != "best quality"
+        first, measure = item["cells"][0], "seconds" if needs_time else "loss"
         policy = by_label[records[first]["label"]]
-        overlap = [k for k in overlapping(cells, first, measure) if k not in item.cells]
+        overlap = [k for k in overlapping(cells, first, measure) if k not in item["cells"]]
+        failed = [
+            check
+            for check in policy.failed
+            if (needs_loss and check.blocks_claims) or (needs_time and check.weakens_times)
+        ]
         yield {
-            "title": item.title,
-            "rule": item.rule,
-            "cells": [records[k] for k in item.cells],
+            "title": item["title"],
+            "rule": item["rule"],
+            "cells": [records[k] for k in item["cells"]],
             "overlap": [records[k] for k in overlap],
-            "failed": [c for c in policy.failed if concerns & set(c.concerns)],
+            "failed": failed,
             "passes": policy.passes,
         }
 

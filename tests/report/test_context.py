@@ -100,6 +100,6 @@ def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path, write_fake_sw
     )
     gain = context_of(tmp_path / "words")["gains"][0]
     text = write_report(tmp_path / "words").read_text()
-    assert f"| {gain.difference.value:+.3f} [" in text.split("## Rewards")[1]
+    assert f"| {gain['difference'].value:+.3f} [" in text.split("## Rewards")[1]
     write_fake_sweep(tmp_path / "text", batches="4,8")
     assert context_of(tmp_path / "text")["gains"] == ()
