@@ -1,16 +1,14 @@
 """Cells of a sweep (one batch size under one policy and rate), recommendations, gains of reward."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.statistics import Estimate, compare_pairs
+from sweep.analysis.statistics import compare_pairs
 
-BALANCED_TOLERANCE = 0.01  # of the lowest mean loss
+BALANCED_TOLERANCE = 0.01  # share of the lowest mean loss
 SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
 MEANS = (
     *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
@@ -18,23 +16,7 @@ MEANS = (
     *("seconds_evaluation", "seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu"),
 )
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
-CELL_COLUMNS = (
-    *CELL_KEYS,
-    *("policy", "tokens", "steps", "warmup_steps"),
-    *("planned", "complete", "diverged", "failed", "pruned", "unfinished"),
-    *MEANS,
-    *("loss_sd", "loss_min", "loss_max", "seconds_min", "seconds_max", "train_valid_gap"),
-    *("peak_memory_bytes", "is_comparable"),
-)
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """The cells that one rule picks."""
-
-    title: str
-    rule: str  # one sentence
-    cells: tuple[int, ...]  # index of the cells; several if they tie, none without data
+COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
 
 
 def short(number: float) -> str:
@@ -52,10 +34,10 @@ def policy_label(policy: str, learning_rate: float) -> str:
 
 def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the reporting trials with their policy's label, in the plan's order."""
-    chosen = trials[trials["stage"] == "report"].copy()
-    pairs = zip(chosen["policy"], chosen["learning_rate"], strict=True)
-    chosen["label"] = [policy_label(policy, rate) for policy, rate in pairs]
-    return chosen
+    reports = trials[trials["stage"] == "report"].copy()
+    pairs = zip(reports["policy"], reports["learning_rate"], strict=True)
+    reports["label"] = [policy_label(policy, rate) for policy, rate in pairs]
+    return reports
 
 
 def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
@@ -64,51 +46,47 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Counts of trials by state, means over the complete trials, the spread of the final
         validation loss and of the total time, and the largest peak memory. `is_comparable`: every
-        planned seed is complete; `is_on_front`: on the Pareto front of these.
+        planned seed is complete; `is_on_front`: on the Pareto front of these in loss and time.
     """
-    chosen = report_trials(trials)
-    groups = chosen.groupby(CELL_KEYS, sort=False)
-    rows = [_cell(dict(zip(CELL_KEYS, key, strict=True)), group) for key, group in groups]
-    labels = list(dict.fromkeys(chosen["label"]))
-    rows.sort(key=lambda row: (labels.index(row["label"]), row["batch_size"]))
-    cells = pd.DataFrame(rows, columns=list(CELL_COLUMNS))
-    if not rows:
-        cells = cells.astype(dict.fromkeys(MEANS, float) | {"is_comparable": bool})
-    loss = cells["final_valid_loss"].where(cells["is_comparable"])
-    front = is_on_front(loss.to_list(), cells["seconds_total"].to_list())
-    cells["is_on_front"] = np.array(front, dtype=bool)
-    return cells
-
-
-def _cell(key: dict[Any, Any], group: pd.DataFrame) -> dict[str, Any]:
-    state, is_diverged = group["state"], group["cause"] == "diverged"
-    complete = group[state == "COMPLETE"]
+    reports = report_trials(trials)
+    state, is_diverged = reports["state"], reports["cause"] == "diverged"
+    reports = reports.assign(
+        planned=1,
+        complete=state == "COMPLETE",
+        diverged=is_diverged,
+        failed=(state == "FAILED") & ~is_diverged,
+        pruned=state == "PRUNED",
+        unfinished=~state.isin(["COMPLETE", "FAILED", "PRUNED"]),
+    )
+    groups = reports.groupby(CELL_KEYS, sort=False)
+    done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
     # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
-    means = {name: float(complete[name].astype(float).mean(skipna=False)) for name in MEANS}
-    loss, seconds = complete["final_valid_loss"].astype(float), complete["seconds_total"]
-    loss = loss if np.isfinite(loss).all() else loss.iloc[:0]
-    return {
-        **key,
-        "policy": group["policy"].iloc[0],
-        # A diverged trial records the steps that it took; the others, those of the plan.
-        **{name: int(group[name].max()) for name in ("tokens", "steps", "warmup_steps")},
-        "planned": len(group),
-        "complete": len(complete),
-        "diverged": int(is_diverged.sum()),
-        "failed": int(((state == "FAILED") & ~is_diverged).sum()),
-        "pruned": int((state == "PRUNED").sum()),
-        "unfinished": int((~state.isin(["COMPLETE", "FAILED", "PRUNED"])).sum()),
-        **means,
-        "loss_sd": loss.std(),
-        "loss_min": loss.min(),
-        "loss_max": loss.max(),
-        "seconds_min": float(seconds.astype(float).min()),
-        "seconds_max": float(seconds.astype(float).max()),
-        "train_valid_gap": means["final_valid_loss"] - means["final_train_loss"],
-        "peak_memory_bytes": float(complete["peak_memory_bytes"].astype(float).max()),
-        # A report is pruned only on the way to a target: it is a bound, which is data too.
-        "is_comparable": len(loss) > 0 and bool(state.isin(["COMPLETE", "PRUNED"]).all()),
+    means = done[list(MEANS)].agg(pd.Series.mean, skipna=False)
+    loss, seconds = done["final_valid_loss"], done["seconds_total"]
+    spread = {
+        "loss_sd": loss.agg(pd.Series.std, skipna=False),
+        "loss_min": loss.agg(pd.Series.min, skipna=False),
+        "loss_max": loss.agg(pd.Series.max, skipna=False),
+        "seconds_min": seconds.min(),
+        "seconds_max": seconds.max(),
+        "peak_memory_bytes": done["peak_memory_bytes"].max(),
     }
+    # A diverged trial records the steps that it took; the others, those of the plan.
+    planned = groups[["policy", "tokens", "steps", "warmup_steps"]].max()
+    parts = [planned, groups[COUNTS].sum(), means, pd.DataFrame(spread)]
+    cells = pd.concat(parts, axis=1).reset_index()
+    cells["order"] = pd.factorize(cells["label"])[0]
+    cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
+    cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
+    # A report is pruned only on the way to a target: it is a bound, which is data too.
+    is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
+    cells["is_comparable"] = is_whole & np.isfinite(cells["final_valid_loss"])
+    losses = cells["final_valid_loss"].where(cells["is_comparable"]).to_numpy()
+    times = cells["seconds_total"].to_numpy()
+    is_dominated = (losses[:, None] <= losses) & (times[:, None] <= times)
+    is_dominated &= (losses[:, None] < losses) | (times[:, None] < times)
+    cells["is_on_front"] = ~(np.isnan(losses) | np.isnan(times) | is_dominated.any(axis=0))
+    return cells
 
 
 def cell_records(cells: pd.DataFrame) -> list[dict[str, Any]]:
@@ -116,91 +94,62 @@ def cell_records(cells: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): row[name] for name in row} for row in cells.to_dict("records")]
 
 
-def recommend(
-    cells: pd.DataFrame, tolerance: float = BALANCED_TOLERANCE
-) -> tuple[Recommendation, ...]:
-    """Apply the three rules to the comparable cells; `tolerance` is relative."""
+def recommend(cells: pd.DataFrame) -> list[dict[str, Any]]:
+    """Apply three rules to the comparable cells.
+
+    Returns:
+        The `title` and the `rule` of each, and the indices of its `cells`: several if they tie,
+        none without data.
+    """
     usable = cells[cells["is_comparable"]]
     loss, seconds = usable["final_valid_loss"], usable["seconds_total"]
-    least = float(loss.min()) if len(usable) else float("nan")
-    close = seconds[loss <= least + tolerance * abs(least)]
-    rules = {
-        "best quality": ("lowest mean final validation loss", loss),
-        "fastest": ("least mean total seconds, whatever the loss,", seconds),
-        "balanced": (
-            f"least mean total seconds within {100 * tolerance:g} % of the lowest mean loss",
-            close,
-        ),
-    }
-    among = "among the cells whose planned seeds all completed."
-    return tuple(
-        Recommendation(
-            title, f"The {rule} {among}", tuple(values.index[values == values.min()].tolist())
-        )
-        for title, (rule, values) in rules.items()
-    )
+    close = seconds[loss <= loss.min() + BALANCED_TOLERANCE * abs(loss.min())]
+    within = f"within {100 * BALANCED_TOLERANCE:g} % of the lowest mean loss"
+    rules = [
+        ("best quality", "lowest mean final validation loss", loss),
+        ("fastest", "least mean total seconds, whatever the loss,", seconds),
+        ("balanced", f"least mean total seconds {within}", close),
+    ]
+    recommendations = []
+    for title, rule, values in rules:
+        best = list(values.index[values == values.min()])
+        sentence = f"The {rule} among the cells whose planned seeds all completed."
+        recommendations.append({"title": title, "rule": sentence, "cells": best})
+    return recommendations
 
 
 def overlapping(cells: pd.DataFrame, position: int, measure: str = "loss") -> list[int]:
-    """Return the comparable cells whose range over seeds overlaps with that of the given cell.
+    """Return the comparable cells whose range over seeds overlaps with that of a cell.
 
     Cells of one seed have no range and are left out. The measure is `loss` or `seconds`.
     """
     least, most = f"{measure}_min", f"{measure}_max"
     others = cells[cells["is_comparable"] & (cells["complete"] > 1)].drop(position, errors="ignore")
     low, high = cells.loc[position, [least, most]]
-    return [int(other) for other in others.index[(others[least] <= high) & (others[most] >= low)]]
+    return list(others.index[(others[least] <= high) & (others[most] >= low)])
 
 
-def is_on_front(losses: Sequence[float], seconds: Sequence[float]) -> list[bool]:
-    """Mark the points to which no other is at least equal in both and better in one.
-
-    Only final points may be compared: under a schedule with a horizon, a point within a longer
-    trial is not the result of a shorter one. Points with NaN are never on the front.
-    """
-    points = list(zip(losses, seconds, strict=True))
-    return [
-        loss == loss
-        and time == time
-        and not any(
-            other <= loss and faster <= time and (other < loss or faster < time)
-            for other, faster in points
-        )
-        for loss, time in points
-    ]
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Mean rewards of the milestone prompts, of one batch size under one policy and rate."""
-
-    label: str
-    batch_size: int
-    learning_rate: float
-    start: dict[int, float]  # by seed
-    end: dict[int, float]
-    difference: Estimate | None  # paired by seed; None below two seeds
-
-
-def find_gains(sweep: Sweep) -> tuple[Gain, ...]:
-    """Compare the start of each complete trial with its end, cell by cell, in the plan's order.
+def find_gains(sweep: Sweep) -> list[dict[str, Any]]:
+    """Compare the mean rewards of the milestone prompts before and after training, cell by cell.
 
     Both use the same prompts and random numbers, so the interval (t) is that of paired differences.
+
+    Returns:
+        In the plan's order: label, batch_size, learning_rate, `start` and `end` by seed, and their
+        `difference`, an Estimate or None below two seeds.
     """
     last = {trial: float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
     trials = report_trials(sweep.trials)
-    trials["end"] = trials["id"].map(last).astype(float)
-    is_known = trials["initial_valid_loss"].notna() & trials["end"].notna()
-    done = trials[(trials["state"] == "COMPLETE") & is_known]
+    trials["final"] = trials["id"].map(last).astype(float)
+    trials = trials[trials["state"] == "COMPLETE"].dropna(subset=["initial_valid_loss", "final"])
     gains = []
-    for _, rows in done.groupby(CELL_KEYS, sort=False):
-        label, batch_size, rate = rows.iloc[0][CELL_KEYS]
-        seeds = rows["seed"].astype(int)
+    for _, rows in trials.groupby(CELL_KEYS, sort=False):
         start, end = (
-            dict(zip(seeds, -rows[name].astype(float), strict=True))
-            for name in ("initial_valid_loss", "end")
+            dict(zip(rows["seed"].astype(int), -rows[name].astype(float), strict=True))
+            for name in ("initial_valid_loss", "final")
         )
         pairs = compare_pairs({0: start, 1: end}).pairs  # before and after
         difference = pairs[0].difference if pairs else None
-        gains.append(Gain(str(label), int(batch_size), float(rate), start, end, difference))
-    return tuple(gains)
+        ends = {"start": start, "end": end, "difference": difference}
+        gains.append({**rows.iloc[0][CELL_KEYS], **ends})
+    return gains

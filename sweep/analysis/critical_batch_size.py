@@ -1,4 +1,7 @@
-"""The critical batch size: from gradient noise, and from the steps to a target loss."""
+"""The critical batch size: from the steps to a target loss, and from gradient noise.
+
+See docs/critical-batch-size.md.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,91 +18,17 @@ from sweep.errors import SweepError
 
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class NoiseScale:
-    """B_simple over some steps; each number with its 95 % interval."""
-
-    value: Estimate | None  # sequences; None is unresolved: the interval of square contains 0
-    trace: Estimate  # tr Σ of the gradient of one sequence
-    square: Estimate  # |G|²; may be negative, for it is not clamped
-    records: int
-    block_length: int  # records, of the bootstrap
-
-
-def noise_scale(
-    traces: Sequence[float],
-    squares: Sequence[float],
-    *,
-    block_length: int | None = None,
-    rng_seed: int = 0,
-) -> NoiseScale:
-    """Average tr Σ̂ and Ĝ² separately over records in order, then divide.
-
-    Intervals are those of a bootstrap of moving blocks that wrap round at the end (Politis & Romano
-    1992), widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, for the m blocks.
-
-    Args:
-        traces: tr Σ̂ of each record, as `sweep.training.noise` records them.
-        squares: Ĝ² of each.
-        block_length: in records, at most half of them; by default ⌊√n⌋.
-        rng_seed: of the resampling.
-    """
-    values = np.array([traces, squares], float).T  # (records, 2)
-    count = len(values)
-    length = math.isqrt(count) if block_length is None else block_length
-    if not (count > 1 and np.isfinite(values).all() and 1 <= length <= count // 2):
-        raise SweepError(
-            "A noise scale must have at least two finite records and blocks of at most half of "
-            f"them, got {count} records, {int((~np.isfinite(values)).any(1).sum())} not finite, "
-            f"and blocks of {length}. Record more steps."
-        )
-    blocks = count // length
-    means = _resampled_means(values, length, blocks, np.random.default_rng(rng_seed))
-    widening = float(student.ppf(TAILS[1], blocks - 1) / student.ppf(TAILS[1], math.inf))
-    widening *= math.sqrt(blocks / (blocks - 1))
-    trace, square = (
-        _widened(float(mean), own, widening)
-        for mean, own in zip(values.mean(0), means.T, strict=True)
-    )
-    ratio = None
-    if square.low > 0:
-        positive = means[:, 1] > 0
-        ratios = np.full(len(means), np.inf)
-        np.divide(means[:, 0], means[:, 1], out=ratios, where=positive)
-        ends = np.quantile(ratios, TAILS, method="nearest")
-        value = trace.value / square.value
-        low, high = (value * (end / value) ** widening for end in ends)
-        ratio = Estimate(value, float(low), float(high))
-    return NoiseScale(ratio, trace, square, count, length)
-
-
-def _resampled_means(values: Floats, length: int, blocks: int, rng: np.random.Generator) -> Floats:
-    """Return means over random blocks, (resamples, 2)."""
-    wrapped = np.concatenate([values, values[: length - 1]])
-    windows = np.lib.stride_tricks.sliding_window_view(wrapped, length, axis=0).mean(-1)
-    starts = rng.integers(len(values), size=(RESAMPLES, blocks))
-    return np.asarray(windows[starts].mean(1))
-
-
-def _widened(mean: float, resampled: Floats, widening: float) -> Estimate:
-    low, high = np.quantile(resampled, TAILS)
-    return Estimate(mean, mean + widening * float(low - mean), mean + widening * float(high - mean))
-
-
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
 LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on linear scaling
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
-LEAST_BATCH_SIZES = 3  # two parameters and something left to judge them by
+LEAST_BATCH_SIZES = 3  # two parameters and a residual
 PUBLISHED_START = (1.0, 1.0)  # log S_min and log E_min, as in the published fits
-PUBLISHED_TOLERANCE = 1e-8  # that of scipy's `curve_fit`
+PUBLISHED_TOLERANCE = 1e-8  # default of scipy's `curve_fit`
 TOLERANCE = 1e-12
-CLEARLY = 1e-9  # relative improvement of the squares that counts as another optimum
+OTHER_OPTIMUM = 1e-9  # relative improvement of the cost from which it counts as another optimum
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 
+Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
@@ -111,20 +40,15 @@ class StepsFit:
     e_min: Estimate  # sequences; 0 if the steps do not depend on the batch size
     b_crit: Estimate  # sequences; infinite if s_min is 0
     b_overhead: Estimate  # 0.2·B_crit: takes 20 % more tokens than the least
-    b_opt: float | None  # the largest batch size still on linear scaling
-    b_star: Estimate | None  # takes 20 % more steps than linear scaling from b_opt, which is held
+    b_opt: float | None  # the largest batch size that still scales linearly
+    b_star: Estimate | None  # 20 % more steps than linear scaling from b_opt, which is held fixed
     residuals: Floats  # (seeds, batch sizes): log S − log fit; of a bound its least, 0 or more
     slopes: Floats  # d log S / d log B between neighbours, over seeds; NaN next to a censored one
     spread: float  # standard deviation of log S about the curve
 
 
 def fit_steps(
-    batch_sizes: Sequence[float],
-    steps: ArrayLike,
-    censored: ArrayLike | None = None,
-    *,
-    b_opt: float | None = None,
-    rng_seed: int = 0,
+    batch_sizes: Sequence[float], steps: ArrayLike, censored: ArrayLike | None = None
 ) -> StepsFit:
     """Fit S(B) = S_min + E_min/B by least squares on log S, both parameters in logs.
 
@@ -136,60 +60,49 @@ def fit_steps(
     Args:
         batch_sizes: increasing.
         steps: to the target, or the bound; shape (seeds, batch sizes), or (batch sizes,).
-        censored: of the same shape, true if `steps` is a bound.
-        b_opt: the largest batch size on linear scaling; by default the largest that crossed with
-            a fitted excess of tokens, B/B_crit, of at most an eighth.
-        rng_seed: of the bootstrap.
+        censored: same shape, true if `steps` is a bound.
 
     Raises:
-        SweepError: if fewer than three batch sizes crossed, or the numbers are no step counts.
+        SweepError: if fewer than three batch sizes reached the target.
     """
-    sizes, logs, bounds = _checked(batch_sizes, steps, censored)
-    point, spread = _fit_with_spread(sizes, logs, bounds)
-    resampled = _resampled(sizes, logs, bounds, spread, point, rng_seed)
-    columns = zip(_parameters(point, sizes), resampled.T, strict=True)
-    s_min, e_min, b_crit = (_estimate(value, column, len(logs)) for value, column in columns)
-    if b_opt is None:
-        linear = sizes[~bounds.all(0) & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
-        b_opt = float(linear.max()) if len(linear) else None
-    residuals = logs - _curve(point, sizes)
-    cells = np.where(bounds, np.nan, logs).mean(0)
-    return StepsFit(
-        s_min=s_min,
-        e_min=e_min,
-        b_crit=b_crit,
-        b_overhead=b_crit.scaled(OVERHEAD),
-        b_opt=b_opt,
-        b_star=None if b_opt is None else b_crit.scaled(OVERHEAD, (1 + OVERHEAD) * b_opt),
-        residuals=np.where(bounds, residuals.clip(0), residuals),
-        slopes=np.diff(cells) / np.diff(np.log(sizes)),
-        spread=spread,
-    )
-
-
-def _checked(
-    batch_sizes: Sequence[float], steps: ArrayLike, censored: ArrayLike | None
-) -> tuple[Floats, Floats, Flags]:
-    """Return the batch sizes, log S and which are bounds, the last two (seeds, batch sizes)."""
-    sizes, counts = np.asarray(batch_sizes, float), np.atleast_2d(np.asarray(steps, float))
-    bounds = np.zeros(counts.shape, bool)
+    sizes, logs = np.asarray(batch_sizes, float), np.log(np.atleast_2d(np.asarray(steps, float)))
+    bounds = np.zeros(logs.shape, bool)
     if censored is not None:
         bounds = np.atleast_2d(np.asarray(censored, bool))
-    shapes = {counts.shape, bounds.shape, (len(counts), len(sizes))}
-    is_grid = len(shapes) == 1 and bool((np.diff(sizes, prepend=0) > 0).all())
-    if not (is_grid and np.isfinite(counts).all() and (counts > 0).all()):
-        raise SweepError(
-            "Steps to a target must be positive and finite, one for each seed and increasing "
-            f"batch size, got {counts.tolist()} at {sizes.tolist()}. Mark a trial that did not "
-            "reach the target as censored, with the steps it took."
-        )
     crossed = int((~bounds.all(0)).sum())
     if crossed < LEAST_BATCH_SIZES:
         raise SweepError(
             f"A fit must have {LEAST_BATCH_SIZES} batch sizes that reached the target, got "
             f"{crossed}. Raise the target or the budget, or add batch sizes."
         )
-    return sizes, np.log(counts), bounds
+    point, spread = _fit_with_spread(sizes, logs, bounds)
+    seeds = len(logs)
+    draws = np.random.default_rng(0).multinomial(
+        seeds, [1 / seeds] * seeds, RESAMPLES if seeds > 1 else 0
+    )
+    weights, counts = np.unique(draws, axis=0, return_counts=True)
+    fits = [_fit(sizes, logs, bounds, spread, point, row)[0] for row in weights]
+    resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
+    columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
+    s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
+    linear = sizes[~bounds.all(0) & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
+    b_opt = float(linear.max()) if len(linear) else None
+    b_star = None
+    if b_opt is not None:
+        b_star = Estimate(*((1 + OVERHEAD) * b_opt + OVERHEAD * end for end in b_crit))
+    residuals = logs - _curve(point, sizes)
+    cells = np.where(bounds, np.nan, logs).mean(0)
+    return StepsFit(
+        s_min=s_min,
+        e_min=e_min,
+        b_crit=b_crit,
+        b_overhead=Estimate(*(OVERHEAD * end for end in b_crit)),
+        b_opt=b_opt,
+        b_star=b_star,
+        residuals=np.where(bounds, residuals.clip(0), residuals),
+        slopes=np.diff(cells) / np.diff(np.log(sizes)),
+        spread=spread,
+    )
 
 
 def _curve(point: Floats, sizes: Floats) -> Floats:
@@ -225,16 +138,16 @@ def _fit(
 
 def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floats, float]:
     """Alternate the fit with the spread: σ² is the mean of E r², over N − 2, as in EM."""
-    weights, known = np.ones(len(logs)), ~censored
+    weights = np.ones(len(logs))
     spread, point = LEAST_SPREAD, np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
     for turn in range(SPREAD_ROUNDS):
-        point, left = _fit(sizes, logs, censored, spread, point, weights)
+        point, cost = _fit(sizes, logs, censored, spread, point, weights)
         if turn == 0:  # the published digits, unless they are not of the optimum
             start, tolerance = np.array(PUBLISHED_START), PUBLISHED_TOLERANCE
             early, more = _fit(sizes, logs, censored, spread, start, weights, tolerance)
-            point = early if more <= left * (1 + CLEARLY) else point
+            point = early if more <= cost * (1 + OTHER_OPTIMUM) else point
         gap = _curve(point, sizes) - logs
-        squares = float((gap[known] ** 2).sum())
+        squares = float((gap[~censored] ** 2).sum())
         if turn > 0:
             z = gap[censored] / spread
             slope = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)
@@ -243,18 +156,6 @@ def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floa
         if not censored.any() or abs(spread - last) <= SPREAD_TOLERANCE * spread:
             break
     return point, spread
-
-
-def _resampled(
-    sizes: Floats, logs: Floats, censored: Flags, spread: float, point: Floats, rng_seed: int
-) -> Floats:
-    """Return the parameters of fits to resampled seeds, (resamples, 3); none for one seed."""
-    seeds = len(logs)
-    rng = np.random.default_rng(rng_seed)
-    draws = rng.multinomial(seeds, [1 / seeds] * seeds, RESAMPLES if seeds > 1 else 0)
-    weights, times = np.unique(draws, axis=0, return_counts=True)
-    fits = [_fit(sizes, logs, censored, spread, point, row)[0] for row in weights]
-    return np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3).repeat(times, axis=0)
 
 
 def _parameters(point: Floats, sizes: Floats) -> tuple[float, float, float]:
@@ -275,7 +176,52 @@ def _estimate(log_value: float, resampled: Floats, seeds: int) -> Estimate:
     if not np.isfinite([log_value, *resampled]).all():
         return Estimate(value, 0.0, math.inf)
     error = float(resampled.std()) * math.sqrt(seeds / (seeds - 1))
-    half = float(student.ppf(0.975, seeds - 1)) * error
+    half = float(student.ppf(TAILS[1], seeds - 1)) * error
     with np.errstate(over="ignore"):
         low, high = np.exp([log_value - half, log_value + half])
     return Estimate(value, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """B_simple over some steps; each number with its 95 % interval."""
+
+    value: Estimate | None  # sequences; None is unresolved: the interval of square contains 0
+    trace: Estimate  # tr Σ of the gradient of one sequence
+    square: Estimate  # |G|²; may be negative, because it is not clamped
+    records: int
+
+
+def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale:
+    """Average tr Σ̂ and Ĝ² separately over records in order, then divide.
+
+    Intervals are those of a bootstrap of moving blocks of ⌊√n⌋ records that wrap round at the end
+    (Politis & Romano 1992), widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, for the
+    m blocks.
+
+    Args:
+        traces: tr Σ̂ of each of four or more records, as `sweep.training.noise` records them.
+        squares: Ĝ² of each.
+    """
+    values = np.array([traces, squares], float).T  # (records, 2)
+    length = math.isqrt(len(values))
+    blocks = len(values) // length
+    wrapped = np.concatenate([values, values[: length - 1]])
+    windows = np.lib.stride_tricks.sliding_window_view(wrapped, length, axis=0).mean(-1)
+    starts = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, blocks))
+    means = windows[starts].mean(1)  # (resamples, 2)
+    widening = float(student.ppf(TAILS[1], blocks - 1) / student.ppf(TAILS[1], math.inf))
+    widening *= math.sqrt(blocks / (blocks - 1))
+    estimates = []
+    for mean, resampled in zip(values.mean(0).tolist(), means.T, strict=True):
+        ends = np.quantile(resampled, TAILS).tolist()
+        estimates.append(Estimate(mean, *(mean + widening * (end - mean) for end in ends)))
+    trace, square = estimates
+    ratio = None
+    if square.low > 0:
+        ratios = np.full(len(means), np.inf)
+        np.divide(means[:, 0], means[:, 1], out=ratios, where=means[:, 1] > 0)
+        value = trace.value / square.value
+        ends = np.quantile(ratios, TAILS, method="nearest").tolist()
+        ratio = Estimate(value, *(value * (end / value) ** widening for end in ends))
+    return NoiseScale(ratio, trace, square, len(values))

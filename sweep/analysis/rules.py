@@ -1,7 +1,8 @@
 """The rules that need only a table of trials; they judge our trials.csv and published tables alike.
 
-Each rule returns the batch sizes at fault (none: the condition holds) and a message with the
-numbers, or None if it does not apply. Sources and thresholds: docs/audit.md.
+Each rule returns the batch sizes at fault (none if its condition holds) and a sentence with the
+numbers, or None if it does not apply. Conditions and remedies: checks.toml. Sources and thresholds:
+docs/audit.md.
 """
 
 import json
@@ -14,33 +15,32 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, policy_label, short
+from sweep.analysis.comparison import SEEDS_FOR_SPREAD, policy_label
 from sweep.analysis.optimum import TunedRate, tuned_rates
-from sweep.config.numbers import format_count
 from sweep.plan.plan import Plan
 
 ROUND = (1, 2, 5, *(digit * 10**power for power in range(4) for digit in (10, 20, 25, 50)))
 SETTINGS = ["batch_size", "learning_rate", "context_length", "token_budget"]
 SETTINGS += ["weight_decay", "adam_beta2"]
-LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that is given
-OURS = {"beta2": "adam_beta2", "tokens": "token_budget"}  # other names in trials.csv
-TOKENS_TOLERANCE = 0.01  # of the steps that the budget gives
+LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
+OTHER_NAMES = {"beta2": "adam_beta2", "tokens": "token_budget"}  # in trials.csv
+TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 EQUAL_STEPS = 1.05  # most over least
-COLLAPSE = 0.6  # of the throughput of a smaller batch size: spilling, thrashing
-HELD = 2.01  # most over least of an optimizer's time scale: ×2, rounded
+COLLAPSE = 0.6  # share of the throughput of a smaller batch size: spilling, thrashing
+MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 BIAS = 1e-3  # nats between final and best loss
-WARMUP_ROUNDING = 0.02  # of the warmup steps: 1.3k for 1,280
+WARMUP_ROUNDING = 0.02  # share of the warmup steps: 1.3k for 1,280
 MANY_EPOCHS = 4
 INITIAL_LOSS_TOLERANCE = 0.25  # nats around ln V; random logits add up to about 0.15
 UNEVEN_TIMES = 1.25  # longest over shortest total time of trials that differ in their seed
 MIXABLE = ("device", "torch_version", "git_commit", "devices")
 FOLLOW_FROM_MICROBATCH = ("microbatch", "gradient_accumulation", "generation_batch_size")
 
-Verdict = tuple[Iterable[Any], str] | None  # batch sizes at fault, message
+Verdict = tuple[Iterable[Any], str] | None  # batch sizes at fault, evidence
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class TrialTable:
     """One table of trials, prepared for the rules."""
 
     rows: pd.DataFrame  # every trial, with loss, true_steps and flags of failure
@@ -49,7 +49,7 @@ class Evidence:
     wrong_steps: pd.DataFrame  # the cells whose column steps is not true_steps
     log_formula: tuple[int, int, int] | None  # a, b, c that explain the column steps
     rates: tuple[TunedRate, ...]  # the grid of learning rates of each batch size
-    is_own: bool  # whether the table is a trials.csv, whose counts are exact
+    is_own: bool  # whether it is a trials.csv, whose counts are exact
     has_target: bool  # whether the loss is the log of the tokens to a target
 
 
@@ -58,10 +58,9 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
 
     The plan adds the vocabulary; without it, the rule that needs it is left out.
     """
-    rows = trials.rename(columns=OURS).drop(columns="best_valid_loss", errors="ignore")
+    rows = trials.rename(columns=OTHER_NAMES).drop(columns="best_valid_loss", errors="ignore")
     pairs = zip(rows["policy"], rows["learning_rate"], strict=True)
     rows["label"] = [policy_label(str(policy), float(rate)) for policy, rate in pairs]
-    is_tuning = rows["stage"] == "tune"
     for name, default in (("state", "unknown"), ("cause", "")):
         rows[name] = rows[name].astype(object).where(rows[name].notna(), default)
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
@@ -69,10 +68,10 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != "COMPLETE"
     rows["hours"] = rows["seconds_training"] / 3600
-    tokens = rows["token_budget"] / (rows["steps"] * rows["batch_size"])
-    rows["context_length"] = tokens.round().median()
+    tokens_per_step = rows["token_budget"] / rows["steps"]
+    rows["context_length"] = (tokens_per_step / rows["batch_size"]).round().median()
+    is_tuning, is_pruned = rows["stage"] == "tune", rows["state"] == "PRUNED"
     # Reports are pruned on the way to a target only.
-    is_pruned = rows["state"] == "PRUNED"
     has_target = bool((rows["tokens_to_target"].notna() | (is_pruned & ~is_tuning)).any())
     if plan is not None:
         has_target = plan.settings.target is not None
@@ -89,7 +88,7 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     return rows
 
 
-def prepare(table: pd.DataFrame) -> Evidence:
+def prepare(table: pd.DataFrame) -> TrialTable:
     """Derive the true steps, the failures, the cells and the grids of rates."""
     rows, is_own = table.copy(), "policy" in table
     has_target = is_own and bool(rows["has_target"].any())
@@ -109,362 +108,285 @@ def prepare(table: pd.DataFrame) -> Evidence:
     best = cells.sort_values("loss", kind="stable").drop_duplicates("batch_size")
     tolerance = 0.0 if is_own else (TOKENS_TOLERANCE * cells["true_steps"]).clip(lower=1)
     wrong = cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
-    known = cells.dropna(subset=["steps", "true_steps"])
-    formula = explain_log_rows(known["steps"], known["true_steps"]) if len(wrong) else None
+    counted = cells.dropna(subset=["steps", "true_steps"])
+    formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else None
     best, rates = best.sort_values("batch_size"), tuned_rates(rows)
-    return Evidence(rows, cells, best, wrong, formula, rates, is_own, has_target)
+    return TrialTable(rows, cells, best, wrong, formula, rates, is_own, has_target)
 
 
 def explain_log_rows(rows: pd.Series, steps: pd.Series) -> tuple[int, int, int] | None:
     """Find round a, b, c with rows = T/a + T/max(b, T/c) + 1, rounded down, T each of `steps`."""
-    true, listed = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64), rows.to_numpy()
+    true = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64)
     if len(set(true)) < 3:
         return None  # fewer points fit some formula by chance
-
-    def fits(formula: tuple[int, int, int], some: slice) -> bool:
-        (a, b, c), few = formula, true[some]
-        return bool((few // a + few // np.maximum(b, few // c) + 1 == listed[some]).all())
-
-    likely = [formula for formula in product(ROUND, ROUND, ROUND) if fits(formula, slice(3))]
-    return next((formula for formula in likely if fits(formula, slice(None))), None)
-
-
-def execution_differences(trials: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the execution settings that differ between completed trials, with their values.
-
-    The microbatch size counts as mixed only between trials of one batch size.
-    """
-    done = trials[trials["execution"].notna() & (trials["state"] == "COMPLETE")]
-    seen: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in MIXABLE}
-    for text in set(done["execution"]):
-        for name, value in json.loads(text).items():
-            if not name.startswith(FOLLOW_FROM_MICROBATCH):
-                seen.setdefault(f"execution.{name}", set()).add(json.dumps(value))
-    for batch, sizes in done.groupby("batch_size")["microbatch_size"]:
-        seen[f"microbatch_size at batch size {batch}"] = {f"{size:g}" for size in sizes}
-    return {name: sorted(values) for name, values in seen.items() if len(values) > 1}
+    formulas = np.array(list(product(ROUND, repeat=3)))
+    for some in (slice(3), slice(None)):  # few formulas fit the first three cells
+        a, b, c = formulas.T[:, :, None]
+        fitted = true[some] // a + true[some] // np.maximum(b, true[some] // c) + 1
+        formulas = formulas[(fitted == rows.to_numpy()[some]).all(axis=1)]
+    return tuple(formulas[0].tolist()) if len(formulas) else None
 
 
 def _ratio(values: pd.Series) -> float:
     return float(values.max() / values.min()) if len(values) else 1.0
 
 
-def _range(known: pd.DataFrame, values: pd.Series, form: str) -> str:
-    pairs = sorted(zip(values, known["batch_size"], strict=True))
-    ends = [f"{value:{form}} at batch size {batch:g}" for value, batch in (pairs[0], pairs[-1])]
-    return " to ".join(ends)
+def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
+    low, high = values.min(), values.max()
+    if low == high or values.empty:
+        return f"{low:{form}} at every batch size"
+    by_size = pd.Series(values.to_numpy(), cells["batch_size"])
+    first, last = by_size.idxmin(), by_size.idxmax()
+    return f"{low:{form}} at batch size {first:g} to {high:{form}} at batch size {last:g}"
 
 
-def steps_are_log_rows(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    if evidence.log_formula is None:
+# `cells` are the best cells of all batch sizes that have every column that a rule needs.
+
+
+def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    if table.log_formula is None:
         return (), "No formula of log rows explains the column steps."
-    a, b, c = evidence.log_formula
-    row = evidence.wrong_steps.iloc[0]
+    (a, b, c), row = table.log_formula, table.wrong_steps.iloc[0]
     return (
-        evidence.cells["batch_size"],
-        f"The column steps counts rows of a log: T/{a} + T/max({b}, T/{c}) + 1 gives it at every "
-        "batch size, where T = tokens / (batch size × context) is the number of optimizer steps "
-        f"({row['steps']:,.0f} rows for {row['true_steps']:,.0f} steps at batch size "
-        f"{row['batch_size']:g}).",
+        table.cells["batch_size"],
+        f"The column steps counts rows of a log: it is T/{a} + T/max({b}, T/{c}) + 1, where T = "
+        f"tokens / (batch size × context) are the optimizer steps ({row['steps']:,.0f} rows for "
+        f"{row['true_steps']:,.0f} steps at batch size {row['batch_size']:g}).",
     )
 
 
-def tokens_mismatch(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    off = evidence.wrong_steps
-    if evidence.log_formula is not None:
+def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    if table.log_formula is not None:
         return None
-    if off.empty:
-        return (), "steps × batch size × context is the token count at every batch size."
-    row = off.iloc[0]
-    tokens = row["steps"] * row["batch_size"] * row["context_length"]
-    return (
-        off["batch_size"],
-        "steps × batch size × context is not the token budget: at batch size "
-        f"{row['batch_size']:g}, {row['steps']:,.0f} steps are {format_count(tokens)} tokens, "
-        f"while {format_count(row['token_budget'])} are {row['true_steps']:,.0f} steps.",
-    )
+    listed = [
+        f"{row['steps']:,.0f} for {row['true_steps']:,.0f} at batch size {row['batch_size']:g}"
+        for row in table.wrong_steps.to_dict("records")
+    ]
+    text = f"Steps that are not tokens / (batch size × context): {', '.join(listed) or 'none'}."
+    return table.wrong_steps["batch_size"], text
 
 
-def _tokens_at_equal_steps(known: pd.DataFrame) -> float:
-    """Return the ratio of the trained tokens if steps are equal and tokens are not; else 0."""
-    tokens = known["steps"] * known["batch_size"] * known["context_length"].fillna(1)
-    return _ratio(tokens) if _ratio(known["steps"]) <= EQUAL_STEPS < _ratio(tokens) else 0.0
+def _has_equal_steps_only(cells: pd.DataFrame) -> bool:
+    tokens = cells["steps"] * cells["batch_size"] * cells["context_length"].fillna(1)
+    return _ratio(cells["steps"]) <= EQUAL_STEPS < _ratio(tokens)
 
 
-def equal_steps_not_tokens(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    factor = _tokens_at_equal_steps(known)
-    if not factor or evidence.log_formula is not None:
-        return (), f"Steps differ by up to a factor of {_ratio(known['steps']):.3g}."
-    return (
-        known["batch_size"],
-        f"Every batch size took about {known['steps'].median():,.0f} steps, so the training tokens "
-        f"differ by a factor of {factor:.3g}. Losses at equal steps do not show which batch size "
-        "makes the best use of a token budget.",
-    )
+def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    is_off = _has_equal_steps_only(cells) and table.log_formula is None
+    text = f"Steps: {_range(cells, cells['steps'], ',.0f')}."
+    return cells["batch_size"] if is_off else (), text
 
 
-def tokens_differ(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    counts, tolerance = known["token_budget"], 1.0 if evidence.is_own else 1 + TOKENS_TOLERANCE
-    if counts.empty or _tokens_at_equal_steps(known):
+def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    if cells.empty or _has_equal_steps_only(cells):
         return None
-    text = f"Training tokens are {counts.min():,.0f} to {counts.max():,.0f}."
-    return known["batch_size"] if _ratio(counts) > tolerance else (), text
+    is_off = _ratio(cells["token_budget"]) > (1 if table.is_own else 1 + TOKENS_TOLERANCE)
+    text = f"Training tokens: {_range(cells, cells['token_budget'], ',.0f')}."
+    return cells["batch_size"] if is_off else (), text
 
 
-def fixed_learning_rate(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    rates, sizes = evidence.rows["learning_rate"].dropna(), set(evidence.rows["batch_size"])
-    is_fixed = rates.nunique() == 1 and len(sizes & set(known["batch_size"])) > 1
-    if evidence.is_own:
-        is_fixed = set(evidence.rows["policy"]) == {"fixed"}
-    if not is_fixed:
-        return (), f"Learning rates from {rates.min():.3g} to {rates.max():.3g} were used."
-    return (
-        set(known["batch_size"]) or sizes,
-        f"One learning rate, {short(rates.iloc[0])}, at every batch size. The best rate changes "
-        "with the batch size, so this compares how well the rate suits each batch size as much as "
-        "the batch sizes; a higher loss is no sign of worse generalisation.",
-    )
-
-
-def scaled_learning_rate(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    rules = [p for p in evidence.rows["policy"].unique() if p.startswith(("sqrt", "linear"))]
-    text = "it was not tuned at each batch size, so this tests the rule as much as the batch sizes."
-    sizes = evidence.rows["batch_size"]
-    return (sizes, f"A scaling rule sets the rate ({rules[0]}); {text}") if rules else None
-
-
-def learning_rate_at_edge(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    rows, rates, is_own = evidence.rows, evidence.rates, evidence.is_own
-    reported = set(rows.loc[rows["stage"] != "tune", "batch_size"])
-    is_tuned = is_own and bool((rows["policy"] == "tuned").any())
-    if not (rates or is_tuned):
-        return None
-    untuned = reported - {rate.batch_size for rate in rates} if is_own else set()
-    empty = [rate.batch_size for rate in rates if rate.optimum.best is None and is_own]
-    edges = [rate for rate in rates if rate.optimum.best and not rate.optimum.is_inside]
-    listed = ", ".join(
-        f"{rate.optimum.best:.3g} of {len(rate.trials['loss'].dropna())} tried "
-        f"{f'({rate.has_no_result} more did not end) ' if rate.has_no_result else ''}"
-        f"at batch size {rate.batch_size}"
-        for rate in edges
-    )
-    parts = {
-        "The best learning rate is the lowest or highest that was tried, so a better one may lie "
-        "beyond: ": listed,
-        "No rate completed at batch size ": ", ".join(map(str, empty)),
-        "No rate was tuned at batch size ": ", ".join(f"{size:g}" for size in sorted(untuned)),
-    }
-    wrong = " ".join(f"{start}{text}." for start, text in parts.items() if text)
-    return [*untuned, *empty, *(r.batch_size for r in edges)], wrong or _rate_texts(evidence)
-
-
-def _rate_texts(evidence: Evidence) -> str:
-    texts = []
-    for rate in evidence.rates:
-        optimum, rates = rate.optimum, rate.trials["learning_rate"]
+def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    rates, sizes = table.rows["learning_rate"].dropna(), set(cells["batch_size"])
+    is_fixed = rates.nunique() == 1 and len(sizes) > 1
+    if table.is_own:
+        is_fixed = set(table.rows["policy"]) == {"fixed"}
+        sizes = sizes or set(table.rows["batch_size"])
+    if is_fixed:
         text = (
-            f"Batch size {rate.batch_size}: {optimum.best or math.nan:.3g}, inside "
-            f"{rates.min():.3g} to {rates.max():.3g}, {rate.tried} trials"
+            f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may "
         )
-        if optimum.rate is not None:
-            ends = optimum.interval
-            interval = f" [{ends[0]:.3g}, {ends[1]:.3g}]" if ends else ""
-            text += f", vertex {optimum.rate:.3g}{interval}"
-        if optimum.plateau:
-            text += f", within one σ {optimum.plateau[0]:.3g} to {optimum.plateau[1]:.3g}"
-        if rate.has_other_dimensions:
-            text += ", at the β2 and weight decay of the best trial, which are not bracketed"
-        texts.append(f"{text}.")
-    return " ".join(texts)
+        return sizes, f"{text}only show that the rate suits a batch size less."
+    return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
 
 
-def tuning_incomplete(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    early = [rate.batch_size for rate in evidence.rates if not rate.is_full]
-    failed = {rate.batch_size: rate.failed for rate in evidence.rates if rate.failed}
-    counts = ", ".join(f"{count} at batch size {size}" for size, count in failed.items())
-    sizes = ", ".join(map(str, early))
-    text = f"Tuning trials failed: {counts or 'none'}. Tuned at fewer tokens: {sizes or 'none'}."
-    return ([*early, *failed], text) if evidence.rates else None
+def scaled_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    rules = [p for p in table.rows["policy"].unique() if p.startswith(("sqrt", "linear"))]
+    text = f"The rate follows {', '.join(rules)}, so the rule is tested as much as the batch sizes."
+    return (table.rows["batch_size"], text) if rules else None
 
 
-def single_seed(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    counts = evidence.cells.groupby("batch_size")["seeds"].max().dropna()
-    few = counts[counts < SEEDS_FOR_SPREAD]
-    if few.empty:
-        return ((), f"At least {counts.min():g} seeds per batch size.") if len(counts) else None
-    number = {"1": "One seed"}.get(f"{few.max():g}", f"At most {few.max():g} seeds")
-    return (
-        few.index,
-        f"{number} at batch size {', '.join(f'{size:g}' for size in few.index)}. Another seed "
-        "changes every loss by an unknown amount, so no difference between batch sizes can be "
-        "distinguished from chance.",
-    )
+def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    rows, rates, untuned = table.rows, table.rates, set[Any]()
+    if table.is_own and (rates or (rows["policy"] == "tuned").any()):
+        untuned = set(rows.loc[rows["stage"] != "tune", "batch_size"])
+        untuned -= {rate.batch_size for rate in rates}
+    elif not rates:
+        return None
+    edges = [r for r in rates if not r.optimum.is_inside and (r.optimum.best or table.is_own)]
+    texts = [_describe_optimum(rate) for rate in edges or rates]
+    texts += [f"Batch size {size:g}: no rate was tuned." for size in sorted(untuned)]
+    return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts)
 
 
-def warmup_fraction(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    warmup, steps = known["warmup_steps"], known["true_steps"]
+def _describe_optimum(rate: TunedRate) -> str:
+    optimum, grid = rate.optimum, rate.trials["learning_rate"]
+    if optimum.best is None:
+        return f"Batch size {rate.batch_size}: no rate completed."
+    side = "inside" if optimum.is_inside else "at an end of"
+    parts = [f"the best of {rate.tried} trials, {side} {grid.min():.3g} to {grid.max():.3g}"]
+    if rate.has_no_result:
+        parts.append(f"{rate.has_no_result} rates without a result")
+    if optimum.rate is not None:
+        ends = " [{:.3g}, {:.3g}]".format(*optimum.interval) if optimum.interval else ""
+        parts.append(f"vertex {optimum.rate:.3g}{ends}")
+    if optimum.plateau:
+        parts.append("within one σ {:.3g} to {:.3g}".format(*optimum.plateau))
+    if rate.has_other_dimensions:
+        parts.append("at the β2 and weight decay of the best trial, which are not bracketed")
+    return f"Batch size {rate.batch_size}: {optimum.best:.3g}, {', '.join(parts)}."
+
+
+def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    early = [rate.batch_size for rate in table.rates if not rate.is_full]
+    failed = [rate.batch_size for rate in table.rates if rate.failed]
+    text = f"{sum(rate.failed for rate in table.rates)} tuning trials failed. Batch sizes tuned at "
+    text += f"fewer tokens: {', '.join(map(str, early)) or 'none'}."
+    return ([*early, *failed], text) if table.rates else None
+
+
+def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    counts = table.cells.groupby("batch_size", as_index=False).max().dropna(subset=["seeds"])
+    if counts.empty:
+        return None
+    few = counts["batch_size"][counts["seeds"] < SEEDS_FOR_SPREAD]
+    return few, f"Seeds: {_range(counts, counts['seeds'], 'g')}."
+
+
+def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    warmup, steps = cells["warmup_steps"], cells["true_steps"]
     fraction, tolerance = warmup / steps, (WARMUP_ROUNDING * warmup).clip(lower=1)
+    off = cells[(warmup - fraction.median() * steps).abs() > tolerance]
     if not ((warmup - tolerance) / steps).max() > ((warmup + tolerance) / steps).min():
-        return (), f"Warmup is {fraction.median():.3%} of the steps by the median."
-    off = known[(warmup - fraction.median() * steps).abs() > tolerance]
-    pairs = zip(fraction[off.index], off["batch_size"], strict=True)
-    listed = [f"{part:.3%} at batch size {batch:g}" for part, batch in pairs]
-    return (
-        off["batch_size"],
-        f"Warmup is not the same fraction of every training: {fraction.median():.3%} by the "
-        f"median, but {', '.join(listed)}.",
-    )
+        off = cells.iloc[:0]
+    text = f"Warmup is {fraction.median():.3%} of the steps by the median"
+    return off["batch_size"], f"{text}; {_range(cells, fraction, '.3%')}."
 
 
-def seconds_per_step_outlier(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    hours, sequences = known["hours"], known["true_steps"] * known["batch_size"]
+def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    hours, sequences = cells["hours"], cells["true_steps"] * cells["batch_size"]
     digits = next((d for d in range(9) if (hours - hours.round(d)).abs().max() < 1e-12), 9)
     half = 0.5 * 10.0**-digits  # the rounding of hours as written
     fastest = ((hours + half) / sequences).cummin().shift()
-    slow = known[(hours - half) / sequences > fastest / COLLAPSE]
+    slow = cells[(hours - half) / sequences > fastest / COLLAPSE]
     if slow.empty:
         return (), "No batch size is much slower per sequence than a smaller one."
     row = slow.iloc[-1]
-    smaller = known[known["batch_size"] < row["batch_size"]]
+    smaller = cells[cells["batch_size"] < row["batch_size"]]
     base = smaller.loc[(hours / sequences)[smaller.index].idxmin()]
     late, early = (3600 * cell["hours"] / cell["true_steps"] for cell in (row, base))
     memory = row.get("device_memory_gib", math.nan)
-    size = "" if math.isnan(memory) else f" of {memory:g} GiB"
+    device = "a device" if math.isnan(memory) else f"a device of {memory:g} GiB"
     return (
         slow["batch_size"],
         f"A step of batch size {row['batch_size']:g} took {late:.3f} s, one of "
         f"{base['batch_size']:g} {early:.3f} s: {late / early:.1f} times as long for "
-        f"{row['batch_size'] / base['batch_size']:.3g} times the work. Compilation happens once "
-        f"and cannot explain this; a device{size} that spills into host memory can, or an "
-        "allocator that thrashes.",
+        f"{row['batch_size'] / base['batch_size']:.3g} times the work. Compilation cannot explain "
+        f"this; {device} that spills into host memory or an allocator that thrashes can.",
     )
 
 
-def adamw_time_scale(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    known = known[known["weight_decay"] > 0]
-    scale = 1 / (known["learning_rate"] * known["weight_decay"] * known["true_steps"])
-    if known.empty:
+def adamw_time_scale(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    cells = cells[cells["weight_decay"] > 0]
+    if cells.empty:
         return None
-    return (
-        known["batch_size"] if _ratio(scale) > HELD else (),
-        "AdamW's time scale 1/(rate × weight decay × steps), as a fraction of the training, ranges "
-        f"from {_range(known, scale, '.3g')}.",
-    )
+    scale = 1 / (cells["learning_rate"] * cells["weight_decay"] * cells["true_steps"])
+    is_off, text = _ratio(scale) > MOST_TIME_SCALES, _range(cells, scale)
+    return cells["batch_size"] if is_off else (), f"1/(rate × weight decay × steps): {text}."
 
 
-def beta2_half_life(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    known = known[known["adam_beta2"] < 1]
-    tokens_per_step = known["batch_size"] * known["context_length"]
-    half_life = tokens_per_step * math.log(0.5) / np.log(known["adam_beta2"])
-    if known.empty:
+def beta2_half_life(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    cells = cells[cells["adam_beta2"] < 1]
+    if cells.empty:
         return None
-    return (
-        known["batch_size"] if _ratio(half_life) > HELD else (),
-        "The half-life of Adam's second moment, in tokens, ranges from "
-        f"{_range(known, half_life, ',.0f')}.",
-    )
+    tokens_per_step = cells["batch_size"] * cells["context_length"]
+    tokens = tokens_per_step * math.log(0.5) / np.log(cells["adam_beta2"])
+    is_off, text = _ratio(tokens) > MOST_TIME_SCALES, _range(cells, tokens, ",.0f")
+    return cells["batch_size"] if is_off else (), f"Half-life in tokens: {text}."
 
 
-def best_of_evaluations(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    text = "The least loss of many evaluations is biased downwards"
-    both = known[known["final_valid_loss"].notna()]
+def best_of_evaluations(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    both = cells[cells["final_valid_loss"].notna()]
     if both.empty:
-        return known["batch_size"], f"{text}, and no final loss is given."
+        return cells["batch_size"], "No final loss is given."
     bias = both["final_valid_loss"] - both["best_valid_loss"]
-    final, least = (
-        [f"{batch:g}" for batch in both.sort_values(name, kind="stable")["batch_size"]]
+    final, best = (
+        ", ".join(f"{size:g}" for size in both.sort_values(name, kind="stable")["batch_size"])
         for name in ("final_valid_loss", "best_valid_loss")
     )
-    changed = f"another ranking ({', '.join(least)} instead of {', '.join(final)})"
-    return (
-        both["batch_size"] if final != least else both[bias > BIAS]["batch_size"],
-        f"{text}: best_valid_loss is up to {bias.max():.4f} below final_valid_loss, and gives "
-        f"{'the same ranking' if final == least else changed} of the batch sizes.",
-    )
+    ranking = "the same ranking" if final == best else f"another ranking ({best}, not {final})"
+    text = f"best_valid_loss is up to {bias.max():.4f} below final_valid_loss and gives {ranking}."
+    return both["batch_size"] if final != best else both["batch_size"][bias > BIAS], text
 
 
-def missing_batch_size(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    rows = evidence.rows[evidence.rows["stage"] != "tune"]
-    keys = list(zip(rows["batch_size"], rows["learning_rate"].fillna(0), strict=True))
-    done = {key for key, is_failed in zip(keys, rows["is_failed"], strict=True) if not is_failed}
-    batches = {batch for batch, _ in done}
+def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    rows = table.rows[table.rows["stage"] != "tune"]
+    keys = rows["batch_size"].astype(str) + " " + rows["learning_rate"].astype(str)
+    done = rows[~rows["is_failed"]]
     # A rate that diverged next to one that did not belongs to tuning: nothing is missing.
-    is_lost = [key in done or key[0] not in batches for key in keys]
-    lost = rows[rows["is_failed"] & (rows["is_out_of_memory"] | np.array(is_lost, bool))]
-    pairs = [
-        *zip(lost["batch_size"], lost["status"].str[:40], strict=True),
-        *(
-            (b, "no rate decided yet")
-            for b in {*evidence.rows["batch_size"]} - {*rows["batch_size"]}
-        ),
-    ]
-    words = list(dict.fromkeys(f"{batch:g} ({status or 'no loss'})" for batch, status in pairs))
-    text = f"The loss of some or all seeds is missing at batch size {', '.join(words)}."
-    return [batch for batch, _ in pairs], text if pairs else "No loss is missing."
+    is_needed = keys.isin(keys[done.index]) | ~rows["batch_size"].isin(done["batch_size"])
+    lost = rows[rows["is_failed"] & (rows["is_out_of_memory"] | is_needed)]
+    reasons = dict(zip(lost["batch_size"], lost["status"].str[:40], strict=True))
+    undecided = set(table.rows["batch_size"]) - set(rows["batch_size"])
+    reasons |= dict.fromkeys(undecided, "no rate decided yet")
+    listed = [f"{size:g} ({reason or 'no loss'})" for size, reason in reasons.items()]
+    return reasons, f"Batch sizes that lack the loss of a seed: {', '.join(listed) or 'none'}."
 
 
-def diverged(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    is_tuning, has_diverged = evidence.rows["stage"] == "tune", evidence.rows["has_diverged"]
-    reports = evidence.rows["batch_size"][~is_tuning & has_diverged]
-    text = f"{len(reports)} of {(~is_tuning).sum()} reporting trials"
-    tuning = f" and {(is_tuning & has_diverged).sum()} of {is_tuning.sum()} tuning trials"
-    return reports, f"{text}{tuning if is_tuning.any() else ''} diverged."
+def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    is_tuning, has_diverged = table.rows["stage"] == "tune", table.rows["has_diverged"]
+    text = f"{(~is_tuning & has_diverged).sum()} of {(~is_tuning).sum()} reporting trials and "
+    text += f"{(is_tuning & has_diverged).sum()} of {is_tuning.sum()} tuning trials diverged."
+    return table.rows["batch_size"][~is_tuning & has_diverged], text
 
 
-def batch_size_at_edge(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    sizes = known["batch_size"].to_list()
+def batch_size_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    sizes = cells["batch_size"].to_list()
     if len(sizes) < 3:
         return None
-    best = known.loc[known["loss"] == known["loss"].min(), "batch_size"].to_list()
-    text = f"The least loss is at batch size {best[0]:g} of {sizes[0]:g} to {sizes[-1]:g}."
-    side = "smaller" if best[0] == sizes[0] else "larger"
+    best = cells.loc[cells["loss"] == cells["loss"].min(), "batch_size"].to_list()
     is_inside = any(sizes[0] < size < sizes[-1] for size in best)
-    return ((), text) if is_inside else (best, f"{text} No {side} one was tried.")
+    text = f"The least loss is at batch size {best[0]:g} of {sizes[0]:g} to {sizes[-1]:g}."
+    return () if is_inside else best, text
 
 
-def many_epochs(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    epochs = evidence.rows["epochs"].astype(float)
+def many_epochs(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    epochs = table.rows["epochs"].astype(float)
     text = f"The data were used for {epochs.max():.3g} epochs."
-    return evidence.rows["batch_size"][epochs > MANY_EPOCHS], text
+    return table.rows["batch_size"][epochs > MANY_EPOCHS], text
 
 
-def initial_loss(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    rows = evidence.rows.dropna(subset=["initial_train_loss"])
+def initial_loss(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    rows = table.rows.dropna(subset=["initial_train_loss"])
     start, expected = rows["initial_train_loss"], math.log(rows["vocabulary"].iloc[0])
-    far = (start - expected).abs() > INITIAL_LOSS_TOLERANCE
-    return (
-        rows["batch_size"][far],
-        f"The loss before training was {start.min():.3f} to {start.max():.3f}; ln V is "
-        f"{expected:.3f}.",
-    )
+    text = f"Loss before training: {_range(rows, start, '.3f')}; ln V is {expected:.3f}."
+    return rows["batch_size"][(start - expected).abs() > INITIAL_LOSS_TOLERANCE], text
 
 
-def mixed_execution(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    mixed = execution_differences(evidence.rows)
-    if not mixed:
-        return (), "All trials ran on the same device, software and settings."
-    listed = "; ".join(f"{name}: {', '.join(values)}" for name, values in mixed.items())
-    return (
-        evidence.rows["batch_size"],
-        f"Execution differs between trials ({listed}). Losses then differ by rounding too, and "
-        "times cannot be compared.",
-    )
+def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    done = table.rows[table.rows["execution"].notna() & (table.rows["state"] == "COMPLETE")]
+    values: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in MIXABLE}
+    for text in set(done["execution"]):
+        for name, value in json.loads(text).items():
+            if not name.startswith(FOLLOW_FROM_MICROBATCH):
+                values.setdefault(f"execution.{name}", set()).add(json.dumps(value))
+    for size, sizes in done.groupby("batch_size")["microbatch_size"]:
+        values[f"microbatch_size at batch size {size}"] = {f"{number:g}" for number in sizes}
+    mixed = [f"{name}: {', '.join(sorted(v))}" for name, v in values.items() if len(v) > 1]
+    text = f"Settings that differ between trials: {'; '.join(mixed) or 'none'}."
+    return table.rows["batch_size"] if mixed else (), text
 
 
-def uneven_times(evidence: Evidence, known: pd.DataFrame) -> Verdict:
-    rows = evidence.rows
-    done = rows[(rows["stage"] != "tune") & ~rows["is_failed"]].groupby("batch_size")
-    ratios = done["seconds_total"].max() / done["seconds_total"].min()
+def uneven_times(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    rows = table.rows[(table.rows["stage"] != "tune") & ~table.rows["is_failed"]]
+    seconds = rows.groupby("batch_size")["seconds_total"]
+    ratios = (seconds.max() / seconds.min()).rename("ratio").reset_index()
     if ratios.empty:
         return None
-    return (
-        ratios.index[ratios > UNEVEN_TIMES],
-        f"Trials that differ only in their seed took up to {ratios.max():.2f} times as long as "
-        f"each other (batch size {ratios.idxmax():g}).",
-    )
+    text = f"Longest over shortest time of the seeds: {_range(ratios, ratios['ratio'], '.2f')}."
+    return ratios["batch_size"][ratios["ratio"] > UNEVEN_TIMES], text
 
 
-RULES: dict[str, Callable[[Evidence, pd.DataFrame], Verdict]] = {
+RULES: dict[str, Callable[[TrialTable, pd.DataFrame], Verdict]] = {
     rule.__name__: rule
     for rule in (
         *(steps_are_log_rows, tokens_mismatch, equal_steps_not_tokens, tokens_differ),

@@ -1,13 +1,13 @@
-"""Differences between batch sizes: paired tests, equivalence, and what more seeds could show.
+"""Differences between batch sizes: paired tests, equivalence, and the power of more seeds.
 
-Losses are paired: one seed gives the same weights and the same stream at every batch size. Two-way
-layout of batch sizes and seeds (randomized blocks); Holm 1979; two one-sided tests, Schuirmann
-1987; power by the noncentral t. docs/statistics.md holds the formulas and the simulations.
+Losses are paired: one seed gives the same weights and the same stream at every batch size, a
+two-way layout of batch sizes and seeds (randomized blocks). Sources: Holm 1979; Schuirmann 1987 for
+the two one-sided tests. Formulas and simulated error rates: docs/statistics.md.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +17,9 @@ from scipy.special import chdtri, nctdtrinc, stdtr, stdtrit
 ALPHA = 0.05
 POWER = 0.8
 EQUIVALENCE_MARGIN = 0.01  # nats
-MOST_SEEDS = 1000  # where the search for enough seeds ends
+MOST_SEEDS = 1000  # upper end of the search for enough seeds
 
-Losses = Mapping[int, Mapping[int, float]]  # batch size -> seed -> final loss in nats
+Losses = Mapping[int, Mapping[int, float]]  # batch size -> seed -> final loss
 Floats = NDArray[np.float64]
 
 
@@ -30,9 +30,10 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
-    def scaled(self, factor: float, start: float = 0.0) -> "Estimate":
-        """Return start + factor times the number and its interval; the factor is positive."""
-        return Estimate(*(start + factor * end for end in self))
+    def __format__(self, form: str) -> str:
+        """Format the value and, if there is one, the interval: `1.5 [1.4, 1.6]`."""
+        ends = f" [{self.low:{form}}, {self.high:{form}}]" if math.isfinite(self.low) else ""
+        return f"{self.value:{form}}{ends}"
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Pair:
     """Two batch sizes compared over the seeds they share."""
 
     batch_sizes: tuple[int, int]
-    by_seed: tuple[float, ...]  # nats, the larger batch size's loss minus the smaller's
-    difference: Estimate  # nats, their mean; the interval is this pair's alone
-    standard_error: float  # nats, the larger of the pooled one and the pair's own
+    by_seed: tuple[float, ...]  # loss of the larger batch size minus that of the smaller
+    difference: Estimate  # their mean; the interval is for this pair alone
+    standard_error: float  # the larger of the pooled one and the pair's own
     p_different: float
     p_different_holm: float  # adjusted over all pairs
     p_equivalent: float  # that the means differ by the margin or more
@@ -55,103 +56,86 @@ class Pair:
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether the means differ by less than the margin: only then "no difference"."""
+        """Whether the means differ by less than the margin."""
         return self.p_equivalent_holm <= ALPHA
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every pair of batch sizes over the seeds that all of them have."""
+    """All pairs of batch sizes over the seeds that all of them have."""
 
     batch_sizes: tuple[int, ...]
     seeds: tuple[int, ...]  # common to all batch sizes; the order of Pair.by_seed
     left_out: dict[int, tuple[int, ...]]  # batch size -> its seeds that another one lacks
+    margin: float  # of equivalence, in `unit`
+    unit: str
     degrees_of_freedom: int
-    variances: dict[int, float]  # batch size -> variance over the seeds, nats²
-    variance_ratio: float  # the largest of them over the smallest
-    margin: float  # nats, within which losses count as no different
-    pairs: tuple[Pair, ...]
-    not_applicable: str = ""  # why there are no pairs
-    unit: str = "nats"
-    least: int | None = None  # the batch size of the least mean loss
+    not_applicable: str = ""  # reason, if there are no pairs
+    pairs: tuple[Pair, ...] = ()
+    sigma: Estimate | None = None  # sd over seeds: residual after batch size and seed; chi-square
+    variance_ratio: float = math.nan  # largest variance of a batch size over the smallest
+    least: int | None = None  # batch size of the least mean loss
 
     def pairs_with(self, batch_size: int) -> tuple[Pair, ...]:
-        """Return the pairs that hold a batch size."""
+        """Return the pairs that contain a batch size."""
         return tuple(pair for pair in self.pairs if batch_size in pair.batch_sizes)
 
 
 def compare_pairs(
     losses: Losses, margin: float = EQUIVALENCE_MARGIN, unit: str = "nats"
 ) -> Comparison:
-    """Compare all pairs of batch sizes by paired t tests, Holm-adjusted, and test equivalence.
+    """Compare all pairs of batch sizes by paired t tests and test equivalence, Holm-adjusted.
 
     Returns:
         A comparison without pairs, and with `not_applicable`, if there are fewer than two batch
         sizes or common seeds, or a loss is not finite (a diverged trial is data: without it the
         means would be those of the lucky seeds).
     """
-    sizes, seeds = tuple(sorted(losses)), _common_seeds(losses)
+    sizes = tuple(sorted(losses))
+    common = set.intersection(*map(set, losses.values())) if losses else set()
+    seeds = tuple(sorted(common))
+    extra = {size: tuple(sorted(set(losses[size]) - common)) for size in sizes}
+    reason = ""
+    if len(sizes) < 2:
+        reason = f"a comparison needs 2 batch sizes, there is {len(sizes) or 'none'}"
+    elif len(seeds) < 2:
+        reason = (
+            f"paired tests need 2 seeds common to all batch sizes, there is {len(seeds) or 'none'}"
+        )
+    for size in reversed(sizes):
+        if not all(map(math.isfinite, losses[size].values())):
+            reason = f"batch size {size} has a loss that is not finite"
     degrees = max(0, (len(sizes) - 1) * (len(seeds) - 1))
-    extra = {size: tuple(sorted(set(losses[size]) - set(seeds))) for size in sizes}
     left_out = {size: others for size, others in extra.items() if others}
-    if reason := _not_applicable(losses):
-        nan = float("nan")
-        return Comparison(sizes, seeds, left_out, degrees, {}, nan, margin, (), reason, unit)
-    table = _table(losses)
+    comparison = Comparison(sizes, seeds, left_out, margin, unit, degrees, reason)
+    if reason:
+        return comparison
+    table = np.array([[losses[size][seed] for seed in seeds] for size in sizes])
+    means, seed_means = table.mean(axis=1), table.mean(axis=0)
+    residuals = table - means[:, None] - seed_means + table.mean()
+    mean_square = float(np.square(residuals).sum() / degrees)
+    squares = degrees * mean_square
+    low, high = (math.sqrt(squares / chdtri(degrees, p)) for p in (ALPHA / 2, 1 - ALPHA / 2))
     variances = table.var(axis=1, ddof=1).tolist()
     least, most = min(variances), max(variances)
-    return Comparison(
-        batch_sizes=sizes,
-        seeds=seeds,
-        left_out=left_out,
-        degrees_of_freedom=degrees,
-        variances=dict(zip(sizes, variances, strict=True)),
+    return replace(
+        comparison,
+        pairs=_pairs(sizes, table, mean_square, degrees, margin),
+        sigma=Estimate(math.sqrt(squares / degrees), low, high),
         variance_ratio=most / least if least else math.inf if most else 1.0,
-        margin=margin,
-        pairs=_pairs(sizes, table, margin),
-        unit=unit,
-        least=sizes[int(table.mean(axis=1).argmin())],
+        least=sizes[int(means.argmin())],
     )
 
 
-def _common_seeds(losses: Losses) -> tuple[int, ...]:
-    sets = [set(by_seed) for by_seed in losses.values()]
-    return tuple(sorted(set.intersection(*sets))) if sets else ()
-
-
-def _not_applicable(losses: Losses) -> str:
-    """Return why the batch sizes cannot be compared, or an empty text."""
-    common = len(_common_seeds(losses))
-    for size in sorted(losses):
-        if not all(math.isfinite(loss) for loss in losses[size].values()):
-            return f"batch size {size} has a loss that is not finite"
-    if len(losses) < 2:
-        return f"a comparison needs 2 batch sizes, there is {len(losses) or 'none'}"
-    if common < 2:
-        return f"paired tests need 2 seeds common to all batch sizes, there is {common or 'none'}"
-    return ""
-
-
-def _table(losses: Losses) -> Floats:
-    seeds = _common_seeds(losses)
-    return np.array([[losses[size][seed] for seed in seeds] for size in sorted(losses)])
-
-
-def _mean_square(table: Floats) -> float:
-    """Return the residual mean square of a table (batch sizes, seeds) with effects of both."""
-    rows, columns = table.mean(axis=1, keepdims=True), table.mean(axis=0, keepdims=True)
-    residuals = table - rows - columns + table.mean()
-    return float(np.square(residuals).sum() / ((rows.size - 1) * (columns.size - 1)))
-
-
-def _pairs(sizes: tuple[int, ...], table: Floats, margin: float) -> tuple[Pair, ...]:
+def _pairs(
+    sizes: tuple[int, ...], table: Floats, mean_square: float, degrees: int, margin: float
+) -> tuple[Pair, ...]:
     count, seeds = table.shape
-    degrees = (count - 1) * (seeds - 1)
     first, second = np.triu_indices(count, 1)
     by_seed = table[second] - table[first]  # (pairs, seeds)
     mean = by_seed.mean(axis=1)
     own = by_seed.std(axis=1, ddof=1) / math.sqrt(seeds)
-    error = np.maximum(math.sqrt(2 * _mean_square(table) / seeds), own)
+    error = np.maximum(math.sqrt(2 * mean_square / seeds), own)
     half = stdtrit(degrees, 1 - ALPHA / 2) * error
     different = 2 * stdtr(degrees, -_ratio(np.abs(mean), error))
     # The larger p value of the two one-sided tests is that of the nearer edge.
@@ -180,36 +164,20 @@ def holm(p_values: Floats) -> Floats:
     return adjusted
 
 
-def seeds_sd(losses: Losses) -> Estimate | None:
-    """Return σ of seeds: the residual of a loss after its batch size and its seed, in nats.
-
-    The interval is by chi-square with (k-1)(n-1) degrees of freedom, for equal variances. None if
-    the batch sizes cannot be compared.
-    """
-    if _not_applicable(losses):
-        return None
-    table = _table(losses)
-    degrees = (table.shape[0] - 1) * (table.shape[1] - 1)
-    squares = degrees * _mean_square(table)
-    low, high = (math.sqrt(squares / chdtri(degrees, p)) for p in (ALPHA / 2, 1 - ALPHA / 2))
-    return Estimate(math.sqrt(squares / degrees), low, high)
-
-
 def minimal_detectable_difference(
     sigma: float, seeds: int, batch_sizes: int, pairs: int = 1
 ) -> float | None:
-    """Return the difference that a pair's test finds with power .8; None below 2 seeds.
+    """Return the difference that a pair's test detects with power .8; None below 2 seeds.
 
-    Two-sided at .05 over `pairs` (1 for one pair by itself, all of them after Holm's adjustment),
-    with the pooled standard error of `batch_sizes` that share one σ.
+    Two-sided at .05 over `pairs` (1 for a single pair, all of them after Holm's adjustment), with
+    the pooled standard error of `batch_sizes` that share one σ.
     """
     degrees = (batch_sizes - 1) * (seeds - 1)
     if degrees < 1:
         return None
     critical = stdtrit(degrees, 1 - ALPHA / (2 * pairs))
     # The other tail's share of the power is below 1e-6.
-    shift = nctdtrinc(degrees, 1 - POWER, critical)
-    return float(shift) * sigma * math.sqrt(2 / seeds)
+    return float(nctdtrinc(degrees, 1 - POWER, critical)) * sigma * math.sqrt(2 / seeds)
 
 
 def seeds_to_detect(

@@ -4,23 +4,17 @@ See docs/critical-batch-size.md.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from scipy.stats import f as f_distribution
 
-from sweep.analysis.checks import (
-    Check,
-    PolicyChecks,
-    build_check,
-    check_own_rows,
-    scope_sentence,
-)
+from sweep.analysis.checks import Check, PolicyChecks, build_check, check_own_rows, scope_sentence
 from sweep.analysis.comparison import report_trials
 from sweep.analysis.critical_batch_size import StepsFit, fit_steps
 from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.statistics import ALPHA, Estimate, compare_pairs, seeds_sd
+from sweep.analysis.statistics import ALPHA, compare_pairs
 from sweep.errors import SweepError
 from sweep.plan.tuning import PATIENCE, crossing_tokens, smoothed
 
@@ -39,7 +33,7 @@ class Reached(PolicyChecks):
     trials: pd.DataFrame  # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound
     batch_sizes: tuple[int, ...]  # of the fit
     fit: StepsFit | None
-    no_fit: str  # why there is none
+    no_fit: str  # reason, if there is no fit
 
 
 def steps_to_target(sweep: Sweep) -> pd.DataFrame:
@@ -57,10 +51,11 @@ def steps_to_target(sweep: Sweep) -> pd.DataFrame:
     for row in report_trials(sweep.trials).to_dict("records"):
         if row["state"] not in ("COMPLETE", "PRUNED") or row["id"] not in curves:
             continue
-        when, losses = curves[row["id"]]
-        crossed = crossing_tokens(when, losses, target, window)
-        seen = smoothed(when, losses, window)[0]  # a mean of evaluations lies before the last
-        tokens, trained = crossed or float((*when[:1], *seen)[-1]), float(when[-1])
+        evaluated, losses = curves[row["id"]]
+        crossed = crossing_tokens(evaluated, losses, target, window)
+        means_at = smoothed(evaluated, losses, window)[0]  # a mean lies before its last evaluation
+        tokens = crossed or float((*evaluated[:1], *means_at)[-1])
+        trained = float(evaluated[-1])
         seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
         rows.append(
             {
@@ -69,7 +64,7 @@ def steps_to_target(sweep: Sweep) -> pd.DataFrame:
                 "steps": tokens / (row["batch_size"] * context),
                 "seconds": seconds * tokens,
                 "is_censored": crossed is None,
-                "is_early": crossed is not None and crossed <= seen[0],
+                "is_early": crossed is not None and crossed <= means_at[0],
                 "trained_tokens": trained,
                 "trained_seconds": seconds * trained,
             }
@@ -79,43 +74,24 @@ def steps_to_target(sweep: Sweep) -> pd.DataFrame:
 
 def judge_target(sweep: Sweep, cells: pd.DataFrame) -> tuple[Reached, ...]:
     """Fit and check each policy of a sweep to a target, in the plan's order."""
-    trials = steps_to_target(sweep)
-    labels = dict.fromkeys(str(label) for label in cells["label"])
-    return tuple(
-        _judge(sweep, cells[cells["label"] == label], trials[trials["label"] == label], label)
-        for label in labels
-    )
-
-
-def _judge(sweep: Sweep, cells: pd.DataFrame, trials: pd.DataFrame, label: str) -> Reached:
     target = sweep.plan.settings.target
     assert target is not None
-    sizes, fit, no_fit = _fit(trials)
-    losses = {
-        int(str(size)): dict(zip(group["seed"], np.log(group["steps"]), strict=True))
-        for size, group in trials[~trials["is_censored"]].groupby("batch_size")
-    }
-    sigma = seeds_sd(losses) if losses else None
-    degrees = compare_pairs(losses).degrees_of_freedom if losses else 0
-    checks, rates = check_own_rows(sweep, label, cells, sigma, degrees)
-    if sigma:
-        ends = f"[{100 * sigma.low:.1f}, {100 * sigma.high:.1f}]"
-        text = f"Steps to the target vary by {100 * sigma.value:.1f} {ends} % over seeds."
-        seeds = checks["single_seed"]
-        checks["single_seed"] = replace(seeds, evidence=f"{seeds.evidence} {text}")
-    own = (*_fit_checks(sizes, fit, no_fit), *_crossing_checks(trials, target))
-    reports = report_trials(sweep.trials)
-    return Reached(
-        label=label,
-        checks=(*checks.values(), *own),
-        rates=rates,
-        scope=scope_sentence(sweep, reports[reports["label"] == label]),
-        target=target,
-        trials=trials,
-        batch_sizes=sizes,
-        fit=fit,
-        no_fit=no_fit,
-    )
+    table, reports = steps_to_target(sweep), report_trials(sweep.trials)
+    policies = []
+    for label in dict.fromkeys(str(label) for label in cells["label"]):
+        trials = table[table["label"] == label]
+        logs = {
+            int(str(size)): dict(zip(group["seed"], np.log(group["steps"]), strict=True))
+            for size, group in trials[~trials["is_censored"]].groupby("batch_size")
+        }
+        comparison = compare_pairs(logs)
+        checks, rates = check_own_rows(sweep, label, comparison)
+        sizes, fit, no_fit = _fit(trials)
+        sigma = f" and {comparison.sigma:.3f} over seeds" if comparison.sigma else ""
+        checks += _fit_checks(sizes, fit, no_fit, sigma) + _crossing_checks(trials, target)
+        scope = scope_sentence(sweep, reports[reports["label"] == label])
+        policies.append(Reached(label, checks, rates, scope, target, trials, sizes, fit, no_fit))
+    return tuple(policies)
 
 
 def _fit(trials: pd.DataFrame) -> tuple[tuple[int, ...], StepsFit | None, str]:
@@ -126,65 +102,56 @@ def _fit(trials: pd.DataFrame) -> tuple[tuple[int, ...], StepsFit | None, str]:
     bounds = trials.pivot_table(index="seed", columns="batch_size", values="is_censored")
     sizes = tuple(int(size) for size in steps.columns)
     try:
-        fit = fit_steps(sizes, steps.to_numpy(), bounds.loc[steps.index].to_numpy() > 0)
+        return sizes, fit_steps(sizes, steps.to_numpy(), bounds.loc[steps.index] > 0), ""
     except SweepError as error:
         return sizes, None, str(error)
-    return sizes, fit, ""
 
 
-def _fit_checks(sizes: tuple[int, ...], fit: StepsFit | None, no_fit: str) -> tuple[Check, Check]:
+def _fit_checks(
+    sizes: tuple[int, ...], fit: StepsFit | None, no_fit: str, sigma: str
+) -> list[Check]:
     if fit is None:
-        return build_check("critical_batch_size", no_fit, True), build_check(
-            "off_the_curve", no_fit
-        )
+        off = build_check("off_the_curve", no_fit)
+        return [build_check("critical_batch_size", no_fit, True), off]
     is_resolved = math.isfinite(fit.b_crit.high) and fit.b_crit.low > 0
-    remedy = ""
-    if is_resolved and not sizes[0] < fit.b_crit.value < sizes[-1]:
-        remedy = f"Add {'smaller' if fit.b_crit.value <= sizes[0] else 'larger'} batch sizes."
+    is_beyond = is_resolved and not sizes[0] < fit.b_crit.value < sizes[-1]
+    side = "smaller" if fit.b_crit.value <= sizes[0] else "larger"
+    remedy = f"Add {side} batch sizes." if is_beyond else ""
     evidence = (
-        f"S_min {words(fit.s_min)} steps, E_min {words(fit.e_min)} sequences, B_crit "
-        f"{words(fit.b_crit)} sequences, by {len(fit.residuals)} seeds at {len(sizes)} batch sizes."
+        f"S_min {fit.s_min:.4g} steps, E_min {fit.e_min:.4g} sequences, B_crit {fit.b_crit:.4g} "
+        f"sequences, by {len(fit.residuals)} seeds at {len(sizes)} batch sizes."
     )
-    spread = f"The standard deviation of log S about the curve is {fit.spread:.3f}."
-    off = [size for size, is_off in zip(sizes, off_the_curve(fit), strict=True) if is_off]
-    if off:
-        spread += f" Steps at batch size {', '.join(map(str, off))} do not lie on it."
-    return (
-        build_check("critical_batch_size", evidence, not is_resolved or bool(remedy), (), remedy),
-        build_check("off_the_curve", spread, bool(off), off),
-    )
-
-
-def off_the_curve(fit: StepsFit) -> list[bool]:
-    """Return which batch sizes the curve misses by over a tenth, and by more than seeds explain.
-
-    An F test of lack of fit against the spread between seeds, at 5 %.
-    """
+    # F test of lack of fit against the spread between seeds.
     seeds, count = fit.residuals.shape
     means = fit.residuals.mean(0)
     pure = float(((fit.residuals - means) ** 2).sum()) / max(count * (seeds - 1), 1)
     lack = seeds * float((means**2).sum()) / max(count - 2, 1)
     chance = f_distribution.sf(lack / max(pure, 1e-30), count - 2, count * (seeds - 1))
-    if seeds < 2 or chance > ALPHA:
-        return [False] * count
-    return [abs(mean) > LARGE_RESIDUAL for mean in means.tolist()]
+    off_sizes = []
+    if seeds > 1 and chance <= ALPHA:
+        off_sizes = list(np.array(sizes)[np.abs(means) > LARGE_RESIDUAL])
+    spread = f"The standard deviation of log S is {fit.spread:.3f} about the curve{sigma}."
+    return [
+        build_check("critical_batch_size", evidence, not is_resolved or is_beyond, (), remedy),
+        build_check("off_the_curve", spread, bool(off_sizes), off_sizes),
+    ]
 
 
-def _crossing_checks(trials: pd.DataFrame, target: float) -> tuple[Check, Check]:
+def _crossing_checks(trials: pd.DataFrame, target: float) -> list[Check]:
     censored, early = int(trials["is_censored"].sum()), trials["is_early"].astype(bool)
-    sizes = tuple(sorted({int(size) for size in trials.loc[early, "batch_size"]}))
-    named = ", ".join(map(str, sizes)) or "none"
+    sizes = sorted(set(trials.loc[early, "batch_size"]))
     reached = (
         f"{len(trials) - censored} of {len(trials)} trials reached {target:g} at a constant rate "
         "and stayed there at the next evaluation; the crossing is interpolated in log tokens. "
         f"{censored} are censored: pruned at {PATIENCE} times the least tokens of their batch "
         "size, or at the end of the budget. With decay the same loss takes fewer tokens."
     )
-    too_early = f"Batch sizes below the target at the first evaluation: {named}."
-    return (
+    listed = ", ".join(map(str, sizes)) or "none"
+    too_early = f"Batch sizes below the target at the first evaluation: {listed}."
+    return [
         build_check("target_not_reached", reached, censored == len(trials)),
         build_check("crossing_too_early", too_early, bool(sizes), sizes),
-    )
+    ]
 
 
 def headline(reached: Reached) -> str:
@@ -194,21 +161,15 @@ def headline(reached: Reached) -> str:
     fit, sizes = reached.fit, reached.batch_sizes
     claim = (
         f"To a validation loss of {reached.target:g} the critical batch size is "
-        f"{words(fit.b_crit)} sequences: training there takes twice the least tokens and twice "
+        f"{fit.b_crit:.4g} sequences: training there takes twice the least tokens and twice "
         "the least steps."
     )
     if fit.b_crit.low < sizes[0] or fit.b_crit.high > sizes[-1]:
         claim += " Its interval extends beyond the batch sizes that were tried."
     if fit.b_overhead.value >= sizes[0]:
-        overhead = words(fit.b_overhead)
-        claim += f" Up to batch size {overhead} it takes at most 20 % more tokens than the least."
+        upper = f"{fit.b_overhead:.4g}"
+        claim += f" Up to batch size {upper} it takes at most 20 % more tokens than the least."
     return f"{claim} {reached.scope}"
-
-
-def words(estimate: Estimate) -> str:
-    """Format a number with its 95 % interval."""
-    ends = f" [{estimate.low:.4g}, {estimate.high:.4g}]" if math.isfinite(estimate.low) else ""
-    return f"{estimate.value:.4g}{ends}"
 
 
 def losses_at(sweep: Sweep, reached: Reached, measure: str) -> tuple[float, pd.DataFrame]:
@@ -222,21 +183,19 @@ def losses_at(sweep: Sweep, reached: Reached, measure: str) -> tuple[float, pd.D
     """
     ids = report_trials(sweep.trials).set_index(["label", "batch_size", "seed"])["id"]
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
-    per_token = {
-        "tokens": pd.Series(1.0, reached.trials.index),
-        "steps": reached.trials["steps"] / reached.trials["tokens"],
-        "seconds": reached.trials["trained_seconds"] / reached.trials["trained_tokens"],
-    }[measure]
-    known = reached.trials.assign(per_token=per_token).dropna(subset=["per_token"])
-    ends, common = known["trained_tokens"] * known["per_token"], math.nan
-    if len(known):
-        common = float(ends.min())
+    trials = reached.trials.assign(per_token=1.0)
+    if measure == "steps":
+        trials["per_token"] = trials["steps"] / trials["tokens"]
+    elif measure == "seconds":
+        trials["per_token"] = trials["trained_seconds"] / trials["trained_tokens"]
+    trials = trials.dropna(subset=["per_token"])
+    common = float((trials["trained_tokens"] * trials["per_token"]).min())
     rows = []
-    for row in known.to_dict("records"):
-        when, losses = curves[ids[row["label"], row["batch_size"], row["seed"]]]
-        at = common / row["per_token"]
-        if at >= when[0]:  # before the first evaluation nothing is known
-            loss = float(np.interp(math.log(at), np.log(when), losses))
+    for row in trials.to_dict("records"):
+        evaluated, losses = curves[ids[row["label"], row["batch_size"], row["seed"]]]
+        tokens = common / row["per_token"]
+        if tokens >= evaluated[0]:  # no loss is known before the first evaluation
+            loss = float(np.interp(math.log(tokens), np.log(evaluated), losses))
             rows.append({"batch_size": row["batch_size"], "loss": loss})
     table = pd.DataFrame(rows, columns=["batch_size", "loss"]).groupby("batch_size")["loss"]
     return common, table.agg(loss="mean", loss_sd="std", seeds="count").reset_index()

@@ -27,11 +27,6 @@ NOISE_SOURCES = {
     "probes": {"noise/trace": "trace", "noise/square": "square"},
     "own microbatches": {"noise/train_trace": "trace", "noise/train_square": "square"},
 }
-WEAKENED_BY: dict[str, tuple[str, set[str]]] = {  # recommendation: measure, concerns of checks
-    "best quality": ("loss", {"quality"}),
-    "fastest": ("seconds", {"time"}),
-    "balanced": ("seconds", {"quality", "time"}),
-}
 Policies = Sequence[PolicyResult | Reached]
 
 
@@ -69,16 +64,24 @@ def _recommendations(cells: pd.DataFrame, policies: Policies) -> Iterator[dict[s
     """Yield the cells that each rule picks, and what weakens the choice."""
     records = cell_records(cells)
     by_label = {policy.label: policy for policy in policies}
-    for item in (item for item in recommend(cells) if item.cells):
-        first, (measure, concerns) = item.cells[0], WEAKENED_BY[item.title]
+    for item in recommend(cells):
+        if not item["cells"]:
+            continue
+        needs_loss, needs_time = item["title"] != "fastest", item["title"] != "best quality"
+        first, measure = item["cells"][0], "seconds" if needs_time else "loss"
         policy = by_label[records[first]["label"]]
-        overlap = [k for k in overlapping(cells, first, measure) if k not in item.cells]
+        overlap = [k for k in overlapping(cells, first, measure) if k not in item["cells"]]
+        failed = [
+            check
+            for check in policy.failed
+            if (needs_loss and check.blocks_claims) or (needs_time and check.weakens_times)
+        ]
         yield {
-            "title": item.title,
-            "rule": item.rule,
-            "cells": [records[k] for k in item.cells],
+            "title": item["title"],
+            "rule": item["rule"],
+            "cells": [records[k] for k in item["cells"]],
             "overlap": [records[k] for k in overlap],
-            "failed": [check for check in policy.failed if concerns & set(check.concerns)],
+            "failed": failed,
             "passes": policy.passes,
         }
 

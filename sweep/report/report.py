@@ -110,10 +110,7 @@ def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
 
 def format_estimate(estimate: Estimate | None, form: str = ".4g") -> str:
     """Write an estimate with its 95 % interval, if it has one."""
-    if estimate is None:
-        return MISSING
-    ends = f" [{estimate.low:{form}}, {estimate.high:{form}}]"
-    return f"{estimate.value:{form}}{ends if math.isfinite(estimate.low) else ''}"
+    return MISSING if estimate is None else format(estimate, form)
 
 
 def format_range(values: Iterable[Any], form: str = ",.0f") -> str:

@@ -54,10 +54,10 @@ def best_quadratic_steps(batch_size: int, target: float = TARGET) -> tuple[int, 
     coarse = quadratic_crossing(batch_size, COARSE_RATES, target)
     best = int(coarse.argmin())
     ends = COARSE_RATES[max(best - 1, 0)], COARSE_RATES[min(best + 1, len(COARSE_RATES) - 1)]
-    found = minimize_scalar(
+    optimum = minimize_scalar(
         lambda log_rate: -1 / quadratic_crossing(batch_size, [math.exp(log_rate)], target)[0],
         bounds=np.log(ends),
         method="bounded",
         options={"xatol": 1e-6},
     )
-    return math.ceil(-1 / found.fun), math.exp(found.x)
+    return math.ceil(-1 / optimum.fun), math.exp(optimum.x)

@@ -1,4 +1,4 @@
-"""The published sweep's faults are found, each rule finds its own, and a clean table has none."""
+"""The faults of the published table are found, each rule finds its own, a clean table has none."""
 
 import csv
 import math
@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweep.analysis.audit import audit, audit_rows, build_table, read_tables
+from sweep.analysis.audit import audit, read_table, read_tables
+from sweep.analysis.checks import FAIL, check_rows
 from sweep.analysis.frames import load_sweep, write_trials_csv
-from sweep.analysis.rules import RULES, explain_log_rows
+from sweep.analysis.rules import RULES, explain_log_rows, prepare
 from sweep.errors import SweepError
 
 PUBLISHED = Path(__file__).with_name("tinystories-sweep.csv")
@@ -20,30 +21,23 @@ BUDGET = 131_072_000
 LOSS = {8: 1.33, 32: 1.3, 128: 1.35, 512: 1.37}
 MARKDOWN = """# A sweep
 
-- **Total Tokens per Experiment**: ~327.68M tokens
-- Context Length: 256
-- Learning Rate: 0.0003
-- Min Learning Rate: 0.00003 (10% of max)
-- Adam β1/β2: 0.9/0.999
-- Weight Decay: 0.1
-
-| Batch Size | Status | Steps | Training Time | Final Val Loss | Best Val Loss |
-|-----------:|:------:|-------|---------------|----------------|---------------|
-| 1 | ✓ | 25,701 | 7.22 hrs | 1.3893 | 1.3778 |
-| **8** | ✓ | **3,301** | 3.06 hrs | **1.3199** | 1.3199 |
-| 32 | ✓ | 901 | 2.11 hrs | 1.3923 | 1.3902 |
-| 64 | ✓ | 501 | 1.67 hrs | 1.4370 | 1.4341 |
-| 128 | ✓ | 251 | 1.43 hrs | 1.5008 | 1.4868 |
-| 256 | ✓ | 126 | 7.56 hrs | 1.5965 | 1.5908 |
-| 512 | ✗ | 0 | N/A | N/A | N/A |
+| Batch Size | Status | Steps | Tokens | Ctx | Peak LR | Time | Final Val Loss | Best Val Loss |
+|----:|:--:|--------|---------|-----|------|----------|--------|--------|
+| 1 | ✓ | 25,701 | 327.68M | 256 | 3e-4 | 7.22 hrs | 1.3893 | 1.3778 |
+| **8** | ✓ | **3,301** | 327.68M | 256 | 3e-4 | 3.06 hrs | **1.3199** | 1.3199 |
+| 32 | ✓ | 901 | 327.68M | 256 | 3e-4 | 2.11 hrs | 1.3923 | 1.3902 |
+| 64 | ✓ | 501 | 327.68M | 256 | 3e-4 | 1.67 hrs | 1.4370 | 1.4341 |
+| 128 | ✓ | 251 | 327.68M | 256 | 3e-4 | 1.43 hrs | 1.5008 | 1.4868 |
+| 256 | ✓ | 126 | 327.68M | 256 | 3e-4 | 7.56 hrs | 1.5965 | 1.5908 |
+| 512 | ✗ | 0 | 327.68M | 256 | 3e-4 | N/A | N/A | N/A |
 
 More text | with a pipe.
 """
 
 
 def clean_rows(**changes):
-    """Rows of a sound sweep: rates ∝ √B, β2 and weight decay held; a change is a function of B."""
-    held = {
+    """Rows of a sound sweep: rates ∝ √B, β2 and τ constant; a change is a function of B."""
+    sound = {
         "batch_size": lambda b: b,
         "status": lambda b: "OK",
         "steps": lambda b: BUDGET // (b * 256),
@@ -58,15 +52,26 @@ def clean_rows(**changes):
         "weight_decay": lambda b: 0.1 * (b / 32) ** 0.5,
         "adam_beta2": lambda b: 0.999 ** (b / 32),
     }
-    columns = {name: rule for name, rule in (held | changes).items() if rule is not None}
+    columns = {name: rule for name, rule in (sound | changes).items() if rule is not None}
     return [{name: rule(batch) for name, rule in columns.items()} for batch in BATCHES]
 
 
+def read(header, body):
+    return read_table(pd.DataFrame(body, columns=header, dtype=str))
+
+
 def find(rows):
+    """Return the failed checks of a table by code, and the columns that the others lack."""
     header = list(rows[0])
     body = [["" if row[name] is None else str(row[name]) for name in header] for row in rows]
-    found, missing = audit_rows(build_table("the table", header, body, {}).rows)
-    return {finding["code"]: finding for finding in found}, missing
+    checks = check_rows(prepare(read(header, body)[0]))
+    failed = {check.code: check for check in checks if check.status == FAIL}
+    missing = {check.code: check.missing_columns for check in checks if check.missing_columns}
+    return failed, missing
+
+
+def faults(rows):
+    return {code: list(check.batch_sizes) for code, check in find(rows)[0].items()}
 
 
 def codes(document):
@@ -84,9 +89,9 @@ def test_every_rule_is_documented():
 
 def test_every_fault_of_the_published_table_is_found_and_nothing_else():
     document = audit(PUBLISHED)
-    found = by_code(document)
+    findings = by_code(document)
     six = [1, 8, 32, 64, 128, 256]
-    assert {code: finding["rows"] for code, finding in found.items()} == {
+    assert {code: finding["rows"] for code, finding in findings.items()} == {
         "steps_are_log_rows": six,
         "fixed_learning_rate": six,
         "single_seed": six,
@@ -99,47 +104,38 @@ def test_every_fault_of_the_published_table_is_found_and_nothing_else():
         {"code": "adamw_time_scale", "missing_columns": ["weight_decay"]},
         {"code": "beta2_half_life", "missing_columns": ["adam_beta2"]},
     ]
-    says = {code: finding["message"] for code, finding in found.items()}
+    says = {code: finding["message"] for code, finding in findings.items()}
     assert "T/50 + T/max(200, T/100) + 1" in says["steps_are_log_rows"]
     assert "25,701 rows for 1,280,000 steps" in says["steps_are_log_rows"]
     assert "2.000% at batch size 256" in says["warmup_fraction"]
     for number in ("5.443 s", "0.515 s", "10.6 times", "2 times the work", "15.99 GiB"):
         assert number in says["seconds_per_step_outlier"]
     assert "same ranking" in says["best_of_evaluations"]
-    assert all(finding["remedy"].endswith(".") for finding in found.values())
+    assert all(finding["remedy"].endswith(".") for finding in findings.values())
 
 
-def test_time_scales_are_checked_where_their_columns_are_given(tmp_path):
+def test_time_scales_are_checked_if_their_columns_are_given():
     with PUBLISHED.open() as file:
         rows = [{**row, "weight_decay": 0.1, "adam_beta2": 0.999} for row in csv.DictReader(file)]
-    found, missing = find(rows)
+    failed, missing = find(rows)
     assert missing == {}
-    assert (
-        "from 0.026 at batch size 1 to 6.67 at batch size 256"
-        in (found["adamw_time_scale"]["message"])
-    )
-    assert "177,357 at batch size 1 to 45,403,377" in found["beta2_half_life"]["message"]
+    evidence = failed["adamw_time_scale"].evidence
+    assert "0.026 at batch size 1 to 6.67 at batch size 256" in evidence
+    evidence = failed["beta2_half_life"].evidence
+    assert "177,357 at batch size 1 to 45,403,377 at batch size 256" in evidence
 
 
-def test_a_markdown_page_is_read_with_what_it_states_once(tmp_path):
+def test_a_markdown_page_is_read_like_the_same_csv(tmp_path):
     page = tmp_path / "sweep.md"
     page.write_text(MARKDOWN)
-    document = audit(page)
-    assert set(codes(document)) == {
-        *("steps_are_log_rows", "fixed_learning_rate", "seconds_per_step_outlier"),
-        *("adamw_time_scale", "beta2_half_life", "best_of_evaluations", "missing_batch_size"),
+    document, published = audit(page), audit(PUBLISHED)
+    findings = by_code(document)
+    assert set(findings) == set(by_code(published)) - {"single_seed", "warmup_fraction"}
+    assert {"seeds", "warmup_steps", "weight_decay"} <= {
+        name for check in document["not_checked"] for name in check["missing_columns"]
     }
-    absent = {check["code"]: check["missing_columns"] for check in document["not_checked"]}
-    assert absent == {"single_seed": ["seeds"], "warmup_fraction": ["warmup_steps"]}
-    assert by_code(document)["missing_batch_size"]["rows"] == [512]
-    (note,) = document["notes"]
-    assert "learning_rate 0.0003" in note and "adam_beta2 0.999" in note
-
-
-def test_a_setting_stated_twice_with_other_values_is_not_taken(tmp_path):
-    page = tmp_path / "sweep.md"
-    page.write_text(MARKDOWN + "\n| Learning rate | 1e-3 |\n")
-    assert "fixed_learning_rate" not in codes(audit(page))
+    for code in ("steps_are_log_rows", "missing_batch_size"):
+        assert findings[code]["rows"] == by_code(published)[code]["rows"]
 
 
 def test_every_table_of_a_page_is_audited_by_its_own_line(tmp_path):
@@ -156,7 +152,7 @@ def test_every_table_of_a_page_is_audited_by_its_own_line(tmp_path):
         "the table at line 10",
     ]
     absent = {check["code"]: check["missing_columns"] for check in document["not_checked"]}
-    assert "single_seed" not in absent and absent["warmup_fraction"] == ["steps"]
+    assert "single_seed" not in absent and "steps" in absent["warmup_fraction"]
 
 
 HEADERS = [
@@ -175,91 +171,66 @@ HEADERS = [
     ("LR (×1e-4)", "3", "learning_rate", None),
     ("LR", "3×10⁻⁴", "learning_rate", None),
     ("LR", "1e-4, 3e-4", "learning_rate", None),
+    ("LR", "0,001", "learning_rate", None),
     ("Val. Loss ↓", "1.35 ± 0.01", "final_valid_loss", 1.35),
     ("best validation loss", "−0.5", "best_valid_loss", -0.5),
+    ("Val Loss", "1,389", "final_valid_loss", None),
     ("Seq len", "1_024", "context_length", 1024),
     ("Warm-up", "1%", "warmup_steps", None),
     ("# seeds", "~3", "seeds", 3),
     ("Adam β2", ".999", "adam_beta2", 0.999),
     ("WD", "0", "weight_decay", 0),
+    ("Steps", "1,280,000", "steps", 1_280_000),
     ("Steps", "1e400", "steps", None),
     ("Steps", "-5", "steps", None),
     ("Steps", "nan", "steps", None),
     ("Steps", "7" * 100_000, "steps", None),
     ("Steps", "x" * 200_000 + "1", "steps", None),
-    ("Steps", "25,701", "steps", 25_701),
-    ("Steps", "1,280,000", "steps", 1_280_000),
-    ("Steps (k)", "1,280", "steps", None),
-    ("Steps", "1,280k", "steps", None),
-    ("Steps", "001,234", "steps", None),
-    ("LR", "0,001", "learning_rate", None),
-    ("LR", "-0,001", "learning_rate", None),
-    ("LR", "1,389e-3", "learning_rate", None),
-    ("Val Loss", "1,389", "final_valid_loss", None),
-    ("Val Loss", "1,38", "final_valid_loss", None),
-    ("Time (h)", "1,389", "hours", None),
-    ("Time", "5,400 s", "hours", 1.5),
-    ("VRAM", "15,990", "device_memory_gib", None),
 ]
 
 
 @pytest.mark.parametrize(("header", "cell", "column", "value"), HEADERS)
-def test_headers_and_numbers_are_read_leniently_and_never_guessed(header, cell, column, value):
-    table = build_table("", ["Batch Size", header], [["8", cell]], {})
-    read = table.rows[column].iloc[0]
-    assert math.isnan(read) if value is None else read == pytest.approx(value, rel=1e-12)
+def test_documented_headers_and_numbers_are_read_and_others_never_guessed(
+    header, cell, column, value
+):
+    rows, notes = read(["Batch Size", header], [["8", cell]])
+    number = rows[column].iloc[0]
+    assert math.isnan(number) if value is None else number == pytest.approx(value, rel=1e-12)
+    is_named = any("Cells not read" in note or "Columns ignored" in note for note in notes)
+    assert is_named is (value is None and cell != "nan")
 
 
-def test_cells_that_were_not_read_are_named_and_empty_ones_are_not():
-    header = ["Batch Size", "LR", "Val Loss", "Steps"]
-    rows = [["8", "0,001", "1,389", "10"], ["16", "0,002", "N/A", ""]]
-    (note,) = build_table("", header, rows, {}).notes
-    assert note == "Cells not read: 1,389 (Val Loss), 0,001 (LR), 0,002 (LR)."
-
-
-ENDED_WELL = ["OK", "**OK** after 2 crashes", "✓ (no OOM)", "✅", "completed", "finished", "n/a"]
-FAILED = [
-    *("OOM", "CUDA out of memory", "OutOfMemoryError", "CUDA_OOM", "failed", "error: CUDA", "✗"),
-    *("diverged", "finished, diverged", "seed 0 failed", "timeout", "PRUNED", "FAILED lost"),
-]
+ENDED_WELL = ["OK", "**OK** after 2 crashes", "✓ (no OOM)", "completed", "n/a"]
+FAILED = ["OOM", "CUDA out of memory", "CUDA_OOM", "failed", "✗", "finished, diverged", "timeout"]
 
 
 @pytest.mark.parametrize("status", [*ENDED_WELL, *FAILED])
 def test_words_of_failure_in_a_status_mark_the_row(status):
-    found, _ = find(clean_rows(status=lambda b: status if b == 32 else "OK"))
-    assert ("missing_batch_size" in found) is (status in FAILED)
+    rows = clean_rows(status=lambda b: status if b == 32 else "OK")
+    assert faults(rows).get("missing_batch_size", []) == [32] * (status in FAILED)
 
 
-def test_losses_that_are_all_nan_are_failed_runs_and_not_unchecked():
-    for cell in ("nan", "NaN", "inf", "diverged"):
-        rows = clean_rows(final_valid_loss=lambda b, cell=cell: cell, best_valid_loss=None)
-        found, missing = find([{**row, "status": "OK"} for row in rows])
-        assert found["missing_batch_size"]["rows"] == list(BATCHES)
-        assert "8 (loss NaN)" in found["missing_batch_size"]["message"]
-        bare, missing = find([{k: row[k] for k in row if k != "status"} for row in rows])
-        assert "missing_batch_size" in bare and "missing_batch_size" not in missing
+@pytest.mark.parametrize("cell", ["nan", "inf", "diverged", "OOM"])
+def test_a_loss_that_is_no_number_is_a_failed_run(cell):
+    rows = clean_rows(final_valid_loss=lambda b: cell, best_valid_loss=None, status=None)
+    assert find(rows)[0]["missing_batch_size"].batch_sizes == BATCHES
     empty = clean_rows(final_valid_loss=lambda b: "", best_valid_loss=None, status=None)
     assert "missing_batch_size" in find(empty)[1]
 
 
-def test_a_train_loss_is_read_where_no_validation_loss_is_finite():
-    rows = clean_rows(final_valid_loss=lambda b: "nan", best_valid_loss=None)
-    assert "missing_batch_size" not in find([{**row, "final_train_loss": 1.3} for row in rows])[0]
-
-
 def test_the_more_specific_of_two_columns_counts_and_the_other_is_named():
     header = ["Batch Size", "Effective Batch Size", "LR", "LR", "Note"]
-    table = build_table("", header, [["8", "32", "1e-3", "1", "a"], ["mean", "", "", "", ""]], {})
-    assert table.rows["batch_size"].to_list() == [32]
-    assert table.rows["learning_rate"].to_list() == [1e-3]
-    assert table.notes == (
+    rows, notes = read(header, [["8", "32", "1e-3", "1", "a"], ["mean", "", "", "", ""]])
+    assert rows["batch_size"].to_list() == [32]
+    assert rows["learning_rate"].to_list() == [1e-3]
+    assert notes == [
         "Columns ignored: Batch Size, Note.",
         "Rows left out, without a batch size: 1.",
-    )
+    ]
 
 
 def test_a_batch_size_in_tokens_is_not_one_in_sequences():
-    assert len(build_table("", ["Batch size (tokens)"], [["8192"]], {}).rows) == 0
+    assert len(read(["Batch size (tokens)"], [["8192"]])[0]) == 0
 
 
 def test_a_clean_table_has_no_finding_and_nothing_unchecked():
@@ -299,23 +270,23 @@ FAULTS = [
 
 @pytest.mark.parametrize(("code", "batches", "change"), FAULTS)
 def test_each_rule_finds_its_fault_alone_and_blames_its_rows(code, batches, change):
-    found, _ = find(clean_rows(**change))
-    assert {name: finding["rows"] for name, finding in found.items()} == {code: batches}
+    assert faults(clean_rows(**change)) == {code: batches}
 
 
 def test_equal_steps_are_not_equal_tokens():
     steps = {"steps": lambda b: 2000, "warmup_steps": lambda b: 20, "weight_decay": None}
-    found, _ = find(clean_rows(**steps, token_budget=lambda b: 2000 * b * 256))
-    assert set(found) == {"equal_steps_not_tokens"}
-    assert "a factor of 64" in found["equal_steps_not_tokens"]["message"]
-    found, _ = find(clean_rows(**steps | {"warmup_steps": None}))
-    assert set(found) == {"equal_steps_not_tokens", "tokens_mismatch"}
+    rows = clean_rows(**steps, token_budget=lambda b: 2000 * b * 256)
+    assert faults(rows) == {"equal_steps_not_tokens": list(BATCHES)}
+    assert set(faults(clean_rows(**steps | {"warmup_steps": None}))) == {
+        "equal_steps_not_tokens",
+        "tokens_mismatch",
+    }
 
 
 def test_steps_to_a_target_without_a_budget_are_no_mismatch():
     steps = {"steps": lambda b: 600 + 400_000 // b, "token_budget": None, "warmup_steps": None}
-    found, missing = find(clean_rows(**steps, weight_decay=None, hours=None))
-    assert found == {} and missing["tokens_mismatch"] == ["token_budget"]
+    failed, missing = find(clean_rows(**steps, weight_decay=None, hours=None))
+    assert failed == {} and missing["tokens_mismatch"] == ("token_budget",)
 
 
 def tuned_rows(grids, seeds=3, **changes):
@@ -333,40 +304,34 @@ def test_a_best_rate_at_the_edge_of_its_grid_is_named_by_its_batch_size():
         losses = (1.4, 1.35, 1.3) if batch == 128 else (1.4, 1.3, 1.35)
         return zip((0.5, 1, 2), losses, strict=True)
 
-    found, _ = find(tuned_rows(grids))
-    assert set(found) == {"learning_rate_at_edge"}
-    assert found["learning_rate_at_edge"]["rows"] == [128]
-    assert "0.004 of 3 tried" in found["learning_rate_at_edge"]["message"]
+    failed, _ = find(tuned_rows(grids))
+    assert set(failed) == {"learning_rate_at_edge"}
+    assert failed["learning_rate_at_edge"].batch_sizes == (128,)
+    assert "128: 0.004" in failed["learning_rate_at_edge"].evidence
 
 
-@pytest.mark.parametrize("left_in_the_table", [None, 0.1])
-def test_a_rate_that_diverged_bounds_the_grid_and_is_nothing_missing(left_in_the_table):
-    losses = (1.4, 1.3, left_in_the_table)
-    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), losses, strict=True))
+@pytest.mark.parametrize(
+    ("status", "loss", "bounds"),
+    [
+        *(("diverged", None, True), ("diverged", 0.1, True), (None, "nan", True)),
+        *((status, None, False) for status in ("pruned", "error", "OOM", "")),
+    ],
+)
+def test_only_a_rate_that_diverged_bounds_the_grid_without_a_loss(status, loss, bounds):
+    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.4, 1.3, loss), strict=True))
     for row in rows:
-        row["status"] = "ok" if row["final_valid_loss"] in (1.4, 1.3) else "diverged"
-    assert find(rows)[0] == {}
-
-
-@pytest.mark.parametrize("status", ["pruned", "error", "failed", "killed", "OOM", ""])
-def test_a_rate_that_did_not_end_does_not_bound_the_grid(status):
-    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.4, 1.3, None), strict=True))
-    for row in rows:
-        row["status"] = "ok" if row["final_valid_loss"] else status
-    found, _ = find(rows)
-    assert found["learning_rate_at_edge"]["rows"] == list(BATCHES)
-
-
-def test_a_rate_whose_loss_is_nan_has_diverged_and_bounds_the_grid():
-    rows = tuned_rows(lambda batch: zip((0.5, 1, 2), (1.4, 1.3, "nan"), strict=True), status=None)
-    assert find(rows)[0] == {}
+        if status is None:
+            del row["status"]
+        elif row["final_valid_loss"] == loss:
+            row["status"] = status
+    assert faults(rows).get("learning_rate_at_edge", []) == ([] if bounds else list(BATCHES))
 
 
 @pytest.mark.parametrize(
     ("outcome", "bounds"),
     [("diverged", True), ("PRUNED", False), ("error", False), ("out_of_memory", False)],
 )
-def test_of_our_own_tuning_trials_only_what_ended_or_diverged_bounds(
+def test_only_an_own_tuning_trial_that_ended_or_diverged_bounds_the_grid(
     write_fake_sweep, tmp_path, outcome, bounds
 ):
     write_fake_sweep(
@@ -380,11 +345,9 @@ def test_of_our_own_tuning_trials_only_what_ended_or_diverged_bounds(
     )
     write_trials_csv(load_sweep(tmp_path / "s"), tmp_path / "s" / "trials.csv")
     document = audit(tmp_path / "s")
-    found = by_code(document)
-    assert ("learning_rate_at_edge" in found) is not bounds
-    assert "missing_batch_size" not in found
-    if outcome in ("PRUNED", "error"):
-        assert "of 3 tried (2 more did not end)" in found["learning_rate_at_edge"]["message"]
+    findings = by_code(document)
+    assert ("learning_rate_at_edge" in findings) is not bounds
+    assert "missing_batch_size" not in findings
 
 
 def test_tuning_trials_count_for_the_rates_tried_and_nothing_else():
@@ -392,7 +355,7 @@ def test_tuning_trials_count_for_the_rates_tried_and_nothing_else():
     tuning = [{**row, "stage": "tune", "steps": 7} for row in tuning]
     reported = clean_rows(final_valid_loss=lambda b: 1.5, best_valid_loss=None)
     rows = [*tuning, *({**row, "stage": "report"} for row in reported)]
-    assert find(rows) == ({}, {"best_of_evaluations": ["best_valid_loss"]})
+    assert find(rows) == ({}, {"best_of_evaluations": ("best_valid_loss",)})
 
 
 def test_two_points_are_too_few_to_explain():
@@ -404,8 +367,8 @@ def test_two_points_are_too_few_to_explain():
 
 
 def test_a_time_scale_that_doubles_is_held():
-    held = {"weight_decay": lambda b: 0.1 * (b / 32) ** (1 / 3)}  # τ ∝ B^⅙: ×2 over 8 … 512
-    assert find(clean_rows(**held)) == ({}, {})
+    decay = {"weight_decay": lambda b: 0.1 * (b / 32) ** (1 / 3)}  # τ ∝ B^⅙: ×2 over 8 … 512
+    assert find(clean_rows(**decay)) == ({}, {})
     assert find(clean_rows(adam_beta2=lambda b: 0.999 ** ((b / 32) ** (5 / 6)))) == ({}, {})
 
 
@@ -422,11 +385,7 @@ def test_seeds_as_rows_are_counted_and_one_that_failed_is_missing():
     rows = [{**row, "seed": seed, "seeds": None} for row in clean_rows() for seed in range(3)]
     assert find(rows) == ({}, {})
     rows[0] |= {"status": "error", "final_valid_loss": None}
-    found, _ = find(rows)
-    assert {code: finding["rows"] for code, finding in found.items()} == {
-        "single_seed": [8],
-        "missing_batch_size": [8],
-    }
+    assert faults(rows) == {"single_seed": [8], "missing_batch_size": [8]}
 
 
 def test_hours_are_known_no_better_than_they_are_written():
@@ -441,22 +400,22 @@ def test_a_ranking_that_changes_is_a_finding_however_small_the_bias():
     loss = {8: 1.3004, 32: 1.3, 128: 1.4, 512: 1.5}
     best = loss | {8: 1.2999}
     rows = clean_rows(final_valid_loss=lambda b: loss[b], best_valid_loss=lambda b: best[b])
-    message = find(rows)[0]["best_of_evaluations"]["message"]
-    assert "another ranking (8, 32, 128, 512 instead of 32, 8, 128, 512)" in message
+    evidence = find(rows)[0]["best_of_evaluations"].evidence
+    assert "(8, 32, 128, 512, not 32, 8, 128, 512)" in evidence
 
 
 def test_our_own_sweep_folder_is_read(write_fake_sweep, tmp_path):
-    for name, flags in (("fixed", {"seeds": 1}), ("held", {"lrs": ("sqrt",), "seeds": 3})):
+    for name, flags in (("fixed", {"seeds": 1}), ("scaled", {"lrs": ("sqrt",), "seeds": 3})):
         write_fake_sweep(tmp_path / name, **flags)
         write_trials_csv(load_sweep(tmp_path / name), tmp_path / name / "trials.csv")
-    fixed, held = audit(tmp_path / "fixed"), audit(tmp_path / "held")
+    fixed, scaled = audit(tmp_path / "fixed"), audit(tmp_path / "scaled")
     time_scales = {"adamw_time_scale", "beta2_half_life"}
     assert set(codes(fixed)) - {"batch_size_at_edge"} == {
         *("fixed_learning_rate", "single_seed"),
         *time_scales,
     }
-    assert set(codes(held)) - {"batch_size_at_edge"} == {"scaled_learning_rate"}
-    assert held["not_checked"] == []
+    assert set(codes(scaled)) - {"batch_size_at_edge"} == {"scaled_learning_rate"}
+    assert scaled["not_checked"] == []
 
 
 def test_an_older_trials_csv_with_fewer_columns_is_recognised(write_fake_sweep, tmp_path):
@@ -470,93 +429,65 @@ def test_an_older_trials_csv_with_fewer_columns_is_recognised(write_fake_sweep, 
 
 def test_a_folder_gives_its_trials_then_another_csv_then_a_page(tmp_path):
     (tmp_path / "b.md").write_text("| batch | seeds |\n|-|-|\n| 8 | 2 |\n")
-    assert "2 seeds" in audit(tmp_path)["findings"][0]["message"]
+    assert "2 at every" in audit(tmp_path)["findings"][0]["message"]
     (tmp_path / "c.csv").write_text("batch_size;seeds\n8;1\n")
-    assert "One seed" in audit(tmp_path)["findings"][0]["message"]
+    assert "1 at every" in audit(tmp_path)["findings"][0]["message"]
     (tmp_path / "trials.csv").write_text("batch_size,seeds\n8,3\n")
     assert audit(tmp_path)["findings"] == []
 
 
 BAD = [
-    ("empty.csv", b"", "holds none"),
-    ("blank.md", b"\n\n", "holds none"),
-    ("header.csv", b"batch_size,steps\n", "holds none"),
-    ("words.md", b"# No table\n\nx | y\n", "holds none"),
-    ("rule.md", b"|" + b"-" * 300_000 + b"x|\n|-|\n", "holds none"),
+    ("empty.csv", b"", "must be CSV"),
+    ("header.csv", b"batch_size,steps\n", "column batch_size"),
+    ("words.md", b"# No table\n\nx | y\n", "column batch_size"),
+    ("rule.md", b"|" + b"-" * 300_000 + b"x|\n|-|\n", "column batch_size"),
     ("other.csv", b"model,loss\na,1\n", "column batch_size"),
     ("nan.csv", b"batch_size\nnan\n1.5\n-8\n0\n1e300\n", "column batch_size"),
     ("binary.csv", bytes(range(256)), "UTF-8"),
-    ("zeros.csv", b"batch_size\n\0\n", "UTF-8"),
-    ("cell.csv", b"batch_size\n" + b"x" * 200_000 + b"\n", "column batch_size"),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "says"), BAD, ids=[name for name, *_ in BAD])
-def test_what_is_no_table_is_refused_in_one_sentence(tmp_path, name, content, says):
+def test_a_file_without_a_table_is_refused_in_one_sentence(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SweepError, match=says):
         audit(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["missing.csv", "", "folder"])
+@pytest.mark.parametrize("name", ["missing.csv", "folder"])
 def test_a_missing_table_is_refused(tmp_path, name):
     (tmp_path / "folder").mkdir()
     with pytest.raises(SweepError, match=r"must be a \.csv or \.md file"):
         audit(tmp_path / name)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     budget=st.integers(30_000_000, 2_000_000_000),
-    context=st.sampled_from([64, 256, 512, 2048]),
+    context=st.sampled_from([64, 256, 2048]),
     batches=st.sets(st.integers(1, 2048), min_size=1, max_size=8),
     exponent=st.floats(0.25, 1),
     fraction=st.floats(0.002, 0.05),
-    seeds=st.integers(3, 10),
-    jitter=st.lists(st.floats(0.85, 1.15), min_size=8, max_size=8),
     half_life=st.floats(1e6, 2e7),
-    is_tuned=st.booleans(),
+    factors=st.sampled_from([(1,), (0.5, 1, 2)]),
 )
 def test_clean_tables_have_no_findings(
-    tmp_path_factory,
-    budget,
-    context,
-    batches,
-    exponent,
-    fraction,
-    seeds,
-    jitter,
-    half_life,
-    is_tuned,
+    budget, context, batches, exponent, fraction, half_life, factors
 ):
     rows = []
-    for k, (batch, noise) in enumerate(zip(sorted(batches), jitter, strict=False)):
+    for k, batch in enumerate(sorted(batches)):
         steps = max(1, budget // (batch * context))
-        rate = 1e-3 * (batch / 32) ** exponent
-        for factor in (0.5, 1, 2) if is_tuned else (1,):
+        for factor in factors:
             loss = 1.3 + abs(k - len(batches) // 2) / 50 + (factor != 1) / 10
-            rows.append(
-                {
-                    "batch_size": batch,
-                    "steps": steps,
-                    "hours": round(5 * noise / min(batch, 64) ** 0.5, 3),
-                    "final_valid_loss": f"{loss:.4f}",
-                    "best_valid_loss": f"{loss:.4f}",
-                    "learning_rate": rate * factor,
-                    "context_length": context,
-                    "token_budget": budget,
-                    "warmup_steps": max(1, math.floor(fraction * steps + 0.5)),
-                    "seeds": seeds,
-                    "weight_decay": 0.1 * (batch / 32) ** (1 - exponent) / factor,
-                    "adam_beta2": 0.5 ** (batch * context / half_life),
-                }
-            )
-    path = tmp_path_factory.mktemp("clean") / "sweep.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    assert audit(path) == {"findings": [], "not_checked": [], "notes": []}
+            row = {"batch_size": batch, "steps": steps, "context_length": context, "seeds": 3}
+            row |= {"token_budget": budget, "final_valid_loss": loss, "best_valid_loss": loss}
+            row["hours"] = round(5 / min(batch, 64) ** 0.5, 3)
+            row["learning_rate"] = 1e-3 * (batch / 32) ** exponent * factor
+            row["weight_decay"] = 0.1 * (batch / 32) ** (1 - exponent) / factor
+            row["warmup_steps"] = max(1, math.floor(fraction * steps + 0.5))
+            row["adam_beta2"] = 0.5 ** (batch * context / half_life)
+            rows.append(row)
+    assert find(rows) == ({}, {})
 
 
 CELLS = st.sampled_from(["1", "8", "1e300", "nan", "", "OOM", "-3", "0", "1e-18", "é|", '"', "✗"])
@@ -568,29 +499,23 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
-    st.lists(st.lists(CELLS, max_size=9), min_size=1, max_size=6),
-    st.lists(NAMES, min_size=1, max_size=8),
+    st.lists(st.lists(CELLS, min_size=9, max_size=9), min_size=1, max_size=6),
+    st.lists(NAMES, min_size=8, max_size=8),
 )
 def test_nonsense_in_cells_never_raises(rows, names):
-    header = ["batch_size", *names]
-    table = build_table("", header, rows, {})
-    found, missing = audit_rows(table.rows)
-    assert {finding["code"] for finding in found}.isdisjoint(missing)
+    table, _ = read(["batch_size", *names], rows)
+    checks = check_rows(prepare(table))
+    assert not [check for check in checks if check.status == FAIL and check.missing_columns]
 
 
-def test_any_text_is_read_or_refused(tmp_path):
-    @settings(deadline=None, max_examples=150)
-    @given(
-        st.text(alphabet='|-:,;"\n\r \tb8batch size', max_size=80), st.sampled_from(["md", "csv"])
-    )
-    def check(text, suffix):
-        path = tmp_path / f"t.{suffix}"
-        path.write_text(text)
-        try:
-            assert all(len(table.rows) for table in read_tables(path))
-        except SweepError as error:
-            assert "must" in str(error)
-
-    check()
+@settings(deadline=None, max_examples=100)
+@given(st.text(alphabet='|-:,;"\n\r \tb8batch size', max_size=80), st.sampled_from(["md", "csv"]))
+def test_any_text_is_read_or_refused(tmp_path_factory, text, suffix):
+    path = tmp_path_factory.mktemp("text") / f"t.{suffix}"
+    path.write_text(text)
+    try:
+        assert all(len(rows) for _, rows, _ in read_tables(path))
+    except SweepError as error:
+        assert "must" in str(error)

@@ -10,7 +10,7 @@ from sweep.analysis.audit import audit
 from sweep.analysis.checks import FAIL, NOT_APPLICABLE, PASS, TABLE, headline, run_checks
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import load_sweep, write_trials_csv
-from sweep.analysis.rules import RULES, execution_differences
+from sweep.analysis.rules import RULES
 
 LOSSES = {4: 1.50, 16: 1.45, 64: 1.60}
 
@@ -83,7 +83,7 @@ def checked_plain(tmp_path, write_fake_sweep):
     return build
 
 
-def test_every_rule_has_a_row_in_the_table_and_every_row_a_condition():
+def test_every_rule_has_a_row_with_a_condition_and_a_remedy():
     assert set(RULES) == {code for code, row in TABLE.items() if "needs" in row}
     assert all(row["condition"].endswith(".") for row in TABLE.values())
     assert all("remedy" in TABLE[code] for code in RULES)
@@ -92,51 +92,46 @@ def test_every_rule_has_a_row_in_the_table_and_every_row_a_condition():
 def test_a_tuned_sweep_with_three_seeds_and_clear_differences_makes_its_claim(checked):
     result = checked()
     assert result.passes and blocking(result) == set(), result.failed
-    assert result.best == 16 and "16" in headline(result)
+    assert "batch size 16 has the lowest" in headline(result)
     assert statuses(result)["undecided_differences"] == PASS
     assert not any(check.remedy for check in result.checks if check.status != FAIL)
 
 
 def test_batch_sizes_within_the_margin_are_called_equivalent(checked):
     result = checked(losses={4: 1.45, 16: 1.45, 64: 1.60}, noise=0.0005)
-    assert result.passes and result.best in (4, 16)
-    assert "batch sizes 4 and 16" in headline(result)
+    assert result.passes and "equivalent" in headline(result)
 
 
 def test_a_fixed_rate_makes_no_claim_however_clear_the_differences(checked):
     result = checked(lr="1e-3")
     assert blocking(result) == {"fixed_learning_rate"}
-    assert headline(result) == "" and result.best is None
+    assert headline(result) == ""
     assert "--lr tuned" in remedy(result, "fixed_learning_rate")
 
 
-def test_one_seed_makes_no_claim_and_no_test(checked):
-    result = checked(seeds=1)
-    assert blocking(result) == {"single_seed"} and headline(result) == ""
-    assert statuses(result)["undecided_differences"] == NOT_APPLICABLE
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_fewer_than_three_seeds_make_no_claim(checked, seeds):
+    result = checked(seeds=seeds)
+    assert "single_seed" in blocking(result) and headline(result) == ""
+    assert (statuses(result)["undecided_differences"] == NOT_APPLICABLE) is (seeds == 1)
     assert "--seeds 3" in remedy(result, "single_seed")
 
 
-def test_two_seeds_are_compared_and_make_no_claim(checked):
-    result = checked(seeds=2)
-    assert result.comparison.pairs and "single_seed" in blocking(result)
-
-
-def test_differences_that_drown_in_noise_name_the_seeds_that_would_settle_them(checked):
+def test_differences_within_the_noise_name_the_seeds_that_would_settle_them(checked):
     result = checked(losses={4: 1.450, 16: 1.455, 64: 1.46}, noise=0.03)
     assert blocking(result) == {"undecided_differences"} and headline(result) == ""
     assert "--seeds" in remedy(result, "undecided_differences")
-    assert "0.01 nats would need" in evidence(result, "single_seed")
+    assert "0.01 nats would need" in evidence(result, "undecided_differences")
 
 
-def test_a_best_rate_at_the_edge_names_the_rate_to_try(checked):
+def test_a_best_rate_at_the_edge_stops_the_claim(checked):
     def outcome(row):
         is_high = row.stage == "tune" and row.batch_size == 64 and row.learning_rate > 1e-3
         return "WAITING" if is_high else "COMPLETE"
 
     result = checked(outcome=outcome)
     assert "learning_rate_at_edge" in blocking(result) and headline(result) == ""
-    assert "another --out with [tuning] centre" in remedy(result, "learning_rate_at_edge")
+    assert "centre" in remedy(result, "learning_rate_at_edge")
 
 
 def test_a_diverged_neighbour_bounds_the_grid(checked):
@@ -155,14 +150,13 @@ def test_a_diverged_report_is_counted_and_stops_the_claim(checked):
     assert {"diverged", "missing_batch_size", "single_seed"} <= blocking(result)
     assert evidence(result, "diverged").startswith("1 of 9 reporting trials")
     assert statuses(result)["undecided_differences"] == NOT_APPLICABLE
-    codes = ("diverged", "missing_batch_size", "single_seed")
-    assert all("warmup" in remedy(result, code) for code in codes)
+    assert "warmup" in remedy(result, "diverged")
 
 
 def test_a_lost_report_asks_for_the_same_command_and_is_no_divergence(checked):
     result = checked(outcome=lambda r: "lost" if (r.batch_size, r.seed) == (64, 1) else "COMPLETE")
     assert statuses(result)["diverged"] == PASS
-    assert remedy(result, "missing_batch_size") == "the same command again"
+    assert "same command" in remedy(result, "missing_batch_size")
     assert "finite" not in evidence(result, "undecided_differences")
 
 
@@ -184,7 +178,7 @@ def test_tokens_that_differ_stop_the_claim(checked):
 
 def test_a_best_batch_size_at_the_end_of_those_tried_is_named_and_claimed(checked):
     result = checked(losses={4: 1.40, 16: 1.45, 64: 1.60})
-    assert "batch_size_at_edge" in failed(result) and result.best == 4
+    assert "batch_size_at_edge" in failed(result) and "batch size 4 has" in headline(result)
 
 
 def test_two_policies_are_checked_apart(tmp_path, write_fake_sweep):
@@ -204,11 +198,6 @@ def test_one_seed_at_some_batch_sizes_is_named_with_them(tmp_path, write_fake_sw
     (result,) = run_checks(less, compare_batch_sizes(kept)).values()
     (check,) = (check for check in result.checks if check.code == "single_seed")
     assert check.status == FAIL and check.batch_sizes == (8,)
-
-
-def test_a_scaling_rule_is_not_called_fixed(checked_plain):
-    codes = failed(checked_plain(lrs=("sqrt",), batches="4,8", seeds=3))
-    assert "scaled_learning_rate" in codes and "fixed_learning_rate" not in codes
 
 
 def test_missing_trials_are_named_with_their_state(checked_plain):
@@ -254,24 +243,20 @@ def test_equal_trials_of_unequal_times_are_found(checked_plain):
     assert "uneven_times" in failed(result) and "3.00" in evidence(result, "uneven_times")
 
 
-def test_mixed_execution_is_found_with_its_values(tmp_path, write_fake_sweep):
+def test_mixed_execution_is_found_with_its_values(checked_plain):
     def change(row: Any) -> dict[str, Any]:
         if row.batch_size != 8 or row.seed:
             return {}
         execution = {"device": "cpu", "threads": 4, "compile": True}
         return {"execution": execution, "torch_version": "2.12.0", "microbatch_size": 2}
 
-    write_fake_sweep(tmp_path / "mixed", seeds=2, change=change)
-    mixed = execution_differences(load_sweep(tmp_path / "mixed").trials)
-    assert mixed["torch_version"] == ["2.12.0", "2.13.0+cpu"]
-    assert mixed["execution.threads"] == ["2", "4"]
-    assert mixed["execution.compile"] == ["false", "true"]
-    assert mixed["microbatch_size at batch size 8"] == ["2", "8"]
-    assert not any("at batch size 16" in name for name in mixed)
-    (result,) = check_sweep(tmp_path / "mixed").values()
+    result = checked_plain(seeds=2, change=change)
     assert "mixed_execution" in failed(result) - blocking(result)
-    write_fake_sweep(tmp_path / "plain")
-    assert execution_differences(load_sweep(tmp_path / "plain").trials) == {}
+    text = evidence(result, "mixed_execution")
+    assert "torch_version: 2.12.0, 2.13.0+cpu" in text and "execution.threads: 2, 4" in text
+    assert "execution.compile: false, true" in text
+    assert "microbatch_size at batch size 8: 2, 8" in text and "at batch size 16" not in text
+    assert "mixed_execution" not in failed(checked_plain())
 
 
 ENDS = {4: "diverged", 8: "lost", 16: "out_of_memory", 32: "WAITING"}

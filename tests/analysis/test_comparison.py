@@ -7,9 +7,7 @@ import pandas as pd
 import pytest
 
 from sweep.analysis.comparison import (
-    CELL_COLUMNS,
     compare_batch_sizes,
-    is_on_front,
     overlapping,
     policy_label,
     recommend,
@@ -32,11 +30,10 @@ def cells_of(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 def picks(cells: pd.DataFrame) -> dict[str, list[int]]:
-    found = {
-        item.title: [int(cells["batch_size"][k]) for k in item.cells] for item in recommend(cells)
-    }
-    assert list(found) == ["best quality", "fastest", "balanced"]
-    return found
+    items = {item["title"]: item["cells"] for item in recommend(cells)}
+    picked = {title: [int(cells["batch_size"][k]) for k in best] for title, best in items.items()}
+    assert list(picked) == ["best quality", "fastest", "balanced"]
+    return picked
 
 
 def test_a_cell_is_the_mean_and_spread_of_its_seeds() -> None:
@@ -76,7 +73,7 @@ def test_diverged_and_failed_trials_are_counted_and_their_cells_not_compared() -
     assert cells["is_comparable"].tolist() == [False, False, False, True]
 
 
-def test_each_rule_picks_what_it_says() -> None:
+def test_each_rule_picks_its_cell() -> None:
     cells = cells_of(
         trial(8, 0, 2.000, seconds=40.0),
         trial(16, 0, 2.019, seconds=30.0),  # within 1 % of the lowest
@@ -84,9 +81,6 @@ def test_each_rule_picks_what_it_says() -> None:
         trial(64, 0, 3.000, seconds=10.0),
     )
     assert picks(cells) == {"best quality": [8], "fastest": [64], "balanced": [16]}
-    _, _, balanced = recommend(cells, tolerance=0.02)
-    assert cells["batch_size"][balanced.cells[0]] == 32
-    assert "2 %" in balanced.rule
 
 
 def test_ties_are_all_named() -> None:
@@ -98,8 +92,7 @@ def test_ties_are_all_named() -> None:
 def test_without_a_complete_trial_nothing_is_recommended() -> None:
     for rows in ((trial(8, 0, np.nan, state="WAITING"),), (trial(8, 0, 1.0, stage="tune"),)):
         cells = cells_of(*rows)
-        assert set(CELL_COLUMNS) < set(cells.columns)
-        assert all(item.cells == () for item in recommend(cells))
+        assert all(item["cells"] == [] for item in recommend(cells))
 
 
 def test_a_loss_that_is_not_finite_makes_a_cell_incomparable() -> None:
@@ -119,16 +112,11 @@ def test_ranges_overlap_only_between_cells_of_several_seeds() -> None:
     assert overlapping(cells, 0, "seconds") == [1, 2]
 
 
-def test_the_front_holds_what_nothing_beats() -> None:
-    losses = [3.0, 2.0, 2.5, 1.0, 1.0, np.nan]
-    seconds = [1.0, 2.0, 3.0, 9.0, 8.0, 0.1]
-    assert is_on_front(losses, seconds) == [True, True, False, False, True, False]
-    assert is_on_front([1.0, 1.0], [1.0, 1.0]) == [True, True]
-
-
-def test_incomparable_cells_are_never_on_the_front() -> None:
-    cells = cells_of(trial(8, 0, 1.0), trial(8, 1, np.nan, state="RUNNING"), trial(16, 0, 2.0))
-    assert cells["is_on_front"].tolist() == [False, True]
+def test_the_front_holds_the_cells_that_no_other_dominates() -> None:
+    points = [(3.0, 1.0), (2.0, 2.0), (2.5, 3.0), (1.0, 9.0), (1.0, 8.0), (1.0, 8.0)]
+    rows = [trial(2**k, 0, loss, seconds) for k, (loss, seconds) in enumerate(points)]
+    cells = cells_of(*rows, trial(64, 0, 0.5), trial(64, 1, np.nan, state="RUNNING"))
+    assert cells["is_on_front"].tolist() == [True, True, False, False, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import math
 import runpy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,13 +51,6 @@ def test_the_fit_does_not_depend_on_how_large_the_numbers_are(s_min: float, e_mi
     assert abs(fit.residuals).max() < 1e-9
 
 
-def test_leaving_out_published_rows_gives_other_numbers() -> None:
-    steps, s_min, _, _ = PUBLISHED["85M"]
-    for rows in (slice(0, 8), slice(2, 9), slice(2, 8)):
-        fit = fit_steps(SIZES[rows], steps[rows])
-        assert abs(fit.s_min.value - s_min) > 2
-
-
 @given(
     log_s_min=st.floats(0, 12),
     log_b_crit=st.floats(math.log(SIZES[0] / 4), math.log(SIZES[-1] * 4)),
@@ -72,8 +64,8 @@ def test_an_exact_hyperbola_is_recovered_with_bounds_below_it(
     steps = hyperbola(s_min, s_min * b_crit)
     censored = np.arange(9) >= crossed
     fit = fit_steps(SIZES, np.where(censored, slack * steps, steps), censored)
-    found = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
-    assert found == pytest.approx([s_min, s_min * b_crit, b_crit], rel=1e-6)
+    numbers = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
+    assert numbers == pytest.approx([s_min, s_min * b_crit, b_crit], rel=1e-6)
     assert np.abs(fit.residuals).max() < 1e-6
 
 
@@ -108,17 +100,9 @@ def test_local_slopes_and_residuals_are_those_of_the_data() -> None:
     assert np.isnan(fit_steps([1, 2, 4, 8], [8, 4, 2, 1], [False, False, False, True]).slopes[-1])
 
 
-def test_b_opt_can_be_given_and_is_none_where_no_batch_size_is_linear() -> None:
-    steps = hyperbola(1300, 1300 * 100)
-    assert fit_steps(SIZES, steps).b_opt is None
-    assert fit_steps(SIZES, steps).b_star is None
-    b_star = fit_steps(SIZES, steps, b_opt=64).b_star
-    assert b_star is not None
-    assert b_star.value == pytest.approx(1.2 * 64 + 0.2 * 100)
-    start = hyperbola(1300, 1300 * 100, np.array([64.0]))[0] * 64  # tokens at B_opt
-    assert hyperbola(1300, 1300 * 100, np.array([b_star.value])) == pytest.approx(
-        1.2 * start / b_star.value
-    )
+def test_there_is_no_b_opt_if_no_batch_size_is_linear() -> None:
+    fit = fit_steps(SIZES, hyperbola(1300, 1300 * 100))
+    assert fit.b_opt is None and fit.b_star is None
 
 
 def test_what_the_batch_sizes_do_not_show_is_unbounded() -> None:
@@ -132,13 +116,12 @@ def test_what_the_batch_sizes_do_not_show_is_unbounded() -> None:
     assert flat.s_min.value == pytest.approx(1000)
 
 
-def test_one_seed_has_no_intervals_and_a_seed_of_the_generator_gives_equal_ones() -> None:
+def test_one_seed_has_no_intervals_and_several_give_the_same_again() -> None:
     steps = hyperbola(1300, 2.8e6) * np.exp(np.random.default_rng(0).normal(0, 0.1, (4, 9)))
     assert math.isnan(fit_steps(SIZES, steps[0]).s_min.low)
     first, again = fit_steps(SIZES, steps), fit_steps(SIZES, steps)
     assert first.b_crit == again.b_crit
     assert first.b_crit.low < first.b_crit.value < first.b_crit.high
-    assert first.b_crit != fit_steps(SIZES, steps, rng_seed=1).b_crit
 
 
 def test_the_interval_of_an_uncensored_fit_is_the_t_interval_of_its_seeds() -> None:
@@ -146,27 +129,14 @@ def test_the_interval_of_an_uncensored_fit_is_the_t_interval_of_its_seeds() -> N
     steps = hyperbola(1300, 2.8e6) * np.exp(np.random.default_rng(0).normal(0, 0.01, (5, 9)))
     logs = np.log([fit_steps(SIZES, row).b_crit.value for row in steps])
     half = 2.776 * logs.std(ddof=1) / math.sqrt(5)
-    found = fit_steps(SIZES, steps).b_crit
-    assert math.log(found.high / found.value) == pytest.approx(half, rel=0.1)
+    b_crit = fit_steps(SIZES, steps).b_crit
+    assert math.log(b_crit.high / b_crit.value) == pytest.approx(half, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "steps", "censored", "message"),
-    [
-        ([1, 2, 4], [4, 2, 1], [False, False, True], "must have 3 batch sizes"),
-        ([1, 2], [4, 2], None, "must have 3 batch sizes"),
-        ([2, 1, 4], [4, 2, 1], None, "increasing batch size"),
-        ([1, 2, 4], [4, 2, math.nan], None, "positive and finite"),
-        ([1, 2, 4], [4, 2, 0], None, "positive and finite"),
-        ([1, 2, 4], [4, 2], None, "one for each seed"),
-        ([1, 2, 4], [[4, 2, 1], [4, 2, 1]], [False, False, False], "one for each seed"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(
-    sizes: list[int], steps: Any, censored: Any, message: str
-) -> None:
-    with pytest.raises(SweepError, match=message):
-        fit_steps(sizes, steps, censored)
+@pytest.mark.parametrize("sizes", [[1, 2, 4], [1, 2]])
+def test_a_fit_needs_three_batch_sizes_that_reached_the_target(sizes: list[int]) -> None:
+    with pytest.raises(SweepError, match="3 batch sizes"):
+        fit_steps(sizes, [4 / size for size in sizes], [size == 4 for size in sizes])
 
 
 def covered(
@@ -187,7 +157,7 @@ def covered(
     """
     rng = np.random.default_rng(0)
     truth = [1300, 2.8e6, 2.8e6 / 1300]
-    held, censored_share = np.zeros(3), 0.0
+    hits, censored_share = np.zeros(3), 0.0
     for _ in range(simulations):
         noise = sigma * rng.standard_normal((seeds, 9)) + shared * rng.standard_normal((seeds, 1))
         steps = hyperbola(1300, 2.8e6) * np.exp(noise)
@@ -196,10 +166,10 @@ def covered(
             bounds = np.minimum(bounds, 2 * np.minimum.accumulate(steps, axis=0))
         censored = steps > bounds
         fit = fit_steps(SIZES, np.minimum(steps, bounds), censored)
-        found = (fit.s_min, fit.e_min, fit.b_crit)
-        held += [one.low <= true <= one.high for one, true in zip(found, truth, strict=True)]
+        numbers = (fit.s_min, fit.e_min, fit.b_crit)
+        hits += [x.low <= true <= x.high for x, true in zip(numbers, truth, strict=True)]
         censored_share += censored.mean() / simulations
-    return held, censored_share
+    return hits, censored_share
 
 
 @pytest.mark.parametrize(
@@ -211,10 +181,10 @@ def test_intervals_of_three_seeds_cover_as_often_as_they_say(
     shared: float, cap: float, expected_share: float
 ) -> None:
     simulations = 100
-    held, censored = covered(simulations, 3, 0.1, shared, cap)
+    hits, censored = covered(simulations, 3, 0.1, shared, cap)
     assert censored == pytest.approx(expected_share, abs=0.01)
-    assert binom.ppf(1e-3, simulations, 0.93) <= held.min()
-    assert held.max() <= binom.ppf(1 - 1e-3, simulations, 0.97)
+    assert binom.ppf(1e-3, simulations, 0.93) <= hits.min()
+    assert hits.max() <= binom.ppf(1 - 1e-3, simulations, 0.97)
 
 
 @pytest.mark.slow
@@ -232,9 +202,9 @@ def test_intervals_of_three_seeds_cover_as_often_as_they_say(
 def test_intervals_cover_in_93_to_97_percent_of_simulations(
     simulations: int, seeds: int, sigma: float, shared: float, cap: float, pruned: bool
 ) -> None:
-    held, _ = covered(simulations, seeds, sigma, shared, cap, pruned)
-    assert (held >= 0.93 * simulations).all(), held
-    assert (held <= 0.97 * simulations).all(), held
+    hits, _ = covered(simulations, seeds, sigma, shared, cap, pruned)
+    assert (hits >= 0.93 * simulations).all(), hits
+    assert (hits <= 0.97 * simulations).all(), hits
 
 
 def test_the_closed_recursion_is_the_recursion() -> None:
@@ -265,8 +235,8 @@ def test_no_rate_of_a_fine_grid_beats_the_best_rate_of_the_quadratic_model() -> 
 def test_the_quadratic_model_has_the_known_critical_batch_size() -> None:
     sizes = 2.0 ** np.arange(17)
     fit = fit_steps(sizes, QUADRATIC_STEPS)
-    found = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
-    assert found == pytest.approx([654.6, 437165, 667.9], rel=1e-4)
+    numbers = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
+    assert numbers == pytest.approx([654.6, 437165, 667.9], rel=1e-4)
     fit = fit_steps(sizes[8:14], QUADRATIC_STEPS[8:14])
-    found = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
-    assert found == pytest.approx([681.3, 342_920, 503.3], rel=1e-4)
+    numbers = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
+    assert numbers == pytest.approx([681.3, 342_920, 503.3], rel=1e-4)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.integrate
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,6 @@ from sweep.analysis.statistics import (
     compare_pairs,
     holm,
     minimal_detectable_difference,
-    seeds_sd,
     seeds_to_detect,
 )
 
@@ -41,10 +39,10 @@ def simulated(
     return losses_of(noise + shared + np.array(means)[:, None])
 
 
-def rate_of(found: Callable[[Comparison], bool], count: int, *sweep: Any, seed: int = 0) -> float:
-    """The share of simulated sweeps in which something is found."""
+def rate_of(event: Callable[[Comparison], bool], count: int, *sweep: Any, seed: int = 0) -> float:
+    """The share of simulated sweeps in which an event occurs."""
     rng = np.random.default_rng(seed)
-    return sum(found(compare_pairs(simulated(rng, *sweep))) for _ in range(count)) / count
+    return sum(event(compare_pairs(simulated(rng, *sweep))) for _ in range(count)) / count
 
 
 def most(rate: float, count: int) -> float:
@@ -71,6 +69,7 @@ def any_different(comparison: Comparison) -> bool:
 
 def test_the_standard_error_is_the_larger_of_the_pooled_and_the_pairs_own() -> None:
     comparison = compare_pairs(losses_of(HAND_WORKED))
+    assert comparison.variance_ratio == pytest.approx(3.0)
     pairs = {pair.batch_sizes: pair for pair in comparison.pairs}
     assert list(pairs) == [(8, 16), (8, 32), (16, 32)]
     assert comparison.degrees_of_freedom == 4
@@ -82,12 +81,6 @@ def test_the_standard_error_is_the_larger_of_the_pooled_and_the_pairs_own() -> N
     assert pairs[16, 32].standard_error == pytest.approx(2 / math.sqrt(3))  # differences 4, 2, 6
     assert pairs[8, 32].difference.low == pytest.approx(5 - 2.7764451 * pooled)
     assert pairs[8, 32].difference.high == pytest.approx(5 + 2.7764451 * pooled)
-
-
-def test_variances_of_the_cells_are_shown() -> None:
-    comparison = compare_pairs(losses_of(HAND_WORKED))
-    assert comparison.variances == pytest.approx({8: 1.0, 16: 1.0, 32: 3.0})
-    assert comparison.variance_ratio == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5, 30])
@@ -162,7 +155,7 @@ def test_what_cannot_be_paired_is_not_applicable(losses: Any, reason: str) -> No
     comparison = compare_pairs(losses)
     assert reason in comparison.not_applicable
     assert comparison.pairs == ()
-    assert seeds_sd(losses) is None
+    assert comparison.sigma is None
 
 
 def test_without_noise_a_difference_is_certain_and_none_is_none() -> None:
@@ -172,109 +165,137 @@ def test_without_noise_a_difference_is_certain_and_none_is_none() -> None:
     assert (other.p_different, other.is_different, other.is_equivalent) == (0.0, True, False)
 
 
-def test_a_small_clear_difference_is_both_different_and_within_the_margin() -> None:
+def test_equivalence_is_tested_separately_from_difference() -> None:
     (pair,) = compare_pairs(losses_of([[1, 1.1, 1.2], [1.0050, 1.1051, 1.2049]])).pairs
     assert (pair.is_different, pair.is_equivalent) == (True, True)
-
-
-def test_a_lack_of_evidence_is_not_equivalence() -> None:
     losses = losses_of([[1.00, 1.02, 0.98], [0.99, 1.00, 1.01]])
     (pair,) = compare_pairs(losses).pairs
     assert (pair.is_different, pair.is_equivalent) == (False, False)
     assert compare_pairs(losses, margin=0.2).pairs[0].is_equivalent
 
 
-# ---- by simulation ------------------------------------------------------------------------------
+# ---- by simulation; the slow cases, with -s, print the numbers of docs/statistics.md -----------
 
-
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize(
-    "sds", [[1.0] * 3, [1.0] * 6, spread("loud", 3, 2), spread("ladder", 6, 2)]
-)
-def test_null_sweeps_show_a_difference_in_five_percent_at_most(
-    sds: list[float], seeds: int
-) -> None:
-    rate = rate_of(any_different, 1000, [0.0] * len(sds), sds, seeds)
-    assert rate <= most(0.05, 1000)
-
-
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize("sds", [[0.002] * 2, [0.002] * 3, [0.002, 0.002, 0.004]])
-def test_a_difference_as_large_as_the_margin_passes_as_none_in_five_percent_at_most(
-    sds: list[float], seeds: int
-) -> None:
-    means = [0.0, *[0.01] * (len(sds) - 1)]
-    rate = rate_of(any_equivalent_to_first, 1500, means, sds, seeds)
-    assert rate <= most(0.05, 1500)
-    assert rate_of(any_equivalent_to_first, 300, [0.0] * len(sds), sds, seeds) > 0.3  # has power
+SLOW = pytest.mark.slow
+NULL_CASES = [("loud", 1.0, 3), ("loud", 1.0, 6), ("loud", 2.0, 3), ("ladder", 2.0, 6)]
+SHAPES = [
+    *[("loud", 1.0), ("loud", 2.0), ("quiet", 2.0), ("halves", 2.0), ("ladder", 2.0)],
+    *[("loud", 3.0), ("ladder", 3.0)],
+]
 
 
 def any_equivalent_to_first(comparison: Comparison) -> bool:
     return any(pair.is_equivalent for pair in comparison.pairs if pair.batch_sizes[0] == 8)
 
 
-def coverage(count: int, batch_sizes: int, seeds: int) -> tuple[float, float]:
-    """The share of intervals that hold the truth: of the differences, and of σ."""
-    rng, held, sd_held = np.random.default_rng(1), 0.0, 0
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(
+    ("shape", "ratio", "batch_sizes", "count"),
+    [(*case, 1000) for case in NULL_CASES]
+    + [pytest.param(*shape, size, 20_000, marks=SLOW) for shape in SHAPES for size in (3, 6)],
+)
+def test_null_sweeps_show_a_difference_in_five_percent_at_most(
+    shape: str, ratio: float, batch_sizes: int, count: int, seeds: int
+) -> None:
+    sds = spread(shape, batch_sizes, ratio)
+    rate = rate_of(any_different, count, [0.0] * batch_sizes, sds, seeds, seed=7)
+    print(f"\nnull {shape} {ratio:g}: k={batch_sizes} n={seeds} {rate:.4f}")
+    assert rate <= most(0.05 if ratio <= 2 else 0.06, count)
+
+
+@pytest.mark.parametrize("count", [1500, pytest.param(20_000, marks=SLOW)])
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("sds", [[0.002] * 2, [0.002] * 3, [0.002] * 6, [0.002, 0.002, 0.004]])
+def test_a_difference_as_large_as_the_margin_passes_as_none_in_five_percent_at_most(
+    sds: list[float], seeds: int, count: int
+) -> None:
+    means = [0.0, *[0.01] * (len(sds) - 1)]
+    rate = rate_of(any_equivalent_to_first, count, means, sds, seeds, seed=7)
+    print(f"\nequivalence at the margin: sds {sds} n={seeds} {rate:.4f}")
+    assert rate <= most(0.05, count)
+    assert rate_of(any_equivalent_to_first, 300, [0.0] * len(sds), sds, seeds) > 0.3  # has power
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(("batch_sizes", "measured"), [(3, 0.065), (6, 0.09)])
+def test_one_null_pair_among_clear_differences(
+    batch_sizes: int, measured: float, seeds: int
+) -> None:
+    """Holm reaches the last pair with α itself; with a loud cell in it, its error is too small."""
+    count, sds = 10_000, spread("loud", batch_sizes, 2.0)
+    means = [*(100.0 * place for place in range(1, batch_sizes)), 100.0]
+
+    def first_and_last_differ(comparison: Comparison) -> bool:
+        return comparison.pairs[len(comparison.batch_sizes) - 2].is_different
+
+    rate = rate_of(first_and_last_differ, count, means, sds, seeds, seed=7)
+    print(f"\none null pair, loud 2: k={batch_sizes} n={seeds} {rate:.4f}")
+    assert rate <= most(measured, count)
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "seeds", "count"),
+    [(2, 3, 800), (3, 3, 800), (6, 5, 800)]
+    + [pytest.param(size, seeds, 20_000, marks=SLOW) for size in (2, 3, 6) for seeds in (3, 5)],
+)
+def test_intervals_hold_the_truth_in_95_percent(batch_sizes: int, seeds: int, count: int) -> None:
+    rng, hits, sd_hits = np.random.default_rng(1), 0.0, 0
     means = np.arange(batch_sizes) * 0.7
+    truth = [means[j] - means[i] for i in range(batch_sizes) for j in range(i + 1, batch_sizes)]
     for _ in range(count):
-        losses = simulated(rng, means, [1.0] * batch_sizes, seeds)
-        truth = [means[j] - means[i] for i in range(batch_sizes) for j in range(i + 1, batch_sizes)]
-        found = [pair.difference for pair in compare_pairs(losses).pairs]
-        held += np.mean([d.low <= t <= d.high for d, t in zip(found, truth, strict=True)])
-        sd = seeds_sd(losses)
-        assert sd is not None
-        sd_held += sd.low <= 1 <= sd.high
-    return held / count, sd_held / count
+        comparison = compare_pairs(simulated(rng, means, [1.0] * batch_sizes, seeds))
+        differences = [pair.difference for pair in comparison.pairs]
+        hits += np.mean([d.low <= t <= d.high for d, t in zip(differences, truth, strict=True)])
+        assert comparison.sigma is not None
+        sd_hits += comparison.sigma.low <= 1 <= comparison.sigma.high
+    print(f"\ncoverage: k={batch_sizes} n={seeds} {hits / count:.4f}, σ {sd_hits / count:.4f}")
+    slack = 3 * math.sqrt(0.05 * 0.95 / count)
+    assert 0.93 - slack <= hits / count <= 0.97 + slack
+    assert sd_hits / count == pytest.approx(0.95, abs=slack)
 
 
-@pytest.mark.parametrize(("batch_sizes", "seeds"), [(2, 3), (3, 3), (6, 5)])
-def test_intervals_hold_the_truth_in_95_percent(batch_sizes: int, seeds: int) -> None:
-    slack = 3 * math.sqrt(0.05 * 0.95 / 800)
-    of_differences, of_sigma = coverage(800, batch_sizes, seeds)
-    assert 0.93 - slack <= of_differences <= 0.97 + slack
-    assert of_sigma == pytest.approx(0.95, abs=slack)
-
-
-def test_sigma_of_seeds_is_what_batch_size_and_seed_leave() -> None:
-    sd = seeds_sd(losses_of(HAND_WORKED))
+def test_sigma_of_seeds_is_the_residual_after_batch_size_and_seed() -> None:
+    sd = compare_pairs(losses_of(HAND_WORKED)).sigma
     assert sd is not None
     # 4 over the quantiles of chi-square with 4 degrees of freedom, 11.1433 and 0.484419
     assert sd.value == pytest.approx(1.0)
     assert (sd.low, sd.high) == pytest.approx((math.sqrt(4 / 11.143287), math.sqrt(4 / 0.48441856)))
 
 
-def power(count: int, batch_sizes: int, seeds: int, pairs: int) -> tuple[float, float, float]:
-    """Simulate the minimal detectable difference: pooled error, larger error, with Holm."""
+@pytest.mark.parametrize(
+    ("batch_sizes", "pairs", "seeds", "count"),
+    [(2, 1, 2, 2000), (2, 1, 5, 2000), (6, 1, 3, 2000), (6, 15, 3, 2000)]
+    + [
+        pytest.param(*case, seeds, 20_000, marks=SLOW)
+        for case in [(2, 1), (3, 1), (6, 1), (3, 3), (6, 15)]
+        for seeds in (3, 5)
+    ],
+)
+def test_the_minimal_detectable_difference_is_found_with_power_080(
+    batch_sizes: int, pairs: int, seeds: int, count: int
+) -> None:
     sigma, rng = 0.005, np.random.default_rng(2)
     difference = minimal_detectable_difference(sigma, seeds, batch_sizes, pairs)
     assert difference is not None
     means, sds = [*[0.0] * (batch_sizes - 1), difference], [sigma] * batch_sizes
     alpha = 0.05 / pairs
     critical = scipy.stats.t.ppf(1 - alpha / 2, (batch_sizes - 1) * (seeds - 1))
-    pooled = larger = adjusted = 0
+    pooled = larger = adjusted = 0  # pooled error, larger error, with Holm
     for _ in range(count):
-        losses = simulated(rng, means, sds, seeds)
-        pair, sd = compare_pairs(losses).pairs[batch_sizes - 2], seeds_sd(losses)
-        assert sd is not None
-        error = sd.value * math.sqrt(2 / seeds)
+        comparison = compare_pairs(simulated(rng, means, sds, seeds))
+        pair = comparison.pairs[batch_sizes - 2]
+        assert comparison.sigma is not None
+        error = comparison.sigma.value * math.sqrt(2 / seeds)
         pooled += abs(pair.difference.value) > critical * error
         larger += pair.p_different <= alpha
         adjusted += pair.is_different
-    return pooled / count, larger / count, adjusted / count
-
-
-@pytest.mark.parametrize(
-    ("batch_sizes", "seeds", "pairs"), [(2, 2, 1), (2, 5, 1), (6, 3, 1), (6, 3, 15)]
-)
-def test_the_minimal_detectable_difference_is_found_with_power_080(
-    batch_sizes: int, seeds: int, pairs: int
-) -> None:
-    pooled, larger, adjusted = power(2000, batch_sizes, seeds, pairs)
-    assert pooled == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / 2000))
+    name = f"k={batch_sizes} n={seeds} over {pairs}"
+    print(f"\npower: {name}: {pooled / count:.3f} {larger / count:.3f} Holm {adjusted / count:.3f}")
+    assert pooled / count == pytest.approx(0.8, abs=max(0.01, 3 * math.sqrt(0.16 / count)))
     assert larger == pooled if batch_sizes == 2 else larger < pooled
     # Holm is never stricter than α over the number of pairs.
-    assert adjusted >= larger if pairs == 15 else adjusted <= larger
+    assert adjusted >= larger if pairs > 1 else adjusted <= larger
 
 
 def test_enough_seeds_are_the_least_that_detect() -> None:
@@ -297,101 +318,15 @@ def test_what_no_number_of_seeds_shows_is_none() -> None:
     assert seeds_to_detect(0.01, 0.005, 1) is None
 
 
-@pytest.mark.parametrize(("trials", "optimism"), [(1, 0.0), (2, 0.564), (5, 1.163), (8, 1.424)])
-def test_the_best_of_noisy_trials_looks_too_good_and_fresh_seeds_do_not(
-    trials: int, optimism: float
-) -> None:
-    rng, count = np.random.default_rng(trials), 100_000
-    tuning, fresh = rng.normal(size=(2, count, trials))
-    best = tuning.argmin(axis=1)
-    slack = 4 / math.sqrt(count)
-    norm = scipy.stats.norm
-    integral = scipy.integrate.quad(
-        lambda z: 1 - norm.cdf(z) ** trials - norm.sf(z) ** trials, 0, 12
-    )
-    assert integral[0] == pytest.approx(optimism, abs=5e-4)
-    assert -tuning.min(axis=1).mean() == pytest.approx(optimism, abs=slack)
-    assert fresh[np.arange(count), best].mean() == pytest.approx(0, abs=slack)
-
-
 def test_tuning_losses_show_a_difference_that_fresh_seeds_do_not() -> None:
     rng, count, seeds = np.random.default_rng(8), 2000, 5
-    found = {"tuning": 0, "fresh": 0}
+    different = {"tuning": 0, "fresh": 0}
     for _ in range(count):
         tuned = rng.normal(size=(8, seeds))  # eight rates at one batch size, one at the other
         best = tuned[tuned.mean(axis=1).argmin()]
         for name, other in (("tuning", best), ("fresh", rng.normal(size=seeds))):
-            found[name] += any_different(compare_pairs(losses_of([rng.normal(size=seeds), other])))
-    assert found["fresh"] / count <= most(0.05, count)
-    assert found["tuning"] / count > most(0.05, count)
-
-
-# ---- the same at night, with more sweeps; -s prints what docs/statistics.md says ----------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize("batch_sizes", [3, 6])
-@pytest.mark.parametrize(
-    ("shape", "ratio"),
-    [
-        *[("loud", 1.0), ("loud", 2.0), ("quiet", 2.0), ("halves", 2.0), ("ladder", 2.0)],
-        *[("loud", 3.0), ("ladder", 3.0)],
-    ],
-)
-def test_many_null_sweeps(shape: str, ratio: float, batch_sizes: int, seeds: int) -> None:
-    count, sds = 20_000, spread(shape, batch_sizes, ratio)
-    rate = rate_of(any_different, count, [0.0] * batch_sizes, sds, seeds, seed=7)
-    print(f"\nnull {shape} {ratio:g}: k={batch_sizes} n={seeds} {rate:.4f}")
-    assert rate <= most(0.05 if ratio <= 2 else 0.06, count)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize(("batch_sizes", "measured"), [(3, 0.065), (6, 0.09)])
-def test_one_null_pair_among_clear_differences(
-    batch_sizes: int, measured: float, seeds: int
-) -> None:
-    """Holm reaches the last pair with α itself; with a loud cell in it, its error is too small."""
-    count, sds = 10_000, spread("loud", batch_sizes, 2.0)
-    means = [*(100.0 * place for place in range(1, batch_sizes)), 100.0]
-    rate = rate_of(first_and_last_differ, count, means, sds, seeds, seed=7)
-    print(f"\none null pair, loud 2: k={batch_sizes} n={seeds} {rate:.4f}")
-    assert rate <= most(measured, count)
-
-
-def first_and_last_differ(comparison: Comparison) -> bool:
-    return comparison.pairs[len(comparison.batch_sizes) - 2].is_different
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize("sds", [[0.002] * 2, [0.002] * 3, [0.002] * 6, [0.002, 0.002, 0.004]])
-def test_many_differences_at_the_margin(sds: list[float], seeds: int) -> None:
-    means = [0.0, *[0.01] * (len(sds) - 1)]
-    rate = rate_of(any_equivalent_to_first, 20_000, means, sds, seeds, seed=7)
-    print(f"\nequivalence at the edge: sds {sds} n={seeds} {rate:.4f}")
-    assert rate <= most(0.05, 20_000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize("batch_sizes", [2, 3, 6])
-def test_many_intervals(batch_sizes: int, seeds: int) -> None:
-    of_differences, of_sigma = coverage(20_000, batch_sizes, seeds)
-    print(f"\ncoverage: k={batch_sizes} n={seeds} {of_differences:.4f}, of sigma {of_sigma:.4f}")
-    assert 0.93 <= of_differences <= 0.97
-    assert 0.945 <= of_sigma <= 0.955
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize(("batch_sizes", "pairs"), [(2, 1), (3, 1), (6, 1), (3, 3), (6, 15)])
-def test_many_sweeps_at_the_minimal_detectable_difference(
-    batch_sizes: int, pairs: int, seeds: int
-) -> None:
-    pooled, larger, adjusted = power(20_000, batch_sizes, seeds, pairs)
-    name = f"k={batch_sizes} n={seeds} over {pairs}"
-    print(f"\npower: {name}: {pooled:.3f} {larger:.3f} Holm {adjusted:.3f}")
-    assert pooled == pytest.approx(0.8, abs=0.01)
-    assert larger <= pooled
+            different[name] += any_different(
+                compare_pairs(losses_of([rng.normal(size=seeds), other]))
+            )
+    assert different["fresh"] / count <= most(0.05, count)
+    assert different["tuning"] / count > most(0.05, count)

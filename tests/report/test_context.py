@@ -67,5 +67,5 @@ def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path: Path, plain: 
     write_fake_sweep(tmp_path / "words", seeds=3, change=lambda row: before, **settings)
     gain = context_of(tmp_path / "words")["gains"][0]
     text = write_report(tmp_path / "words").read_text()
-    assert f"| {gain.difference.value:+.3f} [" in text.split("## Rewards")[1]
+    assert f"| {gain['difference'].value:+.3f} [" in text.split("## Rewards")[1]
     assert context_of(plain)["gains"] == ()
