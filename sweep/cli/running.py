@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,9 @@ from sweep.orchestration.costs import (
     ClusterCost,
     cost_on_cluster,
     estimate,
-    is_quickly_prepared,
     parse_cluster,
 )
-from sweep.orchestration.planning import Planned, Request, check_writable, read_request, refuse_file
+from sweep.orchestration.planning import Planned, Request, check_writable, read_request
 from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, SweepFolder
@@ -47,7 +46,7 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     if flags["out"]:
         folder = request.folder
-        check_writable(folder)
+        check_writable(folder.path)
     planned = estimate(request.plan(is_elsewhere=cluster is not None), request.folder)
     rows, cost = planned.command_rows(), None
     if cluster:
@@ -67,14 +66,13 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
 def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
     from sweep.orchestration.executors import check_services
-    from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
+    from sweep.orchestration.runner import finished_summary, run_plan
 
     request = read_request(experiment, settings_in(flags), flags["out"])
     folder, services = request.folder, request.services
     check_services(services)
-    check_writable(folder)
+    check_writable(folder.path)
     planned = request.plan()
-    check_trains(planned.plan)
     if flags["only"]:
         planned = _only(planned, flags["only"])
     also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())
@@ -86,8 +84,6 @@ def run_command(experiment: str, flags: dict[str, Any]) -> int:
         return 0
     if summary is None:
         planned = estimate(planned, folder)
-        if is_quickly_prepared(planned.plan, folder):
-            prepare(planned, folder)  # refuses bad data before the plan is shown
         rows = planned.command_rows()
         if not flags["quiet"]:
             _print_plan(rows, as_json=False, to_stderr=True)
@@ -175,7 +171,7 @@ def _print_plan(
     if as_json:
         document = plan.model_dump(mode="json")
         if cost:
-            document["cluster"] = cost.as_document()
+            document["cluster"] = asdict(cost)
         click.echo(json.dumps(document, indent=1), err=to_stderr)
         return
     show_plan(plan, to_stderr)
@@ -205,7 +201,8 @@ def _print_end(folder: SweepFolder, as_json: bool, untracked: str) -> None:
 
 def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
     """Print the memory that each batch size would take."""
-    refuse_file(flags["out"])
+    if flags["out"] is not None:
+        check_writable(flags["out"])
     from sweep.orchestration.memory import forecast_memory
 
     return _print(forecast_memory(experiment, **settings_in(flags)), flags)
@@ -213,7 +210,8 @@ def forecast_command(experiment: str, flags: dict[str, Any]) -> int:
 
 def probe_command(experiment: str, flags: dict[str, Any]) -> int:
     """Measure, showing each point, and print the largest that fits."""
-    refuse_file(flags["out"])
+    if flags["out"] is not None:
+        check_writable(flags["out"])
     from sweep.orchestration.memory import probe_memory
 
     cap, soak, multiple = flags["largest"], flags["soak"], flags["multiple"]

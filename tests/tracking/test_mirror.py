@@ -280,7 +280,7 @@ def test_a_finished_sweep_is_recognised_only_if_its_own_store_is_named(sweep):
     from sweep.orchestration.runner import finished_summary
 
     def is_recognised(uri):
-        planned = Planned(sweep.plan, tuple(sweep.ids), True)
+        planned = Planned(sweep.plan, tuple(sweep.ids))
         return finished_summary(planned, sweep.folder, Services(tracking_uri=uri)) is not None
 
     for index in range(3):
