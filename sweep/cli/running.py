@@ -66,13 +66,14 @@ def plan_command(experiment: str, flags: dict[str, Any]) -> int:
 def run_command(experiment: str, flags: dict[str, Any]) -> int:
     """Plan, run what is left, write the report."""
     from sweep.orchestration.executors import check_services
-    from sweep.orchestration.runner import finished_summary, run_plan
+    from sweep.orchestration.runner import check_trains, finished_summary, run_plan
 
     request = read_request(experiment, settings_in(flags), flags["out"])
     folder, services = request.folder, request.services
     check_services(services)
     check_writable(folder.path)
     planned = request.plan()
+    check_trains(planned.plan)
     if flags["only"]:
         planned = _only(planned, flags["only"])
     also = frozenset({Cause.DIVERGED} if flags["retry"] == "diverged" else ())

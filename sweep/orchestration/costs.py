@@ -39,9 +39,6 @@ def plan_sweep(
         experiment: a shipped name or the path of a TOML file.
         out: the sweep's folder; if it has a plan, that plan grows.
         **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
-
-    Raises:
-        SweepError: if this cannot be planned.
     """
     request = read_request(experiment, settings, out)
     return estimate(request.plan(), request.folder).command_rows()
@@ -67,12 +64,13 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
         for row in plan.trials
     )
     epochs, is_exact = _epochs(plan, folder)
+    slots = attempt_slots(plan.execution.device, plan.execution.devices)
     estimates = {
         "trials": rows,
         "forecast_factor": factor if seconds else None,
         "epochs": epochs,
         "epochs_are_estimated": not is_exact,
-        "disk_bytes": disk_bytes(plan, len(attempt_slots(here.execution.device)) or 1),
+        "disk_bytes": disk_bytes(plan, len(slots) or 1),
     }
     return replace(planned, plan=plan.model_copy(update=estimates))
 
@@ -250,9 +248,6 @@ def cost_on_cluster(
         gpus: devices per machine; a trial must fit on one machine.
         price_per_device_hour: in any currency.
         finished: ids of trials that will not run again.
-
-    Raises:
-        SweepError: if a trial does not fit on a node, or has no estimate.
     """
     if price_per_device_hour is not None and not 0 <= price_per_device_hour < math.inf:
         raise SweepError(f"price must be at least 0 and finite, got {price_per_device_hour}.")

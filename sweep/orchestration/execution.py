@@ -20,18 +20,14 @@ LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.m
 
 
 def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
-    """Complete the settings that the user chose, which are in `model_fields_set`.
+    """Check and complete the settings that the user chose, which are in `model_fields_set`.
 
     Args:
         is_elsewhere: whether the device may be on another machine.
-
-    Raises:
-        SweepError: if settings do not go together, or this machine lacks what they need.
     """
     from sweep.training.device import available_cores, resolve_device
 
-    is_named = chosen.device != "auto"
-    device = chosen.device if is_elsewhere and is_named else resolve_device(chosen.device)
+    device = chosen.device if is_elsewhere else resolve_device(chosen.device)
     devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
     if "devices" not in chosen.model_fields_set and size and parts:
         devices = devices_from_split(experiment.batches, size, parts)
@@ -118,15 +114,12 @@ def bound_by_memory(plan: Plan) -> dict[str, Any]:
 
 
 def choose_by_preset(plan: Plan, chosen: Execution, is_precision_open: bool) -> dict[str, Any]:
-    """Return changes of the execution, and `precision`, that a preset chooses.
+    """Return changes of the execution, and the `precision`, that a preset chooses.
 
     Args:
         plan: as it would be without the preset.
         chosen: with the user's choices in `model_fields_set`.
         is_precision_open: whether the preset may choose the precision.
-
-    Raises:
-        SweepError: if the model cannot be forecast, or the memory of the device is not known.
     """
     execution = plan.execution
     fixed = chosen.model_fields_set & {"zero", "activation_checkpointing"}

@@ -131,11 +131,7 @@ def check_services(services: Services) -> None:
 
 
 def build_executor(services: Services, execution: Execution, folder: SweepFolder) -> Executor:
-    """Return the executor that the services name.
-
-    Raises:
-        SweepError: if it cannot be used, or cannot run a trial.
-    """
+    """Return the executor that the services name, if it can run a trial."""
     check_services(services)
     if services.executor == "local":
         return LocalExecutor(execution.device, execution.devices)

@@ -37,8 +37,7 @@ def _plan_steps(
     """Plan one trial per batch size, in one microbatch unless the user chose a split.
 
     Returns:
-        The plan, the trial of each batch size, the fields that both documents begin with, and
-        whether the user chose a split.
+        The plan, trials by batch size, the first fields of the document, whether it is a split.
     """
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
@@ -190,13 +189,13 @@ def probe_memory(
     probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
     search, choices = probed.found, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
-    is_cuda = device.type == "cuda"
+    measured = "live tensors of eager steps"
+    if device.type == "cuda":
+        measured = "bytes reserved by the allocator, plus the context"
     return head | {
         "device_memory_bytes": limit,
         "multiple": multiple,
-        "basis": "bytes reserved by the allocator, plus the context"
-        if is_cuda
-        else "live tensors of eager steps",
+        "basis": measured,
         "points": [point.as_document() for point in probed.points],
         "line": search.line and asdict(search.line),
         "largest_microbatch_size": None if is_split else search.largest,

@@ -45,12 +45,7 @@ class Request:
     command: tuple[str, ...]  # words that make the same request on the command line
 
     def plan(self, is_elsewhere: bool = False) -> "Planned":
-        """Make the plan.
-
-        Args:
-            is_elsewhere: whether trials run on other machines, which may have devices that this
-                one lacks; with an executor other than local they always do.
-        """
+        """Make the plan; `is_elsewhere` if trials run on other machines, with other devices."""
         is_elsewhere = is_elsewhere or self.services.executor != "local"
         return make_plan(
             self.experiment,
@@ -64,17 +59,7 @@ class Request:
 def read_request(
     experiment: str, values: Mapping[str, Any], out: str | Path | None = None
 ) -> Request:
-    """Parse what a command asks for.
-
-    Args:
-        experiment: a shipped name or the path of a TOML file.
-        values: settings by name; None if not given. Names that are neither of the execution nor
-            of the services belong to the experiment.
-        out: the sweep's folder; results/<experiment> by default.
-
-    Raises:
-        SweepError: naming the setting, the value and the remedy.
-    """
+    """Parse a command: an experiment and values of settings by name, None if left out."""
     settings = {name: value for name, value in values.items() if value is not None}
 
     def settings_in(table: type[Settings]) -> dict[str, Any]:
@@ -124,9 +109,6 @@ def make_plan(
         chosen: with the user's choices in `model_fields_set`.
         command: words of the command line.
         is_elsewhere: whether the device may be on another machine.
-
-    Raises:
-        SweepError: if this cannot be planned.
     """
     inputs, old = identify_inputs(experiment, folder), load_plan(folder)
     if old is None:
@@ -203,11 +185,7 @@ def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
 
 
 def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
-    """Identify the text, the initial weights and the user code; downloads nothing.
-
-    Raises:
-        SweepError: if one of them is missing, or not what the experiment needs.
-    """
+    """Identify the text, the initial weights and the user code; downloads nothing."""
     data, data_path, code, model = None, None, None, experiment.model
     if experiment.data is not None:
         from sweep.data.sources import check_text_length, identify_data, is_path
@@ -279,11 +257,7 @@ def identities_of(names: Iterable[str], should_stop: object) -> dict[str, Any]:
 
 
 def inspect_trial(config: TrialConfig, should_stop: object) -> int | None:
-    """Check that a trial's workload can be built and scored, and count the model's parameters.
-
-    Raises:
-        SweepError: if user code, a reward or the prompts cannot work.
-    """
+    """Check that a trial's workload can be built and scored, and count the model's parameters."""
     from sweep.data.tokens import find_prepared
     from sweep.models import count_parameters
     from sweep.workloads import check_workload

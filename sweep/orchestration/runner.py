@@ -104,24 +104,25 @@ def finished_summary(
     return Summary(folder, states)
 
 
-def prepare(
-    planned: Planned,
-    folder: SweepFolder,
-    on_progress: Callable[[str, float], None] | None = None,
-) -> None:
-    """Check the machine and tokenize the data, before anything of the sweep is written.
-
-    Raises:
-        SweepError: if the plan cannot run here.
-    """
-    from sweep.data.tokens import prepare_data
-
-    plan = planned.plan
+def check_trains(plan: Plan) -> None:
+    """Refuse an experiment without an optimizer, which is only for memory forecasts."""
     if plan.settings.optimizer.name == "none":
         raise SweepError(
             f"experiment {plan.experiment!r} has no optimizer and trains nothing. Use "
             "`sweep forecast` or `sweep probe`, or give it an optimizer."
         )
+
+
+def prepare(
+    planned: Planned,
+    folder: SweepFolder,
+    on_progress: Callable[[str, float], None] | None = None,
+) -> None:
+    """Check the machine and tokenize the data, before anything of the sweep is written."""
+    from sweep.data.tokens import prepare_data
+
+    plan = planned.plan
+    check_trains(plan)
     check_disk(plan, folder)
     if plan.data is None:
         return
@@ -152,9 +153,6 @@ def run_plan(
         on_prepare: called with a description and the fraction done.
         on_change: called a few times per second, to show progress.
         on_finished: called after the trials, before tracking is closed: writes the report.
-
-    Raises:
-        SweepError: if the plan cannot run here, or another command works on this folder.
     """
     from sweep.tracking.mirror import Mirror
 

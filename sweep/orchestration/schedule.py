@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,15 +32,6 @@ from sweep.trial.lease import LeaseWatch, is_locked
 POLL_SECONDS = 0.25
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """A running attempt."""
-
-    trial: TrialFolder
-    slot: dict[str, str]
-    oom_kills: int  # of this cgroup when the attempt started
-
-
 @dataclass
 class Schedule:
     """One command's work on a sweep. Nothing else writes state.json meanwhile."""
@@ -50,7 +41,10 @@ class Schedule:
     executor: Executor
     is_stopping: bool = False  # the user asked to stop
     _waiting: deque[TrialFolder] = field(default_factory=deque)
-    _running: dict[Future[Outcome], _Attempt] = field(default_factory=dict)
+    # Trial, slot, and the cgroup's count of out-of-memory kills when the attempt started.
+    _running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = field(
+        default_factory=dict
+    )
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
@@ -68,20 +62,25 @@ class Schedule:
             also: causes of failure that the user asked to retry.
             on_change: called a few times per second.
         """
-        trials = [self.folder.trial(trial_id) for trial_id in self._in_order(requested)]
+        ids = list(requested)
+        if len(self.executor.slots) != 1:  # the longest first
+            rows = self.plan.known_trials
+            length = {str(row.id): (row.forecast_seconds or 0.0, row.steps) for row in rows}
+            ids.sort(key=length.__getitem__, reverse=True)
+        trials = map(self.folder.trial, ids)
         self._waiting = deque(trial for trial in trials if self._prepare(trial, also))
         while self._running or (self._waiting and not self.is_ending):
             free = list(self.executor.slots)  # a cluster's slots come and go
-            for attempt in self._running.values():
-                if attempt.slot in free:
-                    free.remove(attempt.slot)
+            for _, slot, _ in self._running.values():
+                if slot in free:
+                    free.remove(slot)
             for slot in free:
                 if self.is_ending or not (trial := self._next()):
                     break
                 self._start(trial, slot, requested[trial.id])
             done, _ = wait(self._running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
-                self._end(self._running.pop(future), future)
+                self._end(future)
             if not (done or self._running) and self._waiting:  # a bare worker holds the trial
                 time.sleep(POLL_SECONDS / 5)
             on_change()
@@ -126,14 +125,6 @@ class Schedule:
             if status != old or not trial.state_path.exists():
                 trial.write_status(status)
             return status
-
-    def _in_order(self, requested: Iterable[str]) -> list[str]:
-        """Return ids as planned; if several trials run at a time, the longest first."""
-        if len(self.executor.slots) == 1:
-            return list(requested)
-        rows = self.plan.known_trials
-        length = {str(row.id): (row.forecast_seconds or 0.0, row.steps) for row in rows}
-        return sorted(requested, key=length.__getitem__, reverse=True)
 
     def _prepare(self, trial: TrialFolder, also: frozenset[Cause]) -> bool:
         """Bring state.json up to date with an earlier command; return True if the trial is to run.
@@ -188,7 +179,7 @@ class Schedule:
 
         self._change(trial, begin)
         future = self.executor.submit(trial, slot)
-        self._running[future] = _Attempt(trial, slot, oom_kills())
+        self._running[future] = trial, slot, oom_kills()
 
     def _last_step(self, config: TrialConfig) -> int | None:
         """Return the step at which a trial towards a target is given up; None if unbounded."""
@@ -205,11 +196,20 @@ class Schedule:
         points = config.science.evaluation.points
         return last_step(min(tokens), batch * config.tokens_per_sequence, config.steps, points)
 
-    def _end(self, attempt: _Attempt, future: Future[Outcome]) -> None:
+    def _end(self, future: Future[Outcome]) -> None:
         """Judge an ended attempt by the retry table."""
-        trial = attempt.trial
+        trial, _, killed_before = self._running.pop(future)
         trial.listed()
-        outcome = self._outcome(attempt, future)
+        try:
+            outcome = future.result()
+        except WorkerDied as error:
+            outcome = judge_death(error.exit_code, oom_kills() > killed_before, trial.log_path)
+            if self.is_stopping:
+                outcome = Outcome("stopped", "killed while stopping")
+        if outcome.kind == "superseded":
+            outcome = Outcome("lost", outcome.message)
+        if outcome.kind == "complete" and not trial.result_path.exists():
+            outcome = Outcome("lost", f"the attempt left no {trial.result_path.name}")
         config, before = trial.read_config(), trial.read_status()
         retries = self._retries.setdefault(trial.id, Counter())
         is_retried = False
@@ -233,18 +233,3 @@ class Schedule:
         elif outcome.kind == "paused" and config.science.target is not None:
             reason = f"{PATIENCE} times the least tokens of its batch size did not reach"
             self.prune(trial, f"pruned: {reason} {config.science.target:g}")
-
-    def _outcome(self, attempt: _Attempt, future: Future[Outcome]) -> Outcome:
-        trial = attempt.trial
-        try:
-            outcome = future.result()
-        except WorkerDied as error:
-            if self.is_stopping:
-                return Outcome("stopped", "killed while stopping")
-            memory_ran_out = oom_kills() > attempt.oom_kills
-            return judge_death(error.exit_code, memory_ran_out, trial.log_path)
-        if outcome.kind == "superseded":
-            return Outcome("lost", outcome.message)
-        if outcome.kind == "complete" and not trial.result_path.exists():
-            return Outcome("lost", f"the attempt left no {trial.result_path.name}")
-        return outcome

@@ -146,11 +146,7 @@ def list_unneeded(folder: SweepFolder, weights: bool = False) -> list[Unneeded]:
 
 
 def remove(folder: SweepFolder, unneeded: list[Unneeded]) -> None:
-    """Remove files and folders.
-
-    Raises:
-        FolderInUse: if a command runs the sweep.
-    """
+    """Remove files and folders, unless a command runs the sweep."""
     with FileLock(folder.lock_path):
         for item in unneeded:
             files.remove(item.path)

@@ -7,7 +7,6 @@ interrupted sweep continues as if it had not been interrupted.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from optuna.storages import BaseStorage
 
@@ -65,10 +64,10 @@ class Tuning:
         at the reports' tokens, and then the reports run.
         """
         self.storage = self.storage or open_storage(self.storage_url)
-        decided = {row.batch_size for row in plan.known_trials if row.stage == "tune"}
-        decided -= set(self.open_reports)
-        most = max((len(_search_rows(plan, batch)) for batch in decided), default=0)
-        searches = self._unbroken(self._search(plan, batch) for batch in self.open_reports)
+        tuned = {row.batch_size for row in plan.known_trials if row.stage == "tune"}
+        decided = [self._study(plan, batch) for batch in tuned - set(self.open_reports)]
+        most = max((len(study.trials) for study in decided), default=0)
+        searches = self._unbroken(self._study(plan, batch) for batch in self.open_reports)
         following = self._advance(plan, searches, most)
         if following is None:
             winners, provisional = {}, []
@@ -76,7 +75,7 @@ class Tuning:
                 batch, winner = study.template.batch_size, self._winner(study)
                 is_early = study.template.tokens < self.open_reports[batch][0].tokens
                 if winner and (is_early or study.extra):
-                    provisional.append(self._confirmation(plan, winner))
+                    provisional.append(self._study(plan, batch, winner))
                 elif winner:
                     winners[batch] = winner
             confirmations = self._unbroken(provisional)
@@ -102,64 +101,44 @@ class Tuning:
 
         return [study for study in studies if not any(map(is_broken, study.trials))]
 
-    def _search(self, plan: Plan, batch: int) -> Study:
-        rows = _search_rows(plan, batch)
+    def _study(self, plan: Plan, batch: int, winner: PlannedTrial | None = None) -> Study:
+        """Return the search of a batch size.
+
+        With its winner, return the confirmation, which brackets the winner's rate at the reports'
+        tokens, with its β2 and weight decay.
+        """
+        rows = _tuning_rows(plan, batch)
+        extra: tuple[str, ...] = ()
         rungs: tuple[int, ...] = ()
-        if self.settings.prune and self.target is None:  # else the schedule ends late trials
-            rungs = rung_steps(rows[0].steps, plan.settings.evaluation)
-        return self._study(
-            plan,
-            "search",
-            rows,
-            template=rows[0],
-            grid=tuple(plan.tuning_centre(batch) * factor for factor in GRID),
-            finest=FINEST,
-            extra=tuple(name for name in self.settings.dimensions if name != "lr"),
-            rungs=rungs,
-        )
-
-    def _confirmation(self, plan: Plan, winner: PlannedTrial) -> Study:
-        """Bracket a winner's rate at the reports' tokens, with its β2 and weight decay."""
-        own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
-        template = self.open_reports[winner.batch_size][0].model_copy(
-            update={"stage": "tune", "seed": TUNING_SEED, **own}
-        )
-        key = (template.tokens, winner.beta2, winner.weight_decay)
-        tuned = _tuning_rows(plan, winner.batch_size)
-        assert winner.learning_rate is not None
-        return self._study(
-            plan,
-            "confirmation",
-            [row for row in tuned if (row.tokens, row.beta2, row.weight_decay) == key],
-            template=template,
-            grid=tuple(winner.learning_rate * factor for factor in CONFIRMATION),
-            finest=CONFIRMATION[-1],
-            extra=(),
-            rungs=(),
-        )
-
-    def _study(
-        self,
-        plan: Plan,
-        stage: str,
-        rows: list[PlannedTrial],
-        *,
-        template: PlannedTrial,
-        rungs: tuple[int, ...],
-        **fields: Any,
-    ) -> Study:
+        if winner is None:
+            least = min(row.tokens for row in rows)
+            rows = [row for row in rows if row.tokens == least]
+            template, stage, finest = rows[0], "search", FINEST
+            grid = tuple(plan.tuning_centre(batch) * factor for factor in GRID)
+            extra = tuple(name for name in self.settings.dimensions if name != "lr")
+            if self.settings.prune and self.target is None:  # else the schedule ends late trials
+                rungs = rung_steps(template.steps, plan.settings.evaluation)
+        else:
+            assert winner.learning_rate is not None
+            own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
+            template = self.open_reports[batch][0].model_copy(
+                update={"stage": "tune", "seed": TUNING_SEED, **own}
+            )
+            key = (template.tokens, winner.beta2, winner.weight_decay)
+            rows = [row for row in rows if (row.tokens, row.beta2, row.weight_decay) == key]
+            stage, finest = "confirmation", CONFIRMATION[-1]
+            grid = tuple(winner.learning_rate * factor for factor in CONFIRMATION)
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
         sweep = {"uid": self.uid, "folder": str(self.folder.path.resolve())}
         science = plan.science(template, 1.0).model_dump(mode="json")
-        name = (
-            f"{self.folder.name}: batch size {template.batch_size}, {template.tokens} tokens, "
-            f"{stage} {sha256_of({**sweep, 'science': science})[:8]}"
-        )
+        digest = sha256_of({**sweep, "science": science})[:8]
+        name = f"batch size {batch}, {template.tokens} tokens, {stage} {digest}"
         trials = [
             read_tuning_trial(self.folder.trial(str(row.id)), row, rungs, self.target)
             for row in rows
         ]
-        return Study(name=name, template=template, rungs=rungs, trials=trials, **fields)
+        title = f"{self.folder.name}: {name}"
+        return Study(title, template, grid, finest, extra, rungs, trials)
 
     def _advance(self, plan: Plan, studies: list[Study], least: int = 0) -> Round | None:
         """Bring studies one step further; None once all have settled with equally many trials.
@@ -250,10 +229,3 @@ class Tuning:
 def _tuning_rows(plan: Plan, batch: int) -> list[PlannedTrial]:
     key = ("tune", "tuned", batch)
     return [row for row in plan.known_trials if (row.stage, row.policy, row.batch_size) == key]
-
-
-def _search_rows(plan: Plan, batch: int) -> list[PlannedTrial]:
-    """Return the trials of the search, which has no more tokens than a confirmation."""
-    rows = _tuning_rows(plan, batch)
-    least = min(row.tokens for row in rows)
-    return [row for row in rows if row.tokens == least]

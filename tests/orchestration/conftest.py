@@ -6,6 +6,7 @@ import pytest
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.orchestration import runner
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import Summary, run_plan
 from sweep.trial.folder import SweepFolder
@@ -19,8 +20,9 @@ def faulty(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run a sweep of 100 steps per batch size in tmp_path/sweep, with real workers."""
+def run(tmp_path, monkeypatch):
+    """Run a sweep of 100 steps at batch size 8 in tmp_path/sweep, with real workers."""
+    monkeypatch.setattr(runner, "MIRROR_SECONDS", 300.0)  # MLflow is slow on a busy machine
 
     def run_here(executor=None, also=frozenset(), logistics=None, **settings) -> Summary:
         folder = SweepFolder(tmp_path / "sweep")
