@@ -107,7 +107,9 @@ class Tuning:
         With its winner, return the confirmation, which brackets the winner's rate at the reports'
         tokens, with its β2 and weight decay.
         """
-        rows = _tuning_rows(plan, batch)
+        key: tuple[object, ...] = ("tune", "tuned", batch)
+        tuned = plan.known_trials
+        rows = [row for row in tuned if (row.stage, row.policy, row.batch_size) == key]
         extra: tuple[str, ...] = ()
         rungs: tuple[int, ...] = ()
         if winner is None:
@@ -132,13 +134,13 @@ class Tuning:
         sweep = {"uid": self.uid, "folder": str(self.folder.path.resolve())}
         science = plan.science(template, 1.0).model_dump(mode="json")
         digest = sha256_of({**sweep, "science": science})[:8]
-        name = f"batch size {batch}, {template.tokens} tokens, {stage} {digest}"
+        title = f"batch size {batch}, {template.tokens} tokens, {stage} {digest}"
         trials = [
             read_tuning_trial(self.folder.trial(str(row.id)), row, rungs, self.target)
             for row in rows
         ]
-        title = f"{self.folder.name}: {name}"
-        return Study(title, template, grid, finest, extra, rungs, trials)
+        name = f"{self.folder.name}: {title}"
+        return Study(name, template, grid, finest, extra, rungs, trials)
 
     def _advance(self, plan: Plan, studies: list[Study], least: int = 0) -> Round | None:
         """Bring studies one step further; None once all have settled with equally many trials.
@@ -224,8 +226,3 @@ class Tuning:
             reports.rows += [plan.with_rate(row, *tuned) for row in self.open_reports.pop(batch)]
         reports.pauses = {str(row.id): None for row in reports.rows}
         return reports if reports.rows else None
-
-
-def _tuning_rows(plan: Plan, batch: int) -> list[PlannedTrial]:
-    key = ("tune", "tuned", batch)
-    return [row for row in plan.known_trials if (row.stage, row.policy, row.batch_size) == key]

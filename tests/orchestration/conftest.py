@@ -10,12 +10,14 @@ from sweep.orchestration import runner
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import Summary, run_plan
 from sweep.trial.folder import SweepFolder
+from tests.orchestration.clusters import IMPORTED
 
 
 @pytest.fixture
 def faulty(tmp_path, monkeypatch):
-    """Make `faulty:Name` workloads importable, in workers too."""
+    """Make `faulty:Name` workloads importable, also in workers and commands."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", IMPORTED)
     monkeypatch.setenv("FAULTY_FOLDER", str(tmp_path))
 
 

@@ -4,76 +4,42 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from sweep.analysis.frames import load_stored_sweep, load_sweep
-from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
-from sweep.orchestration.planning import make_plan, save_plan
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder
+from sweep.trial.folder import State
 from sweep.trial.lease import is_locked, read_owner
+from tests.orchestration.clusters import SECONDS, Command, plan_trials, planned, wait_until
 
-FIELDS = {"batches": "4,8", "budget": "1200"}
+FIELDS = {"batches": [4, 8], "budget": 1200}
 SWEEP = (sys.executable, "-m", "sweep")
-SECONDS = 200.0  # longer than anything takes
-
-
-class Command:
-    """`sweep run` on slow quadratic trials, in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = SweepFolder(folder)
-        self.words = [
-            *(*SWEEP, "run", "quadratic", "--workload", "faulty:Slow", "--device", "cpu"),
-            *("--batches", "4,8", "--budget", "1200", "--out", str(folder)),
-        ]
-        self.process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            self.words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-            start_new_session=True,
-        )
-
-    def wait(self) -> int:
-        output, _ = self.process.communicate(timeout=SECONDS)
-        print(output)
-        return self.process.returncode
-
-    def until_step(self, step: int) -> None:
-        """Wait until some trial that is not finished has logged this step."""
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            for trial in self.folder.trials() if self.folder.plan_path.exists() else []:
-                lines = read_metrics(trial.metrics_path)
-                if lines and lines[-1]["step"] >= step and not trial.result_path.exists():
-                    return
-            time.sleep(0.02)
-        raise AssertionError(f"no trial reached step {step}")
-
-    def states(self) -> set[State]:
-        return {trial.read_status().state for trial in self.folder.trials()}
 
 
 @pytest.fixture
-def command(tmp_path):
-    command = Command(tmp_path / "sweep")
+def command(tmp_path, faulty):
+    """`sweep run` on slow trials."""
+    command = Command(plan_trials(tmp_path, "faulty:Slow", **FIELDS), "--device", "cpu")
     yield command
-    if command.process:
-        if command.process.poll() is None:
-            os.killpg(command.process.pid, signal.SIGKILL)
-        command.process.wait()
-        command.process.stdout.close()
+    command.kill()
+
+
+def until_step(command, step):
+    """Wait until some trial that is not finished has logged this step."""
+
+    def is_reached():
+        trials = [t for t in command.folder.trials() if not t.result_path.exists()]
+        lines = [read_metrics(trial.metrics_path) for trial in trials]
+        return any(line and line[-1]["step"] >= step for line in lines)
+
+    wait_until(is_reached, command)
+
+
+def states(command):
+    return {trial.read_status().state for trial in command.folder.trials()}
 
 
 def science(trial):
@@ -85,15 +51,14 @@ def science(trial):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """Metric lines by batch size of the same trials without a disturbance, and faster."""
-    folder = SweepFolder(tmp_path_factory.mktemp("whole") / "sweep")
-    planned = make_plan(load_experiment("quadratic", FIELDS), Execution(device="cpu"), folder)
-    assert run_plan(planned, folder).exit_code == 0
+    folder = plan_trials(tmp_path_factory.mktemp("whole"), "quadratic", **FIELDS)
+    assert run_plan(planned(folder), folder).exit_code == 0
     return {trial.read_config().science.batch_size: science(trial) for trial in folder.trials()}
 
 
 def assert_finished(command, uninterrupted):
-    assert command.states() == {State.COMPLETE}
-    stored = load_stored_sweep(default_tracking_uri(command.folder), "quadratic")
+    assert states(command) == {State.COMPLETE}
+    stored = load_stored_sweep(default_tracking_uri(command.folder), "question")
     folder = load_sweep(command.folder.path)
     assert stored.curves.equals(folder.curves) and stored.trials.equals(folder.trials)
     client = connect(default_tracking_uri(command.folder))
@@ -110,9 +75,8 @@ def assert_finished(command, uninterrupted):
 def test_killed_with_sigkill_and_started_again_at_once(command, uninterrupted):
     for step in (20, 90):
         command.start()
-        command.until_step(step)
-        command.process.kill()
-        command.process.communicate()
+        until_step(command, step)
+        command.kill()
     command.start()
     assert command.wait() == 0
     assert_finished(command, uninterrupted)
@@ -121,7 +85,7 @@ def test_killed_with_sigkill_and_started_again_at_once(command, uninterrupted):
 @pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C", "sweep stop"])
 def test_a_stopped_command_checkpoints_and_resumes(command, uninterrupted, how):
     command.start()
-    command.until_step(30)
+    until_step(command, 30)
     if how == "SIGTERM":
         command.process.terminate()
     elif how == "Ctrl-C":  # reaches the whole group
@@ -130,7 +94,7 @@ def test_a_stopped_command_checkpoints_and_resumes(command, uninterrupted, how):
         subprocess.run([*SWEEP, "stop", str(command.folder.path)], check=True)
         assert not is_locked(command.folder.lock_path)
     assert command.wait() == 130
-    assert command.states() == {State.WAITING}
+    assert states(command) == {State.WAITING}
     assert any(trial.checkpoints() for trial in command.folder.trials())
     command.start()
     assert command.wait() == 0
@@ -139,7 +103,7 @@ def test_a_stopped_command_checkpoints_and_resumes(command, uninterrupted, how):
 
 def test_a_killed_worker_is_retried(command, uninterrupted):
     command.start()
-    command.until_step(30)
+    until_step(command, 30)
     running = next(trial for trial in command.folder.trials() if is_locked(trial.lease_path))
     os.kill(read_owner(running.lease_path)["pid"], signal.SIGKILL)
     assert command.wait() == 0
@@ -147,12 +111,13 @@ def test_a_killed_worker_is_retried(command, uninterrupted):
     assert_finished(command, uninterrupted)
 
 
-def test_a_second_command_is_refused_while_the_first_lives(command):
-    command.words[command.words.index("1200")] = "120000"  # outlives any start-up
+def test_a_second_command_is_refused_while_the_first_lives(tmp_path, faulty):
+    folder = plan_trials(tmp_path)  # its trials wait
+    command = Command(folder, "--device", "cpu")
     command.start()
-    command.until_step(5)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    second = subprocess.run(command.words, capture_output=True, text=True, env=environment)
+    until_step(command, 40)
+    second = subprocess.run(command.words, capture_output=True, text=True)
+    command.kill()
     assert second.returncode == 2
     assert "in use by process" in second.stderr and "Traceback" not in second.stderr
 
@@ -170,9 +135,7 @@ def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path):
     words = [*SWEEP, "run", "quick", *flags, "--yes"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        while not is_locked(out / "sweep.lock"):
-            assert process.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: process.poll() is not None or is_locked(out / "sweep.lock"))
         subprocess.run([*SWEEP, "stop", str(out)], check=True)
         _, errors = process.communicate(timeout=SECONDS)
     finally:
@@ -181,14 +144,11 @@ def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_stopped_bare_worker_resumes_from_its_checkpoint(command, uninterrupted, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    experiment = load_experiment("quadratic", {**FIELDS, "workload": "faulty:Slow"})
-    save_plan(make_plan(experiment, Execution(device="cpu"), command.folder).plan, command.folder)
+def test_a_stopped_bare_worker_resumes_from_its_checkpoint(command, uninterrupted):
     trial = command.folder.trials()[0]
     command.words = [sys.executable, "-m", "sweep.training", str(trial.path)]
     command.start()
-    command.until_step(20)
+    until_step(command, 20)
     second = subprocess.run(command.words, capture_output=True, text=True)
     assert second.returncode == 2 and "in use" in second.stderr
     assert (trial.read_status().state, trial.read_status().attempts) == (State.RUNNING, 1)

@@ -122,8 +122,7 @@ def command(go, tmp_path) -> Iterator[Callable[[], Command]]:
 
     yield make
     for one in commands:
-        if one.process and one.process.poll() is None:
-            one.kill()
+        one.kill()
 
 
 @pytest.mark.parametrize("is_local", [False, True])
