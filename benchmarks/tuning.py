@@ -41,7 +41,7 @@ def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
             trial = plan.with_rate(report, float(row.learning_rate or 0))
             rows[str(trial.id)] = trial
     grid = plan.model_copy(update={"trials": tuple(rows.values())})
-    run_plan(Planned(grid, tuple(rows), False), folder)
+    run_plan(Planned(grid, tuple(rows)), folder)
 
 
 def compare(tuned: Path, grid: Path) -> dict[str, Any]:

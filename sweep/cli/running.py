@@ -43,14 +43,14 @@ def run(
     grpo-words, grpo-chess) or a TOML file.
     """
     from sweep.cli.show import Progress, print_end, print_plan
-    from sweep.orchestration.costs import estimate, is_quickly_prepared
+    from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import check_writable, read_request
-    from sweep.orchestration.runner import check_trains, finished_summary, prepare, run_plan
+    from sweep.orchestration.runner import check_trains, finished_summary, run_plan
     from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
     folder, services = request.folder, request.services
-    check_writable(folder)
+    check_writable(folder.path)
     planned = request.plan()
     check_trains(planned.plan)
     if only:
@@ -64,8 +64,6 @@ def run(
     failed_checks: list[str] = []
     if summary is None:
         planned = estimate(planned, folder)
-        if is_quickly_prepared(planned.plan, folder):
-            prepare(planned, folder)  # refuses bad data before the plan is shown
         rows = planned.command_rows()
         if not quiet:
             print_plan(rows, to_stderr=True)
@@ -190,7 +188,7 @@ def plan(
     elif price is not None:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     if out:
-        check_writable(folder)
+        check_writable(folder.path)
     planned = estimate(request.plan(is_elsewhere=size is not None), folder)
     rows = planned.command_rows()
     if size:
@@ -211,9 +209,10 @@ def plan(
 def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> int:
     """Predict memory per batch size without the device, and the largest that fits."""
     from sweep.orchestration.memory import forecast_memory
-    from sweep.orchestration.planning import refuse_file
+    from sweep.orchestration.planning import check_writable
 
-    refuse_file(out)
+    if out:
+        check_writable(out)
     return _print_memory(forecast_memory(experiment, **settings), out, json)
 
 
@@ -234,9 +233,10 @@ def probe(
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
     from sweep.config.numbers import parse_count
     from sweep.orchestration.memory import probe_memory
-    from sweep.orchestration.planning import refuse_file
+    from sweep.orchestration.planning import check_writable
 
-    refuse_file(out)
+    if out:
+        check_writable(out)
     document = probe_memory(
         experiment,
         cap=None if largest is None else parse_count(largest, "largest"),

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -44,7 +45,7 @@ def print_plan(
     """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
     if as_json:
         document = plan.model_dump(mode="json")
-        print_json({**document, "cluster": cost.as_document()} if cost else document)
+        print_json({**document, "cluster": asdict(cost)} if cost else document)
         return
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"

@@ -4,12 +4,12 @@ import contextlib
 import heapq
 import math
 import os
-import platform
+import re
 import shutil
 import statistics
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,197 +22,11 @@ from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import Planned, read_request
 from sweep.plan.plan import Plan
 from sweep.training.process import run_job
-from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
 from sweep.trial.folder import SweepFolder
 
-# Settings of the execution that change how long a step takes.
-TIMED = {
-    *("device", "devices", "zero", "strategy", "threads", "compile"),
-    "activation_checkpointing",
-}
-MEASURED_SEQUENCES = 4
-MEASURED_SECONDS = 5.0
-LEAST_SECONDS = 2.0  # shorter trials are not remembered
+MEASURED_SECONDS = 5.0  # of one step at most
 UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single batch size
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds per step at batch size B: per_step + per_sequence · B.
-
-    Attributes:
-        per_step: seconds.
-        per_sequence: seconds.
-        factor: largest ratio between a measurement and the line, at least 1.
-        overhead: seconds per trial outside of training; None if unknown.
-    """
-
-    per_step: float
-    per_sequence: float
-    factor: float = UNCERTAIN
-    overhead: float | None = None
-
-    def at(self, batch_size: int) -> float:
-        """Return seconds per step."""
-        return self.per_step + self.per_sequence * batch_size
-
-
-def fit_step_time(seconds: Mapping[int, float], overhead: float | None = None) -> StepTime:
-    """Fit seconds per step by batch size, minimizing relative errors, with no negative part."""
-    import numpy as np
-
-    sizes, times = np.array([*seconds]), np.array([*seconds.values()])
-    columns = np.stack([1 / times, sizes / times], axis=1)  # fitted to 1
-    (per_step, per_sequence), *_ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
-    if len(sizes) == 1 or per_step < 0:
-        column = columns[:, 1]
-        per_step, per_sequence = 0.0, column.sum() / (column @ column)
-    elif per_sequence < 0:
-        column = columns[:, 0]
-        per_step, per_sequence = column.sum() / (column @ column), 0.0
-    line = per_step + per_sequence * sizes
-    factor = float(np.maximum(line / times, times / line).max())
-    if len(sizes) == 1:
-        factor = UNCERTAIN
-    return StepTime(float(per_step), float(per_sequence), factor, overhead)
-
-
-def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[dict[tuple[int, int], float], float]:
-    """Estimate the seconds of each trial.
-
-    Args:
-        plan: with absolute paths.
-        folder: of the sweep.
-
-    Returns:
-        Seconds by batch size and tokens, {} if nothing is known, and the factor of uncertainty.
-    """
-    line = _step_time(plan, folder)
-    if line is None:
-        return {}, UNCERTAIN
-    evaluation = plan.settings.evaluation
-    sequences = (evaluation.sequences or 0) * (evaluation.points + 4)
-    forward = line.per_sequence / 3  # a forward pass is a third of a step
-    seconds = {}
-    for row in plan.trials:
-        overhead = line.overhead
-        if overhead is None:
-            overhead = sequences * forward / row.devices
-        seconds[row.batch_size, row.tokens] = row.steps * line.at(row.batch_size) + overhead
-    return seconds, line.factor
-
-
-def _step_time(plan: Plan, folder: SweepFolder) -> StepTime | None:
-    complete = _complete_trials(plan, folder)
-    if complete:
-        overhead = statistics.median(r["seconds_total"] - r["seconds_training"] for r in complete)
-        by_batch: dict[int, list[float]] = {}
-        for result in complete:
-            seconds = result["seconds_training"] / result["steps"]
-            by_batch.setdefault(result["batch_size"], []).append(seconds)
-        return fit_step_time({b: statistics.median(s) for b, s in by_batch.items()}, overhead)
-    path = _calibration_path(plan)
-    stored = _load(path)
-    if trials := stored.get("seconds_per_step"):
-        return fit_step_time({int(batch): seconds for batch, seconds in trials.items()})
-    if "measured" not in stored:
-        row = max(plan.trials, key=lambda row: row.batch_size)
-        try:
-            stored["measured"] = run_job(time_one_step, plan.sample_config(row), seconds=60)
-        except SweepError:  # a step that cannot run here
-            return None
-        _save(path, stored)
-    measured = stored["measured"]
-    per_sequence = measured["seconds_per_sequence"] / plan.execution.devices
-    return StepTime(measured["seconds_per_update"], per_sequence)
-
-
-def _complete_trials(plan: Plan, folder: SweepFolder) -> list[dict[str, Any]]:
-    results = (folder.trial(str(row.id)).read_result() for row in plan.known_trials)
-    return [r for r in results if r and r["state"] == "COMPLETE" and r["seconds_training"]]
-
-
-def record_measurement(plan: Plan, result: dict[str, Any]) -> None:
-    """Remember how long a step of a finished trial took, for later plans on this machine."""
-    path, seconds = _calibration_path(plan), result["seconds_training"]
-    if seconds >= LEAST_SECONDS:
-        stored = _load(path)
-        trials = stored.get("seconds_per_step", {})
-        per_step = {**trials, str(result["batch_size"]): seconds / result["steps"]}
-        _save(path, {**stored, "seconds_per_step": per_step})
-
-
-def _calibration_path(plan: Plan) -> Path:
-    settings = plan.settings
-    key = {
-        "machine": [platform.node(), platform.processor(), platform.machine()],
-        "execution": plan.execution.model_dump(mode="json", include=TIMED),
-        "science": settings.model_dump(
-            mode="json", include={"model", "workload", "precision", "grpo"}
-        ),
-        "code": plan.code,
-    }
-    return cache_dir() / "calibration" / f"{sha256_of(key)[:16]}.json"
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return {k: v for k, v in read_json(path).items() if k != "format_version"}
-    except (OSError, SweepError):
-        return {}
-
-
-def _save(path: Path, calibration: dict[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, calibration)
-    except OSError:
-        return  # without a writable cache every plan measures again
-
-
-def time_one_step(config: TrialConfig, should_stop: object) -> dict[str, float]:
-    """Return seconds of a forward-backward per sequence, and of an optimizer update.
-
-    A workload that samples is timed with two groups, because sampling one completion takes nearly
-    as long as sampling several.
-    """
-    import torch
-
-    from sweep.training.step import TrainingStep
-
-    torch.set_num_threads(config.execution.threads)
-    execution = config.execution.model_copy(update={"compile": False})
-    samples = config.science.traits.samples
-    most = 2 * config.group_size if samples else MEASURED_SEQUENCES
-    eager = config.model_copy(update={"execution": execution})
-    step = TrainingStep(eager, torch.device(execution.device), most)
-
-    def seconds(sequences: int) -> float:
-        batch = step.workload.random_batch(sequences)
-        start = time.perf_counter()
-        batch = step.rolled_out(batch)
-        for _ in range(step.rollouts.updates_per_step if step.rollouts else 1):
-            step.backward(batch).item()
-        return time.perf_counter() - start
-
-    first, deadline = seconds(1), time.perf_counter() + MEASURED_SECONDS
-    count = most if first * most < MEASURED_SECONDS / 2 or samples else 1
-    timings = [seconds(count)]
-    while len(timings) < 3 and time.perf_counter() + timings[0] < deadline:
-        timings.append(seconds(count))
-    update = 0.0
-    for _ in range(2):  # the first update allocates
-        start = time.perf_counter()
-        torch.nn.utils.clip_grad_norm_(step.parameters, 1.0).item()
-        if step.optimizer is not None:
-            step.optimizer.step()
-        update = time.perf_counter() - start
-    return {"seconds_per_sequence": min(timings) / count, "seconds_per_update": update}
-
-
-# Before the text is tokenized.
-BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0, "pretrained": 4.0}
-SMALL_TEXT = 1 << 22  # bytes
+BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0, "pretrained": 4.0}  # before the text is tokenized
 OVERHEAD_BYTES = 1 << 20  # curves, log, losses and MLflow, per trial
 
 
@@ -225,20 +39,21 @@ def plan_sweep(
         experiment: a shipped name or the path of a TOML file.
         out: the sweep's folder; if it has a plan, that plan grows.
         **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
-
-    Raises:
-        SweepError: if this cannot be planned.
     """
     request = read_request(experiment, settings, out)
     return estimate(request.plan(), request.folder).command_rows()
 
 
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:
-    """Fill in the estimates of a plan."""
+    """Fill in the estimates of a plan: seconds and memory of each trial, epochs and disk."""
     plan = planned.plan
     here = plan.located(folder)
     seconds, factor = estimate_seconds(here, folder)
-    peaks = _forecast_bytes(here)
+    steps = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
+    peaks: dict[tuple[int, int], int] = {}
+    with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
+        forecasts = run_job(forecast_rows, [here.sample_config(row) for row in steps.values()])
+        peaks = {key: one.peak_bytes for key, one in zip(steps, forecasts, strict=True)}
     rows = tuple(
         row.model_copy(
             update={
@@ -249,33 +64,96 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
         for row in plan.trials
     )
     epochs, is_exact = _epochs(plan, folder)
-    slots = len(attempt_slots(plan.execution.device, plan.execution.devices)) or 1
-    plan = plan.model_copy(
-        update={
-            "trials": rows,
-            "forecast_factor": factor if seconds else None,
-            "epochs": epochs,
-            "epochs_are_estimated": not is_exact,
-        }
-    )
-    return replace(planned, plan=with_disk(plan, slots))
+    slots = attempt_slots(plan.execution.device, plan.execution.devices)
+    estimates = {
+        "trials": rows,
+        "forecast_factor": factor if seconds else None,
+        "epochs": epochs,
+        "epochs_are_estimated": not is_exact,
+        "disk_bytes": disk_bytes(plan, len(slots) or 1),
+    }
+    return replace(planned, plan=plan.model_copy(update=estimates))
 
 
-def with_disk(plan: Plan, at_once: int) -> Plan:
-    """Return the plan with the most bytes that it writes while `at_once` trials run at a time.
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds per step at batch size B: per_step + per_sequence · B."""
 
-    A checkpoint has the weights and AdamW's two moments in float32; two are kept while a third is
-    written.
+    per_step: float
+    per_sequence: float
+    factor: float = UNCERTAIN  # largest ratio between a measurement and the line, at least 1
+
+
+def fit_step_time(seconds: Mapping[int, float]) -> StepTime:
+    """Fit seconds per step by batch size, minimizing relative errors, with no negative part."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    sizes, times = np.array([*seconds]), np.array([*seconds.values()])
+    columns = np.stack([sizes / times, 1 / times], axis=1)  # fitted to 1
+    (per_sequence, per_step), _ = nnls(columns, np.ones(len(sizes)))
+    line = per_step + per_sequence * sizes
+    factor = float(np.maximum(line / times, times / line).max())
+    return StepTime(float(per_step), float(per_sequence), factor if len(sizes) > 1 else UNCERTAIN)
+
+
+def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[dict[tuple[int, int], float], float]:
+    """Estimate the seconds of each trial, from the sweep's complete trials or a measured step.
+
+    Args:
+        plan: with absolute paths.
+
+    Returns:
+        Seconds by batch size and tokens, {} if nothing is known, and the factor of uncertainty.
     """
-    parameters = plan.model["parameters"]
-    if parameters is None:
-        return plan
-    weights, checkpoint = 4 * parameters, 12 * parameters
-    kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
-    reports = sum(row.stage == "report" for row in plan.trials)
-    running = min(at_once, len(plan.trials)) * 3 * checkpoint
-    disk = running + reports * kept[plan.execution.keep] + len(plan.trials) * OVERHEAD_BYTES
-    return plan.model_copy(update={"disk_bytes": disk})
+    results = [folder.trial(str(row.id)).read_result() or {} for row in plan.known_trials]
+    complete = [r for r in results if r.get("state") == "COMPLETE" and r["seconds_training"]]
+    if complete:
+        by_batch: dict[int, list[float]] = {}
+        for result in complete:
+            seconds = result["seconds_training"] / result["steps"]
+            by_batch.setdefault(result["batch_size"], []).append(seconds)
+        line = fit_step_time({batch: statistics.median(s) for batch, s in by_batch.items()})
+    else:
+        config = plan.sample_config(max(plan.trials, key=lambda row: row.batch_size))
+        try:
+            line = replace(fit_step_time(run_job(time_steps, config, seconds=60)), factor=UNCERTAIN)
+        except SweepError:  # a step that cannot run here
+            return {}, UNCERTAIN
+        line = replace(line, per_sequence=line.per_sequence / plan.execution.devices)
+    estimates = {}
+    evaluation = plan.settings.evaluation
+    sequences = (evaluation.sequences or 0) * (evaluation.points + 4)
+    outside = sequences * line.per_sequence / 3  # seconds outside of training: a forward pass each
+    if complete:
+        outside = statistics.median(r["seconds_total"] - r["seconds_training"] for r in complete)
+    for row in plan.trials:
+        per_step = line.per_step + line.per_sequence * row.batch_size
+        estimates[row.batch_size, row.tokens] = row.steps * per_step + outside
+    return estimates, line.factor
+
+
+def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
+    """Return the seconds of a step by batch size: of small steps, taken eagerly."""
+    import torch
+
+    from sweep.training.step import TrainingStep
+
+    torch.set_num_threads(config.execution.threads)
+    execution = config.execution.model_copy(update={"compile": False})
+    eager = config.model_copy(update={"execution": execution})
+    small, factor = config.group_size, 2 if config.science.traits.samples else 4
+    step = TrainingStep(eager, torch.device(execution.device), factor * small)
+    seconds: dict[int, float] = {}
+    for size in (small, factor * small):
+        for _ in range(3):  # the first step allocates
+            batch = step.workload.random_batch(size)
+            start = time.perf_counter()
+            step(batch, 1e-9).loss.item()
+            seconds[size] = min(seconds.get(size, math.inf), time.perf_counter() - start)
+            if factor * seconds[small] > MEASURED_SECONDS:
+                return seconds
+    return seconds
 
 
 def _epochs(plan: Plan, folder: SweepFolder) -> tuple[float | None, bool]:
@@ -298,28 +176,23 @@ def _epochs(plan: Plan, folder: SweepFolder) -> tuple[float | None, bool]:
     return float(Fraction(most, windows * sequence)), text is not None
 
 
-def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
-    """Return peak bytes by batch and microbatch size; {} if they cannot be forecast."""
-    rows = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
-    configs = [plan.sample_config(row) for row in rows.values()]
-    try:
-        forecasts = run_job(forecast_rows, configs)
-    except SweepError:  # a user's model that fake tensors cannot run
-        return {}
-    return {key: forecast.peak_bytes for key, forecast in zip(rows, forecasts, strict=True)}
+def disk_bytes(plan: Plan, at_once: int) -> int | None:
+    """Return the most bytes that a plan writes while `at_once` trials run at a time.
+
+    A checkpoint has the weights and AdamW's two moments in float32; two are kept while a third is
+    written.
+    """
+    parameters: int | None = plan.model["parameters"]
+    if parameters is None:
+        return None
+    weights, checkpoint = 4 * parameters, 12 * parameters
+    kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
+    reports = sum(row.stage == "report" for row in plan.trials)
+    running = min(at_once, len(plan.trials)) * 3 * checkpoint
+    return running + reports * kept[plan.execution.keep] + len(plan.trials) * OVERHEAD_BYTES
 
 
-def is_quickly_prepared(plan: Plan, folder: SweepFolder) -> bool:
-    """Return True if tokenizing takes a second or two."""
-    from sweep.data.sources import estimate_training_bytes
-
-    if plan.data is None:
-        return True
-    size = estimate_training_bytes(plan.data, folder.locate(plan.data_path))
-    return size is not None and size <= SMALL_TEXT
-
-
-def check_disk(plan: Plan, folder: SweepFolder) -> None:
+def check_disk(plan: Plan, folder: SweepFolder, at_once: int = 1) -> None:
     """Refuse a sweep that the disk has no room for."""
     existing = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
     free, written = shutil.disk_usage(existing).free, 0
@@ -327,7 +200,7 @@ def check_disk(plan: Plan, folder: SweepFolder) -> None:
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # attempts may be running
                 written += os.stat(os.path.join(parent, name)).st_size
-    needed = (plan.disk_bytes or 0) - written
+    needed = (disk_bytes(plan, at_once) or 0) - written
     if needed > free:
         raise SweepError(
             f"the disk must have {format_bytes(needed)} free for this sweep, got "
@@ -346,26 +219,16 @@ class ClusterCost:
     busy_device_hours: float
     price: float | None  # of the device-hours; None without --price
 
-    def as_document(self) -> dict[str, Any]:
-        """Return the JSON that `sweep plan --json` prints under "cluster"."""
-        return asdict(self)
-
 
 def parse_cluster(text: str) -> tuple[int, int]:
-    """Read `nodes=16,gpus=8`, or `gpus=8` for one node; return nodes and GPUs per node.
-
-    Raises:
-        SweepError: if the text has another form.
-    """
-    parts = [part.partition("=") for part in text.replace(" ", "").split(",")]
-    values = {name: value for name, _, value in parts}
-    if len(values) < len(parts) or "gpus" not in values or values.keys() - {"nodes", "gpus"}:
+    """Read `nodes=16,gpus=8`, or `gpus=8` for one node; return nodes and GPUs per node."""
+    match = re.fullmatch(r"(?:nodes=([^,]+),)?gpus=([^,]+)", text.replace(" ", ""))
+    if match is None:
         raise SweepError(
             f"cluster must be nodes=N,gpus=G, or gpus=G for one node, got {text!r}. Write it such "
             "as nodes=16,gpus=8."
         )
-    nodes = parse_count(values.get("nodes", 1), "cluster: nodes")
-    return nodes, parse_count(values["gpus"], "cluster: gpus")
+    return parse_count(match[1] or 1, "cluster: nodes"), parse_count(match[2], "cluster: gpus")
 
 
 def cost_on_cluster(
@@ -382,13 +245,9 @@ def cost_on_cluster(
 
     Args:
         plan: with its estimates; devices of the cluster count as equally fast.
-        nodes: machines.
         gpus: devices per machine; a trial must fit on one machine.
         price_per_device_hour: in any currency.
         finished: ids of trials that will not run again.
-
-    Raises:
-        SweepError: if a trial does not fit on a node, or has no estimate.
     """
     if price_per_device_hour is not None and not 0 <= price_per_device_hour < math.inf:
         raise SweepError(f"price must be at least 0 and finite, got {price_per_device_hour}.")
@@ -410,16 +269,15 @@ def cost_on_cluster(
     for row in rows:
         number = 2 if row.id is None else int(is_tuning and row.stage == "tune")
         rounds[number].append(row.forecast_seconds or 0.0)
-    slots, makespan = nodes * (gpus // per_trial), 0.0
+    makespan = 0.0
     for lengths in rounds:
-        free = [makespan] * slots
+        free = [makespan] * (nodes * (gpus // per_trial))  # when each slot becomes free
         for seconds in sorted(lengths, reverse=True):
             heapq.heapreplace(free, free[0] + seconds)
         makespan = max(free)
-    devices = nodes * gpus
-    hours = devices * makespan / 3600
+    hours = nodes * gpus * makespan / 3600
     return ClusterCost(
-        devices=devices,
+        devices=nodes * gpus,
         trials=len(rows),
         makespan_seconds=makespan,
         device_hours=hours,

@@ -6,59 +6,47 @@ import os
 import platform
 import re
 import shutil
-import sys
 from typing import Any
 
-from sweep.config.experiment import experiments_dir
 from sweep.trial.files import cache_dir
 
 
 def examine() -> dict[str, Any]:
     """Return versions, extras, devices and the cache, and a list of problems as sentences."""
-    required = _requirements()
-    versions = {name: _version(name) for name in required.pop("")}
+    lines = ["batch-size-sweep", "torch"]
+    required: dict[str, dict[str, str | None]] = {"": {}}  # versions by extra and package
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        lines += importlib.metadata.requires("batch-size-sweep") or ()
+    for line in lines:
+        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"](\w+)", line)
+        assert name
+        version = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(name[0])
+        required.setdefault(extra[1] if extra else "", {})[name[0]] = version
+    packages = required.pop("")
     problems = [
         f"{name} is not installed: run `make install` in the project's folder"
-        for name, version in versions.items()
+        for name, version in packages.items()
         if version is None
     ]
     devices: list[dict[str, Any]] = []
-    if versions["torch"]:
+    if packages["torch"]:
         devices, device_problems = _devices()
         problems += device_problems
     cache = cache_dir()
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     if not os.access(parent, os.W_OK):
         problems.append(f"the cache {cache} is not writable: set SWEEP_CACHE to another folder")
-    if not experiments_dir().is_dir():
-        problems.append("the shipped experiments are missing: install the package again")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": versions,
-        "extras": {extra: all(map(_version, names)) for extra, names in required.items()},
+        "packages": packages,
+        "extras": {extra: all(versions.values()) for extra, versions in required.items()},
         "devices": devices,
         "cache": {"path": str(cache), "free_bytes": shutil.disk_usage(parent).free},
         "problems": problems,
     }
-
-
-def _requirements() -> dict[str, list[str]]:
-    """Return the names of the packages that this project requires, by extra; "" for none."""
-    names = {"": ["batch-size-sweep", "torch"]}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        for line in importlib.metadata.requires("batch-size-sweep") or ():
-            name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"](\w+)", line)
-            assert name
-            names.setdefault(extra[1] if extra else "", []).append(name[0])
-    return names
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _devices() -> tuple[list[dict[str, Any]], list[str]]:
@@ -77,12 +65,10 @@ def _devices() -> tuple[list[dict[str, Any]], list[str]]:
         free, total = torch.cuda.mem_get_info(index)
         gpu = {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}
         devices.append({**gpu, "memory_bytes": total, "free_bytes": free})
-    if torch.version.cuda is None and sys.platform != "darwin":
-        problems.append("this torch was built without CUDA: trials run on the CPU")
-    elif len(devices) == 1:
-        problems.append("no CUDA device is visible: trials run on the CPU")
     if torch.backends.mps.is_available():
         devices.append({"device": "mps", "name": "Apple GPU"})
+    elif len(devices) == 1:
+        problems.append("no CUDA device is visible: trials run on the CPU")
     for kind in {entry["device"].partition(":")[0] for entry in devices} - {"mps"}:
         if not has_compiler(kind):
             problems.append(f"no compiler for {kind}: steps run eagerly; install a C++ compiler")

@@ -25,10 +25,6 @@ class Executor(Protocol):
         If it is empty, no attempt can ever run again, and the command stops.
         """
 
-    @property
-    def queues(self) -> bool:
-        """Whether a submitted attempt may wait for a device."""
-
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Start the newest attempt of a trial; the future raises WorkerDied if its process dies."""
 
@@ -43,13 +39,7 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Runs each attempt in a fresh process, one per slot of `attempt_slots`.
-
-    Raises:
-        SweepError: if fewer devices are visible than a trial needs.
-    """
-
-    queues = False
+    """Runs each attempt in a fresh process, one per slot of `attempt_slots`."""
 
     def __init__(self, device: str, devices: int = 1) -> None:
         self.slots = attempt_slots(device, devices)
@@ -63,7 +53,6 @@ class LocalExecutor:
         self._is_stopping = False
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Start the newest attempt of a trial."""
         process = FreshProcess(
             attempt_trial, folder.path, environment=environment, ends_itself=True
         )
@@ -75,32 +64,26 @@ class LocalExecutor:
         return future
 
     def stop(self) -> None:
-        """Let all attempts checkpoint and end."""
         self._is_stopping = True
         for process in list(self._attempts):
             process.stop()
 
     def kill(self) -> None:
-        """End all attempts at once."""
         for process in list(self._attempts):
             process.kill()
 
     def close(self) -> None:
-        """Wait for all attempts."""
         self._threads.shutdown()
 
 
 class InlineExecutor:
     """Runs each attempt in this process when it is submitted: for tests and debugging."""
 
-    queues = False
-
     def __init__(self) -> None:
         self.slots: list[dict[str, str]] = [{}]
         self._answer: str | None = None
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Run the newest attempt of a trial."""
         from sweep.training.worker import run_attempt  # imports torch
 
         future = Future[Outcome]()
@@ -108,7 +91,6 @@ class InlineExecutor:
         return future
 
     def stop(self) -> None:
-        """Let the running attempt checkpoint and end."""
         self._answer = "stopped"
 
     kill = stop
@@ -118,11 +100,9 @@ class InlineExecutor:
 
 
 def attempt_slots(device: str, devices: int = 1) -> list[dict[str, str]]:
-    """Return the environment of each attempt that may run at the same time.
+    """Return the environment of each attempt that may run at the same time on this machine.
 
-    Args:
-        device: `cuda` gives one slot for each group of `devices` visible GPUs, others one slot.
-        devices: GPUs per attempt.
+    On `cuda` this is one slot for each group of `devices` visible GPUs, otherwise one slot.
     """
     if device != "cuda":
         return [{}]
@@ -151,11 +131,7 @@ def check_services(services: Services) -> None:
 
 
 def build_executor(services: Services, execution: Execution, folder: SweepFolder) -> Executor:
-    """Return the executor that the services name.
-
-    Raises:
-        SweepError: if it cannot be used, or cannot run a trial.
-    """
+    """Return the executor that the services name, if it can run a trial."""
     check_services(services)
     if services.executor == "local":
         return LocalExecutor(execution.device, execution.devices)

@@ -7,14 +7,19 @@ from typing import Any
 
 import torch
 
-from sweep.config.execution import Execution
 from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
 from sweep.memory.probe import OnPoint, Probed, probe
 from sweep.memory.search import Forecast, fit_line
-from sweep.orchestration.planning import Request, make_plan, read_request
+from sweep.orchestration.planning import (
+    Request,
+    first_plan,
+    identify_inputs,
+    inspect_plan,
+    read_request,
+)
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
 from sweep.training.device import USABLE_SHARE, device_memory
@@ -23,39 +28,37 @@ from sweep.trial.folder import SweepFolder
 SOAK_STEPS = 20  # default of workloads that sample
 ERROR_ON_CPU = 0.02  # of a peak; tests/memory/test_forecast.py
 ERROR_ON_CUDA = 0.003  # of a peak; the published rows of the E1 model
-MEASURED = {"cuda": "bytes reserved by the allocator, plus the context"}  # else live tensors
-NOWHERE = SweepFolder(Path("/dev/null/sweep"))  # a folder without a plan
-
-
-def _is_split(execution: Execution) -> bool:
-    """Return True if the user chose how batches are split."""
-    return execution.microbatch is not None or execution.accumulation is not None
+HERE = SweepFolder(Path())
 
 
 def _plan_steps(
-    request: Request, is_elsewhere: bool = False
-) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
+    request: Request, is_elsewhere: bool
+) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any], bool]:
     """Plan one trial per batch size, in one microbatch unless the user chose a split.
 
     Returns:
-        The plan, the trial of each batch size, and the fields that both documents begin with.
+        The plan, trials by batch size, the first fields of the document, whether it is a split.
     """
-    experiment, execution = request.experiment, request.execution
-    if not _is_split(execution):
+    experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
+    execution = request.execution
+    is_split = execution.microbatch is not None or execution.accumulation is not None
+    if not is_split:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
-    once = experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
-    planned = make_plan(once, execution, NOWHERE, is_elsewhere=is_elsewhere, asks_memory=True)
-    plan = planned.plan.located(NOWHERE)
+    inputs = identify_inputs(experiment, HERE)
+    plan = first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(HERE)
+    parameters = plan.model["parameters"] or inspect_plan(plan, HERE)
     head = {
         "experiment": plan.experiment,
-        "model": plan.model,
+        "model": {**plan.model, "parameters": parameters},
         "precision": plan.settings.precision,
         "optimizer": plan.settings.optimizer.name,
         "tokens_per_sequence": plan.tokens_per_sequence,
         "device_memory_bytes": execution.device_memory_bytes,
         "group_size": plan.settings.traits.group_size,
+        "device": plan.execution.device,
     }
-    return plan, {row.batch_size: plan.trial_config(row, "") for row in plan.trials}, head
+    configs = {row.batch_size: plan.trial_config(row, "") for row in plan.trials}
+    return plan, configs, head, is_split
 
 
 def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[str, Any]:
@@ -74,8 +77,8 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
         SweepError: for bad input, or a model that fake tensors cannot run.
     """
     request = read_request(experiment, {"device": "cpu", **settings})
-    is_cuda, is_split = request.execution.device_type == "cuda", _is_split(request.execution)
-    plan, configs, head = _plan_steps(request, is_elsewhere=is_cuda)
+    is_cuda = request.execution.device_type == "cuda"
+    plan, configs, head, is_split = _plan_steps(request, is_elsewhere=is_cuda)
     devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
     forecasts, largest, group = Forecasts(devices, zero), None, head["group_size"]
     most, part = configs[max(configs)], 0  # part: fits in addition to accumulated gradients
@@ -104,33 +107,32 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
             "fits": None if limit is None else point.needed_bytes <= limit,
         }
 
+    basis, error = _accuracy(plan)
     return head | {
-        "device": plan.execution.device,
-        "usable_bytes": limit,  # of which the context and fragmentation of a GPU are not a part
+        "usable_bytes": limit,  # without the context and the fragmentation of a GPU
         "devices": devices,
         "zero": zero,
         "points": [row(batch_size, point) for batch_size, point in points.items()],
         "stages": [{**row(max(points), one), "zero": stage} for stage, one in enumerate(stages)],
         "line": line and asdict(line),
         "largest_microbatch_size": largest,
-        **_accuracy(plan),
+        "basis": f"live tensors of eager steps, {basis}",
+        "error_bar_share": error,
     }
 
 
-def _accuracy(plan: Plan) -> dict[str, Any]:
-    """Return what the forecast counts and its error as a share of a peak; None if not known."""
-    is_cuda, share = plan.execution.device.startswith("cuda"), None
+def _accuracy(plan: Plan) -> tuple[str, float | None]:
+    """Return how a forecast was checked, and its error as a share of a peak; None if unknown."""
+    is_cuda = plan.execution.device_type == "cuda"
     if plan.execution.compile:
-        basis = "an upper bound for compiled steps, which usually keep less; not calibrated"
-    elif plan.execution.devices > 1:
-        basis = "computed from one device's forecast by ZeRO's formulas; not measured"
-    elif is_cuda and not plan.settings.model.is_forecast_checked_on_cuda:
-        basis = "this model has not been compared with measurements on a GPU"
-    else:
-        share = ERROR_ON_CUDA if is_cuda else ERROR_ON_CPU
-        peaks = "peaks published for a GPU" if is_cuda else "peaks measured on a CPU"
-        basis = f"within {100 * share:g} % of {peaks}"
-    return {"basis": f"live tensors of eager steps, {basis}", "error_bar_share": share}
+        return "an upper bound for compiled steps, which usually keep less; not calibrated", None
+    if plan.execution.devices > 1:
+        return "computed from one device's forecast by ZeRO's formulas; not measured", None
+    if not is_cuda:
+        return f"within {ERROR_ON_CPU:.0%} of peaks measured on a CPU", ERROR_ON_CPU
+    if plan.settings.model.is_forecast_checked_on_cuda:
+        return f"within {ERROR_ON_CUDA:.1%} of peaks published for a GPU", ERROR_ON_CUDA
+    return "this model has not been compared with measurements on a GPU", None
 
 
 def probe_memory(
@@ -162,39 +164,8 @@ def probe_memory(
         SweepError: for bad input, or if steps fail for another reason than memory.
     """
     request = read_request(experiment, settings)
-    plan, configs, head = _plan_steps(request)
-    config, limit = _to_probe(configs[max(configs)], head["device_memory_bytes"])
-    is_split = _is_split(request.execution)
-    multiple = math.lcm(multiple, config.group_size)
-    if cap is not None and cap % multiple:
-        near = nearest_multiples(cap, multiple)
-        raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
-    if soak_steps is None:
-        soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
-    sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
-    sizes = sizes if is_split else []
-    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
-    found, choices, device = probed.search, probed.choices, config.execution.device
-    balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
-    return head | {
-        "device_memory_bytes": limit,
-        "device": device,
-        "multiple": multiple,
-        "basis": MEASURED.get(device.split(":")[0], "live tensors of eager steps"),
-        "points": [point.as_document() for point in probed.points],
-        "line": found.line and asdict(found.line),
-        "largest_microbatch_size": None if is_split else found.largest,
-        "verdict": _verdict(probed, multiple),
-        "search_points": len(found.peaks),
-        "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
-        "accumulated": probed.accumulated and probed.accumulated.as_document(),
-        "recommendations": choices,
-        "soak": balanced and balanced["soak"],
-    }
-
-
-def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int]:
-    """Return the configuration to measure with, and within how many bytes."""
+    plan, configs, head, is_split = _plan_steps(request, is_elsewhere=False)
+    config, limit = configs[max(configs)], head["device_memory_bytes"]
     if config.execution.devices > 1:
         raise SweepError(
             "devices-per-trial must be 1 in a probe, which measures one device, got "
@@ -207,7 +178,34 @@ def _to_probe(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int]
     elif device.type == "cpu":  # counting every tensor needs eager steps
         eager = config.execution.model_copy(update={"compile": False})
         config = config.model_copy(update={"execution": eager})
-    return config, limit
+    multiple = math.lcm(multiple, config.group_size)
+    if cap is not None and cap % multiple:
+        near = nearest_multiples(cap, multiple)
+        raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
+    if soak_steps is None:
+        soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
+    sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
+    sizes = sizes if is_split else []
+    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
+    search, choices = probed.search, probed.choices
+    balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
+    measured = "live tensors of eager steps"
+    if device.type == "cuda":
+        measured = "bytes reserved by the allocator, plus the context"
+    return head | {
+        "device_memory_bytes": limit,
+        "multiple": multiple,
+        "basis": measured,
+        "points": [point.as_document() for point in probed.points],
+        "line": search.line and asdict(search.line),
+        "largest_microbatch_size": None if is_split else search.largest,
+        "verdict": _verdict(probed, multiple),
+        "search_points": len(search.peaks),
+        "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
+        "accumulated": probed.accumulated and probed.accumulated.as_document(),
+        "recommendations": choices,
+        "soak": balanced and balanced["soak"],
+    }
 
 
 def _verdict(probed: Probed, multiple: int) -> str:
@@ -216,10 +214,10 @@ def _verdict(probed: Probed, multiple: int) -> str:
     Raises:
         SweepError: if steps of every size failed for another reason than memory.
     """
-    found, by_size = probed.search, {p.microbatch_size: p for p in reversed(probed.points)}
-    if not found.peaks:
+    search, by_size = probed.search, {p.microbatch_size: p for p in reversed(probed.points)}
+    if not search.peaks:
         return "measured as asked, without a search"
-    if not found.largest:
+    if not search.largest:
         smallest = by_size[min(by_size)]
         if smallest.status in ("ERROR", "TIMEOUT"):
             raise SweepError(
@@ -227,9 +225,9 @@ def _verdict(probed: Probed, multiple: int) -> str:
                 f"{smallest.microbatch_size} ({smallest.message}). Fix that first."
             )
         return f"a microbatch of {multiple} does not fit"
-    how = "; memory was not linear, so the search bisected" if found.is_bisected else ""
-    if found.is_capped:
-        return f"{found.largest} fits, and no larger size was asked for{how}"
-    following = min(size for size in found.peaks if size > found.largest)
+    how = "; memory was not linear, so the search bisected" if search.is_bisected else ""
+    if search.is_capped:
+        return f"{search.largest} fits, and no larger size was asked for{how}"
+    following = min(size for size in search.peaks if size > search.largest)
     status = by_size[following].status
-    return f"{found.largest} fits and {following} does not ({status}), both measured{how}"
+    return f"{search.largest} fits and {following} does not ({status}), both measured{how}"

@@ -37,19 +37,23 @@ LOG = logging.getLogger(__name__)
 class RayExecutor:
     """Executor on the Ray cluster at an address, or on a local one that ends with this process."""
 
-    queues = True
-
     def __init__(self, execution: Execution, address: str | None) -> None:
-        self._ray, self._needs = _import_ray(), task_resources(execution)
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)  # Ray reads some of them when it is imported
+        import ray
+
+        self._ray, cores = ray, execution.threads * execution.devices
+        local: dict[str, Any] = {"include_dashboard": False, "num_cpus": cores}
+        self._needs = {"num_cpus": cores}
+        if execution.device == "cuda":
+            self._needs = dict.fromkeys(("num_gpus", "num_cpus"), execution.devices)
+            del local["num_cpus"]
         self._lock = threading.RLock()  # held while Ray is called and could be left
         self._attempts: dict[Any, tuple[Future[Outcome], Path]] = {}  # future and log, by task
         self._is_stopping = self._is_closing = False
-        local: dict[str, Any] = {"include_dashboard": False}
-        if "num_gpus" not in self._needs:
-            local["num_cpus"] = self._needs["num_cpus"]
         try:
             _check_reachable(address)
-            self._ray.init(
+            ray.init(
                 address or "local",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -61,10 +65,10 @@ class RayExecutor:
                 f"ray-address must be the address of a Ray cluster, got {address!r} ({reason}). "
                 "Start one with `ray start --head`, or leave the flag out to use this machine."
             ) from error
-        self._address = str(self._ray.get_runtime_context().gcs_address)
+        self._address = str(ray.get_runtime_context().gcs_address)
         capacity = self._capacity()
         if not capacity:
-            self._ray.shutdown()
+            ray.shutdown()
             needs = " and ".join(f"{n} {RESOURCES[name]}" for name, n in self._needs.items())
             raise SweepError(
                 f"the Ray cluster must have a node with {needs} for each trial, and has none. "
@@ -75,7 +79,6 @@ class RayExecutor:
         self._watcher.start()
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Queue the newest attempt of a trial."""
         future: Future[Outcome] = Future()
         path, number = str(folder.path.absolute()), folder.read_status().fencing
         with self._lock:
@@ -86,19 +89,15 @@ class RayExecutor:
                 self._attempts[task] = future, folder.log_path
         return future
 
-    def stop(self) -> None:
+    def stop(self, force: bool = False) -> None:
         """Let running attempts checkpoint and end; drop queued ones."""
-        self._cancel(force=False)
-
-    def kill(self) -> None:
-        """End all attempts at once."""
-        self._cancel(force=True)
-
-    def _cancel(self, force: bool) -> None:
         self._is_stopping = True
         with self._lock:
             for task in list(self._attempts):
                 self._ray.cancel(task, force=force)
+
+    def kill(self) -> None:
+        self.stop(force=True)
 
     def close(self) -> None:
         """Wait for all attempts; end the cluster if it was started by this executor."""
@@ -138,7 +137,7 @@ class RayExecutor:
             return Outcome("lost", f"the worker died: {type(error).__name__}; see {log}")
 
     def _capacity(self) -> int | None:
-        """Return how many attempts the cluster's nodes hold; None if its head does not answer.
+        """Return how many attempts fit the cluster's nodes; None if its head does not answer.
 
         Without a head Ray's own calls would block, and end this process after a minute.
         """
@@ -146,10 +145,10 @@ class RayExecutor:
             _check_reachable(self._address)
         except OSError:
             return None
-        held = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return sum(
             min(int(node.get(RESOURCES[name], 0) // count) for name, count in self._needs.items())
-            for node in held
+            for node in nodes
         )
 
     def _leave(self) -> None:
@@ -169,21 +168,6 @@ def _run_attempt(path: str, number: int) -> dict[str, Any]:
     signal.signal(signal.SIGINT, lambda *_: stops.append("stopped"))
     signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
     return asdict(run_cluster_attempt(Path(path), number, stops))
-
-
-def task_resources(execution: Execution) -> dict[str, int]:
-    """Return the resources of an attempt's task: its GPUs, or a CPU for each of its threads."""
-    if execution.device.startswith("cuda"):
-        return {"num_gpus": execution.devices, "num_cpus": execution.devices}
-    return {"num_cpus": execution.threads * execution.devices}
-
-
-def _import_ray() -> Any:
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)  # Ray reads some of them when it is imported
-    import ray
-
-    return ray
 
 
 def _check_reachable(address: str | None) -> None:

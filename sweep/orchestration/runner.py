@@ -8,30 +8,32 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sweep.config.execution import Services
 from sweep.config.trial import tokenizer_of
 from sweep.errors import SweepError
-from sweep.orchestration.costs import check_disk, estimate, with_disk
+from sweep.orchestration.costs import check_disk, estimate
 from sweep.orchestration.executors import Executor, build_executor
 from sweep.orchestration.planning import (
     Planned,
-    check_prompts,
     check_writable,
+    inspect_plan,
     read_request,
     save_plan,
 )
 from sweep.orchestration.schedule import POLL_SECONDS, Schedule
-from sweep.orchestration.tuning import Round, Tuning
 from sweep.plan.plan import Plan, grow_plan, load_plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
+if TYPE_CHECKING:
+    from sweep.orchestration.tuning import Round, Tuning
+
 MIRROR_SECONDS = 30.0  # for the last pass of the mirror
 STOPPING_MIRROR_SECONDS = 10.0  # the same, if the user stopped the command
-STORAGE_PAUSES = (1.0, 30.0)  # seconds between retries of the storage: the first, the longest
+STORAGE_SECONDS = 5.0  # between two attempts to reach Optuna's storage
 LOCAL = Services()
 LOG = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ def run_sweep(
         SweepError: for bad input, before anything is written.
     """
     request = read_request(experiment, settings, out)
-    check_writable(request.folder)
+    check_writable(request.folder.path)
     planned = request.plan()
     if summary := finished_summary(planned, request.folder, request.services):
         return summary
@@ -95,12 +97,9 @@ def finished_summary(
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
     from sweep.tracking.store import is_mirrored
 
-    if not planned.is_known:
-        return None
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
-    if any(is_to_run(status, also) for status in states.values()):
-        return None
-    if not is_mirrored(folder, services.tracking_uri):
+    is_open = planned.is_tuned or any(is_to_run(status, also) for status in states.values())
+    if is_open or not is_mirrored(folder, services.tracking_uri):
         return None
     return Summary(folder, states)
 
@@ -119,11 +118,7 @@ def prepare(
     folder: SweepFolder,
     on_progress: Callable[[str], None] = lambda work: None,
 ) -> None:
-    """Check the machine and tokenize the data, before anything of the sweep is written.
-
-    Raises:
-        SweepError: if the plan cannot run here.
-    """
+    """Check the machine and tokenize the data, before anything of the sweep is written."""
     from sweep.data.tokens import prepare_data
 
     plan = planned.plan
@@ -131,11 +126,10 @@ def prepare(
     check_disk(plan, folder)
     if plan.data is None:
         return
-    here = plan.located(folder)
-    tokenizer = tokenizer_of(plan.settings)
+    here, tokenizer = plan.located(folder), tokenizer_of(plan.settings)
     text = prepare_data(plan.data, here.data_path, tokenizer, on_progress, here.init_path)
     if plan.settings.traits.samples:
-        check_prompts(plan, folder)
+        inspect_plan(plan, folder)  # its prompts
     else:
         text.check_window(plan.tokens_per_sequence)
 
@@ -154,17 +148,11 @@ def run_plan(
     """Prepare the data, write the plan, and run the trials that the command names.
 
     Args:
-        planned: the plan and the ids to run.
-        folder: of the sweep.
-        services: executor and stores.
         executor: in place of the one that `services` names.
         also: causes of failure that the user asked to retry.
         on_prepare: called with a description of each part of the preparation.
         on_change: called a few times per second, to show progress.
         on_finished: called after the trials, before tracking is closed: writes the report.
-
-    Raises:
-        SweepError: if the plan cannot run here, or another command works on this folder.
     """
     from sweep.tracking.mirror import Mirror
 
@@ -173,13 +161,13 @@ def run_plan(
         executor = executor or build_executor(services, planned.plan.execution, folder)
         mirror: Mirror | None = None
         try:
-            if executor.queues:
-                check_disk(with_disk(planned.plan, len(executor.slots)), folder)
-            plan = save_grown(planned.plan, folder)
-            schedule = Schedule(plan, folder, executor)
-            mirror = Mirror(folder, plan, services.tracking_uri, schedule.note_mlflow_run)
+            check_disk(planned.plan, folder, len(executor.slots))
+            schedule = Schedule(save_grown(planned.plan, folder), folder, executor)
+            mirror = Mirror(folder, schedule.plan, services.tracking_uri, schedule.note_mlflow_run)
             tuning = None
             if planned.is_tuned:
+                from sweep.orchestration.tuning import Tuning
+
                 tuning = Tuning(planned.plan, schedule, services.storage, mirror.sweep_uid)
             mirror.start()
             with _stopping_on_signals(schedule):
@@ -193,48 +181,46 @@ def run_plan(
             seconds = STOPPING_MIRROR_SECONDS if mirror and schedule.is_stopping else MIRROR_SECONDS
             untracked = mirror.close(seconds) if mirror else ""
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
-    return Summary(folder, states, schedule.is_stopping, not schedule.has_slots, untracked)
+    return Summary(folder, states, schedule.is_stopping, not executor.slots, untracked)
 
 
 def _run_rounds(
     planned: Planned,
     schedule: Schedule,
-    tuning: Tuning | None,
+    tuning: "Tuning | None",
     also: frozenset[Cause],
     on_change: Callable[[], None],
-) -> tuple[str, ...]:
+) -> list[str]:
     """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
+    requested = list(planned.requested)
     tried = {row.id for row in planned.plan.known_trials if tuning and row.stage == "tune"}
-    first = [trial_id for trial_id in planned.requested if trial_id not in tried]
-    schedule.run(dict.fromkeys(first), also, on_change)
-    added: list[str] = []
+    schedule.run(dict.fromkeys(i for i in requested if i not in tried), also, on_change)
     while tuning and not schedule.is_ending and (following := _next_round(tuning, schedule)):
         if following.rows:
             rows = (*schedule.plan.trials, *following.rows)
             plan = schedule.plan.model_copy(update={"trials": rows})
             schedule.plan = save_grown(plan, schedule.folder)
-            added += [str(row.id) for row in following.rows]
+            requested += [str(row.id) for row in following.rows]
         schedule.run(following.pauses, also, on_change)
-    return (*planned.requested, *added)
+    return requested
 
 
-def _next_round(tuning: Tuning, schedule: Schedule) -> Round | None:
+def _next_round(tuning: "Tuning", schedule: Schedule) -> "Round | None":
     """Ask for the next round; retry while the storage of the studies does not answer."""
-    pause = STORAGE_PAUSES[0]
+    from sweep.orchestration.studies import is_without_answer
+
+    is_warned = False
     while not schedule.is_stopping:
         try:
             return tuning.next_round(schedule.plan)
         except Exception as error:
-            from sweep.orchestration.studies import is_without_answer
-
             if not is_without_answer(error):
                 raise
-            if pause == STORAGE_PAUSES[0]:
-                LOG.warning("Optuna's storage does not answer. Tuning continues when it does.")
-        end = time.monotonic() + pause
+        if not is_warned:
+            LOG.warning("Optuna's storage does not answer. Tuning continues when it does.")
+        is_warned, end = True, time.monotonic() + STORAGE_SECONDS
         while time.monotonic() < end and not schedule.is_stopping:
             time.sleep(POLL_SECONDS)
-        pause = min(2 * pause, STORAGE_PAUSES[1])
     return None
 
 

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,18 +28,9 @@ from sweep.plan.tuning import PATIENCE, last_step
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import run_job
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
-from sweep.trial.lease import LeaseWatch, is_locked, read_owner
+from sweep.trial.lease import LeaseWatch, is_locked
 
 POLL_SECONDS = 0.25
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """A running attempt."""
-
-    trial: TrialFolder
-    slot: dict[str, str]
-    oom_kills: int  # of this cgroup when the attempt started
 
 
 @dataclass
@@ -51,13 +42,13 @@ class Schedule:
     executor: Executor
     is_stopping: bool = False  # the user asked to stop
     _waiting: deque[TrialFolder] = field(default_factory=deque)
-    _running: dict[Future[Outcome], _Attempt] = field(default_factory=dict)
-    _queued: list[TrialFolder] = field(default_factory=list)  # submitted but not started yet
+    # Trial, slot, and the cgroup's count of out-of-memory kills when the attempt started.
+    _running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = field(
+        default_factory=dict
+    )
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
     _bounds: MemoryBounds = field(default_factory=MemoryBounds)
-    _least_tokens: dict[int, float | None] = field(default_factory=dict)  # to target, by batch
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
-    _pauses: Mapping[str, int | None] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(
@@ -73,31 +64,33 @@ class Schedule:
             also: causes of failure that the user asked to retry.
             on_change: called a few times per second.
         """
-        self._pauses = requested
-        trials = [self.folder.trial(trial_id) for trial_id in self._in_order(requested)]
+        ids = list(requested)
+        if len(self.executor.slots) != 1:  # the longest first
+            rows = self.plan.known_trials
+            length = {str(row.id): (row.forecast_seconds or 0.0, row.steps) for row in rows}
+            ids.sort(key=length.__getitem__, reverse=True)
+        trials = map(self.folder.trial, ids)
         self._waiting = deque(trial for trial in trials if self._prepare(trial, also))
         while self._running or (self._waiting and not self.is_ending):
-            for slot in self._free_slots():
+            free = list(self.executor.slots)  # a cluster's slots come and go
+            for _, slot, _ in self._running.values():
+                if slot in free:
+                    free.remove(slot)
+            for slot in free:
                 if self.is_ending or not (trial := self._next()):
                     break
-                self._start(trial, slot)
+                self._start(trial, slot, requested[trial.id])
             done, _ = wait(self._running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-            self._note_started()
             for future in done:
-                self._end(self._running.pop(future), future)
+                self._end(future)
             if not (done or self._running) and self._waiting:  # a bare worker holds the trial
                 time.sleep(POLL_SECONDS / 5)
             on_change()
 
     @property
-    def has_slots(self) -> bool:
-        """Whether the executor can run attempts; a cluster may be gone."""
-        return bool(self.executor.slots)
-
-    @property
     def is_ending(self) -> bool:
-        """Whether no more attempts start."""
-        return self.is_stopping or not self.has_slots
+        """Whether no more attempts start: the command is stopping, or its cluster is gone."""
+        return self.is_stopping or not self.executor.slots
 
     def stop(self) -> None:
         """Let running attempts checkpoint and start no more; kill them if called again."""
@@ -122,8 +115,8 @@ class Schedule:
         """Record a trial's MLflow run. Called from the mirror's thread."""
         self._update(self.folder.trial(trial_id), mlflow_run_id=run_id)
 
-    def _update(self, trial: TrialFolder, **changes: Any) -> TrialStatus:
-        return self._change(trial, lambda status: status.changed(**changes))
+    def _update(self, trial: TrialFolder, **changes: Any) -> None:
+        self._change(trial, lambda status: status.changed(**changes))
 
     def _change(
         self, trial: TrialFolder, change: Callable[[TrialStatus], TrialStatus]
@@ -134,15 +127,6 @@ class Schedule:
             if status != old or not trial.state_path.exists():
                 trial.write_status(status)
             return status
-
-    def _in_order(self, requested: Iterable[str]) -> list[str]:
-        """Return ids as planned; if several trials run at a time, the longest first."""
-        if len(self.executor.slots) == 1:
-            return list(requested)
-        length = {
-            str(row.id): (row.forecast_seconds or 0.0, row.steps) for row in self.plan.known_trials
-        }
-        return sorted(requested, key=length.__getitem__, reverse=True)
 
     def _prepare(self, trial: TrialFolder, also: frozenset[Cause]) -> bool:
         """Bring state.json up to date with an earlier command; return True if the trial is to run.
@@ -155,18 +139,17 @@ class Schedule:
             return False
         if not is_to_run(status, also):
             return False
-        if is_locked(trial.runner_lock_path):  # a bare worker writes state.json itself
-            return True
-        if status.state is State.RUNNING and self._watch(trial).is_alive():
-            return True
-        if status.cause is Cause.DIVERGED:  # starts again from step 0, as another MLflow run
-            trial.clear()
-            self._update(trial, mlflow_run_id=None)
-        self._update(trial, state=State.WAITING)
+        if not self._is_held(trial):
+            if status.cause is Cause.DIVERGED:  # starts again from step 0, as another MLflow run
+                trial.clear()
+                self._update(trial, mlflow_run_id=None)
+            self._update(trial, state=State.WAITING)
         return True
 
-    def _watch(self, trial: TrialFolder) -> LeaseWatch:
-        return self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
+    def _is_held(self, trial: TrialFolder) -> bool:
+        """Return True if a bare worker or an earlier command's worker runs the trial."""
+        watch = self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
+        return watch.is_alive() or is_locked(trial.runner_lock_path)
 
     def _has_ended(self, trial: TrialFolder) -> bool:
         """Record the result of a trial that has one."""
@@ -176,79 +159,58 @@ class Schedule:
             return False
         cause = Cause(result["cause"]) if result["cause"] else None
         self._update(trial, state=State(result["state"]), cause=cause, message="")
-        self._note_tokens_to_target(result)
         return True
 
-    def _note_started(self) -> None:
-        """Record which of the submitted attempts have started, by their leases."""
-        for trial in list(self._queued):
-            if read_owner(trial.lease_path).get("fencing") == trial.read_status().fencing:
-                self._update(trial, state=State.RUNNING)
-                self._queued.remove(trial)
-
-    def _free_slots(self) -> list[dict[str, str]]:
-        """Return the slots without an attempt; a cluster's slots come and go."""
-        free = list(self.executor.slots)
-        for attempt in self._running.values():
-            if attempt.slot in free:
-                free.remove(attempt.slot)
-        return free
-
     def _next(self) -> TrialFolder | None:
-        """Take the first waiting trial that no worker of an earlier command holds."""
-        skipped, chosen = [], None
-        while self._waiting and chosen is None:
-            trial = self._waiting.popleft()
-            if self._watch(trial).is_alive() or is_locked(trial.runner_lock_path):
-                skipped.append(trial)
-            elif not self._has_ended(trial):  # it may have ended while it waited here
-                chosen = trial
-        self._waiting.extendleft(reversed(skipped))
-        return chosen
+        """Take the first waiting trial that no other worker holds."""
+        for trial in list(self._waiting):
+            if not self._is_held(trial):
+                self._waiting.remove(trial)
+                if not self._has_ended(trial):  # it may have ended while it waited here
+                    return trial
+        return None
 
-    def _start(self, trial: TrialFolder, slot: dict[str, str]) -> None:
+    def _start(self, trial: TrialFolder, slot: dict[str, str], pause_step: int | None) -> None:
         config = trial.read_config()
-        pauses = (self._pauses.get(trial.id), self._last_step(config))
-        pause = min((step for step in pauses if step is not None), default=None)
-        state = State.WAITING if self.executor.queues else State.RUNNING
+        steps = [step for step in (pause_step, self._last_step(config)) if step is not None]
 
         def begin(status: TrialStatus) -> TrialStatus:
             status = within_bounds(begin_attempt(status), config, self._bounds)
-            return status.changed(pause_step=pause, state=state)
+            return status.changed(pause_step=min(steps, default=None))
 
         self._change(trial, begin)
-        if self.executor.queues:
-            self._queued.append(trial)
         future = self.executor.submit(trial, slot)
-        self._running[future] = _Attempt(trial, slot, oom_kills())
+        self._running[future] = trial, slot, oom_kills()
 
     def _last_step(self, config: TrialConfig) -> int | None:
         """Return the step at which a trial towards a target is given up; None if unbounded."""
         if config.science.target is None:
             return None
         batch = config.science.batch_size
-        if batch not in self._least_tokens:
-            rows = (row for row in self.plan.known_trials if row.batch_size == batch)
-            results = [self.folder.trial(str(row.id)).read_result() for row in rows]
-            tokens = [result["tokens_to_target"] for result in results if result]
-            self._least_tokens[batch] = min((t for t in tokens if t), default=None)
-        least = self._least_tokens[batch]
-        step_tokens = batch * config.tokens_per_sequence
+        rows = (row for row in self.plan.known_trials if row.batch_size == batch)
+        results = (self.folder.trial(str(row.id)).read_result() or {} for row in rows)
+        tokens = [
+            result["tokens_to_target"] for result in results if result.get("tokens_to_target")
+        ]
+        if not tokens:
+            return None
         points = config.science.evaluation.points
-        return last_step(least, step_tokens, config.steps, points) if least else None
+        return last_step(min(tokens), batch * config.tokens_per_sequence, config.steps, points)
 
-    def _note_tokens_to_target(self, result: dict[str, Any]) -> None:
-        batch, tokens = result["batch_size"], result["tokens_to_target"]
-        if tokens and batch in self._least_tokens:
-            self._least_tokens[batch] = min(tokens, self._least_tokens[batch] or tokens)
-
-    def _end(self, attempt: _Attempt, future: Future[Outcome]) -> None:
+    def _end(self, future: Future[Outcome]) -> None:
         """Judge an ended attempt by the retry table."""
-        trial = attempt.trial
+        trial, _, killed_before = self._running.pop(future)
         trial.listed()
-        outcome = self._outcome(attempt, future)
-        if trial in self._queued:
-            self._queued.remove(trial)
+        try:
+            outcome = future.result()
+        except WorkerDied as error:
+            outcome = judge_death(error.exit_code, oom_kills() > killed_before, trial.log_path)
+            if self.is_stopping:
+                outcome = Outcome("stopped", "killed while stopping")
+        if outcome.kind == "superseded":
+            outcome = Outcome("lost", outcome.message)
+        if outcome.kind == "complete" and not trial.result_path.exists():
+            outcome = Outcome("lost", f"the attempt left no {trial.result_path.name}")
         config, before = trial.read_config(), trial.read_status()
         retries = self._retries.setdefault(trial.id, Counter())
         is_retried = False
@@ -262,45 +224,12 @@ class Schedule:
         if is_retried:
             self._waiting.appendleft(trial)
             self._watches.pop(trial.id, None)
-        if outcome.kind == Cause.OUT_OF_MEMORY:
-            self._learn_from_out_of_memory(trial, before, status, config, is_retried)
-        if outcome.kind == "paused" and config.science.target is not None:
-            why = f"{PATIENCE} times the least tokens of its batch size did not reach"
-            self.prune(trial, f"pruned: {why} {config.science.target:g}")
-        if outcome.kind == "complete" and (result := trial.read_result()):
-            self._note_tokens_to_target(result)
-            if not self.executor.queues:  # it ran on this machine
-                from sweep.orchestration.costs import record_measurement
-
-                record_measurement(self.plan, result)
-
-    def _outcome(self, attempt: _Attempt, future: Future[Outcome]) -> Outcome:
-        trial = attempt.trial
-        try:
-            outcome = future.result()
-        except WorkerDied as error:
-            if self.is_stopping:
-                return Outcome("stopped", "killed while stopping")
-            memory_ran_out = oom_kills() > attempt.oom_kills
-            return judge_death(error.exit_code, memory_ran_out, trial.log_path)
-        if outcome.kind == "superseded":
-            return Outcome("lost", outcome.message)
-        if outcome.kind == "complete" and not trial.result_path.exists():
-            return Outcome("lost", f"the attempt left no {trial.result_path.name}")
-        return outcome
-
-    def _learn_from_out_of_memory(
-        self,
-        trial: TrialFolder,
-        before: TrialStatus,
-        status: TrialStatus,
-        config: TrialConfig,
-        is_retried: bool,
-    ) -> None:
-        """Lower the microbatch bound for later trials; if nothing fits, add remedies."""
-        if is_retried:
+        if outcome.kind == Cause.OUT_OF_MEMORY and is_retried:  # later trials start smaller
             self._bounds = tightened(self._bounds, before, status, config)
-            return
-        with contextlib.suppress(SweepError):
-            remedies = run_job(describe_remedies, config)
-            self._update(trial, message=f"{status.message.rstrip('.')}. {remedies}")
+        elif outcome.kind == Cause.OUT_OF_MEMORY:
+            with contextlib.suppress(SweepError):
+                remedies = run_job(describe_remedies, config)
+                self._update(trial, message=f"{status.message.rstrip('.')}. {remedies}")
+        elif outcome.kind == "paused" and config.science.target is not None:
+            reason = f"{PATIENCE} times the least tokens of its batch size did not reach"
+            self.prune(trial, f"pruned: {reason} {config.science.target:g}")

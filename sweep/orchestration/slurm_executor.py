@@ -5,7 +5,6 @@ into the queue. The next command finds running attempts by their leases and adop
 """
 
 import contextlib
-import logging
 import os
 import signal
 import time
@@ -31,7 +30,6 @@ DEFAULTS = {"time": "4h", "at_once": "16", "cluster": "slurm"}
 MINUTES = {"m": 1, "h": 60, "d": 1440}
 POLL_SECONDS = 1.0  # between two checks for results
 RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
-PATIENCE_SECONDS = 180.0  # until a refusal is final
 OUTCOMES = {"CANCELLED": "error", "OUT_OF_MEMORY": "out_of_memory"}  # by state; others are lost
 OUTCOMES |= {"PREEMPTED": "preempted", "TIMEOUT": "preempted"}
 PAUSED = ("SUSPENDED", "RESIZING")  # submitit counts such a job as ended
@@ -90,8 +88,6 @@ class Job:
 class SlurmExecutor:
     """Executor that submits a job for each attempt; all nodes must share the sweep's folder."""
 
-    queues = True
-
     def __init__(self, execution: Execution, folder: SweepFolder, request: dict[str, Any]) -> None:
         import submitit
 
@@ -107,42 +103,17 @@ class SlurmExecutor:
                 "Log in to such a machine, or try the executor here with --slurm cluster=local."
             ) from error
         needs: dict[str, Any] = {"cpus_per_task": execution.threads * execution.devices}
-        if execution.device.startswith("cuda"):
+        if execution.device == "cuda":
             cores = min(execution.threads, 8) * execution.devices
             needs = {"gpus_per_node": execution.devices, "cpus_per_task": cores}
         self._submitit.update_parameters(**{"name": f"sweep-{folder.name}", **needs, **request})
         self._folder, self._threads = folder, ThreadPoolExecutor(at_once, "slurm")
         self.slots: list[dict[str, str]] = [{}] * at_once
         self._is_stopping = self._is_killing = False
-        self._refused: float | None = None  # when sbatch began to refuse jobs
+        self._refused: set[str] = set()  # ids of trials whose job sbatch has refused
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Submit the newest attempt of a trial."""
         return self._threads.submit(self._run, folder, folder.read_status().fencing)
-
-    def _run(self, trial: TrialFolder, number: int) -> Outcome:
-        """Submit a job and wait until it has ended."""
-        try:
-            job = self._submitit.submit(Job(str(trial.path.absolute()), number))
-        except Exception as error:  # submitit passes on whatever sbatch reports
-            return self._refusal(" ".join(str(error).split()))
-        self._refused, lease = None, LeaseWatch(trial.lease_path)
-        while True:
-            time.sleep(POLL_SECONDS)
-            with contextlib.suppress(OSError):  # a shared file system may fail for a moment
-                if outcome := self._outcome(job, trial, number, lease):
-                    return outcome
-
-    def _refusal(self, reason: str) -> Outcome:
-        """Wait, and let another attempt be submitted; after three minutes of refusals, none."""
-        self._refused = self._refused or time.monotonic()
-        if time.monotonic() - self._refused > PATIENCE_SECONDS:
-            self.slots = []
-            return Outcome("error", f"not submitted: {reason}", has_begun=False)
-        logging.getLogger(__name__).warning("SLURM refuses jobs for now: %s", reason)
-        time.sleep(RETRY_SECONDS)
-        # SLURM may have accepted the job all the same: the next attempt has a higher number
-        return Outcome("preempted", f"not submitted: {reason}", has_begun=False)
 
     def stop(self) -> None:
         """Let all attempts of the sweep checkpoint and end, also those of an earlier command."""
@@ -157,8 +128,25 @@ class SlurmExecutor:
         self._is_stopping = self._is_killing = True
 
     def close(self) -> None:
-        """Wait for all attempts."""
         self._threads.shutdown()
+
+    def _run(self, trial: TrialFolder, number: int) -> Outcome:
+        """Submit a job and wait until it has ended."""
+        try:
+            job = self._submitit.submit(Job(str(trial.path.absolute()), number))
+        except Exception as error:  # submitit passes on whatever sbatch reports
+            # The next attempt has a higher number: SLURM may have accepted this job all the same.
+            kind = "error" if trial.id in self._refused else "preempted"
+            self._refused.add(trial.id)
+            time.sleep(RETRY_SECONDS)
+            reason = " ".join(str(error).split())
+            return Outcome(kind, f"not submitted: {reason}", has_begun=False)
+        lease = LeaseWatch(trial.lease_path)
+        while True:
+            time.sleep(POLL_SECONDS)
+            with contextlib.suppress(OSError):  # a shared file system may fail for a moment
+                if outcome := self._outcome(job, trial, number, lease):
+                    return outcome
 
     def _outcome(
         self, job: Any, trial: TrialFolder, number: int, lease: LeaseWatch

@@ -1,26 +1,29 @@
-"""Optuna studies of a tuned sweep, one per batch size.
+"""Studies of a tuned sweep: their trials, read from the folders, and Optuna's part in them.
 
-The trial folders are the source of truth: a study that was lost, or is behind, is brought up to
-date from them.
+Optuna proposes the values of new trials and stores one study per batch size. The trial folders are
+the source of truth: a study that was lost, or is behind, is brought up to date from them.
 """
 
 import contextlib
+import math
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import optuna
 import sqlalchemy
-from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.distributions import FloatDistribution
 from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, RDBStorage, get_storage
-from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from sweep.errors import SweepError
-from sweep.plan.tuning import EXTENSIONS, Search, TuningResult, next_rates
+from sweep.plan.plan import Plan, PlannedTrial
+from sweep.plan.tuning import EXTENSIONS, Tried, neighbours, winning_rate
 from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
+from sweep.trial.files import read_metrics
+from sweep.trial.folder import Cause, State, TrialFolder
 
 SAMPLER_SEED = 1000
 FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values
@@ -29,126 +32,143 @@ TRIAL_ID = "sweep.trial_id"
 LOCK = 5_000_000  # key of the advisory lock, the same for every sweep
 
 
-def search_space(search: Search) -> dict[str, BaseDistribution]:
-    """Return the dimensions of a search: the rate itself, and factors for the others."""
-    low, high = min(search.grid) / BEYOND, max(search.grid) * BEYOND
-    factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
-    rate = FloatDistribution(low, high, log=True)
-    return {"learning_rate": rate, **dict.fromkeys(search.extra, factor)}
+@dataclass(frozen=True)
+class TuningTrial(Tried):
+    """A tuning trial: its row of the plan, and its state according to its folder."""
+
+    row: PlannedTrial
+    is_pruned: bool  # at a rung
+    at_rungs: tuple[tuple[int, float], ...]  # step and validation loss at each rung so far
+
+    @property
+    def id(self) -> str:
+        return str(self.row.id)
 
 
-def named_trials(study: Study) -> dict[str, FrozenTrial]:
-    """Return a study's trials by the id of the sweep's trial; of several the newest."""
-    trials = study.get_trials(deepcopy=False)
-    return {t.user_attrs[TRIAL_ID]: t for t in trials if t.user_attrs.get(TRIAL_ID)}
+def read_tuning_trial(
+    folder: TrialFolder, row: PlannedTrial, rungs: tuple[int, ...], target: float | None
+) -> TuningTrial:
+    """Read a tuning trial.
 
-
-class RateStudy:
-    """One study.
-
-    Args:
-        search: what it looks for.
-        storage: an open one.
+    Its loss is what tuning minimizes: the final loss, or the tokens to the target. If a trial did
+    not reach the target, these are more than were trained, and they grow with the distance to the
+    target, which tells the search where to continue.
     """
+    status, result = folder.read_status(), folder.read_result() or {}
+    lines = [line for line in read_metrics(folder.metrics_path) if "valid/loss" in line]
+    losses = {
+        line["step"]: math.inf if line["valid/loss"] is None else float(line["valid/loss"])
+        for line in lines
+    }
+    is_diverged = status.cause is Cause.DIVERGED
+    is_failed = status.state is State.FAILED and not is_diverged  # it will be tried again
+    loss: float | None = math.inf
+    if is_failed or not status.state.is_finished:
+        loss = None
+    elif target is not None and not is_diverged:
+        loss = result.get("tokens_to_target")
+        if not loss and lines and lines[-1]["valid/loss"] is not None:
+            distance = max(0.0, lines[-1]["valid/loss"] - target)
+            loss = float(lines[-1]["tokens"] * (1 + distance))
+        loss = loss or math.inf
+    elif status.state is State.COMPLETE:
+        loss = float(result["final_valid_loss"])
+    return TuningTrial(
+        rate=float(row.learning_rate or 0.0),
+        loss=loss,
+        row=row,
+        is_pruned=status.state is State.PRUNED and target is None,
+        at_rungs=tuple((step, losses[step]) for step in rungs if step in losses),
+    )
 
-    def __init__(self, search: Search, storage: BaseStorage) -> None:
+
+@dataclass(frozen=True)
+class Study:
+    """The tuning trials of one batch size at one token count."""
+
+    name: str  # in Optuna's storage
+    template: PlannedTrial  # a tuning trial of any rate, with the policy's β2 and weight decay
+    grid: tuple[float, ...]  # the first rates
+    finest: float  # ratio of neighbouring rates at which refinement ends
+    extra: tuple[str, ...]  # dimensions other than the rate: beta2, weight_decay
+    rungs: tuple[int, ...]  # steps at which trials of the grid are compared
+    trials: list[TuningTrial]
+
+    def bounds(self) -> list[TuningTrial]:
+        """Return the trials next to the best finished one, which must run to the end."""
+        ordered = sorted(self.trials, key=lambda trial: trial.rate)
+        if self.extra or not ordered or winning_rate(ordered) is None:
+            return []
+        return [ordered[index] for index in neighbours(ordered)]
+
+    def propose(self, plan: Plan, rates: Sequence[float]) -> list[PlannedTrial]:
+        """Plan the next trials.
+
+        The rates are enqueued, with the policy's values in the other dimensions. Without rates,
+        TPE samples one trial from the finished ones.
+        """
+        trials, space = self._finished(), self._space()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.search = search
-        self.study = optuna.create_study(
-            storage=storage,
-            study_name=search.name,
-            direction="minimize",
-            load_if_exists=True,
-        )
-        self._live: dict[str, Trial] = {}  # started by this process, which can report on them
+        sampler = TPESampler(seed=SAMPLER_SEED + len(trials), n_startup_trials=0)
+        study = optuna.create_study(sampler=sampler)
+        study.add_trials(trials)
+        for rate in rates:
+            study.enqueue_trial({**dict.fromkeys(space, 1.0), "learning_rate": rate})
+        rows = []
+        for _ in range(max(1, len(rates))):
+            values = study.ask(dict(space)).params
+            beta2 = self.template.beta2 ** (1 / values.get("beta2", 1.0))
+            decay = self.template.weight_decay * values.get("weight_decay", 1.0)
+            rows.append(plan.with_rate(self.template, values["learning_rate"], beta2, decay))
+        return rows
 
-    def suggest(
-        self,
-        results: Mapping[str, TuningResult],
-        wanted: int,
-        name: Callable[[dict[str, float]], str],
-    ) -> None:
-        """Start the next trials of the study.
+    def record(self, storage: BaseStorage) -> None:
+        """Add finished trials that the storage lacks, or that ended differently when run again."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(storage=storage, study_name=self.name, load_if_exists=True)
+        stored = named_trials(study)
+        for trial in self._finished():
+            old = stored.get(trial.user_attrs[TRIAL_ID])
+            if old is None or (old.state, old.value) != (trial.state, trial.value):
+                study.add_trial(trial)
 
-        The rates of the grid, beyond its edges and between neighbours are enqueued; with several
-        dimensions TPE samples after the grid.
+    def _space(self) -> dict[str, FloatDistribution]:
+        """Return the dimensions: the rate itself, and factors on the policy's other values."""
+        low, high = min(self.grid) / BEYOND, max(self.grid) * BEYOND
+        factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
+        rate = FloatDistribution(low, high, log=True)
+        return {"learning_rate": rate, **dict.fromkeys(self.extra, factor)}
 
-        Args:
-            results: of the trials so far, by id.
-            wanted: least number of trials.
-            name: called with each new trial's values; returns its id.
-        """
-        search, number = self.search, len(results)
-        if search.extra and number >= len(search.grid):
-            self.study.sampler = TPESampler(seed=SAMPLER_SEED + number, n_startup_trials=0)
-            trial = self.study.ask(search_space(search))
-            self._note(name(dict(trial.params)), trial)
-            return
-        tried = [result.tried for result in results.values()]
-        for rate in next_rates(tried, search.grid, search.finest, wanted):
-            values = {"learning_rate": rate, **dict.fromkeys(search.extra, 1.0)}
-            self.study.enqueue_trial(values)
-            self._note(name(values), self.study.ask(search_space(search)))
-
-    def _note(self, trial_id: str, trial: Trial) -> None:
-        trial.set_user_attr(TRIAL_ID, trial_id)
-        self._live[trial_id] = trial
-
-    def update(self, results: Mapping[str, TuningResult]) -> None:
-        """Bring the study up to date with the trial folders.
-
-        Args:
-            results: of every planned trial, by id.
-        """
-        stored = named_trials(self.study)
-        for trial in self.study.get_trials(deepcopy=False):
-            if trial.state is TrialState.WAITING:
-                self.study.ask(search_space(self.search))  # enqueued by a command that was killed
-            if not trial.state.is_finished() and trial.user_attrs.get(TRIAL_ID) not in results:
-                self.study.tell(trial.number, state=TrialState.FAIL)
-        for trial_id, result in results.items():
-            known = stored.get(trial_id)
-            if known is None or (known.state.is_finished() and not _agrees(known, result)):
-                self._add(trial_id, result)
-            elif not known.state.is_finished():
-                self._tell(trial_id, known, result)
-
-    def _tell(self, trial_id: str, trial: FrozenTrial, result: TuningResult) -> None:
-        if live := self._live.get(trial_id):
-            for step, loss in result.at_rungs:
-                if step not in trial.intermediate_values:
-                    live.report(loss, step)
-        if result.is_pruned:
-            self.study.tell(trial.number, state=TrialState.PRUNED)
-        elif result.loss is not None:
-            self.study.tell(trial.number, result.loss)
-
-    def _add(self, trial_id: str, result: TuningResult) -> None:
-        """Add a trial that the study has lost, or that ran again."""
-        state = TrialState.COMPLETE if result.loss is not None else TrialState.RUNNING
-        state = TrialState.PRUNED if result.is_pruned else state
-        self.study.add_trial(
-            optuna.trial.create_trial(
-                state=state,
-                value=result.loss if state is TrialState.COMPLETE else None,
-                params=result.values,
-                distributions=search_space(self.search),
-                user_attrs={TRIAL_ID: trial_id},
-                intermediate_values=dict(result.at_rungs),
+    def _finished(self) -> list[FrozenTrial]:
+        """Return the finished trials in Optuna's form."""
+        space, template, trials = self._space(), self.template, []
+        for trial in self.trials:
+            if trial.loss is None:
+                continue
+            values = {"learning_rate": trial.rate}
+            if "beta2" in self.extra:
+                values["beta2"] = math.log(template.beta2) / math.log(trial.row.beta2)
+            if "weight_decay" in self.extra:
+                decay = template.weight_decay
+                values["weight_decay"] = trial.row.weight_decay / decay if decay else 1.0
+            for name, factor in values.items():  # rounding may lead out of the range
+                values[name] = min(max(factor, space[name].low), space[name].high)
+            trials.append(
+                optuna.trial.create_trial(
+                    state=TrialState.PRUNED if trial.is_pruned else TrialState.COMPLETE,
+                    value=None if trial.is_pruned else trial.loss,
+                    params=values,
+                    distributions=dict(space),
+                    user_attrs={TRIAL_ID: trial.id},
+                    intermediate_values=dict(trial.at_rungs),
+                )
             )
-        )
+        return trials
 
 
-def _agrees(trial: FrozenTrial, result: TuningResult) -> bool:
-    """Return True if a finished trial of a study has the result of its folder."""
-    if result.is_pruned:
-        return trial.state is TrialState.PRUNED
-    return trial.state is TrialState.COMPLETE and trial.value == result.loss
-
-
-def default_storage(folder: Path) -> str:
-    """Return the URL of optuna.db in a sweep folder."""
-    return f"sqlite:///{(folder / 'optuna.db').absolute()}"
+def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:
+    """Return a study's trials by the id of the sweep's trial; of several the newest."""
+    return {trial.user_attrs[TRIAL_ID]: trial for trial in study.get_trials(deepcopy=False)}
 
 
 def open_storage(url: str) -> BaseStorage:
@@ -157,23 +177,23 @@ def open_storage(url: str) -> BaseStorage:
     Raises:
         SweepError: if Optuna cannot use it.
     """
-    shown, url = without_password(url), with_driver(url)
+    address, url = without_password(url), with_driver(url)
     os.environ.setdefault("PGCONNECT_TIMEOUT", ANSWER_SECONDS)
     try:
-        with _locked(url, shown):
+        with _locked(url, address):
             return get_storage(RDBStorage(url, {"poolclass": sqlalchemy.NullPool}))
     except SweepError:
         raise
     except Exception as error:  # databases, drivers and addresses raise anything
         raise SweepError(
-            f"storage must be a database that Optuna can use, got {shown!r} "
+            f"storage must be a database that Optuna can use, got {address!r} "
             f"({one_sentence(error)}). Correct --storage."
         ) from error
 
 
 @contextlib.contextmanager
-def _locked(url: str, shown: str) -> Iterator[None]:
-    """Let other sweeps wait, because Optuna fails if several create its tables at once."""
+def _locked(url: str, address: str) -> Iterator[None]:
+    """Make other sweeps wait, because Optuna fails if several create its tables at once."""
     if not url.startswith("postgresql"):
         yield
         return
@@ -183,7 +203,7 @@ def _locked(url: str, shown: str) -> Iterator[None]:
         tables = sqlalchemy.inspect(connection).get_table_names()
         if "alembic_version" in tables and "studies" not in tables:
             raise SweepError(
-                f"storage must be a database of its own, got {shown!r}, which has the tables of "
+                f"storage must be a database of its own, got {address!r}, which has the tables of "
                 "another program, such as MLflow. Create another one for --storage."
             )
         yield

@@ -31,54 +31,6 @@ class Tried:
     loss: float | None
 
 
-@dataclass(frozen=True)
-class TuningResult:
-    """State of one tuning trial.
-
-    Attributes:
-        values: learning_rate; beta2 and weight_decay as factors on the policy's values.
-        loss: as in `Tried`.
-        is_pruned: whether it was ended at a rung.
-        at_rungs: step and validation loss at each rung so far.
-    """
-
-    values: dict[str, float]
-    loss: float | None
-    is_pruned: bool
-    at_rungs: tuple[tuple[int, float], ...]
-
-    @property
-    def tried(self) -> Tried:
-        """Its rate and loss."""
-        return Tried(self.values["learning_rate"], self.loss)
-
-
-@dataclass(frozen=True)
-class Search:
-    """What one study looks for.
-
-    Attributes:
-        name: of the study.
-        grid: the first rates.
-        finest: ratio of neighbouring rates at which refinement ends.
-        extra: further dimensions, beta2 or weight_decay.
-        trials: number of trials if there are further dimensions.
-    """
-
-    name: str
-    grid: tuple[float, ...]
-    finest: float = FINEST
-    extra: tuple[str, ...] = ()
-    trials: int = 0
-
-    def is_done(self, results: Iterable[TuningResult], wanted: int) -> bool:
-        """Return True if nothing more is to be tried, with at least `wanted` trials."""
-        tried = [result.tried for result in results]
-        if self.extra and len(tried) >= len(self.grid):
-            return len(tried) >= max(self.trials, wanted)
-        return not next_rates(tried, self.grid, self.finest, wanted)
-
-
 def next_rates(
     tried: Sequence[Tried], grid: Sequence[float], finest: float = FINEST, wanted: int = 0
 ) -> tuple[float, ...]:

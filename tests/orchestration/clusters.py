@@ -1,4 +1,4 @@
-"""Trials that wait in the middle, so that a test can disturb them, and commands that run them."""
+"""Trials that a test can disturb, and commands that run them."""
 
 import os
 import subprocess
@@ -48,17 +48,20 @@ class Command:
         self.folder = folder
         question = str(folder.path.parent / "question.toml")
         words = [sys.executable, "-m", "sweep", "run", question, "--out", str(folder.path)]
-        self._words = [*words, "--quiet", "--yes", *options]
+        self.words = [*words, "--quiet", "--yes", *options]
         self._output = folder.path.parent / "output.txt"  # jobs may hold a pipe open
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self._output.open("ab") as file:
-            self.process = subprocess.Popen(self._words, stdout=file, stderr=file)
+            self.process = subprocess.Popen(
+                self.words, stdout=file, stderr=file, start_new_session=True
+            )
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        if self.process:
+            self.process.kill()
+            self.process.wait()
 
     def wait(self) -> int:
         code = self.process.wait(SECONDS)

@@ -6,21 +6,25 @@ import pytest
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.orchestration import runner
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import Summary, run_plan
 from sweep.trial.folder import SweepFolder
+from tests.orchestration.clusters import IMPORTED
 
 
 @pytest.fixture
 def faulty(tmp_path, monkeypatch):
-    """Make `faulty:Name` workloads importable, in workers too."""
+    """Make `faulty:Name` workloads importable, also in workers and commands."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", IMPORTED)
     monkeypatch.setenv("FAULTY_FOLDER", str(tmp_path))
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run a sweep of 100 steps per batch size in tmp_path/sweep, with real workers."""
+def run(tmp_path, monkeypatch):
+    """Run a sweep of 100 steps at batch size 8 in tmp_path/sweep, with real workers."""
+    monkeypatch.setattr(runner, "MIRROR_SECONDS", 300.0)  # MLflow is slow on a busy machine
 
     def run_here(executor=None, also=frozenset(), logistics=None, **settings) -> Summary:
         folder = SweepFolder(tmp_path / "sweep")

@@ -28,7 +28,7 @@ class OutOfMemoryAlways(NoisyQuadratic):
 
 
 class BatchEightRaises(NoisyQuadratic):
-    """A mistake that shows at one batch size only."""
+    """Raises an error at batch size 8 only."""
 
     def build_batch(self, first, count):
         if count == 8:
@@ -37,7 +37,7 @@ class BatchEightRaises(NoisyQuadratic):
 
 
 class Dies(NoisyQuadratic):
-    """Ends its process at step 20: the first time, or every time; the second is told by a file."""
+    """Kills its process at step 20: once, of which a file is the record, or every time."""
 
     how, is_stubborn = signal.SIGKILL, False
 
@@ -58,33 +58,31 @@ class DiesAlways(Dies):
     is_stubborn = True
 
 
-class IsPreempted(Dies):
-    """The cluster takes the device away once, with notice."""
-
-    how = signal.SIGTERM
+class IsPreempted(NoisyQuadratic):
+    """Receives SIGTERM once, as from a cluster that takes the device away with notice."""
 
     def build_batch(self, first, count):
         marker = Path(os.environ["FAULTY_FOLDER"]) / f"died-{count}"
         if first == 20 * count and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGTERM)
-        return NoisyQuadratic.build_batch(self, first, count)
+        return super().build_batch(first, count)
 
 
 class RaisesOnceAtTheBestRate(NoisyQuadratic):
-    """A mistake of the machine's, at one rate, the first time."""
+    """Raises an error at one rate, once."""
 
     def build_batch(self, first, count):
         marker = Path(os.environ["FAULTY_FOLDER"]) / "raised"
         rate = self.config.science.learning_rate
         if rate == float(os.environ["FAULTY_RATE"]) and not marker.exists():
             marker.touch()
-            raise ValueError("nothing that the rate can help")
+            raise ValueError("an error that does not depend on the rate")
         return super().build_batch(first, count)
 
 
 class Slow(NoisyQuadratic):
-    """Takes its time, so that a test can interrupt it."""
+    """Is slow enough for a test to interrupt it."""
 
     def build_batch(self, first, count):
         time.sleep(0.02)
@@ -92,7 +90,7 @@ class Slow(NoisyQuadratic):
 
 
 class WaitsForGo(NoisyQuadratic):
-    """Stands still behind step 50 until a file says go, so that a test can disturb it."""
+    """Waits after step 50 for the file `go`, so that a test can disturb it."""
 
     def build_batch(self, first, count):
         while first == 50 * count and not (Path(os.environ["FAULTY_FOLDER"]) / "go").exists():
@@ -101,17 +99,17 @@ class WaitsForGo(NoisyQuadratic):
 
 
 class NotesItsDevices(WaitsForGo):
-    """Writes down its process and which GPUs it may see, as soon as it begins."""
+    """Writes its process id and its visible GPUs to a file at the first step."""
 
     def build_batch(self, first, count):
-        place = Path(os.environ["FAULTY_FOLDER"]) / f"devices-{self.config.id}"
-        if not place.exists():
-            place.write_text(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
+        note = Path(os.environ["FAULTY_FOLDER"]) / f"devices-{self.config.id}"
+        if not note.exists():
+            note.write_text(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
         return super().build_batch(first, count)
 
 
 class EndsInNan(NoisyQuadratic):
-    """Is measured as not a number at the very end only."""
+    """Has a loss that is not a number in the final evaluation only."""
 
     def evaluate_finally(self, model):
         final = super().evaluate_finally(model)
@@ -130,7 +128,7 @@ class LeavesHalfACheckpoint(Dies):
 
 
 class IsSuperseded(NoisyQuadratic):
-    """Another machine takes the trial over once, while this worker lives and goes on."""
+    """Another machine takes over the trial once, while this worker continues."""
 
     def build_batch(self, first, count):
         marker = Path(os.environ["FAULTY_FOLDER"]) / f"superseded-{count}"
@@ -143,7 +141,7 @@ class IsSuperseded(NoisyQuadratic):
 
 
 class TakesTheMachinesMemory(NoisyQuadratic):
-    """Takes 6 GiB for more than two sequences at once, and does not give them back."""
+    """Allocates 6 GiB and keeps them, with more than two sequences at once."""
 
     def build_batch(self, first, count):
         if first == 20 * count and self.config.microbatch_size > 2:
@@ -154,7 +152,7 @@ class TakesTheMachinesMemory(NoisyQuadratic):
 
 
 class EvaluatesTwoAtATime(NoisyQuadratic):
-    """Memory runs out where more than two sequences are evaluated at once."""
+    """Runs out of memory if more than two sequences are evaluated at once."""
 
     def evaluate(self, model):
         if self.config.execution.evaluation_batch_size > 2:

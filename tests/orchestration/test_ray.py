@@ -113,8 +113,7 @@ def command(importable) -> Iterator[Callable[..., Command]]:
 
     yield make
     for one in commands:
-        if one.process and one.process.poll() is None:
-            one.kill()
+        one.kill()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Sweeps to a target loss, from end to end on the noisy quadratic, whose truth is known."""
+"""Sweeps to a target loss from end to end on the noisy quadratic, whose truth is known."""
 
 import math
 import runpy
@@ -55,8 +55,8 @@ def test_trials_end_complete_at_their_crossing_confirmed_by_the_next_evaluation(
     assert summary.exit_code == 0
     for trial in summary.folder.trials():
         result, config = trial.read_result(), trial.read_config()
-        losses = [line["valid/loss"] for line in read_metrics(trial.metrics_path)
-                  if "valid/loss" in line]  # fmt: skip
+        lines = read_metrics(trial.metrics_path)
+        losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
         assert result["state"] == "COMPLETE" and result["steps"] < config.steps
         assert losses[-2] <= 0.05 and losses[-1] <= 0.05 < losses[-3]
         assert result["tokens"] == result["steps"] * result["batch_size"]
@@ -108,7 +108,7 @@ def test_a_target_out_of_reach_leaves_a_report_that_says_so(reach):
         ({"lr": "tuned", "tuning": {"budget": 640}}, "tuning.budget must be left out"),
     ],
 )
-def test_what_no_target_can_have_is_refused(settings, says):
+def test_settings_that_do_not_go_with_a_target_are_refused(settings, says):
     with pytest.raises(SweepError, match=says):
         load_experiment("quadratic", {**SMALL, **settings})
 
@@ -126,7 +126,7 @@ def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone(
 
 
 def reach_the_known_target(reach, sizes, seeds):
-    """Tune and report steps to the target; each within 5 % of the closed recursion."""
+    """Tune and report steps to the target; assert each within 5 % of the closed recursion."""
     summary = reach(
         batches=",".join(map(str, sizes)),
         budget=8192 * 1024,
@@ -139,47 +139,45 @@ def reach_the_known_target(reach, sizes, seeds):
     )
     assert summary.exit_code == 0
     sweep = load_sweep(summary.folder.path)
-    (found,) = judge_target(sweep, compare_batch_sizes(sweep.trials))
+    (judged,) = judge_target(sweep, compare_batch_sizes(sweep.trials))
     tuning = sweep.trials[sweep.trials["stage"] == "tune"]
-    steps = found.trials.groupby("batch_size")["steps"].mean()
-    known = []
+    steps = judged.trials.groupby("batch_size")["steps"].mean()
+    expected = []
     for size in sizes:
         rates = tuning.loc[tuning["batch_size"] == size, "learning_rate"]
         stable = rates[rates < 2].to_list()  # the largest curvature is 1
-        known.append(TRUTH["quadratic_steps"](size, stable, TARGET).min())
-        assert steps[size] == pytest.approx(known[-1], rel=0.05)
-    return summary, found, fit_steps(sizes, known)
+        expected.append(TRUTH["quadratic_steps"](size, stable, TARGET).min())
+        assert steps[size] == pytest.approx(expected[-1], rel=0.05)
+    return summary, judged, fit_steps(sizes, expected)
 
 
-def test_the_known_steps_are_found(reach):
-    """SCIENCE.md §6 C at three batch sizes, above B_crit: which is therefore not claimed."""
-    _, found, truth = reach_the_known_target(reach, [1024, 2048, 4096], 3)
-    assert found.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
-    blocking = {check.code for check in found.failed if check.blocks_claims}
-    assert blocking == {"critical_batch_size"}, found.failed
-    assert headline(found) == ""
+def test_steps_at_batch_sizes_above_the_critical_one_support_no_claim(reach):
+    """SCIENCE.md §6 C at three batch sizes."""
+    _, judged, truth = reach_the_known_target(reach, [1024, 2048, 4096], 3)
+    assert judged.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
+    blocking = {check.code for check in judged.failed if check.blocks_claims}
+    assert blocking == {"critical_batch_size"}, judged.failed
+    assert headline(judged) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_known_critical_batch_size_is_found(reach):
+def test_the_known_critical_batch_size_is_measured(reach):
     """SCIENCE.md §6 C: the whole pipeline, at all six batch sizes."""
     sizes = [256, 512, 1024, 2048, 4096, 8192]
-    summary, found, truth = reach_the_known_target(reach, sizes, 5)
-    assert found.passes, found.failed
-    assert found.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
-    assert found.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
-    assert found.fit.b_crit.low < truth.b_crit.value < found.fit.b_crit.high
+    summary, judged, truth = reach_the_known_target(reach, sizes, 5)
+    assert judged.passes, judged.failed
+    assert judged.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
+    assert judged.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
+    assert judged.fit.b_crit.low < truth.b_crit.value < judged.fit.b_crit.high
     text = write_report(summary.folder.path).read_text()
-    assert "Losses at equal steps" in text and headline(found) in text
+    assert "Losses at equal steps" in text and headline(judged) in text
 
 
-def test_where_no_rate_of_the_grid_reaches_the_target_the_search_goes_up(reach):
-    """Rates too low for the budget: the loss that is lacking tells on which side to go on."""
-    summary = reach(
-        batches="32", budget=32 * 100, lr="tuned", tuning={"centre": 0.02},
-        evaluation={"points": 50},
-    )  # fmt: skip
+def test_if_no_rate_of_the_grid_reaches_the_target_the_search_extends_upwards(reach):
+    """The distance to the target shows on which side to continue."""
+    settings = {"batches": "32", "budget": 32 * 100, "evaluation": {"points": 50}}
+    summary = reach(lr="tuned", tuning={"centre": 0.02}, **settings)
     rows = [row for row in load_plan(summary.folder).trials if row.stage == "report"]
     assert len(rows) == 2 and all(row.learning_rate > 0.25 for row in rows)
     assert summary.exit_code == 0

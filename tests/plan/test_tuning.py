@@ -12,9 +12,7 @@ from sweep.plan.tuning import (
     EXTENSIONS,
     FINEST,
     GRID,
-    Search,
     Tried,
-    TuningResult,
     best_index,
     crossing_tokens,
     last_step,
@@ -98,13 +96,6 @@ def test_rungs_are_milestones_of_the_evaluation_before_the_end():
     assert rung_steps(10, EvaluationSettings(points=20)) == (3, 5)
     assert rung_steps(1000, EvaluationSettings(points=1)) == ()
     assert rung_steps(2, EvaluationSettings(points=20)) == (1,)
-
-
-def test_a_search_of_several_dimensions_ends_by_count():
-    shown = [TuningResult({"learning_rate": rate}, 1.0, False, ()) for rate in GRID]
-    search = Search("s", GRID, extra=("beta2",), trials=7)
-    assert not search.is_done(shown, 0) and search.is_done([*shown, *shown[:2]], 0)
-    assert not search.is_done([*shown, *shown[:2]], 9)
 
 
 def test_a_crossing_is_interpolated_in_log_tokens():

@@ -256,12 +256,7 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     settings = {"batches": [8], "model": "quick", "data": "synthetic", "budget": 8 * 52 * 8}
     settings["grpo"] = {**GRPO, "reward": "large:reward"}
     folder, logistics = SweepFolder(tmp_path / "sweep"), Execution(device="cpu")
-    save_plan(
-        make_plan(
-            load_experiment("grpo-words", settings), logistics, folder, asks_memory=True
-        ).plan,
-        folder,
-    )
+    save_plan(make_plan(load_experiment("grpo-words", settings), logistics, folder).plan, folder)
     (trial,) = folder.trials()
     trial.write_status(begin_attempt(trial.read_status()))
     assert run_attempt(trial.path, lambda: None).kind == "complete"
