@@ -263,7 +263,7 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     inputs = Inputs()
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
-        from sweep.data.tokenizer import check_tokenizer
+        from sweep.data.tokens import check_tokenizer
 
         check_tokenizer(tokenizer_of(experiment))
         path = _relative_to(folder, experiment.data) if is_path(experiment.data) else None

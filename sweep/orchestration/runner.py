@@ -177,7 +177,7 @@ def run_plan(
                 check_disk(with_disk(planned.plan, len(executor.slots)), folder)
             plan = save_grown(planned.plan, folder)
             schedule = Schedule(plan, folder, executor)
-            mirror = Mirror(folder, plan, services.tracking_uri, schedule.note_mlflow_run)
+            mirror = Mirror(folder, plan, services.tracking_uri)
             tuning = None
             if planned.is_tuned:
                 tuning = Tuning(planned.plan, schedule, services.storage, mirror.sweep_uid)

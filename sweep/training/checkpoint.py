@@ -12,6 +12,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: TrialFolder, fencing: int) -> None:
-        self.folder, self.check, self._fencing = folder, folder.fence(fencing), fencing
+        self.folder, self.check, self._fencing = folder, partial(folder.fence, fencing), fencing
         self._step: int | None = None  # of the newest checkpoint that was read or written
         self._unreadable: list[Path] = []
 

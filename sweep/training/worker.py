@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.data.tokenizer import pretrained_path
+from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
@@ -56,7 +56,7 @@ def run_attempt(path: Path, should_stop: ShouldStop, number: int | None = None) 
     try:
         status = folder.read_status()
         if number is not None:
-            folder.fence(number)()
+            folder.fence(number)
         config = as_attempted(folder.read_config(), status)
         result = folder.read_result()
         if result is not None:  # the runner died before it recorded this
@@ -236,7 +236,7 @@ def run_numbered_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
             "not see it. Choose an --out on a shared file system.",
         )
     try:
-        folder.fence(number)()
+        folder.fence(number)
     except Superseded as error:
         return Outcome("superseded", str(error))
     ended = threading.Event()

@@ -5,8 +5,7 @@ import pytest
 
 from sweep.config.trial import TokenizerSettings
 from sweep.data.text import Piece
-from sweep.data.tokenizer import check_tokenizer, load_tokenizer, train_bpe
-from sweep.data.tokens import prepare_data
+from sweep.data.tokens import check_tokenizer, load_tokenizer, prepare_data, train_bpe
 from sweep.errors import SweepError
 
 ODD_TEXT = "Tabs\t, two  spaces, “quotes”, 日本語, 😀, <|endoftext|> inside,\r\n\n and an end \n"
@@ -60,7 +59,7 @@ def test_training_is_deterministic_across_processes_and_threads(tmp_path, storie
     script = (
         "import sys, pathlib\n"
         "from sweep.data.text import Piece\n"
-        "from sweep.data.tokenizer import train_bpe\n"
+        "from sweep.data.tokens import train_bpe\n"
         "texts = sys.stdin.read().split('\\0')\n"
         "train_bpe([Piece(t) for t in texts], 400, pathlib.Path(sys.argv[1]))\n"
     )

@@ -31,7 +31,6 @@ def test_every_trial_completes_and_the_same_command_runs_nothing_again(run):
     assert summary.exit_code == 0 and summary.untracked == ""
     before = {batch: status for batch, (_, status) in by_batch(summary).items()}
     assert {status.state for status in before.values()} == {State.COMPLETE}
-    assert all(status.mlflow_run_id for status in before.values())
     again = run()
     assert {batch: status for batch, (_, status) in by_batch(again).items()} == before
 
