@@ -93,8 +93,8 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
     """Refuse a vocabulary that cannot hold every byte."""
     least = {"bpe": 257, "bytes": 256}.get(settings.kind, 0)  # for bpe with the separator
     if settings.vocabulary < least:
-        subject = f"vocabulary of the tokenizer {settings.kind}"
-        raise SweepError(f"{subject} must be at least {least}, got {settings.vocabulary}.")
+        given = f"{settings.vocabulary} for the tokenizer {settings.kind}"
+        raise SweepError(f"vocabulary must be at least {least}, got {given}.")
 
 
 def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:
@@ -106,19 +106,8 @@ def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> 
 
 
 def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
-    """Learn merges from the first `TRAINING_BYTES` of the pieces and save them; deterministic.
-
-    A small text yields fewer ids than `vocabulary`.
-    """
+    """Learn up to `vocabulary` ids from the first `TRAINING_BYTES` of text and save them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    def first_texts() -> Iterator[str]:
-        size = 0
-        for piece in pieces:
-            yield piece.text
-            size += len(piece.text.encode())
-            if size >= TRAINING_BYTES:
-                return
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -129,8 +118,17 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(first_texts(), trainer)
+    tokenizer.train_from_iterator(_first_texts(pieces), trainer)
     tokenizer.save(str(path))
+
+
+def _first_texts(pieces: Iterable[Piece]) -> Iterator[str]:
+    size = 0
+    for piece in pieces:
+        yield piece.text
+        size += len(piece.text.encode())
+        if size >= TRAINING_BYTES:
+            return
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.tuning import is_complete
 from sweep.trial import files
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
-from sweep.trial.lease import FileLock, is_locked
+from sweep.trial.lease import Lease, is_locked
 
 TAIL_BYTES = 8192
 
@@ -141,7 +141,7 @@ def remove(folder: SweepFolder, unneeded: list[Unneeded]) -> None:
     Raises:
         FolderInUse: if a command runs the sweep.
     """
-    with FileLock(folder.lock_path):
+    with Lease(folder.lock_path):
         for item in unneeded:
             files.remove(item.path)
 

@@ -33,10 +33,7 @@ NO_PARAMS = {"id", "forecast_bytes", "forecast_seconds"}  # fields of a planned 
 class Mirror(threading.Thread):
     """A thread that mirrors one sweep to MLflow; the caller holds the sweep's lock.
 
-    Args:
-        folder: the sweep folder.
-        plan: its plan; the mirror reads plan.json again when it grows.
-        tracking_uri: a server or a database; None: the recorded one, else SQLite in the folder.
+    Without a tracking URI, the store is the recorded one, else SQLite in the folder.
     """
 
     def __init__(self, folder: SweepFolder, plan: Plan, tracking_uri: str | None) -> None:
@@ -192,8 +189,7 @@ class Mirror(threading.Thread):
         If the trial began again, its old run is deleted. Returns the run.
         """
         lines, result = read_metrics(trial.metrics_path), trial.read_result() or {}
-        points = [_point(line) for line in lines]
-        newest = None
+        points, newest = [_point(line) for line in lines], None
         if run is not None:
             keys = [key for key in run.data.metrics if not key.startswith("final/")]
             histories = [self._client.get_metric_history(run.info.run_id, key) for key in keys]
@@ -203,8 +199,8 @@ class Mirror(threading.Thread):
                 self._client.delete_run(run.info.run_id)
                 run = newest = None
         if run is None:
-            name = f"batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
-            name = f"tune: {name}" if row.stage == "tune" else name
+            stage = "tune: " if row.stage == "tune" else ""
+            name = f"{stage}batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
             start_time = points[0][1] if points else None
             run = self._create_run(name, {"sweep.trial_id": trial.id}, start_time)
             self._runs[trial.id] = run

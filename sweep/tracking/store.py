@@ -42,10 +42,8 @@ def without_password(address: str) -> str:
     if address.startswith("sqlite"):
         return address
     if not re.fullmatch(r"[^@]*|[^@/?#]*://[^@/?#]*@[^@]*", address):
-        raise SweepError(
-            "the user name and password of an address must be percent-encoded, got @ / ? or #. "
-            "Write %40 for @, %2F for /, %3F for ?, %23 for #."
-        )
+        encoded = "%40 for @, %2F for /, %3F for ?, %23 for #"
+        raise SweepError(f"a password must be percent-encoded in an address. Write {encoded}.")
     return re.sub(r"(?<=[?&])(ssl)?password=[^&]*&?", "", hide_passwords(address)).rstrip("?&")
 
 
@@ -83,9 +81,9 @@ def check_tracking_uri(uri: str) -> str:
     scheme, _, rest = uri.partition("://")
     shown = without_password(uri)
     if scheme.partition("+")[0] not in SCHEMES or not rest.strip("/"):
+        examples = "http://host:5000 or sqlite:////absolute/path/mlflow.db"
         raise SweepError(
-            "tracking URI must be a server or a database, such as http://host:5000 or "
-            f"sqlite:////absolute/path/mlflow.db, got {shown!r}."
+            f"tracking URI must be a server or a database ({examples}), got {shown!r}."
         )
     if scheme.startswith("sqlite"):
         return f"sqlite:///{sqlite_path(uri).absolute()}"
@@ -104,9 +102,8 @@ def check_answers(uri: str) -> None:
     try:
         sqlalchemy.create_engine(with_driver(uri), poolclass=sqlalchemy.NullPool).connect().close()
     except Exception as error:  # anything that a database, its driver or an address can raise
-        raise SweepError(
-            f"tracking URI {without_password(uri)!r} cannot be opened: {one_sentence(error)}"
-        ) from error
+        shown = without_password(uri)
+        raise SweepError(f"{shown!r} cannot be opened: {one_sentence(error)}") from error
 
 
 @dataclass

@@ -16,7 +16,7 @@ from sweep.plan.retry import Outcome, begin_attempt, judge_death, status_after
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import FreshProcess, attempt_trial, serve
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
-from sweep.trial.lease import FileLock, is_locked
+from sweep.trial.lease import Lease, is_locked
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     try:
         folder = TrialFolder(options.folder)
         config = folder.read_config()
-        with FileLock(folder.runner_lock_path):
+        with Lease(folder.runner_lock_path):
             return _run_trial(folder, config)
     except SweepError as error:
         print(f"Error: {error}", file=sys.stderr)

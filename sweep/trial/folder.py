@@ -60,11 +60,11 @@ class TrialStatus:
 
 
 class CheckpointName(NamedTuple):
-    """A checkpoint and the numbers in its file name."""
+    """A checkpoint's file name."""
 
-    path: Path
     step: int
     metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
+    path: Path
 
 
 class TrialFolder:
@@ -125,8 +125,8 @@ class TrialFolder:
     def checkpoints(self) -> list[CheckpointName]:
         """Return the checkpoints, newest first."""
         matches = [CHECKPOINT.fullmatch(path.name) for path in self.path.glob("checkpoint-*")]
-        numbers = [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
-        return [CheckpointName(self.path / n[2], *n[:2]) for n in sorted(numbers, reverse=True)]
+        names = [CheckpointName(int(m[1]), int(m[2]), self.path / m[0]) for m in matches if m]
+        return sorted(names, reverse=True)
 
     def remove_checkpoints(self, kept: int = 0) -> None:
         """Remove all checkpoints but the newest `kept`."""
@@ -153,7 +153,7 @@ class TrialFolder:
     def is_asked_to_stop(self, number: int) -> bool:
         """Return True if the attempt of this number is to end."""
         is_asked = self.stop_path.name in self.listed()
-        return is_asked and bool(read_json(self.stop_path)["fencing"] >= number)
+        return is_asked and read_json(self.stop_path)["fencing"] >= number
 
     def listed(self) -> list[str]:
         """List the folder, which makes a network file system notice new files at once."""

@@ -79,7 +79,7 @@ def test_training_is_deterministic_across_processes_and_threads(tmp_path, storie
 @pytest.mark.parametrize(("kind", "least"), [("bpe", 257), ("bytes", 256)])
 def test_a_vocabulary_that_cannot_hold_all_bytes_names_the_minimum(kind, least):
     check_tokenizer(TokenizerSettings(kind=kind, vocabulary=least))
-    with pytest.raises(SweepError, match=f"at least {least} .* got {least - 1}"):
+    with pytest.raises(SweepError, match=f"at least {least}, got {least - 1}"):
         prepare_data(
             {"name": "synthetic"}, None, TokenizerSettings(kind=kind, vocabulary=least - 1)
         )

@@ -107,9 +107,8 @@ def test_a_description_writes_nothing_and_counts_prepared_data(story_file, stori
     assert not cache.exists()
     prepare(story_file, BYTES)
     described = describe_data(str(story_file), BYTES)
-    splits = described["splits"]
-    assert splits["train"]["documents"] + splits["valid"]["documents"] == len(stories)
-    assert splits["train"]["bytes_per_token"] == pytest.approx(1, abs=0.02)
+    counts = described["counts"]
+    assert counts["train_documents"] + counts["valid_documents"] == len(stories)
     json.dumps(described)
 
 
@@ -166,7 +165,7 @@ def test_unusable_text_leaves_nothing_in_the_cache(tmp_path, cache, train, says)
 
 def test_an_unwritable_cache_names_the_variable(story_file, cache):
     cache.write_text("a file where the folder should be")
-    with pytest.raises(SweepError, match=r"must be writable .* set SWEEP_CACHE"):
+    with pytest.raises(SweepError, match="SWEEP_CACHE"):
         prepare(story_file)
 
 

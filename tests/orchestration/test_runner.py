@@ -14,7 +14,7 @@ from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
-from sweep.trial.lease import FileLock
+from sweep.trial.lease import Lease
 
 
 def by_batch(summary):
@@ -116,7 +116,7 @@ def test_divergence_is_data_and_is_only_retried_when_asked(run):
 def test_a_second_runner_is_refused(run, tmp_path):
     run()
     with (
-        FileLock(tmp_path / "sweep" / "sweep.lock"),
+        Lease(tmp_path / "sweep" / "sweep.lock"),
         pytest.raises(FolderInUse, match="sweep stop"),
     ):
         run()
