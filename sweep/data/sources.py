@@ -160,11 +160,9 @@ def read_table(path: Path) -> Iterator[Piece]:
     """Yield the rows of a local table in order, each as a document."""
     loader, name = _table_format(path), glob.escape(str(path))
     options = CSV_OPTIONS if loader == "csv" else {}
+    files = {"data_files": [name], "split": "train", "streaming": True}
     with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
-        rows = datasets.load_dataset(
-            loader, data_files=[name], split="train", streaming=True, **options
-        )
-        yield from _read_rows(rows, str(path))
+        yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
 
 
 def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
@@ -181,7 +179,7 @@ def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
 
 
 def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
-    with _hugging_face("datasets", source, "Each row must have a text without NUL."):
+    with _hugging_face("datasets", source, "Each row needs a text without NUL in column text."):
         for batch in rows.with_format("arrow").iter(batch_size=ROWS):
             for text in batch["text"].to_pylist():
                 if not isinstance(text, str) or "\0" in text:
