@@ -191,7 +191,7 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     data, data_path, code, model = None, None, None, experiment.model
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
-        from sweep.data.tokenizer import check_tokenizer
+        from sweep.data.tokens import check_tokenizer
 
         check_tokenizer(tokenizer_of(experiment))
         data = identify_data(experiment.data)

@@ -109,11 +109,7 @@ class Schedule:
         """Let a pruned trial continue from its checkpoint, or from the start without one."""
         if not trial.checkpoints():
             trial.clear()
-        self._update(trial, state=State.WAITING, message="", mlflow_run_id=None)
-
-    def note_mlflow_run(self, trial_id: str, run_id: str) -> None:
-        """Record a trial's MLflow run. Called from the mirror's thread."""
-        self._update(self.folder.trial(trial_id), mlflow_run_id=run_id)
+        self._update(trial, state=State.WAITING, message="")
 
     def _update(self, trial: TrialFolder, **changes: Any) -> None:
         self._change(trial, lambda status: status.changed(**changes))
@@ -142,7 +138,6 @@ class Schedule:
         if not self._is_held(trial):
             if status.cause is Cause.DIVERGED:  # starts again from step 0, as another MLflow run
                 trial.clear()
-                self._update(trial, mlflow_run_id=None)
             self._update(trial, state=State.WAITING)
         return True
 

@@ -15,7 +15,7 @@ from sweep.plan.retry import Outcome, begin_attempt, judge_death, status_after
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import FreshProcess, attempt_trial, serve
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
-from sweep.trial.lease import FileLock, is_locked
+from sweep.trial.lease import Lease, is_locked
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def _run_trial(folder: TrialFolder) -> int:
         stops.append(number)
         (process.stop if len(stops) == 1 else process.kill)()
 
-    with FileLock(folder.runner_lock_path):
+    with Lease(folder.runner_lock_path):
         if is_locked(folder.lease_path) or is_locked(sweep.lock_path):
             raise FolderInUse(f"`sweep run` is running {folder.path} or its sweep. Wait for it.")
         status = folder.read_status()

@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: TrialFolder, fencing: int) -> None:
-        self.folder, self.check, self._fencing = folder, folder.fence(fencing), fencing
+        self.folder, self.check, self._fencing = folder, partial(folder.fence, fencing), fencing
         self._step: int | None = None  # of the newest checkpoint that was read or written
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
@@ -51,7 +52,7 @@ class CheckpointStore:
         Raises:
             OSError: in all processes, if one of them cannot read its tensors.
         """
-        for path, *_ in self.folder.checkpoints():
+        for *_, path in self.folder.checkpoints():
             try:
                 notes, problem = read_notes(path), ""
                 length = int(notes["metrics_length"])

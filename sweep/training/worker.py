@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.data.tokenizer import pretrained_path
+from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore

@@ -62,9 +62,12 @@ def assert_finished(command, uninterrupted):
     folder = load_sweep(command.folder.path)
     assert stored.curves.equals(folder.curves) and stored.trials.equals(folder.trials)
     client = connect(default_tracking_uri(command.folder))
+    experiment = client.get_experiment_by_name("quadratic")
+    found = client.search_runs([experiment.experiment_id])
+    runs = {run.data.tags.get("sweep.trial_id"): run for run in found}
     for trial in command.folder.trials():  # nothing is lost, nothing is there twice
         assert science(trial) == uninterrupted[trial.read_config().science.batch_size]
-        run = client.get_run(trial.read_status().mlflow_run_id)
+        run = runs[trial.id]
         lines = read_metrics(trial.metrics_path)
         for name in (key for key in run.data.metrics if not key.startswith("final/")):
             history = client.get_metric_history(run.info.run_id, name)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.models import find_initial_model
-from sweep.data.tokenizer import SEPARATOR_ID
+from sweep.data.tokens import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model
 from sweep.orchestration.costs import estimate
