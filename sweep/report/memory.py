@@ -61,7 +61,7 @@ def plot_memory(document: Mapping[str, Any]) -> Figure:
     axis.set_xlabel("microbatch size [sequences]")
     axis.set_ylabel(f"peak memory [{unit}]")
     axis.set_title(document["verdict"], fontsize=10, loc="right", y=1.08)
-    add_legend(axis)
+    add_legend(figure)
     return figure
 
 

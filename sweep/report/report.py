@@ -13,14 +13,13 @@ from typing import Any, TypeGuard
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
-from sweep.analysis.checks import run_checks
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, short
 from sweep.analysis.frames import Sweep, load_sweep, write_trials_csv
 from sweep.analysis.statistics import Estimate
-from sweep.analysis.target import judge_target
+from sweep.analysis.target import judge
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.plan.policy import describe_policy
-from sweep.report.context import Policies, build_context
+from sweep.report.context import build_context
 from sweep.report.figures import draw_figures, save_figure
 from sweep.trial.files import replacing, sha256_of
 
@@ -38,11 +37,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
 
 def write_report_of(sweep: Sweep, out: Path) -> Path:
     """Write the report of a loaded sweep; each file is replaced atomically, report.md last."""
-    cells = compare_batch_sizes(sweep.trials)
-    has_target = sweep.plan.settings.target is not None
-    policies: Policies = (
-        judge_target(sweep, cells) if has_target else tuple(run_checks(sweep, cells).values())
-    )
+    cells, policies = compare_batch_sizes(sweep.trials), judge(sweep)
     figures = draw_figures(sweep, cells, policies)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
@@ -96,14 +91,12 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def _or_missing(form: Callable[[float], str]) -> Callable[[float | None], str]:
-    return lambda value: form(value) if _is_number(value) else MISSING
+def _or_missing(form: Callable[..., str]) -> Callable[..., str]:
+    return lambda value, *more: form(value, *more) if _is_number(value) else MISSING
 
 
 def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
     """Write a loss with four decimals, and its standard deviation if there are enough seeds."""
-    if not _is_number(mean):
-        return MISSING
     has_spread = seeds >= SEEDS_FOR_SPREAD and _is_number(sd)
     return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
 
@@ -137,7 +130,8 @@ MARKDOWN = Environment(
     lstrip_blocks=True,
 )
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
-NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
+NUMBER_FORMATS: dict[str, Callable[..., str]] = {
+    "loss": format_loss,
     "count": "{:,.0f}".format,
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
@@ -150,7 +144,6 @@ NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
 }
 MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}
 MARKDOWN.filters |= {
-    "loss": format_loss,
     "estimate": format_estimate,
     "range": format_range,
     "cell_names": format_cells,
