@@ -215,10 +215,10 @@ def headline(reached: Reached) -> str:
     return f"{claim} {reached.scope}"
 
 
-def words(estimate: Estimate) -> str:
-    """Format a number with its 95 % interval."""
-    ends = f" [{estimate.low:.4g}, {estimate.high:.4g}]" if math.isfinite(estimate.low) else ""
-    return f"{estimate.value:.4g}{ends}"
+def words(estimate: Estimate, form: str = ".4g") -> str:
+    """Format a number with its 95 % interval, if it has one."""
+    ends = f" [{estimate.low:{form}}, {estimate.high:{form}}]"
+    return f"{estimate.value:{form}}{ends if math.isfinite(estimate.low) else ''}"
 
 
 def losses_at(sweep: Sweep, reached: Reached, measure: str) -> tuple[float, pd.DataFrame]:

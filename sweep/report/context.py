@@ -40,7 +40,6 @@ def build_context(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict
     """Return the variables that all templates share."""
     plan, settings = sweep.plan, sweep.plan.settings
     trials = report_trials(sweep.trials).fillna({"state": "unknown"})
-    trials["order"] = pd.factorize(trials["label"])[0]
     results = [policy for policy in policies if isinstance(policy, PolicyResult)]
     reached = [policy for policy in policies if isinstance(policy, Reached)]
     measures = ("tokens", "steps", "seconds")
@@ -53,9 +52,9 @@ def build_context(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict
         "warmup_fractions": [row.warmup_steps / row.steps for row in plan.known_trials],
         "cells": cell_records(cells),
         "all_trials": sweep.trials.to_dict("records"),
-        "trials": trials.sort_values(["order", "batch_size", "seed"]).to_dict("records"),
-        "headlines": {policy.label: headline(policy) for policy in results}
-        | {policy.label: target_headline(policy) for policy in reached},
+        "trials": trials.sort_values(["label", "batch_size", "seed"]).to_dict("records"),
+        "headlines": {p.label: headline(p) for p in results}
+        | {p.label: target_headline(p) for p in reached},
         "recommendations": _recommendations(cells, policies),
         "gains": find_gains(sweep) if settings.traits.samples else (),
         "final_prompts": FINAL_PROMPTS,
@@ -112,16 +111,12 @@ def _noise_scales(sweep: Sweep) -> Iterator[dict[str, Any]]:
                 yield {"label": label, "batch_size": batch_size, "source": source, "scale": scale}
 
 
-def _steps(policy: Reached) -> list[dict[str, Any]]:
+def _steps(policy: Reached) -> list[dict[Any, Any]]:
     """Return the steps to the target of each batch size: means over the seeds that reached it."""
     batches = policy.trials.groupby("batch_size")
     reached = policy.trials[~policy.trials["is_censored"]].groupby("batch_size")
-    table = batches.agg(
-        label=("label", "first"),
-        learning_rate=("learning_rate", "first"),
-        seeds=("seed", "size"),
-        bound=("steps", "min"),
-    )
+    table = batches[["label", "learning_rate"]].first()
+    table["seeds"], table["bound"] = batches.size(), batches["steps"].min()
     table["reached"] = reached.size().reindex(table.index, fill_value=0)
     table[["tokens", "steps", "seconds"]] = reached[["tokens", "steps", "seconds"]].mean()
     table["steps_sd"] = reached["steps"].std()

@@ -1,7 +1,7 @@
 """The figures of a report. Each `plot_*` function returns a matplotlib figure."""
 
-import itertools
 from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +23,13 @@ from sweep.trial.files import replacing
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "h")
 LINES = ("-", "--", ":", "-.")
-HATCHES = ("", "//", "..", "xx", "++")
 VERDICTS = {"different": ("#D55E00", "o"), "equal": ("#009E73", "D"), "undecided": ("#555555", "s")}
 DIVERGED_COLOUR = "#B00020"
 GREY = "#555555"
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
 TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
-TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+SECONDS = (1, "seconds")
+TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def draw_figures(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[str, Figure | None]:
@@ -64,11 +64,8 @@ def plot_loss(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     figure, (axis,) = new_figure()
     _plot_by_batch(axis, sweep, cells, "final_valid_loss")
     axis.set_ylabel(f"final validation loss {_loss_unit(sweep)}")
-    trials = report_trials(sweep.trials)
-    for label, (colour, *_) in policy_styles(cells).items():
-        _mark_diverged(axis, trials[trials["label"] == label], "batch_size", colour, f", {label}")
-    add_legend(figure)
-    return figure
+    _mark_diverged(axis, report_trials(sweep.trials), "batch_size")
+    return with_legend(figure)
 
 
 def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
@@ -79,8 +76,7 @@ def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     speed.set(ylabel="training tokens per second", ylim=(0, None))
     memory.set(ylabel="peak memory [GiB]", ylim=(0, None))
     speed.yaxis.set_major_formatter(lambda value, _: format_count(value))
-    add_legend(figure)
-    return figure
+    return with_legend(figure)
 
 
 def _plot_by_batch(
@@ -88,7 +84,7 @@ def _plot_by_batch(
 ) -> None:
     """Plot each complete trial as a point, and the means of comparable cells as a line."""
     trials = report_trials(sweep.trials)
-    for label, (colour, marker, line, _) in policy_styles(cells).items():
+    for label, (colour, marker, line) in policy_styles(cells).items():
         rows = trials[(trials["label"] == label) & (trials["state"] == "COMPLETE")]
         means = cells[(cells["label"] == label) & cells["is_comparable"]]
         if len(rows):
@@ -100,30 +96,20 @@ def _plot_by_batch(
 
 
 def plot_time(cells: pd.DataFrame) -> Figure:
-    """Plot the mean time of a trial against batch size, stacked by part."""
+    """Plot the mean time of a trial of each batch size, of all policies together, by part."""
     figure, (axis,) = new_figure()
-    styles, sizes = policy_styles(cells), np.unique(cells["batch_size"].to_numpy(int))
-    longest, width = cells["seconds_total"].max(), 0.7 / max(1, len(styles))
-    unit, name = next((unit for unit in TIME_UNITS if longest >= 2 * unit[0]), TIME_UNITS[-1])
-    for index, (label, (*_, hatch)) in enumerate(styles.items()):
-        rows = cells[(cells["label"] == label) & (cells["complete"] > 0)].fillna(0.0)
-        shift = (index - (len(styles) - 1) / 2) * width
-        positions = np.searchsorted(sizes, rows["batch_size"].to_numpy(int)) + shift
-        total, bottom = rows["seconds_total"] / unit, pd.Series(0.0, rows.index)
-        for part, colour in zip(TIME_PARTS, COLOURS, strict=False):
-            is_rest = part == "other"
-            heights = (total - bottom).clip(0) if is_rest else rows[f"seconds_{part}"] / unit
-            if heights.sum() > 0.001 * total.sum():
-                bars: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.6, "label": part}
-                axis.bar(positions, heights, width, bottom, color=colour, hatch=hatch, **bars)
-                bottom += heights
-        if len(styles) > 1:  # an empty area explains the hatch in the legend
-            axis.fill_between([], [], color="#dddddd", edgecolor=GREY, hatch=hatch, label=label)
-    axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-    axis.set(xlim=(-0.6, len(sizes) - 0.4), xlabel="batch size [sequences per step]")
-    axis.set_ylabel(f"time of one trial [{name}]")
-    add_legend(figure)
-    return figure
+    batches = cells[cells["complete"] > 0].groupby("batch_size")
+    means = batches.mean(numeric_only=True).fillna(0.0)
+    unit, name = next((u for u in TIME_UNITS if means["seconds_total"].max() >= 2 * u[0]), SECONDS)
+    total, bottom = means["seconds_total"], pd.Series(0.0, means.index)
+    for part, colour in zip(TIME_PARTS, COLOURS, strict=False):
+        seconds = (total - bottom).clip(0) if part == "other" else means[f"seconds_{part}"]
+        if seconds.sum() > 0.001 * total.sum():
+            bars: dict[str, Any] = {"color": colour, "edgecolor": "white", "label": part}
+            axis.bar(means.index.astype(str), seconds / unit, 0.7, bottom / unit, **bars)
+            bottom += seconds
+    axis.set(xlabel="batch size [sequences per step]", ylabel=f"time of one trial [{name}]")
+    return with_legend(figure)
 
 
 def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
@@ -139,18 +125,16 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     for axis, (metric, title) in zip(axes, metrics.items(), strict=True):
         for trial, tokens, values in curves_by_trial(sweep, metric):
             if row := rows.get(trial):
-                batch, line = row["batch_size"], styles[row["label"]][2]
-                style: dict[str, Any] = {"color": colours[batch], "label": f"batch {batch}"}
-                axis.plot(tokens, values, line, linewidth=1.2, alpha=0.75, **style)
+                batch, (_, _, line) = row["batch_size"], styles[row["label"]]
+                axis.plot(tokens, values, line, color=colours[batch], label=f"batch {batch}")
         axis.set_ylabel(title)
         if metric.endswith("/loss"):
             _set_log_scale(axis, "y", least_ratio=2)
         _mark_diverged(axis, trials, "tokens")
         _set_token_axis(axis)
-    for label, (_, _, line, _) in styles.items():
+    for label, (_, _, line) in styles.items():
         axes[0].plot([], [], line, color=GREY, label=label)
-    add_legend(figure)
-    return figure
+    return with_legend(figure)
 
 
 def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
@@ -159,7 +143,7 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     trials, x, y = report_trials(sweep.trials), "seconds_total", "final_valid_loss"
     complete, measured = trials[trials["state"] == "COMPLETE"], cells[cells["complete"] > 0]
     colours = batch_colours(cells)
-    for label, (_, marker, _, _) in policy_styles(cells).items():
+    for label, (_, marker, _) in policy_styles(cells).items():
         for table, size, edge in ((complete, 16, "none"), (measured, 70, "black")):
             rows = table[table["label"] == label]
             points: dict[str, Any] = {"s": size, "edgecolors": edge, "zorder": 2 + size / 70}
@@ -167,17 +151,16 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
             axis.scatter(rows[x], rows[y], marker=marker, **points)
         axis.plot([], [], marker, color=GREY, label=label)
     for _, cell in measured.iterrows():
-        text, offset = str(cell["batch_size"]), (6, 6)
-        axis.annotate(text, (cell[x], cell[y]), offset, textcoords="offset points", size=9)
+        offset: dict[str, Any] = {"xytext": (6, 6), "textcoords": "offset points"}
+        axis.annotate(str(cell["batch_size"]), (cell[x], cell[y]), size=9, **offset)
     front = cells[cells["is_on_front"]].sort_values(x)
-    line: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": "Pareto front of the means"}
-    axis.plot(front[x], front[y], drawstyle="steps-post", zorder=1, **line)
+    line: dict[str, Any] = {"color": GREY, "label": "Pareto front of the means", "zorder": 1}
+    axis.plot(front[x], front[y], drawstyle="steps-post", linewidth=1.2, **line)
     _set_log_scale(axis, "x", least_ratio=10)
-    axis.set_xlabel("total time of one trial [seconds]")
-    axis.set_ylabel(f"final validation loss {_loss_unit(sweep)}")
+    loss = f"final validation loss {_loss_unit(sweep)}"
+    axis.set(xlabel="total time of one trial [seconds]", ylabel=loss)
     _mark_diverged(axis, trials, x)
-    add_legend(figure)
-    return figure
+    return with_legend(figure)
 
 
 def plot_rates(policies: Policies) -> Figure | None:
@@ -190,7 +173,7 @@ def plot_rates(policies: Policies) -> Figure | None:
     colours = batch_colours(pd.DataFrame({"batch_size": [rate.batch_size for rate in rates]}))
     for rate in rates:
         style: dict[str, Any] = {"color": colours[rate.batch_size], "linewidth": 1}
-        losses = rate.trials.dropna().set_index("learning_rate")["loss"]
+        losses = rate.trials.set_index("learning_rate")["loss"].dropna()
         lost, measured = losses[losses == np.inf], losses[losses < np.inf]
         heights, label = np.exp(measured) if has_target else measured, f"batch {rate.batch_size}"
         axis.plot(heights.index, heights, "o-", markersize=5, label=label, **style)
@@ -202,14 +185,12 @@ def plot_rates(policies: Policies) -> Figure | None:
     _set_log_scale(axis, "y", least_ratio=2)
     measure = "training tokens to the target" if has_target else "final validation loss"
     axis.set(xlabel="peak learning rate", ylabel=f"{measure}, tuning seed")
-    add_legend(figure)
-    return figure
+    return with_legend(figure)
 
 
 def plot_differences(policies: Policies) -> Figure | None:
     """Plot the paired differences from the best batch size with their intervals."""
-    results = [policy for policy in policies if isinstance(policy, PolicyResult)]
-    results = [policy for policy in results if policy.comparison.pairs]
+    results = [p for p in policies if isinstance(p, PolicyResult) and reported_pairs(p)]
     if not results:
         return None
     policy = next((policy for policy in results if policy.rates), results[0])
@@ -227,8 +208,7 @@ def plot_differences(policies: Policies) -> Figure | None:
     axis.set_yticks(range(len(pairs)), [f"{p.batch_sizes[1]} − {p.batch_sizes[0]}" for p in pairs])
     axis.yaxis.set_inverted(True)
     axis.set_xlabel(f"difference of the final validation loss [{unit}], {policy.label}, 95 %")
-    add_legend(figure)
-    return figure
+    return with_legend(figure)
 
 
 def plot_noise(sweep: Sweep) -> Figure | None:
@@ -247,8 +227,7 @@ def plot_noise(sweep: Sweep) -> Figure | None:
     _set_log_scale(axis, "y")
     _set_token_axis(axis)
     axis.set_ylabel("gradient noise scale [sequences]")
-    add_legend(figure)
-    return figure
+    return with_legend(figure)
 
 
 def plot_steps(policies: Policies) -> Figure | None:
@@ -260,14 +239,14 @@ def plot_steps(policies: Policies) -> Figure | None:
     figure, (axis,) = new_figure()
     for policy, colour in zip(reached, COLOURS, strict=False):
         for is_censored, rows in policy.trials.groupby("is_censored"):
-            marker, label = (
-                ("^", f"{policy.label}, more than") if is_censored else ("o", policy.label)
-            )
+            marker, suffix = ("^", ", more than") if is_censored else ("o", "")
+            label = policy.label + suffix
             axis.plot(rows["batch_size"], rows["steps"], marker, color=colour, label=label)
         if policy.fit is None:
             continue
         grid, critical = np.geomspace(sizes[0], sizes[-1], 100), policy.fit.b_crit
-        linear, style = policy.fit.e_min.value / grid, {"color": colour, "linewidth": 1}
+        linear = policy.fit.e_min.value / grid
+        style: dict[str, Any] = {"color": colour, "linewidth": 1}
         axis.plot(grid, policy.fit.s_min.value + linear, label="S_min+E_min/B", **style)
         axis.plot(grid, linear, ":", color=GREY, linewidth=1, label="E_min/B")
         if sizes[0] < critical.value < sizes[-1]:
@@ -276,16 +255,15 @@ def plot_steps(policies: Policies) -> Figure | None:
             ends = np.clip([critical.low, critical.high], sizes[0], sizes[-1])
             axis.axvspan(*ends, color=colour, alpha=0.12)
     _set_log_scale(axis, "y")
-    axis.set_ylabel(f"steps to a validation loss of {reached[0].target:g}")
     _set_batch_axis(axis, sizes)
-    add_legend(figure)
-    return figure
+    axis.set_ylabel(f"steps to a validation loss of {reached[0].target:g}")
+    return with_legend(figure)
 
 
 def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     """Create a figure with panels in a row."""
     figure = Figure(figsize=(3.4 + 3.8 * panels, 4.3), layout="constrained", dpi=150)
-    axes = [figure.add_subplot(1, panels, index + 1) for index in range(panels)]
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.7)
@@ -293,7 +271,7 @@ def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def add_legend(figure: Figure) -> None:
+def with_legend(figure: Figure) -> Figure:
     """Put a legend above the panels, where it hides no point; each label appears once."""
     by_label: dict[str, Any] = {}
     for axis in figure.axes:
@@ -303,14 +281,13 @@ def add_legend(figure: Figure) -> None:
         columns = min(len(by_label), int(figure.get_figwidth() / 1.7))
         position: dict[str, Any] = {"loc": "outside upper left", "ncols": columns}
         figure.legend(by_label.values(), by_label, frameon=False, fontsize=9, **position)
+    return figure
 
 
-def policy_styles(cells: pd.DataFrame) -> dict[str, tuple[str, str, str, str]]:
-    """Return colour, marker, line and hatch of each policy, in the plan's order."""
-    labels = dict.fromkeys(cells["label"])
-    lists = (COLOURS, MARKERS, LINES, HATCHES)
-    styles = zip(*(itertools.cycle(values) for values in lists), strict=False)
-    return dict(zip(labels, styles, strict=False))
+def policy_styles(cells: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
+    """Return colour, marker and line of each policy, in the plan's order."""
+    styles = zip(*map(cycle, (COLOURS, MARKERS, LINES)), strict=False)
+    return dict(zip(cells["label"].unique(), styles, strict=False))
 
 
 def batch_colours(cells: pd.DataFrame) -> dict[int, Any]:
@@ -348,16 +325,13 @@ def _set_log_scale(axis: Axes, name: Literal["x", "y"], least_ratio: float = 1.0
     scaled.set_major_formatter("{x:g}")
 
 
-def _mark_diverged(
-    axis: Axes, trials: pd.DataFrame, x: str, colour: str = DIVERGED_COLOUR, suffix: str = ""
-) -> None:
+def _mark_diverged(axis: Axes, trials: pd.DataFrame, x: str) -> None:
     """Draw a cross at the top edge for each diverged trial; their number is in the legend."""
-    diverged = trials[trials["cause"] == "diverged"]
+    diverged = trials.loc[trials["cause"] == "diverged", x]
     if len(diverged):
-        style: dict[str, Any] = {"color": colour, "markersize": 7, "zorder": 5}
-        style |= {"label": f"diverged ({len(diverged)}){suffix}"}
-        edge = axis.get_xaxis_transform()
-        axis.plot(diverged[x], [TOP_EDGE] * len(diverged), "X", transform=edge, **style)
+        style: dict[str, Any] = {"color": DIVERGED_COLOUR, "label": f"diverged ({len(diverged)})"}
+        style |= {"zorder": 5, "transform": axis.get_xaxis_transform()}
+        axis.plot(diverged, [TOP_EDGE] * len(diverged), "X", **style)
 
 
 def _loss_unit(sweep: Sweep) -> str:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from sweep.analysis.checks import run_checks
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import load_sweep
-from sweep.report.context import build_context, noise_records, reported_pairs
+from sweep.analysis.target import judge
+from sweep.report.context import build_context, noise_records
 from sweep.report.report import write_report
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.report.conftest import NOISE_SCALE
@@ -17,7 +17,7 @@ from tests.report.conftest import NOISE_SCALE
 def context_of(path: Path) -> dict[str, Any]:
     sweep = load_sweep(path)
     cells = compare_batch_sizes(sweep.trials)
-    return build_context(sweep, cells, tuple(run_checks(sweep, cells).values()))
+    return build_context(sweep, cells, judge(sweep))
 
 
 def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned: Path) -> None:
@@ -40,14 +40,9 @@ def test_a_sweep_without_noise_measurements_has_no_noise_section(plain: Path) ->
     assert "noise.png" not in (plain / "report.md").read_text()
 
 
-def test_of_many_pairs_those_with_the_best_batch_size_are_reported(tmp_path: Path) -> None:
-    write_fake_sweep(tmp_path / "s", seeds=3, batches="1,2,4,8,16,32,64")
-    sweep = load_sweep(tmp_path / "s")
-    (result,) = run_checks(sweep, compare_batch_sizes(sweep.trials)).values()
-    pairs = reported_pairs(result)
-    assert len(result.comparison.pairs) == 21 and len(pairs) == 6
-    (best,) = set.intersection(*(set(pair.batch_sizes) for pair in pairs))
-    assert best == sweep.trials.groupby("batch_size")["final_valid_loss"].mean().idxmin()
+def test_the_pairs_of_the_best_batch_size_are_reported(tuned: Path) -> None:
+    pairs = context_of(tuned)["pairs"]["tuned"]
+    assert [pair.batch_sizes for pair in pairs] == [(4, 16), (16, 64)]  # 16 is the best
 
 
 def test_a_recommendation_is_weakened_by_the_failed_checks_that_concern_it(tmp_path: Path) -> None:
