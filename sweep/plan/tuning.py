@@ -55,7 +55,7 @@ class TuningResult:
 
 @dataclass(frozen=True)
 class Search:
-    """What one study looks for.
+    """Settings of one tuning study.
 
     Attributes:
         name: of the study.

@@ -8,7 +8,7 @@ import pytest
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import load_sweep
 from sweep.analysis.target import judge
-from sweep.report.context import build_context, noise_records
+from sweep.report.context import build_context
 from sweep.report.report import write_report
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.report.conftest import NOISE_SCALE
@@ -33,11 +33,6 @@ def test_a_noise_scale_that_is_not_resolved_is_reported_as_unresolved(tuned: Pat
     rows = [row for row in context_of(tuned)["noise"] if row["source"] != "probes"]
     assert len(rows) == 6 and all(row["scale"].value is None for row in rows)
     assert (tuned / "report.md").read_text().count("| unresolved |") == 6
-
-
-def test_a_sweep_without_noise_measurements_has_no_noise_section(plain: Path) -> None:
-    assert len(noise_records(load_sweep(plain))) == 0
-    assert "noise.png" not in (plain / "report.md").read_text()
 
 
 def test_the_pairs_of_the_best_batch_size_are_reported(tuned: Path) -> None:
