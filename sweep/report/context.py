@@ -28,11 +28,6 @@ NOISE_SOURCES = {
     "probes": {"noise/trace": "trace", "noise/square": "square"},
     "own microbatches": {"noise/train_trace": "trace", "noise/train_square": "square"},
 }
-WEAKENED_BY = {  # by recommendation: its measure, and the concerns of the checks that weaken it
-    "best quality": ("loss", {"quality"}),
-    "fastest": ("seconds", {"time"}),
-    "balanced": ("seconds", {"quality", "time"}),
-}
 Policies = Sequence[PolicyResult] | Sequence[Reached]
 
 
@@ -66,19 +61,16 @@ def build_context(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict
 
 
 def _recommendations(cells: pd.DataFrame, policies: Policies) -> list[dict[str, Any]]:
-    """Return the cells that each rule picks, and what weakens the choice."""
+    """Return the cells that each rule picks, and those whose seeds overlap with them."""
     records, recommendations = cell_records(cells), []
-    by_label = {policy.label: policy for policy in policies}
+    passes = {policy.label: policy.passes for policy in policies}
     for title, rule, chosen in map(astuple, recommend(cells)):
-        if not chosen:
-            continue
-        measure, concerns = WEAKENED_BY[title]
-        overlap = [k for k in overlapping(cells, chosen[0], measure) if k not in chosen]
-        policy = by_label[records[chosen[0]]["label"]]
-        failed = [check for check in policy.failed if concerns & set(check.concerns)]
-        item = {"title": title, "rule": rule, "passes": policy.passes, "failed": failed}
-        item |= {"cells": [records[k] for k in chosen], "overlap": [records[k] for k in overlap]}
-        recommendations.append(item)
+        if chosen:
+            measure = "loss" if title == "best quality" else "seconds"
+            overlap = [k for k in overlapping(cells, chosen[0], measure) if k not in chosen]
+            best, others = ([records[k] for k in indices] for indices in (chosen, overlap))
+            item = {"title": title, "rule": rule, "cells": best, "overlap": others}
+            recommendations.append(item | {"passes": passes[best[0]["label"]]})
     return recommendations
 
 

@@ -11,7 +11,7 @@ from sweep.report.figures import DIVERGED_COLOUR, GREY, new_figure, save_figure,
 from sweep.report.report import render
 from sweep.trial.files import replacing
 
-COLOURS = {"OK": "#009E73", "OUT_OF_MEMORY": DIVERGED_COLOUR}  # of other statuses: orange
+STYLES = {"OK": ("o", "#009E73"), "OUT_OF_MEMORY": ("X", DIVERGED_COLOUR)}
 
 
 def markdown_of(document: Mapping[str, Any]) -> str:
@@ -50,9 +50,9 @@ def plot_memory(document: Mapping[str, Any]) -> Figure:
         axis.axline(start, slope=slope, color=GREY, label="line through sizes that fit")
     for point in points:
         status, height = point["status"], (point["held_bytes"] or limit * scale) / scale
-        style: dict[str, Any] = {"color": COLOURS.get(status, "#E69F00"), "label": status}
-        marker = "o" if status == "OK" else "X"
-        axis.plot(point["microbatch_size"], height, marker, markersize=7, zorder=3, **style)
+        marker, colour = STYLES.get(status, ("X", "#E69F00"))
+        style: dict[str, Any] = {"color": colour, "label": status, "markersize": 7, "zorder": 3}
+        axis.plot(point["microbatch_size"], height, marker, **style)
     axis.axhline(limit, color=DIVERGED_COLOUR, linewidth=1.2, linestyle="--", label="limit")
     axis.set(xlim=(0, edge), ylim=(0, 1.12 * limit), xlabel="microbatch size [sequences]")
     axis.set_ylabel(f"peak memory [{unit}]")

@@ -40,17 +40,6 @@ def test_the_pairs_of_the_best_batch_size_are_reported(tuned: Path) -> None:
     assert [pair.batch_sizes for pair in pairs] == [(4, 16), (16, 64)]  # 16 is the best
 
 
-def test_a_recommendation_is_weakened_by_the_failed_checks_that_concern_it(tmp_path: Path) -> None:
-    def seconds(row: Any) -> dict[str, float]:
-        return {"seconds_total": 9.0 + 9.0 * (row.seed == 1)}
-
-    write_fake_sweep(tmp_path / "s", seeds=3, change=seconds)
-    items = {item["title"]: item for item in context_of(tmp_path / "s")["recommendations"]}
-    codes = {title: {check.code for check in item["failed"]} for title, item in items.items()}
-    assert "fixed_learning_rate" in codes["best quality"] & codes["balanced"] - codes["fastest"]
-    assert "uneven_times" in codes["fastest"] & codes["balanced"] - codes["best quality"]
-
-
 def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path: Path, plain: Path) -> None:
     settings = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic"}
     before = {"initial_valid_loss": -0.05}
