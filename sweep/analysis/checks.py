@@ -48,7 +48,6 @@ class Check:
     remedy: str = ""  # what would settle it, a sentence or a command; empty unless it fails
     blocks_claims: bool = False  # no claim about the best batch size is made while it fails
     batch_sizes: tuple[int, ...] = ()  # those at fault
-    concerns: tuple[str, ...] = ()  # recommendations that a failure weakens: "quality", "time"
     missing_columns: tuple[str, ...] = ()  # columns whose absence makes it NOT APPLICABLE
 
 
@@ -74,7 +73,6 @@ def build_check(
         remedy=(remedy or row.get("remedy", "")) if is_failed else "",
         blocks_claims=row.get("blocks_claims", False),
         batch_sizes=tuple(sorted({int(size) for size in batch_sizes})) if is_failed else (),
-        concerns=tuple(row.get("concerns", ())),
     )
 
 
