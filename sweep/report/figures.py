@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from sweep.analysis.checks import PolicyResult
-from sweep.analysis.comparison import report_trials
+from sweep.analysis.comparison import CELL_KEYS, report_trials
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.target import Reached
 from sweep.config.numbers import format_count
@@ -141,18 +141,17 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     """Plot final validation loss against total time, with the Pareto front of the means."""
     figure, (axis,) = new_figure()
     trials, x, y = report_trials(sweep.trials), "seconds_total", "final_valid_loss"
-    complete, measured = trials[trials["state"] == "COMPLETE"], cells[cells["complete"] > 0]
-    colours = batch_colours(cells)
-    for label, (_, marker, _) in policy_styles(cells).items():
-        for table, size, edge in ((complete, 16, "none"), (measured, 70, "black")):
-            rows = table[table["label"] == label]
-            points: dict[str, Any] = {"s": size, "edgecolors": edge, "zorder": 2 + size / 70}
-            points["c"] = [colours[batch] for batch in rows["batch_size"]]
-            axis.scatter(rows[x], rows[y], marker=marker, **points)
+    colours: dict[Any, Any] = batch_colours(cells)
+    styles: dict[Any, Any] = policy_styles(cells)
+    complete = trials[trials["state"] == "COMPLETE"]
+    for (label, batch, _), rows in complete.groupby(CELL_KEYS, sort=False):
+        mean = float(rows[x].mean()), float(rows[y].astype(float).mean(skipna=False))
+        point: dict[str, Any] = {"marker": styles[label][1], "color": colours[batch]}
+        axis.scatter(rows[x], rows[y], 16, **point)
+        axis.scatter(*mean, s=70, edgecolors="black", zorder=3, **point)
+        axis.annotate(str(batch), mean, (6, 6), textcoords="offset points", size=9)
+    for label, (_, marker, _) in styles.items():
         axis.plot([], [], marker, color=GREY, label=label)
-    for _, cell in measured.iterrows():
-        offset: dict[str, Any] = {"xytext": (6, 6), "textcoords": "offset points"}
-        axis.annotate(str(cell["batch_size"]), (cell[x], cell[y]), size=9, **offset)
     front = cells[cells["is_on_front"]].sort_values(x)
     line: dict[str, Any] = {"color": GREY, "label": "Pareto front of the means", "zorder": 1}
     axis.plot(front[x], front[y], drawstyle="steps-post", linewidth=1.2, **line)
@@ -216,8 +215,8 @@ def plot_noise(sweep: Sweep) -> Figure | None:
     records = noise_records(sweep)
     if records.empty:
         return None
-    labels = records["label"].to_list()
-    records = records[records["label"] == ("tuned" if "tuned" in labels else labels[0])]
+    tuned = records[records["label"] == "tuned"]
+    records = records[records["label"] == records["label"].iloc[0]] if tuned.empty else tuned
     figure, (axis,) = new_figure()
     for batch, colour in batch_colours(records).items():
         group = records[records["batch_size"] == batch].groupby("tokens")[["trace", "square"]]
