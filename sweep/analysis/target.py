@@ -10,8 +10,16 @@ import numpy as np
 import pandas as pd
 from scipy.stats import f as f_distribution
 
-from sweep.analysis.checks import Check, PolicyChecks, build_check, check_own_rows, scope_sentence
-from sweep.analysis.comparison import report_trials
+from sweep.analysis.checks import (
+    Check,
+    PolicyChecks,
+    PolicyResult,
+    build_check,
+    check_own_rows,
+    run_checks,
+    scope_sentence,
+)
+from sweep.analysis.comparison import compare_batch_sizes, report_trials
 from sweep.analysis.critical_batch_size import StepsFit, fit_steps
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.statistics import ALPHA, compare_pairs
@@ -70,6 +78,14 @@ def steps_to_target(sweep: Sweep) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def judge(sweep: Sweep) -> tuple[PolicyResult, ...] | tuple[Reached, ...]:
+    """Check each policy of a sweep, against the target if it has one."""
+    cells = compare_batch_sizes(sweep.trials)
+    if sweep.plan.settings.target is None:
+        return tuple(run_checks(sweep, cells).values())
+    return judge_target(sweep, cells)
 
 
 def judge_target(sweep: Sweep, cells: pd.DataFrame) -> tuple[Reached, ...]:

@@ -136,20 +136,15 @@ def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> N
 
 def _report(folder: "SweepFolder") -> list[str]:
     """Write the report, and return a line for each check that failed."""
-    from sweep.analysis.checks import run_checks
-    from sweep.analysis.comparison import compare_batch_sizes
     from sweep.analysis.frames import load_sweep
-    from sweep.analysis.target import judge_target
+    from sweep.analysis.target import judge
     from sweep.report.report import write_report_of
 
     sweep = load_sweep(folder.path)
     write_report_of(sweep, folder.path)
-    cells = compare_batch_sizes(sweep.trials)
-    has_target = sweep.plan.settings.target is not None
-    policies = judge_target(sweep, cells) if has_target else run_checks(sweep, cells).values()
     return [
         f"FAIL {check.code} ({policy.label}): {check.condition} Remedy: {check.remedy}"
-        for policy in policies
+        for policy in judge(sweep)
         for check in policy.failed
     ]
 

@@ -47,7 +47,7 @@ class GrpoSettings(Settings):
 
 @dataclass(frozen=True)
 class WorkloadTraits:
-    """What planning, memory search and reports need to know about a workload."""
+    """Properties of a workload that planning, memory search and reports read."""
 
     tokens_per_sequence: int  # training tokens that one sequence counts as
     group_size: int = 1  # sequences that must stay together in a batch

@@ -48,7 +48,7 @@ class PlannedTrial(Settings):
 
 
 class Inputs(Settings):
-    """What trials read. Identities are part of a trial's id; paths are not."""
+    """Inputs of all trials. Identities are part of a trial's id; paths are not."""
 
     data: dict[str, Any] | None = None  # identity of the text
     data_path: str | None = None  # absolute, or relative to the sweep folder; None: a named set
