@@ -207,9 +207,6 @@ def find_initial_model(source: str) -> dict[str, Any] | None:
     """Return the model fields that `--init` implies, or None if it implies none.
 
     A pretrained model implies them, and so does a trial that started from one.
-
-    Raises:
-        SweepError: if a pretrained model lacks its tokenizer or an entry of its config.json.
     """
     folder = Path(source).expanduser()
     config, tokenizer = _load_config(folder), folder / "tokenizer.json"
@@ -217,29 +214,20 @@ def find_initial_model(source: str) -> dict[str, Any] | None:
         science = config.get("science") or {}
         is_pretrained = (science.get("tokenizer") or {}).get("kind") == "pretrained"
         return dict(science["model"]) if is_pretrained else None
-    if not tokenizer.is_file():
+    vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
+    context = config.get("max_position_embeddings", config.get("n_positions"))
+    if None in (vocabulary, end, context) or not tokenizer.is_file():
         raise SweepError(
-            f"init must contain the model's tokenizer.json, got {source!r} without it. "
-            "Save it there with AutoTokenizer.from_pretrained(…).save_pretrained(…)."
-        )
-    end = config.get("eos_token_id")
-    required = {
-        "vocab_size": config.get("vocab_size"),
-        "eos_token_id": end[0] if isinstance(end, list) and end else end,
-        "max_position_embeddings": config.get("max_position_embeddings", config.get("n_positions")),
-    }
-    missing = [name for name, value in required.items() if not isinstance(value, int)]
-    if missing:
-        raise SweepError(
-            f"{folder / 'config.json'} must contain {', '.join(missing)}. Add the missing entries."
+            "init must contain tokenizer.json, and config.json with vocab_size, eos_token_id and "
+            f"max_position_embeddings, got {source!r}. Save the model and its tokenizer there."
         )
     return {
         "kind": "hugging_face",
-        "name": str(config["model_type"]),
-        "architecture": str(config["model_type"]),
-        "vocabulary": required["vocab_size"],
-        "context": required["max_position_embeddings"],
+        "name": config["model_type"],
+        "architecture": config["model_type"],
+        "vocabulary": vocabulary,
+        "context": context,
         "sizes": {key: value for key, value in config.items() if key not in NOT_SIZES},
-        "end": required["eos_token_id"],
+        "end": end[0] if isinstance(end, list) else end,
         "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
     }

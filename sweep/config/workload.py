@@ -6,22 +6,21 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sweep.config.models import ModelSettings, Positive
-from sweep.config.settings import GRPO, Count, Flag, Settings
+from sweep.config.settings import Count, Flag, Group, Settings
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 
 
-class GrpoSettings(Settings):
+class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
 
     task: Literal["words", "chess", "text"] = "words"  # source of prompts and rewards
     # your module:function, instead of the task's own
     reward: Annotated[str, Field(pattern=":")] | None = None
-    group_size: Annotated[
-        Count, Field(ge=2, le=1024), Flag("Completions per prompt.", GRPO, metavar="N")
-    ] = 8
+    group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
+    """Completions per prompt."""
     prompt_tokens: Positive = 32  # of every prompt, padded on the left
     new_tokens: Positive = 64  # of a completion, at most
     temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0

@@ -96,17 +96,12 @@ def read_request(
     taken = set().union(*tables.values())
     settings = load_experiment(experiment, {n: v for n, v in values.items() if n not in taken})
     folder = SweepFolder(Path(out) if out else Path("results") / settings.name)
-    refuse_file(folder.path)
+    if folder.path.is_file():
+        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
     kept = {n: v for n, v in values.items() if n not in tables[Services]}
     command = typed_command(experiment, {**kept, "out": out})
     assert isinstance(execution, Execution) and isinstance(services, Services)
     return Request(settings, execution, services, folder, command)
-
-
-def refuse_file(out: Path | None) -> None:
-    """Refuse an --out that is a file."""
-    if out is not None and out.exists() and not out.is_dir():
-        raise SweepError(f"out must be a folder, got the file {str(out)!r}. Choose another --out.")
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,13 @@ def _outcome_of(error: Exception) -> Outcome:
 
 def as_attempted(config: TrialConfig, status: TrialStatus) -> TrialConfig:
     """Return the config with the sizes of this attempt, which shrink when memory runs out."""
-    size = status.evaluation_batch_size or config.execution.evaluation_batch_size
-    return config.attempted(status.microbatch_size or config.microbatch_size, size)
+    execution, size = config.execution, status.microbatch_size or config.microbatch_size
+    sizes = {
+        "evaluation_batch_size": status.evaluation_batch_size or execution.evaluation_batch_size
+    }
+    if chosen := execution.generation_batch_size:
+        sizes["generation_batch_size"] = max(1, chosen * size // config.microbatch_size)
+    return config.resized(size, **sizes)
 
 
 def _run(
