@@ -43,8 +43,8 @@ class SettingsCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each group of options under its heading; the command's own are in the last."""
         for group in Group:
-            params = self.get_params(ctx)
-            members = [p for p in params if self._groups.get(p, Group.OUTPUT) == group]
+            options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+            members = [p for p in options if self._groups.get(p, Group.OUTPUT) == group]
             if records := list(filter(None, (param.get_help_record(ctx) for param in members))):
                 with formatter.section(group):
                     formatter.write_dl(records)

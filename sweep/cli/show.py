@@ -215,7 +215,8 @@ class Progress:
             table.caption = f"{finished} of {len(rows)} trials finished, about {time_text} left"
             self._live.start()
             self._live.update(table, refresh=True)
-        for row in rows if not self._console.is_terminal else ():
+            rows = []
+        for row in rows:
             if (state := _state_of(row)) != self._printed.get(row["id"], State.WAITING):
                 loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
                 name = f"{row['id']} batch size {row['batch_size']} seed {row['seed']}"

@@ -6,11 +6,7 @@ from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Sett
 
 
 class Execution(Settings, use_attribute_docstrings=True):
-    """How trials of a sweep run; decided when plan.json is first written, and then kept.
-
-    `model_fields_set` of the settings from the command line says which of them the user chose;
-    planning decides the others.
-    """
+    """How trials run: chosen by the user (in `model_fields_set`) or by the first plan.json."""
 
     device: Annotated[str, Flag()] = "auto"
     """auto, cpu, cuda, cuda:i or mps."""

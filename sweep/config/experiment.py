@@ -120,7 +120,6 @@ class Experiment(Settings, use_attribute_docstrings=True):
 
     @property
     def traits(self) -> WorkloadTraits:
-        """Capabilities of the workload."""
         return workload_traits(self.workload, self.model, self.grpo)
 
     @model_validator(mode="after")
@@ -168,16 +167,9 @@ class Experiment(Settings, use_attribute_docstrings=True):
 def load_experiment(
     name: str = "tinystories", overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Load a shipped experiment or a TOML file, and apply overrides.
+    """Load a shipped experiment or a TOML file, and apply overrides by the name of flag or field.
 
-    Args:
-        name: a shipped name, or the path of a TOML file.
-        overrides: values by the name of a flag (`tune_budget`) or of a top-level field; None
-            leaves the field alone. A model named here brings its own vocabulary and context
-            unless they are overridden too.
-
-    Raises:
-        SweepError: naming the key, the value and the remedy, if this is not an experiment.
+    A model in the overrides brings its own vocabulary and context unless they are in them too.
     """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     fields = _read_experiment(name)
@@ -191,10 +183,7 @@ def load_experiment(
     fields = merge_settings(Experiment, fields, flags)
     if isinstance(fields.get("init"), str) and (model := find_initial_model(fields["init"])):
         if named := sorted({"model", "tokenizer", *SIZES} & {*flags}):
-            raise SweepError(
-                f"{named[0]} must be left out with the pretrained model {fields['init']!r}, "
-                "which determines it."
-            )
+            raise SweepError(f"{named[0]} must be left out: the init {fields['init']!r} sets it.")
         fields = {key: value for key, value in fields.items() if key not in SIZES}
         fields |= {"model": model, "tokenizer": "pretrained"}
     if fields.get("workload") == "grpo":

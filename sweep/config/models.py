@@ -111,9 +111,9 @@ class HuggingFaceSettings(ForeignModel):
 
 
 class ObjectSettings(ForeignModel):
-    """A user's model: `module:object`, called with vocabulary, context and the options.
+    """A user's `module:object`, which builds a module from token ids (B, T) to logits (B, T, V).
 
-    The object returns a `torch.nn.Module` from token ids (B, T) to logits (B, T, V).
+    It is called with vocabulary, context and the options.
     """
 
     kind: Literal["object"] = "object"
@@ -167,17 +167,13 @@ MODEL_PRESETS: dict[str, ModelBase] = {
 
 
 def model_preset(name: str) -> dict[str, Any]:
-    """Return the fields of a built-in model, or of a user's `module:object`.
-
-    Raises:
-        SweepError: if the name is neither.
-    """
-    if isinstance(name, str) and ":" in name:
+    """Return the fields of a built-in model, or of a user's `module:object`."""
+    if ":" in str(name):
         return {"kind": "object", "name": name}
-    if not isinstance(name, str) or name not in MODEL_PRESETS:
+    if str(name) not in MODEL_PRESETS:
         raise SweepError(
             f"model must be one of {', '.join(sorted(MODEL_PRESETS))}, your module:object, or a "
-            f"table of sizes, got {name!r}. Choose one of them."
+            f"table of sizes, got {name!r}."
         )
     return MODEL_PRESETS[name].model_dump()
 
@@ -189,27 +185,21 @@ NOT_SIZES = {
 }
 
 
-def _load_config(folder: Path) -> dict[str, Any]:
+def _load_config(source: str) -> dict[str, Any]:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return dict(json.loads((Path(source).expanduser() / "config.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
         return {}
-    return config if isinstance(config, dict) else {}
 
 
 def find_pretrained(source: str) -> Path | None:
     """Return the folder of a pretrained model, or None if the path is not such a folder."""
-    folder = Path(source).expanduser()
-    return folder if "model_type" in _load_config(folder) else None
+    return Path(source).expanduser() if "model_type" in _load_config(source) else None
 
 
 def find_initial_model(source: str) -> dict[str, Any] | None:
-    """Return the model fields that `--init` implies, or None if it implies none.
-
-    A pretrained model implies them, and so does a trial that started from one.
-    """
-    folder = Path(source).expanduser()
-    config, tokenizer = _load_config(folder), folder / "tokenizer.json"
+    """Return the model fields of a pretrained model, or of a trial that started from one."""
+    config, tokenizer = _load_config(source), Path(source).expanduser() / "tokenizer.json"
     if "model_type" not in config:
         science = config.get("science") or {}
         is_pretrained = (science.get("tokenizer") or {}).get("kind") == "pretrained"

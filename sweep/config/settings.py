@@ -94,11 +94,7 @@ def merge_settings(
 
 
 def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) -> Table:
-    """Build a table from its fields.
-
-    Raises:
-        SweepError: one sentence that names the first wrong key, its value and the remedy.
-    """
+    """Build a table from its fields, or raise a sentence about the first wrong key."""
     try:
         return table.model_validate(fields)
     except ValidationError as error:

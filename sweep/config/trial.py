@@ -20,7 +20,6 @@ from sweep.config.workload import (
 )
 
 FORMAT_VERSION = 2
-MEASURED_MICROBATCHES = 2  # the first one's gradients exist while the second one runs
 
 
 class TokenizerSettings(Settings):
@@ -33,7 +32,6 @@ class TokenizerSettings(Settings):
 
 
 def tokenizer_of(experiment: Experiment) -> TokenizerSettings:
-    """Return the tokenizer settings of an experiment that reads text."""
     model = experiment.model
     assert model.vocabulary is not None
     return TokenizerSettings(
@@ -69,12 +67,7 @@ class Science(Settings):
 
     @property
     def traits(self) -> WorkloadTraits:
-        """Capabilities of the workload."""
         return workload_traits(self.workload, self.model, self.grpo)
-
-    @property
-    def has_user_code(self) -> bool:
-        return ":" in self.workload or self.model.kind == "object"
 
 
 class TrialConfig(Settings):
@@ -115,7 +108,6 @@ class TrialConfig(Settings):
 
     def telling_parts(self, microbatch_size: int) -> int:
         """Return how many microbatches of a step reach the peak memory of any larger number."""
-        if not self.science.traits.samples:
-            return MEASURED_MICROBATCHES
-        parts = math.ceil(self.sampled_at_once(microbatch_size) / microbatch_size)
-        return max(MEASURED_MICROBATCHES, parts)
+        if self.science.traits.samples:
+            return max(2, math.ceil(self.sampled_at_once(microbatch_size) / microbatch_size))
+        return 2  # the first one's gradients exist while the second one runs

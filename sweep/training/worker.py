@@ -125,7 +125,7 @@ def _run(
     if not ranks.rank():
         _print_start(config, status)
     with (
-        deterministic(device, config.science.has_user_code),
+        deterministic(device, config.science.code is not None),
         limited_memory(device, config.execution.device_memory_bytes),
     ):
         return _train_and_evaluate(config, status, folder, should_stop, device)

@@ -76,7 +76,7 @@ NO_COMMANDS = [
     ((*PLAN, "--cluster", ""), "cluster must be nodes=N,gpus=G"),
     ((*PLAN, "--cluster", "nodes=16"), "cluster must be nodes=N,gpus=G"),
     ((*PLAN, "--cluster", "gpus=8,gpus=4"), "cluster must be nodes=N,gpus=G"),
-    ((*PLAN, "--cluster", "nodes=0,gpus=8"), "nodes must be a positive whole number"),
+    ((*PLAN, "--cluster", "nodes=0,gpus=8"), "nodes must be a whole number"),
     ((*PLAN, "--cluster", "gpus=8", "--price", "inf"), "price must be at least 0"),
     ((*PLAN, "--cluster", "gpus=8", "--price", "much"), "--price"),
     ((*PLAN, "--price", "2.5"), "needs --cluster"),
@@ -84,11 +84,11 @@ NO_COMMANDS = [
     (("run", "quadratic", "--precision", "bf16"), "needs the precision fp32"),
     (("run", "elman", "--batches", "1", "--data", "synthetic", "--quiet"), "trains nothing"),
     (("forecast", "quick", "--device-memory", "0"), "device_memory must be"),
-    (("probe", "quick", "--soak", "many"), "soak must be"),
+    (("probe", "quick", "--soak", "many"), "--soak"),
     (("ui", "x", "--port", "70000"), "70000"),
     (("report",), "--from-mlflow"),
     (("report", "--from-mlflow", "sqlite:///x.db"), "--experiment"),
-    (("report", "x", "--run", "abc"), "need --from-mlflow"),
+    (("report", "x", "--run", "abc"), "--from-mlflow"),
     (("report", "x", "--tracking-uri", "foo"), "tracking URI must be"),
     *(((command, "x"), "plan.json") for command in ("status", "stop", "report", "clean", "ui")),
 ]
@@ -249,7 +249,7 @@ def test_prompts_are_tried_as_soon_as_their_text_is_prepared(refuse, tmp_path):
 def test_an_out_that_is_a_file(refuse, tmp_path):
     (tmp_path / "file").touch()
     out = tmp_path / "file"
-    assert "must be a folder" in refuse("run", "quick", "--out", out)
+    assert "must be the path of a folder" in refuse("run", "quick", "--out", out)
     inside = out / "sweep"
     assert "can be written" in refuse("run", "quick", "--out", inside)
 
