@@ -100,9 +100,11 @@ def print_document(document: dict[str, Any], as_json: bool) -> None:
 
 def _print_pairs(pairs: list[tuple[str, Any]], indent: str = "") -> None:
     for label, value in pairs:
-        is_nested = isinstance(value, dict | list)
-        click.echo(indent + (label if is_nested else f"{label} {value}"))
         if isinstance(value, dict):
+            click.echo(indent + label)
             _print_pairs([(f"{key}:", item) for key, item in value.items()], indent + "  ")
-        elif isinstance(value, list):
+        elif isinstance(value, list) and not all(isinstance(item, int) for item in value):
+            click.echo(indent + label)
             _print_pairs([("-", item) for item in value], indent + "  ")
+        else:
+            click.echo(f"{indent}{label} {value}")

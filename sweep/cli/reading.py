@@ -162,19 +162,7 @@ def audit(table: Path, json: bool) -> int:
     from sweep.analysis.audit import audit as audit_tables
 
     document = audit_tables(table)
-    if json:
-        print_document(document, as_json=True)
-        return 0
-    lines = [f"Findings: {len(document['findings'])}."]
-    for finding in document["findings"]:
-        batches = ", ".join(str(batch) for batch in finding["rows"])
-        lines += [f"\n{finding['code']}  (batch size {batches})", f"  {finding['message']}"]
-        lines.append(f"  Remedy: {finding['remedy']}")
-    lines.append("")
-    for check in document["not_checked"]:
-        columns = ", ".join(check["missing_columns"])
-        lines.append(f"Not checked, because a column is missing: {check['code']} ({columns})")
-    click.echo("\n".join([*lines, *document["notes"]]))
+    print_document(document, json)
     return 0
 
 

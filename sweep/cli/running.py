@@ -42,8 +42,7 @@ def run(
 ) -> int:
     """Plan, run every trial, write the report. The same command again resumes.
 
-    EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
-    grpo-words, grpo-chess) or a TOML file.
+    EXPERIMENT is a TOML file or the name of a shipped one, such as tinystories or quick.
     """
     from sweep.cli.show import Progress, print_end, print_plan
     from sweep.orchestration.costs import estimate, is_quickly_prepared
@@ -90,13 +89,9 @@ def run(
 
 
 def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
-    """Return the plan with only the trials whose ids begin with these prefixes requested."""
     chosen = tuple(trial for trial in planned.requested if trial.startswith(prefixes))
     if len(chosen) != len(prefixes):
-        raise SweepError(
-            f"only must name one trial of this plan, got {', '.join(prefixes)}, which matches "
-            f"{len(chosen)}. `sweep plan --json` lists the ids."
-        )
+        raise SweepError(f"only must name one trial of this plan each time, got {prefixes}.")
     plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
     return replace(planned, plan=plan, requested=chosen)
 
@@ -152,8 +147,6 @@ def _report(folder: SweepFolder) -> list[str]:
 
 @click.command(cls=SettingsCommand)
 @common_options
-@click.option("--yes", is_flag=True, hidden=True, expose_value=False)  # plan a `run` as typed
-@click.option("--quiet", is_flag=True, hidden=True, expose_value=False)
 @click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
 @click.option("--price", type=float, metavar="PRICE", help="Of one device-hour of the cluster.")
 def plan(
@@ -218,14 +211,8 @@ def probe(
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
     from sweep.orchestration.memory import probe_memory
 
-    document = probe_memory(
-        experiment,
-        cap=largest,
-        multiple=multiple,
-        soak_steps=soak,
-        on_point=_show_point,
-        **settings,
-    )
+    sizes: dict[str, Any] = {"cap": largest, "multiple": multiple, "soak_steps": soak}
+    document = probe_memory(experiment, on_point=_show_point, **sizes, **settings)
     return _print_memory(document, out, json)
 
 

@@ -85,10 +85,9 @@ def _total_time(seconds: Sequence[float | None], factor: float | None = None) ->
     known = [value for value in seconds if value is not None]
     if len(known) < len(seconds):
         return "unknown"
-    total, text = sum(known), format_seconds(sum(known))
-    if factor is None:
-        return text
-    return f"{text} ({format_seconds(total / factor)} to {format_seconds(total * factor)})"
+    total, low = sum(known), sum(known) / (factor or 1)
+    text = f" ({format_seconds(low)} to {format_seconds(total * factor)})" if factor else ""
+    return format_seconds(total) + text
 
 
 def _plan_notes(plan: Plan, cost: "ClusterCost | None") -> Iterator[tuple[str, str]]:
@@ -179,11 +178,7 @@ def print_end(summary: "Summary", as_json: bool, failed_checks: Sequence[str]) -
 
 
 class Progress:
-    """Progress on stderr: a live table of the running trials, or lines without a terminal.
-
-    Args:
-        ids: of the trials to show; None: all.
-    """
+    """Progress of some trials (None: all) on stderr: a live table, or lines without a terminal."""
 
     def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
         self._folder, self._ids, self._is_quiet = folder, ids, is_quiet

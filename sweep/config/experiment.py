@@ -151,14 +151,10 @@ class Experiment(Settings, use_attribute_docstrings=True):
             return self
         size = grpo.group_size
         if wrong := [batch for batch in self.batches if batch % size]:
-            raise ValueError(
-                f"batches must be multiples of group_size ({size}) completions; nearest to "
-                f"{wrong[0]}: {nearest_multiples(wrong[0], size)}"
-            )
+            near = f"nearest to {wrong[0]}: {nearest_multiples(wrong[0], size)}"
+            raise ValueError(f"batches must be multiples of group_size ({size}); {near}")
         if grpo.tokens_per_sequence > model.context:
-            raise ValueError(
-                f"grpo.prompt_tokens + new_tokens must fit the context {model.context}"
-            )
+            raise ValueError(f"prompt_tokens + new_tokens must fit the context {model.context}")
         if grpo.task == "text" and grpo.reward is None:
             raise ValueError("grpo.reward must be your module:function for the task 'text'")
         return self
@@ -204,9 +200,7 @@ def _read_experiment(name: str) -> dict[str, Any]:
     path = Path(name) if is_path else shipped / f"{name}.toml"
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
-        raise SweepError(
-            f"experiment must be a TOML file that exists, or one of {names}, got {name!r}."
-        )
+        raise SweepError(f"experiment must be a TOML file or one of {names}, got {name!r}.")
     try:
         return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -16,18 +16,14 @@ from sweep.errors import SweepError
 
 def load_object(name: str) -> Any:
     """Import `module:object`. Modules in the current folder can be imported too."""
-    module_name, attribute = _split(name)
+    module, attribute = _split(name)
     try:
-        module = importlib.import_module(module_name)
+        return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise SweepError(
-            f"module {module_name!r} of {name!r} cannot be imported "
-            f"({type(error).__name__}: {error}). Correct it, install it, or run from its folder."
+            f"{name!r} cannot be imported ({type(error).__name__}: {error}). "
+            "Correct it, install it, or run from its folder."
         ) from error
-    try:
-        return getattr(module, attribute)
-    except Exception as error:  # the module may define __getattr__
-        raise SweepError(f"module {module_name!r} has no {attribute!r}.") from error
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
@@ -57,9 +53,7 @@ def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
             try:
                 finder.run_script(str(path))
             except SyntaxError as error:
-                raise SweepError(
-                    f"{name!r} must be valid Python (SyntaxError: {error})."
-                ) from error
+                raise SweepError(f"{name!r} is not valid (SyntaxError: {error}).") from error
             imported |= {missing.partition(".")[0] for missing in finder.badmodules}
             paths = [getattr(loaded, "__file__", None) for loaded in finder.modules.values()]
             sources |= {Path(path) for path in paths if path}
@@ -93,7 +87,5 @@ def _source_of(module: str, name: str) -> Path:
         spec = PathFinder.find_spec(".".join(parts[:depth]), path)
         path = spec.submodule_search_locations if spec else []
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise SweepError(
-            f"module {module!r} of {name!r} must be a Python file that can be found here."
-        )
+        raise SweepError(f"module {module!r} of {name!r} must be a Python file found from here.")
     return Path(spec.origin).resolve()

@@ -87,7 +87,8 @@ def merge_settings(
         *tables, field = paths.get(name, (name,))
         inner = merged
         for part in tables:
-            inner[part] = dict(inner.get(part) or {})
+            nested = inner.get(part)
+            inner[part] = dict(nested) if isinstance(nested, dict) else {}
             inner = inner[part]
         inner[field] = value
     return merged
@@ -107,9 +108,8 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
                 parents = (*parents, part)
         if first["type"] == "extra_forbidden":
             key = ".".join((*parents, str(first["loc"][-1])))
-            known = sorted({path[-1] for path in paths if path[:-1] == parents})
-            close = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(known)}."
+            close = difflib.get_close_matches(key, map(".".join, paths), 1)
+            hint = f"Did you mean {close[0]!r}?" if close else "Remove it."
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         value = first.get("input")

@@ -17,8 +17,7 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
 
     task: Literal["words", "chess", "text"] = "words"  # source of prompts and rewards
-    # your module:function, instead of the task's own
-    reward: Annotated[str, Field(pattern=":")] | None = None
+    reward: Annotated[str, Field(pattern=":")] | None = None  # your module:function
     group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
     """Completions per prompt."""
     prompt_tokens: Positive = 32  # of every prompt, padded on the left
@@ -31,12 +30,9 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     # divisor of the advantages: standard deviation of the group or of the batch, or nothing
     scale_rewards: Literal["group", "batch", "none"] = "group"
     clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # of the ratio, below 1
-    # of the ratio, above 1; None: as clip
-    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None
-    # weight of the KL term; 0: no reference model
-    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02
-    # updates per sampled batch
-    num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
+    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # above 1; None: clip
+    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight; 0: no reference model
+    num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1  # updates per batch
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -69,8 +65,7 @@ def workload_traits(
             samples=True,
             loss_unit="of reward",
             loss_label="minus mean reward",
-            loss_description="A loss is minus the mean reward of one completion of each held-out "
-            "prompt.",
+            loss_description="A loss is minus the mean reward of a completion per held-out prompt.",
             supports_target=False,
         )
     if workload == "pretrain":

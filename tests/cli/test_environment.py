@@ -20,7 +20,8 @@ OPTIONS = [
 def flags_of(command, *arguments):
     """Return the flags that a command gets."""
     words, prefix = [*ARGUMENTS.get(command, []), *arguments], f"SWEEP_{command.upper()}"
-    return sweep.commands[command].make_context(command, words, auto_envvar_prefix=prefix).params
+    context = sweep.commands[command].make_context(command, words, auto_envvar_prefix=prefix)
+    return {name: value for name, value in context.params.items() if name != "folder"}
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)

@@ -67,6 +67,7 @@ def test_workload_quadratic_brings_its_model_and_needs_no_data():
         ("[optimizer]\nbeta3 = 1", "'optimizer.beta3' is not a known key"),
         ("[schedule]\nwarmup_fraction = 2", "schedule.warmup_fraction"),
         ("name = ", "must be TOML"),
+        ("\x00", "must be TOML"),
         ("workload = 'x'", "workload"),
         ("model = 'huge'", "model must be one of"),
         ("[grpo]\ntask = 'words'", "need the workload grpo"),
