@@ -71,15 +71,14 @@ def build_option(setting: Setting) -> click.Option:
 
 
 json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
-out_option = click.option(
-    "--out", type=folder_path, metavar="DIR", help="Folder; by default results/EXPERIMENT."
-)
 folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
 
 
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add EXPERIMENT, --out and --json."""
-    return click.argument("experiment", default="tinystories")(out_option(json_option(command)))
+    text = "Folder; by default results/EXPERIMENT."
+    command = click.option("--out", type=folder_path, metavar="DIR", help=text)(command)
+    return click.argument("experiment", default="tinystories")(json_option(command))
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,8 +18,7 @@ from sweep.cli.options import (
     print_document,
     sweep_folder,
 )
-from sweep.config.numbers import format_bytes, parse_count
-from sweep.config.settings import parse_settings
+from sweep.config.numbers import format_bytes
 from sweep.config.trial import TokenizerSettings
 from sweep.errors import SweepError
 from sweep.trial.folder import SweepFolder
@@ -190,7 +189,7 @@ def prepare(source: str, tokenizer: str, vocabulary: str) -> int:
     from sweep.data.sources import identify_data
     from sweep.data.tokens import describe_data, prepare_data
 
-    settings = _tokenizer_settings(tokenizer, vocabulary)
+    settings = TokenizerSettings.model_validate({"kind": tokenizer, "vocabulary": vocabulary})
     prepare_data(identify_data(source), source, settings, partial(click.echo, err=True))
     print_document(describe_data(source, settings), as_json=False)
     return 0
@@ -203,13 +202,9 @@ def info(source: str, tokenizer: str, vocabulary: str, json: bool) -> int:
     """Describe SOURCE: identity, documents, bytes, and tokens once it is prepared."""
     from sweep.data.tokens import describe_data
 
-    print_document(describe_data(source, _tokenizer_settings(tokenizer, vocabulary)), json)
+    settings = TokenizerSettings.model_validate({"kind": tokenizer, "vocabulary": vocabulary})
+    print_document(describe_data(source, settings), json)
     return 0
-
-
-def _tokenizer_settings(tokenizer: str, vocabulary: str) -> TokenizerSettings:
-    fields = {"kind": tokenizer, "vocabulary": parse_count(vocabulary, "vocabulary")}
-    return parse_settings(TokenizerSettings, fields, "tokenizer")
 
 
 @click.command()

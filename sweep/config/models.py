@@ -40,9 +40,7 @@ class TransformerSettings(ModelBase):
     @model_validator(mode="after")
     def _heads_divide(self) -> "TransformerSettings":
         if self.d_model % self.heads or (self.d_model // self.heads) % 2:
-            raise ValueError(
-                f"heads must split d_model ({self.d_model}) into equal even parts, got {self.heads}"
-            )
+            raise ValueError(f"heads must split d_model ({self.d_model}) into equal even parts")
         return self
 
     @property

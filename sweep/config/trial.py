@@ -11,7 +11,7 @@ from sweep.config.experiment import (
     ScheduleSettings,
 )
 from sweep.config.models import ModelSettings
-from sweep.config.settings import Settings
+from sweep.config.settings import Count, Settings
 from sweep.config.workload import (
     SAMPLED_MICROBATCHES,
     GrpoSettings,
@@ -26,7 +26,7 @@ class TokenizerSettings(Settings):
     """How text becomes token ids."""
 
     kind: Literal["bpe", "bytes", "pretrained"]
-    vocabulary: int
+    vocabulary: Count
     end: int = 0  # a pretrained tokenizer's end-of-text id
     sha256: str | None = None  # hash of its tokenizer.json
 

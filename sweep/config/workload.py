@@ -49,7 +49,6 @@ class WorkloadTraits:
     samples: bool = False  # whether each step first generates its batch with the model
     loss_unit: str = "units"  # of differences between losses
     loss_label: str = ""  # on the axis of a figure
-    loss_description: str = "Losses are in the units of the workload."  # for the report
     starts_at_log_vocabulary: bool = False  # whether an untrained model's loss is close to ln V
     supports_target: bool = True  # whether training to a target loss makes sense
 
@@ -65,7 +64,6 @@ def workload_traits(
             samples=True,
             loss_unit="of reward",
             loss_label="minus mean reward",
-            loss_description="A loss is minus the mean reward of a completion per held-out prompt.",
             supports_target=False,
         )
     if workload == "pretrain":
@@ -73,7 +71,6 @@ def workload_traits(
             tokens_per_sequence=model.context,
             loss_unit="nats",
             loss_label="nats per token",
-            loss_description="Losses are nats per token.",
             starts_at_log_vocabulary=True,
         )
     return WorkloadTraits(tokens_per_sequence=model.context)
