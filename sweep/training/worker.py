@@ -68,8 +68,8 @@ def run_attempt(
                 _append_output_to(folder.log_path)
             folder.remove_half_written()
         config = folder.read_config()
-        size = status.evaluation_batch_size or config.execution.evaluation_batch_size
-        config = config.attempted(status.microbatch_size or config.microbatch_size, size)
+        if status.microbatch_size:
+            config = config.attempted(status.microbatch_size)
         if config.execution.devices > 1 and not ranks.are_many():
             from sweep.training.launch import launch  # takes half a second to import
 
@@ -124,7 +124,7 @@ def _run(
             print("eager: no compiler on this machine", flush=True)
     torch.set_num_threads(execution.threads)
     with (
-        deterministic(device, science.has_user_code),
+        deterministic(device, science.code is not None),
         limited_memory(device, execution.device_memory_bytes),
     ):
         started = time.perf_counter()

@@ -144,7 +144,7 @@ def test_a_text_that_does_not_fill_a_window_is_refused():
     ("grpo", "message"),
     [
         ({"prompt_tokens": 2}, "prompt_tokens must hold the longest prompt"),
-        ({"reward": "own_workload:absent"}, "has no 'absent'"),
+        ({"reward": "own_workload:absent"}, "has no attribute 'absent'"),
         ({"reward": "own_workload:number"}, "must be a function"),
         ({"reward": "own_workload:reward"}, "raised IndexError"),  # for an empty completion
     ],
