@@ -13,7 +13,7 @@ from rich.table import Table
 from sweep.cli.options import print_json
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.orchestration.status import sweep_status, time_left
-from sweep.plan.plan import Plan, PlannedTrial, answering_command, answering_cost
+from sweep.plan.plan import Plan, PlannedTrial, answering_command
 from sweep.plan.policy import describe_policy
 from sweep.trial.folder import Cause, State, SweepFolder
 
@@ -129,11 +129,7 @@ def _plan_notes(plan: Plan) -> dict[str, str]:
         sources = [*plan.code["files"], *(f"{k} {v}" for k, v in plan.code["packages"].items())]
         notes["Your code, part of every trial's id"] = ", ".join(sources)
     if command := answering_command(plan):
-        seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
-        trainings, cost = answering_cost(plan, seconds)
-        notes["This plan cannot tell which batch size is best. The command that can"] = (
-            f"{trainings} trainings, estimated time {_total_time([cost])}\n    {command}"
-        )
+        notes["This plan cannot tell which batch size is best. The command that can"] = command
     else:
         notes["Tuning"] = "the first trials are listed; more follow from their losses"
     return notes

@@ -106,9 +106,10 @@ class TrialConfig(Settings):
             return SAMPLED_MICROBATCHES * microbatch_size
         return max(1, chosen * microbatch_size // self.microbatch_size)
 
-    def attempted(self, microbatch_size: int, evaluation_batch_size: int) -> "TrialConfig":
-        """Return the config of an attempt, whose sizes shrink when memory runs out."""
-        execution: dict[str, int] = {"evaluation_batch_size": evaluation_batch_size}
+    def attempted(self, microbatch_size: int) -> "TrialConfig":
+        """Return the config of an attempt after memory ran out: evaluations shrink too."""
+        at_once = min(microbatch_size, self.execution.evaluation_batch_size)
+        execution = {"evaluation_batch_size": at_once}
         if self.execution.generation_batch_size is not None:
             execution["generation_batch_size"] = self.sampled_at_once(microbatch_size)
         return self._resized(microbatch_size, execution)

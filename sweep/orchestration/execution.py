@@ -8,7 +8,6 @@ from sweep.config.objects import require_extra
 from sweep.errors import SweepError
 from sweep.memory.presets import choose_preset, largest_here
 from sweep.plan.plan import Plan, tokens_at_once
-from sweep.plan.steps import devices_from_split
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
@@ -66,7 +65,7 @@ def _decide_devices(experiment: Experiment, execution: Execution, is_elsewhere: 
     """Return the devices per trial: as chosen, or as microbatch and accumulation imply."""
     devices, size, parts = execution.devices, execution.microbatch, execution.accumulation
     if "devices" not in execution.model_fields_set and size and parts:
-        devices = devices_from_split(experiment.batches, size, parts)
+        devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
     if devices == 1:
         if execution.zero or execution.strategy == "deepspeed":
             raise SweepError(

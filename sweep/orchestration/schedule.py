@@ -15,14 +15,12 @@ from sweep.memory.presets import describe_remedies
 from sweep.orchestration.executors import Executor
 from sweep.plan.plan import Plan
 from sweep.plan.retry import (
-    MemoryBounds,
     Outcome,
     begin_attempt,
     is_to_run,
     judge_death,
+    microbatch_within,
     status_after,
-    tightened,
-    within_bounds,
 )
 from sweep.plan.tuning import PATIENCE, last_step
 from sweep.training.memory_limit import oom_kills
@@ -54,7 +52,7 @@ class Schedule:
     _running: dict[Future[Outcome], _Attempt] = field(default_factory=dict)
     _queued: list[TrialFolder] = field(default_factory=list)  # submitted but not started yet
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
-    _bounds: MemoryBounds = field(default_factory=MemoryBounds)
+    _microbatch_bound: int | None = None  # half of the least that ran out of memory
     _least_tokens: dict[int, float | None] = field(default_factory=dict)  # to target, by batch
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
     _pauses: Mapping[str, int | None] = field(default_factory=dict)
@@ -213,8 +211,10 @@ class Schedule:
         state = State.WAITING if self.executor.queues else State.RUNNING
 
         def begin(status: TrialStatus) -> TrialStatus:
-            status = within_bounds(begin_attempt(status), config, self._bounds)
-            return status.changed(pause_step=pause, state=state)
+            size, bound = status.microbatch_size or config.microbatch_size, self._microbatch_bound
+            if bound and size > bound:
+                status = status.changed(microbatch_size=microbatch_within(bound, config))
+            return begin_attempt(status).changed(pause_step=pause, state=state)
 
         self._change(trial, begin)
         if self.executor.queues:
@@ -263,7 +263,13 @@ class Schedule:
             self._waiting.appendleft(trial)
             self._watches.pop(trial.id, None)
         if outcome.kind == Cause.OUT_OF_MEMORY:
-            self._learn_from_out_of_memory(trial, before, status, config, is_retried)
+            half = (before.microbatch_size or config.microbatch_size) // 2
+            if half:
+                self._microbatch_bound = min(half, self._microbatch_bound or half)
+            if not is_retried:
+                with contextlib.suppress(SweepError):
+                    remedies = run_job(describe_remedies, config)
+                    self._update(trial, message=f"{status.message.rstrip('.')}. {remedies}")
         if outcome.kind == "paused" and config.science.target is not None:
             why = f"{PATIENCE} times the least tokens of its batch size did not reach"
             self.prune(trial, f"pruned: {why} {config.science.target:g}")
@@ -288,19 +294,3 @@ class Schedule:
         if outcome.kind == "complete" and not trial.result_path.exists():
             return Outcome("lost", f"the attempt left no {trial.result_path.name}")
         return outcome
-
-    def _learn_from_out_of_memory(
-        self,
-        trial: TrialFolder,
-        before: TrialStatus,
-        status: TrialStatus,
-        config: TrialConfig,
-        is_retried: bool,
-    ) -> None:
-        """Lower the microbatch bound for later trials; if nothing fits, add remedies."""
-        if is_retried:
-            self._bounds = tightened(self._bounds, before, status, config)
-            return
-        with contextlib.suppress(SweepError):
-            remedies = run_job(describe_remedies, config)
-            self._update(trial, message=f"{status.message.rstrip('.')}. {remedies}")

@@ -84,8 +84,7 @@ class RateStudy:
             trial = self.study.ask(search_space(search))
             self._note(name(dict(trial.params)), trial)
             return
-        tried = [result.tried for result in results.values()]
-        for rate in next_rates(tried, search.grid, search.finest, wanted):
+        for rate in next_rates(results.values(), search.grid, search.finest, wanted):
             values = {"learning_rate": rate, **dict.fromkeys(search.extra, 1.0)}
             self.study.enqueue_trial(values)
             self._note(name(values), self.study.ask(search_space(search)))

@@ -22,7 +22,6 @@ from sweep.plan.tuning import (
     neighbours,
     rung_steps,
     survivors,
-    winning_rate,
 )
 from sweep.trial.files import read_metrics, sha256_of
 from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
@@ -269,7 +268,7 @@ class Tuning:
         raced = [
             trial
             for trial in open_trials
-            if trial not in bounds and is_in(results[trial].tried.rate, study.grid)
+            if trial not in bounds and is_in(results[trial].rate, study.grid)
         ]
         following.pauses |= dict.fromkeys(set(open_trials) - set(raced))
         if raced:
@@ -285,7 +284,7 @@ class Tuning:
         running = [trial for trial in raced if level[trial] == lowest]
         if lowest and len(running) == len(raced):
             at_rung = {
-                trial: (result.tried.rate, result.at_rungs[lowest - 1][1])
+                trial: (result.rate, result.at_rungs[lowest - 1][1])
                 for trial, result in results.items()
                 if len(result.at_rungs) >= lowest
             }
@@ -299,11 +298,10 @@ class Tuning:
 
     def _bounds(self, study: Study, results: Results) -> list[str]:
         """Return the trials next to the best finished one, which must run to the end."""
-        ordered = sorted(results, key=lambda trial: results[trial].tried.rate)
-        tried = [results[trial].tried for trial in ordered]
-        if study.extra or winning_rate(tried) is None:
+        if study.extra:
             return []
-        return [ordered[index] for index in neighbours(tried)]
+        ordered = sorted(results, key=lambda trial: results[trial].rate)
+        return [ordered[index] for index in neighbours([results[trial] for trial in ordered])]
 
     def _propose(self, plan: Plan, study: Study, following: Round, wanted: int) -> None:
         """Add the trials that the study suggests next."""
@@ -367,7 +365,7 @@ class Tuning:
             if result.is_pruned:
                 self.folder.trial(trial).remove_checkpoints()
         self._optuna(self._as_search(study)).update(results)
-        best = study.rows[best_index([results[str(row.id)].tried for row in study.rows])]
+        best = study.rows[best_index([results[str(row.id)] for row in study.rows])]
         return best if is_complete(self.folder.trial(str(best.id)), self.target) else None
 
     def _results(self, study: Study) -> dict[str, TuningResult]:

@@ -18,11 +18,9 @@ FAR = 1 << 44  # stream position beyond any training, for data that never repeat
 def tokens_per_trial(
     budget: int, batches: Collection[int], tokens_per_sequence: int
 ) -> tuple[dict[int, int], bool]:
-    """Round the budget to whole steps.
+    """Return training tokens by batch size, and whether they are the same for all.
 
-    Returns:
-        Training tokens by batch size, and whether they are the same for all: the largest common
-        multiple of every step within the budget, if that loses at most 1 % of it.
+    They are the largest common multiple of every step within the budget if that loses at most 1 %.
     """
     steps = {batch: batch * tokens_per_sequence for batch in batches}
     largest = max(batches)
@@ -81,12 +79,7 @@ def probe_sizes(
 ) -> ProbeSizes:
     """Return the sizes of noise measurements, all 0 if the share is too small for one.
 
-    Args:
-        sequences: in the budget, which all batch sizes share.
-        points: most measurements; fewer if each would have too few sequences.
-        share: of the sequences, for all measurements together.
-        microbatch_size: upper bound of a part.
-        devices: per trial.
+    `share` of the budget's `sequences` is for all of the at most `points` measurements together.
     """
     points = min(points, int(share * sequences / LEAST_PROBED))
     if not points:
@@ -98,10 +91,9 @@ def probe_sizes(
 
 
 def first_probed(probed: int, windows: int | None) -> int:
-    """Return the stream position of the sequences for noise measurements.
+    """Return the stream position of noise measurements: the end of the first epoch.
 
-    They are the last ones of the first epoch of `windows` sequences, so a training of less than an
-    epoch does not see them. None: the data never repeat.
+    `windows` is an epoch's number of sequences; None: the data never repeat.
     """
     return FAR if windows is None else max(0, windows - probed)
 
@@ -117,19 +109,6 @@ def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
     return max(d for d in legal_microbatches(number, group_size) if d <= max(1, at_most))
 
 
-def devices_from_split(batches: Collection[int], microbatch: int, accumulation: int) -> int:
-    """Return the devices per trial that a microbatch size and accumulation steps imply."""
-    implied = {Fraction(batch, microbatch * accumulation) for batch in batches}
-    devices = implied.pop()
-    if implied or devices.denominator > 1:
-        raise SweepError(
-            "microbatch_size × gradient_accumulation_steps must imply the same number of devices "
-            f"at every batch size, got {microbatch} × {accumulation} and batch size "
-            f"{', '.join(map(str, batches))}. Leave one of the two out."
-        )
-    return devices.numerator
-
-
 def choose_microbatch(
     batch_size: int,
     at_most: int,
@@ -139,19 +118,9 @@ def choose_microbatch(
     microbatch: int | None = None,
     accumulation: int | None = None,
 ) -> int:
-    """Return the sequences per forward-backward on each device.
+    """Return the microbatch size that the user chose, or the largest legal one up to `at_most`.
 
-    batch size = microbatch size × gradient accumulation steps × devices, and a microbatch is whole
-    groups or an equal part of one. Values that cannot satisfy this are refused with the nearest
-    ones that can.
-
-    Args:
-        batch_size: sequences per step.
-        at_most: bound if neither `microbatch` nor `accumulation` is set.
-        devices: per trial.
-        group_size: sequences that belong together.
-        microbatch: the setting; larger ones are reduced to a device's part of the step.
-        accumulation: the setting.
+    A `microbatch` above a device's part of the batch is reduced to that part.
     """
     if batch_size % devices:
         raise SweepError(
@@ -174,13 +143,10 @@ def choose_microbatch(
             f"{name} must divide batch_size / devices ({per_device}){groups}, got {value}. "
             f"Use {' or '.join(map(str, neighbours))}."
         )
-    if accumulation is None:
-        return value
-    size = per_device // accumulation
-    if microbatch not in (None, size):
+    size = value if accumulation is None else per_device // accumulation
+    if accumulation is not None and microbatch not in (None, size):
         raise SweepError(
-            "microbatch_size × gradient_accumulation_steps must be batch_size / devices "
-            f"({per_device}), got {microbatch} × {accumulation}. Give one of them, or {size} × "
-            f"{accumulation}."
+            f"microbatch_size must be {size} with {accumulation} accumulation steps on {devices} "
+            f"devices at batch size {batch_size}, got {microbatch}. Leave one of the two out."
         )
     return size

@@ -1,7 +1,7 @@
 """Rules of the rate search and of training to a target loss (SCIENCE.md §2 and §4)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -24,63 +24,41 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A rate and its loss: final, or tokens to the target; inf if diverged, None while open."""
-
-    rate: float
-    loss: float | None
-
-
-@dataclass(frozen=True)
 class TuningResult:
-    """State of one tuning trial.
+    """State of one tuning trial."""
 
-    Attributes:
-        values: learning_rate; beta2 and weight_decay as factors on the policy's values.
-        loss: as in `Tried`.
-        is_pruned: whether it was ended at a rung.
-        at_rungs: step and validation loss at each rung so far.
-    """
-
-    values: dict[str, float]
-    loss: float | None
-    is_pruned: bool
-    at_rungs: tuple[tuple[int, float], ...]
+    values: dict[str, float]  # learning_rate; beta2, weight_decay: factors on the policy's values
+    loss: float | None  # final, or tokens to the target; inf if diverged, None while open
+    is_pruned: bool = False  # ended at a rung
+    at_rungs: tuple[tuple[int, float], ...] = ()  # step and validation loss at each rung so far
 
     @property
-    def tried(self) -> Tried:
-        """Its rate and loss."""
-        return Tried(self.values["learning_rate"], self.loss)
+    def rate(self) -> float:
+        return self.values["learning_rate"]
 
 
 @dataclass(frozen=True)
 class Search:
-    """What one study looks for.
-
-    Attributes:
-        name: of the study.
-        grid: the first rates.
-        finest: ratio of neighbouring rates at which refinement ends.
-        extra: further dimensions, beta2 or weight_decay.
-        trials: number of trials if there are further dimensions.
-    """
+    """What one study looks for."""
 
     name: str
-    grid: tuple[float, ...]
+    grid: tuple[float, ...]  # the first rates
     finest: float = FINEST
-    extra: tuple[str, ...] = ()
-    trials: int = 0
+    extra: tuple[str, ...] = ()  # further dimensions, beta2 or weight_decay
+    trials: int = 0  # number of trials if there are further dimensions
 
-    def is_done(self, results: Iterable[TuningResult], wanted: int) -> bool:
+    def is_done(self, results: Collection[TuningResult], wanted: int) -> bool:
         """Return True if nothing more is to be tried, with at least `wanted` trials."""
-        tried = [result.tried for result in results]
-        if self.extra and len(tried) >= len(self.grid):
-            return len(tried) >= max(self.trials, wanted)
-        return not next_rates(tried, self.grid, self.finest, wanted)
+        if self.extra and len(results) >= len(self.grid):
+            return len(results) >= max(self.trials, wanted)
+        return not next_rates(results, self.grid, self.finest, wanted)
 
 
 def next_rates(
-    tried: Sequence[Tried], grid: Sequence[float], finest: float = FINEST, wanted: int = 0
+    results: Collection[TuningResult],
+    grid: Sequence[float],
+    finest: float = FINEST,
+    wanted: int = 0,
 ) -> tuple[float, ...]:
     """Return the rates to try next; none while a trial is open, or once the search has settled.
 
@@ -89,41 +67,40 @@ def next_rates(
     they are equal), until neighbours are within `finest` and `wanted` rates were tried. If all
     rates diverged, nothing is refined.
     """
-    missing = tuple(rate for rate in grid if not is_in(rate, (t.rate for t in tried)))
+    missing = tuple(rate for rate in grid if not is_in(rate, (r.rate for r in results)))
     if missing:
         return missing
-    if any(t.loss is None for t in tried):
+    if any(result.loss is None for result in results):
         return ()
-    ordered = sorted(tried, key=lambda t: t.rate)
+    ordered = sorted(results, key=lambda result: result.rate)
     best = best_index(ordered)
     rate, reach = ordered[best].rate, 2.0**EXTENSIONS
     if best == 0 and rate > min(grid) / reach * ROUNDING:
         return (rate / 2,)
     if best == len(ordered) - 1 and rate * ROUNDING < max(grid) * reach:
         return (rate * 2,)
-    if ordered[best].loss == math.inf:
+    gaps = [
+        (round(abs(math.log(ordered[index].rate / rate)), 9), ordered[index].rate)
+        for index in neighbours(ordered)
+    ]
+    if not gaps:
         return ()
-    adjacent = [ordered[index].rate for index in neighbours(ordered)]
-    widest = max(adjacent, key=lambda other: (round(abs(math.log(other / rate)), 9), other))
-    is_wide = abs(math.log(widest / rate)) > math.log(finest * ROUNDING)
-    return (math.sqrt(widest * rate),) if is_wide or len(tried) < wanted else ()
+    widest, other = max(gaps)
+    is_wide = widest > math.log(finest * ROUNDING)
+    return (math.sqrt(other * rate),) if is_wide or len(results) < wanted else ()
 
 
-def best_index(tried: Sequence[Tried]) -> int:
-    """Return the index of the least loss; the first one if all diverged."""
-    losses = [math.inf if t.loss is None else t.loss for t in tried]
+def best_index(results: Sequence[TuningResult]) -> int:
+    """Return the index of the least loss; the first one if no trial has a finite loss."""
+    losses = [math.inf if result.loss is None else result.loss for result in results]
     return losses.index(min(losses))
 
 
-def winning_rate(tried: Sequence[Tried]) -> float | None:
-    """Return the rate with the least finite loss; None if every trial diverged."""
-    best = tried[best_index(tried)]
-    return best.rate if best.loss is not None and math.isfinite(best.loss) else None
-
-
-def neighbours(ordered: Sequence[Tried]) -> tuple[int, ...]:
-    """Return the indices next to the least loss, whose rates bound the best rate."""
+def neighbours(ordered: Sequence[TuningResult]) -> tuple[int, ...]:
+    """Return the indices next to the least finite loss, whose rates bound the best rate."""
     best = best_index(ordered)
+    if ordered[best].loss in (None, math.inf):
+        return ()
     return tuple(index for index in (best - 1, best + 1) if 0 <= index < len(ordered))
 
 
@@ -169,13 +146,7 @@ def crossing_tokens(
 
     The crossing is the first evaluation at or below the target whose next evaluation, if there is
     one, is also at or below it. It is interpolated in log tokens from the evaluation before, if
-    that exists and its loss is finite.
-
-    Args:
-        tokens: trained at each evaluation, positive and increasing.
-        losses: at each evaluation; one that is not finite counts as above the target.
-        target: loss.
-        window: number of consecutive evaluations whose mean counts.
+    that exists and its loss is finite. The mean of `window` consecutive evaluations counts.
     """
     when, values = smoothed(tokens, losses, window)
     below = np.isfinite(values) & (values <= target)
@@ -190,13 +161,9 @@ def crossing_tokens(
 
 
 def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int:
-    """Return the step at which a trial is pruned: the first evaluation at PATIENCE times the least.
+    """Return the step at which a trial is pruned: its first evaluation at PATIENCE × the least.
 
-    Args:
-        least_tokens: to the target, over the trials so far with the same batch size.
-        step_tokens: tokens per step.
-        steps: most steps of this trial.
-        points: number of evaluations.
+    `least_tokens` is the least to the target over trials of this batch size so far.
     """
     bound = PATIENCE * least_tokens
     later = (step for step in milestone_steps(steps, points) if step * step_tokens >= bound)

@@ -208,21 +208,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return is_text or is_out_of_memory(error.__cause__)
 
 
-class EvaluationOutOfMemory(Exception):
-    """Memory ran out in an evaluation: its batch is too large."""
-
-
-@contextlib.contextmanager
-def evaluating() -> Iterator[None]:
-    """Raise EvaluationOutOfMemory if memory runs out in this context."""
-    try:
-        yield
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise EvaluationOutOfMemory(str(error)) from error
-        raise
-
-
 MOST_CONTEXT_BYTES = 1 << 30  # of one process; more is in use by others
 
 

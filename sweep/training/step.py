@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models import weight_dtype
-from sweep.training.device import evaluating
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import WeightAverage, whole
 from sweep.training.parallel import DataParallel, FullyShard, LossSum, Parallel
@@ -199,7 +198,7 @@ class TrainingStep:
 
     def evaluated(self, evaluate: Callable[[nn.Module], Result]) -> Result:
         """Return the result of one of the workload's evaluations."""
-        with evaluating(), self.averaged(), torch.no_grad():
+        with self.averaged(), torch.no_grad():
             return self.parallel.call(evaluate, self.model)
 
     def evaluate(self, batch: Batch) -> Tensor:

@@ -22,7 +22,6 @@ from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore, seed_everything
 from sweep.training.device import (
-    EvaluationOutOfMemory,
     has_compiler,
     is_out_of_memory,
     limited_memory,
@@ -93,14 +92,13 @@ def _outcome_of(error: Exception) -> Outcome:
     text = " ".join(str(error).split()) or type(error).__name__
     message = text if isinstance(error, SweepError) else f"{type(error).__name__}: {text[:500]}"
     if is_out_of_memory(error):
-        return Outcome("out_of_memory", message, isinstance(error, EvaluationOutOfMemory))
+        return Outcome("out_of_memory", message)
     return Outcome("error", message)
 
 
 def as_attempted(config: TrialConfig, status: TrialStatus) -> TrialConfig:
     """Return the config with the sizes of this attempt, which shrink when memory runs out."""
-    size = status.evaluation_batch_size or config.execution.evaluation_batch_size
-    return config.attempted(status.microbatch_size or config.microbatch_size, size)
+    return config.attempted(status.microbatch_size) if status.microbatch_size else config
 
 
 def _run(

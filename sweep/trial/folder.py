@@ -52,7 +52,6 @@ class TrialStatus:
     attempts: int = 0
     fencing: int = 0  # number of the newest attempt
     microbatch_size: int | None = None  # None: as planned
-    evaluation_batch_size: int | None = None  # None: as planned
     pause_step: int | None = None  # step at which the attempt checkpoints and ends
     mlflow_run_id: str | None = None
 

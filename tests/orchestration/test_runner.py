@@ -331,11 +331,11 @@ def test_the_microbatch_that_fits_is_remembered_for_later_trials(run, faulty):
     assert (trial.read_status().attempts, trial.read_result()["microbatch_size"]) == (1, 2)
 
 
-def test_memory_that_runs_out_in_an_evaluation_leaves_the_microbatch_alone(run, faulty):
+def test_memory_that_runs_out_in_an_evaluation_halves_the_microbatch_too(run, faulty):
     summary = run(workload="faulty:EvaluatesTwoAtATime", batches="4")
     ((trial, status),) = by_batch(summary).values()
-    assert status.state is State.COMPLETE and status.evaluation_batch_size <= 2
-    assert status.microbatch_size is None and trial.read_result()["microbatch_size"] == 4
+    assert (status.state, status.microbatch_size) == (State.COMPLETE, 2)
+    assert trial.read_result()["execution"]["evaluation_batch_size"] == 2
 
 
 def test_out_of_memory_changes_the_loss_curve_by_rounding_only(run, faulty, tmp_path):

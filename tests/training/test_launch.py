@@ -102,7 +102,7 @@ def test_memory_that_runs_out_behind_the_last_checkpoint_costs_no_training(
     code, trial = run(tmp_path / "out", "OutOfMemoryAtTheEnd", zero, "--keep", "checkpoints")
     status = trial.read_status()
     assert (code, status.state, status.attempts) == (0, State.COMPLETE, 2)
-    assert gone_on_from(trial) == [STEPS] and status.microbatch_size is None
+    assert gone_on_from(trial) == [STEPS] and status.microbatch_size == 1
     (kept,) = trial.checkpoints()
     assert kept.step == STEPS and kept.path.is_dir() and trial.weights_path.exists()
 
