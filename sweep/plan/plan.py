@@ -1,6 +1,5 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
 
-import math
 import shlex
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
@@ -203,16 +202,12 @@ def build_plan(
     )
     rows: list[PlannedTrial] = []
     if policy.kind == "tuned":
-        # Ascending; with a target from the centre outwards, because each trial is bounded by
-        # those before it.
-        has_target = experiment.target is not None
-        factors = sorted(GRID, key=lambda factor: abs(math.log(factor)) if has_target else factor)
         budget = experiment.tuning.budget or experiment.budget
         tuning_tokens, _ = tokens_per_trial(budget, batches, sequence)
         for batch in experiment.batches:
             row = _plan_batch_size(plan, policy, batch, tuning_tokens[batch])
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-            rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in factors]
+            rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in GRID]
     for batch in experiment.batches:
         row = _plan_batch_size(plan, policy, batch, tokens[batch])
         for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else 3)):

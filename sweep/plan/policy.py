@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from sweep.config.experiment import OptimizerSettings
 from sweep.errors import SweepError
 
-MOST_RATE = 1e6
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 HALF_LIFE = "constant half-life of β2 in tokens (Marek et al. 2025)"
 RULES = {
@@ -33,7 +32,6 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """The policy in plan.json and trials.csv."""
         if self.kind in ("fixed", "tuned"):
             return self.kind
         return f"{self.kind}:{self.rate:g}@{self.base}"
@@ -69,11 +67,11 @@ def parse_policy(text: str) -> Policy:
     if match and bool(match[1]) == bool(match[3]):
         with suppress(ValueError):
             policy = Policy(match[1] or "fixed", float(match[2]), int(match[3] or 32))
-            if 0 < policy.rate <= MOST_RATE and policy.base > 0:
+            if 0 < policy.rate <= 1e6 and policy.base > 0:
                 return policy
     raise SweepError(
-        f"lr must be a positive number of at most {MOST_RATE:g}, sqrt, sqrt:RATE@BATCH, "
-        f"linear:RATE@BATCH or tuned, got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
+        "lr must be at most 1e6 and positive: RATE, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or "
+        f"tuned, got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
     )
 
 

@@ -32,11 +32,7 @@ def begin_attempt(status: TrialStatus) -> TrialStatus:
 
 
 def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outcome:
-    """Judge a worker that ended without reporting an outcome.
-
-    `exit_code` is negative for a signal. `memory_ran_out` says whether the kernel killed a process
-    of this cgroup for lack of memory.
-    """
+    """Judge a worker that ended without an outcome; `exit_code` is negative for a signal."""
     if memory_ran_out and exit_code == -signal.SIGKILL:
         return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
     names = {-number.value: f"killed by {number.name}" for number in signal.Signals}

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import nearest_multiples
@@ -12,7 +12,6 @@ from sweep.errors import SweepError
 LARGEST_LOSS = Fraction(1, 100)  # share of the budget given up for a common token count
 LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
 LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
-FAR = 1 << 44  # stream position beyond any training, for data that never repeat
 
 
 def tokens_per_trial(
@@ -26,9 +25,8 @@ def tokens_per_trial(
     largest = max(batches)
     if budget < steps[largest]:
         raise SweepError(
-            f"budget must hold at least one step of every batch size, got {budget} tokens for "
-            f"batch size {largest} with {tokens_per_sequence} tokens per sequence. Use --budget "
-            f"{steps[largest]} or more, or smaller batch sizes."
+            f"budget must hold at least one step of batch size {largest}, got {budget} tokens. "
+            f"Use --budget {steps[largest]} or more, or smaller batch sizes."
         )
     common = math.lcm(*steps.values())
     rounded = budget // common * common
@@ -65,8 +63,7 @@ def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
     return tuple(sorted({-(-k * steps // points) for k in range(1, points + 1)}))
 
 
-@dataclass(frozen=True)
-class ProbeSizes:
+class ProbeSizes(NamedTuple):
     """Sizes of a trial's measurements of the gradient noise scale."""
 
     points: int  # measurements, evenly spaced; the same at every batch size of a sweep
@@ -88,14 +85,6 @@ def probe_sizes(
     parts = min(MOST_PARTS, count // LEAST_PART)
     part = max(1, count // parts // devices)
     return ProbeSizes(points, parts * part * devices, largest_divisor(part, microbatch_size))
-
-
-def first_probed(probed: int, windows: int | None) -> int:
-    """Return the stream position of noise measurements: the end of the first epoch.
-
-    `windows` is an epoch's number of sequences; None: the data never repeat.
-    """
-    return FAR if windows is None else max(0, windows - probed)
 
 
 def legal_microbatches(number: int, group_size: int = 1) -> list[int]:
@@ -143,10 +132,12 @@ def choose_microbatch(
             f"{name} must divide batch_size / devices ({per_device}){groups}, got {value}. "
             f"Use {' or '.join(map(str, neighbours))}."
         )
-    size = value if accumulation is None else per_device // accumulation
-    if accumulation is not None and microbatch not in (None, size):
+    if accumulation is None:
+        return value
+    size = per_device // accumulation
+    if microbatch not in (None, size):
         raise SweepError(
-            f"microbatch_size must be {size} with {accumulation} accumulation steps on {devices} "
-            f"devices at batch size {batch_size}, got {microbatch}. Leave one of the two out."
+            f"microbatch_size must be {size} with {accumulation} accumulation steps at batch size "
+            f"{batch_size}, got {microbatch}. Leave one of the two out."
         )
     return size

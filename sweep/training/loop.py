@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import first_probed, learning_rate_at, milestone_steps, probe_sizes
+from sweep.plan.steps import learning_rate_at, milestone_steps, probe_sizes
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import (
     flop_utilisation,
@@ -159,8 +159,10 @@ class NoiseProbe:
     @cached_property
     def _first(self) -> int:
         epochs = self._step.workload.epochs()
-        windows = round(self._trained / epochs) if epochs else None
-        return first_probed(self._sizes.points * self._sizes.sequences, windows)
+        if not epochs:  # the data never repeat: a position beyond any training
+            return 1 << 44
+        # The last sequences of the first epoch, which a shorter training does not see.
+        return max(0, round(self._trained / epochs) - self._sizes.points * self._sizes.sequences)
 
     def sums_at(self, step: int) -> GradientSums | None:
         """Return sums for the microbatches of this training step, if their noise is measured."""

@@ -8,19 +8,18 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.plan.retry import (
-    MemoryBounds,
     Outcome,
     begin_attempt,
     is_to_run,
     judge_death,
+    microbatch_within,
     status_after,
-    tightened,
-    within_bounds,
 )
 from sweep.trial.folder import Cause, State, TrialStatus
 from tests.plans import build_plan
 
 LOG = Path("log.txt")
+FULL = Outcome("out_of_memory", "why")
 RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)
 
 
@@ -30,8 +29,8 @@ def trial_config(batch_size):
     return plan.trial_config(plan.trials[0], "sweep")
 
 
-def after(kind, microbatch=8, retries=None, per_device=8):
-    counter = Counter() if retries is None else retries
+def after(kind, microbatch=8, failures=None, per_device=8):
+    counter = Counter() if failures is None else failures
     status = RUNNING.changed(microbatch_size=microbatch)
     return status_after(status, Outcome(kind, "why"), trial_config(per_device), counter)
 
@@ -64,8 +63,8 @@ def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch_down_to_on
     ("kind", "retried"), [("lost", 1), ("error", 0), ("diverged", 0), ("preempted", 9)]
 )
 def test_a_command_retries_lost_workers_once_and_preempted_ones_always(kind, retried):
-    retries = Counter()
-    ends = [after(kind, retries=retries) for _ in range(9)]
+    failures = Counter()
+    ends = [after(kind, failures=failures) for _ in range(9)]
     assert [again for _, again in ends] == [number < retried for number in range(9)]
     status = ends[-1][0]
     expected = (State.WAITING if retried == 9 else State.FAILED, kind)
@@ -87,21 +86,12 @@ def test_the_next_command_runs_all_but_complete_and_diverged():
     assert not is_to_run(TrialStatus(state=State.PRUNED))
 
 
-def test_out_of_memory_bounds_later_trials_by_half_of_the_microbatch_that_failed():
-    """The next divisor of a prime batch size is 1; a later trial of 8 still starts with 2."""
-    status, _ = after("out_of_memory", microbatch=7, per_device=7)
-    assert status.microbatch_size == 1
-    bounds = MemoryBounds()
-    bounds = tightened(bounds, RUNNING.changed(microbatch_size=7), status, trial_config(7))
-    assert within_bounds(RUNNING, trial_config(8), bounds).microbatch_size == 2
-    later = tightened(bounds, RUNNING, RUNNING.changed(microbatch_size=8), trial_config(16))
-    assert later == bounds, "a bound is never lifted"
+def test_a_bound_on_the_microbatch_is_rounded_down_to_a_divisor():
+    assert [microbatch_within(3, trial_config(size)) for size in (7, 8, 12)] == [1, 2, 3]
+    assert microbatch_within(0, trial_config(7)) == 1
 
 
-def test_out_of_memory_in_an_evaluation_bounds_evaluations_only():
-    ended = Outcome("out_of_memory", "why", in_evaluation=True)
-    config = trial_config(8)
-    status, again = status_after(RUNNING, ended, config, Counter())
-    bounds = tightened(MemoryBounds(), RUNNING, status, config)
-    assert again and bounds.microbatch_size is None
-    assert bounds.evaluation_batch_size == config.execution.evaluation_batch_size // 2
+def test_evaluations_that_exceed_memory_at_a_microbatch_of_one_are_tried_one_at_a_time():
+    again, is_retried = status_after(RUNNING, FULL, trial_config(1), Counter())
+    assert is_retried and trial_config(1).attempted(1).execution.evaluation_batch_size == 1
+    assert not status_after(again, FULL, trial_config(1), Counter())[1]

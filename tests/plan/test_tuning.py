@@ -13,16 +13,19 @@ from sweep.plan.tuning import (
     FINEST,
     GRID,
     Search,
-    Tried,
     TuningResult,
     best_index,
     crossing_tokens,
     last_step,
+    neighbours,
     next_rates,
     rung_steps,
     survivors,
-    winning_rate,
 )
+
+
+def result(rate, loss):
+    return TuningResult({"learning_rate": rate}, loss)
 
 
 def search(loss, grid=GRID, wanted=0, finest=FINEST):
@@ -30,7 +33,7 @@ def search(loss, grid=GRID, wanted=0, finest=FINEST):
     tried = []
     while rates := next_rates(tried, grid, finest, wanted):
         assert not {trial.rate for trial in tried} & set(rates)
-        tried += [Tried(rate, loss(rate)) for rate in rates]
+        tried += [result(rate, loss(rate)) for rate in rates]
         assert len(tried) < 100
     return tried
 
@@ -48,7 +51,7 @@ def test_the_best_is_strictly_inside_with_neighbours_within_a_factor_of_root_two
     assert 0 < best < len(ordered) - 1
     for index in (best, best + 1):
         assert ordered[index].rate / ordered[index - 1].rate <= FINEST * (1 + 1e-6)
-    assert abs(math.log2(winning_rate(tried) / optimum)) <= 0.26
+    assert abs(math.log2(ordered[best].rate / optimum)) <= 0.26
     assert [trial.rate for trial in tried[:5]] == list(GRID)
     assert len(tried) <= 5 + EXTENSIONS + 3
 
@@ -69,21 +72,21 @@ def test_it_goes_four_steps_beyond_the_grid_and_no_farther():
 
 def test_a_diverged_rate_counts_as_infinitely_bad():
     tried = search(lambda rate: math.inf if rate > 1 else 2 - rate)
-    assert winning_rate(tried) <= 1 and max(trial.rate for trial in tried) == 4
-    everything = search(lambda rate: math.inf)
-    assert winning_rate(everything) is None and min(trial.rate for trial in everything) < 0.02
+    assert tried[best_index(tried)].rate <= 1 and max(trial.rate for trial in tried) == 4
+    everything = sorted(search(lambda rate: math.inf), key=lambda trial: trial.rate)
+    assert neighbours(everything) == () and everything[0].rate < 0.02
 
 
 def test_nothing_is_proposed_while_a_trial_is_open():
-    tried = [Tried(rate, 1.0) for rate in GRID[:-1]] + [Tried(GRID[-1], None)]
+    tried = [result(rate, 1.0) for rate in GRID[:-1]] + [result(GRID[-1], None)]
     assert next_rates(tried, GRID) == ()
     assert next_rates(tried[:-1], GRID) == (GRID[-1],)
 
 
 def test_the_wider_gap_is_halved_and_of_equal_ones_the_upper():
-    tried = [Tried(rate, bowl(1.0)(rate)) for rate in GRID]
+    tried = [result(rate, bowl(1.0)(rate)) for rate in GRID]
     assert next_rates(tried, GRID) == (pytest.approx(FINEST),)
-    tried.append(Tried(FINEST, 5.0))
+    tried.append(result(FINEST, 5.0))
     assert next_rates(tried, GRID) == (pytest.approx(1 / FINEST),)
 
 
@@ -101,7 +104,7 @@ def test_rungs_are_milestones_of_the_evaluation_before_the_end():
 
 
 def test_a_search_of_several_dimensions_ends_by_count():
-    shown = [TuningResult({"learning_rate": rate}, 1.0, False, ()) for rate in GRID]
+    shown = [result(rate, 1.0) for rate in GRID]
     search = Search("s", GRID, extra=("beta2",), trials=7)
     assert not search.is_done(shown, 0) and search.is_done([*shown, *shown[:2]], 0)
     assert not search.is_done([*shown, *shown[:2]], 9)
