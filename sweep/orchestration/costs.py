@@ -118,7 +118,7 @@ def _step_time(plan: Plan, folder: SweepFolder) -> StepTime | None:
     if "measured" not in stored:
         row = max(plan.trials, key=lambda row: row.batch_size)
         try:
-            stored["measured"] = run_job(time_one_step, plan.sample_config(row), seconds=60)
+            stored["measured"] = run_job(time_one_step, plan.trial_config(row), seconds=60)
         except SweepError:  # a step that cannot run here
             return None
         _save(path, stored)
@@ -301,7 +301,7 @@ def _epochs(plan: Plan, folder: SweepFolder) -> tuple[float | None, bool]:
 def _forecast_bytes(plan: Plan) -> dict[tuple[int, int], int]:
     """Return peak bytes by batch and microbatch size; {} if they cannot be forecast."""
     rows = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
-    configs = [plan.sample_config(row) for row in rows.values()]
+    configs = [plan.trial_config(row) for row in rows.values()]
     try:
         forecasts = run_job(forecast_rows, configs)
     except SweepError:  # a user's model that fake tensors cannot run

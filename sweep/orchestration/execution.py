@@ -140,7 +140,7 @@ def bound_by_memory(plan: Plan) -> dict[str, Any]:
     if execution.device_memory_bytes is None and not is_here(execution.device):
         return {"reason": UNBOUNDED}
     try:
-        bound, evaluation = run_job(largest_here, plan.sample_config(row))
+        bound, evaluation = run_job(largest_here, plan.trial_config(row))
     except SweepError:  # a user's model that fake tensors cannot run
         return {}
     fits = bound >= row.microbatch_size
@@ -174,7 +174,7 @@ def choose_by_preset(plan: Plan, chosen: Execution, is_precision_open: bool) -> 
         fixed |= {"microbatch_bound"}
     if not is_precision_open or execution.strategy == "deepspeed":
         fixed |= {"precision"}
-    config = plan.sample_config(plan.largest_step)
+    config = plan.trial_config(plan.largest_step)
     try:
         changes = run_job(choose_preset, config, execution.preset, frozenset(fixed))
     except SweepError as error:

@@ -228,7 +228,7 @@ def _inspect(plan: Plan, folder: SweepFolder, asks_memory: bool) -> int | None:
     is_checked = plan.code is not None or (settings.traits.samples and not asks_memory)
     if settings.model.parameters is not None and not is_checked:
         return settings.model.parameters
-    config = plan.located(folder).sample_config(plan.trials[0])
+    config = plan.located(folder).trial_config(plan.trials[0])
     parameters: int | None = run_job(inspect_trial, config)
     return parameters
 
@@ -240,7 +240,7 @@ def check_prompts(plan: Plan, folder: SweepFolder) -> None:
         SweepError: naming a prompt that does not fit.
     """
     if plan.settings.traits.samples:
-        run_job(inspect_trial, plan.located(folder).sample_config(plan.trials[0]))
+        run_job(inspect_trial, plan.located(folder).trial_config(plan.trials[0]))
 
 
 def user_objects(experiment: Experiment) -> list[str]:

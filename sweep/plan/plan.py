@@ -99,14 +99,13 @@ class Plan(Inputs):
             code=self.code,
         )
 
-    def trial_config(self, row: PlannedTrial, sweep: str) -> TrialConfig:
-        """Return what a worker needs to run one trial, whose rate must be decided."""
-        assert row.id is not None and row.learning_rate is not None
+    def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
+        """Return what a worker needs to run a trial; any rate will do to time or forecast it."""
         tuning_budget = self.settings.tuning.budget if row.stage == "tune" else None
         return TrialConfig(
-            id=row.id,
+            id=row.id or "sample",
             sweep=sweep,
-            science=self.science(row, row.learning_rate),
+            science=self.science(row, row.learning_rate or 1e-9),
             execution=self.execution,
             tokens_per_sequence=self.tokens_per_sequence,
             steps=row.steps,
@@ -117,14 +116,10 @@ class Plan(Inputs):
             init_path=self.init_path,
         )
 
-    def sample_config(self, row: PlannedTrial) -> TrialConfig:
-        """Return a config to time or forecast a row with, whether or not its rate is decided."""
-        return self.trial_config(row.model_copy(update={"id": "sample", "learning_rate": 1e-9}), "")
-
     def located(self, folder: SweepFolder) -> "Plan":
         """Return the plan with absolute paths."""
-        data_path, init_path = folder.locate(self.data_path), folder.locate(self.init_path)
-        return self.model_copy(update={"data_path": data_path, "init_path": init_path})
+        paths = {name: folder.locate(getattr(self, name)) for name in ("data_path", "init_path")}
+        return self.model_copy(update=paths)
 
     def with_rate(
         self, row: PlannedTrial, rate: float, beta2: float | None = None, decay: float | None = None
@@ -174,27 +169,20 @@ def build_plan(
     other_batches: Collection[int] = (),
     command: tuple[str, ...] = (),
 ) -> Plan:
-    """Plan every trial that the experiment names; its precision must be resolved.
-
-    The token count is common to `other_batches` too, which the sweep already has.
-    """
+    """Plan every trial of an experiment; the sweep's `other_batches` share the token count."""
     policy, sequence = parse_policy(experiment.lr), experiment.traits.tokens_per_sequence
     batches = sorted({*experiment.batches, *other_batches})
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
     measured = min(EVALUATION_TOKENS, experiment.budget // 100)
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
     evaluation = experiment.evaluation.model_copy(update={"sequences": sequences})
-    model = experiment.model
+    facts = ("name", "parameters", "embedding_parameters")
     plan = Plan(
         **dict(inputs),
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model={
-            "name": model.name,
-            "parameters": model.parameters,
-            "embedding_parameters": model.embedding_parameters,
-        },
+        model={fact: getattr(experiment.model, fact) for fact in facts},
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,
@@ -211,9 +199,9 @@ def build_plan(
     for batch in experiment.batches:
         row = _plan_batch_size(plan, policy, batch, tokens[batch])
         for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else 3)):
-            seeded = row.model_copy(update={"seed": seed})
-            is_open = policy.kind == "tuned"
-            rows.append(seeded if is_open else plan.with_rate(seeded, policy.rate_at(batch)))
+            rows.append(row.model_copy(update={"seed": seed}))
+            if policy.kind != "tuned":
+                rows[-1] = plan.with_rate(rows[-1], policy.rate_at(batch))
     return plan.model_copy(update={"trials": tuple(rows)})
 
 

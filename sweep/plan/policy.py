@@ -11,12 +11,11 @@ from sweep.errors import SweepError
 
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 HALF_LIFE = "constant half-life of β2 in tokens (Marek et al. 2025)"
+TIME_SCALE = "which keeps its time scale (Wang & Aitchison 2024)"
 RULES = {
     "fixed": "the same rate, β2 and weight decay at every batch size",
-    "sqrt": "rate ∝ √B (Malladi et al. 2022); weight decay ∝ √B, which keeps its time scale "
-    f"(Wang & Aitchison 2024); {HALF_LIFE}",
-    "linear": "rate ∝ B (Goyal et al. 2017); the same weight decay, which keeps its time scale "
-    f"(Wang & Aitchison 2024); {HALF_LIFE}",
+    "sqrt": f"rate ∝ √B (Malladi et al. 2022); weight decay ∝ √B, {TIME_SCALE}; {HALF_LIFE}",
+    "linear": f"rate ∝ B (Goyal et al. 2017); the same weight decay, {TIME_SCALE}; {HALF_LIFE}",
     "tuned": "tuned at each batch size: {dimensions} (Marek et al. 2025); otherwise weight decay "
     f"∝ √B and a {HALF_LIFE}",
 }
@@ -50,11 +49,10 @@ class Policy:
         """Return the optimizer with this policy's β2 and weight decay."""
         if self.kind == "fixed":
             return optimizer
-        decay = 1.0 if self.kind == "linear" else math.sqrt(batch_size / self.base)
+        factor = 1.0 if self.kind == "linear" else math.sqrt(batch_size / self.base)
         beta2 = optimizer.beta2 ** (batch_size * tokens_per_sequence / BETA2_TOKENS)
-        return optimizer.model_copy(
-            update={"beta2": beta2, "weight_decay": optimizer.weight_decay * decay}
-        )
+        decay = optimizer.weight_decay * factor
+        return optimizer.model_copy(update={"beta2": beta2, "weight_decay": decay})
 
 
 def parse_policy(text: str) -> Policy:

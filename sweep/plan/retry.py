@@ -44,10 +44,7 @@ def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outco
 def status_after(
     status: TrialStatus, outcome: Outcome, config: TrialConfig, failures: Counter[Cause]
 ) -> tuple[TrialStatus, bool]:
-    """Return the trial's next status, and whether this command starts it again.
-
-    `failures` counts the failures of this trial within this command by cause; it is incremented.
-    """
+    """Return the next status, and whether this command starts the trial again; count failures."""
     if not outcome.has_begun:
         status = status.changed(attempts=status.attempts - 1)
     if outcome.kind == "complete":
@@ -74,10 +71,7 @@ def microbatch_within(bound: int, config: TrialConfig) -> int:
 
 
 def is_to_run(status: TrialStatus, also: frozenset[Cause] = frozenset()) -> bool:
-    """Return True if a command that starts now runs this trial, which has no live worker.
-
-    Diverged trials run again only if the user asks for them with `also`.
-    """
+    """Return True if a new command runs this trial again; `also` has causes that the user named."""
     if status.state is State.FAILED:
         return status.cause is not Cause.DIVERGED or status.cause in also
     return not status.state.is_finished

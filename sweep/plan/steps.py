@@ -17,10 +17,7 @@ LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same seq
 def tokens_per_trial(
     budget: int, batches: Collection[int], tokens_per_sequence: int
 ) -> tuple[dict[int, int], bool]:
-    """Return training tokens by batch size, and whether they are the same for all.
-
-    They are the largest common multiple of every step within the budget if that loses at most 1 %.
-    """
+    """Return training tokens by batch size, in whole steps, and whether they are all equal."""
     steps = {batch: batch * tokens_per_sequence for batch in batches}
     largest = max(batches)
     if budget < steps[largest]:
@@ -74,10 +71,7 @@ class ProbeSizes(NamedTuple):
 def probe_sizes(
     sequences: int, points: int, share: float, microbatch_size: int, devices: int = 1
 ) -> ProbeSizes:
-    """Return the sizes of noise measurements, all 0 if the share is too small for one.
-
-    `share` of the budget's `sequences` is for all of the at most `points` measurements together.
-    """
+    """Return the sizes of at most `points` measurements in a `share` of the budget's sequences."""
     points = min(points, int(share * sequences / LEAST_PROBED))
     if not points:
         return ProbeSizes(0, 0, 0)
@@ -107,10 +101,7 @@ def choose_microbatch(
     microbatch: int | None = None,
     accumulation: int | None = None,
 ) -> int:
-    """Return the microbatch size that the user chose, or the largest legal one up to `at_most`.
-
-    A `microbatch` above a device's part of the batch is reduced to that part.
-    """
+    """Return the microbatch size that the user chose, or the largest legal one up to `at_most`."""
     if batch_size % devices:
         raise SweepError(
             f"batch size must be a multiple of devices ({devices}), got {batch_size}. "
@@ -132,10 +123,8 @@ def choose_microbatch(
             f"{name} must divide batch_size / devices ({per_device}){groups}, got {value}. "
             f"Use {' or '.join(map(str, neighbours))}."
         )
-    if accumulation is None:
-        return value
-    size = per_device // accumulation
-    if microbatch not in (None, size):
+    size = per_device // accumulation if accumulation else value
+    if accumulation and microbatch not in (None, size):
         raise SweepError(
             f"microbatch_size must be {size} with {accumulation} accumulation steps at batch size "
             f"{batch_size}, got {microbatch}. Leave one of the two out."

@@ -56,10 +56,7 @@ class Search:
 
 
 def next_rates(
-    results: Collection[TuningResult],
-    grid: Sequence[float],
-    finest: float = FINEST,
-    wanted: int = 0,
+    results: Collection[TuningResult], grid: Sequence[float], finest: float, wanted: int
 ) -> tuple[float, ...]:
     """Return the rates to try next; none while a trial is open, or once the search has settled.
 
@@ -80,15 +77,11 @@ def next_rates(
         return (rate / 2,)
     if best == len(ordered) - 1 and rate * ROUNDING < max(grid) * reach:
         return (rate * 2,)
-    gaps = [
-        (round(abs(math.log(ordered[index].rate / rate)), 9), ordered[index].rate)
-        for index in neighbours(ordered)
-    ]
-    if not gaps:
-        return ()
-    widest, other = max(gaps)
-    is_wide = widest > math.log(finest * ROUNDING)
-    return (math.sqrt(other * rate),) if is_wide or len(results) < wanted else ()
+    rates = [ordered[index].rate for index in neighbours(ordered)]
+    gaps = [(round(abs(math.log(other / rate)), 9), other) for other in rates]
+    if gaps and (max(gaps)[0] > math.log(finest * ROUNDING) or len(results) < wanted):
+        return (math.sqrt(max(gaps)[1] * rate),)
+    return ()
 
 
 def best_index(results: Sequence[TuningResult]) -> int:
@@ -118,10 +111,9 @@ def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Return the trials that continue after a rung: the better half, and the best's neighbours.
+    """Return the trials, from rates and losses, that continue: the better half and the neighbours.
 
-    The neighbours continue because a higher rate looks worse before it decays than at its end.
-    `at_rung` has the rate and the loss of every trial that reached the rung.
+    The best's neighbours continue: a higher rate looks worse before it decays than at its end.
     """
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
@@ -162,10 +154,6 @@ def crossing_tokens(
 
 
 def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int:
-    """Return the step at which a trial is pruned: its first evaluation at PATIENCE × the least.
-
-    `least_tokens` is the least to the target over trials of this batch size so far.
-    """
-    bound = PATIENCE * least_tokens
-    later = (step for step in milestone_steps(steps, points) if step * step_tokens >= bound)
-    return next(later, steps)
+    """Return the step at which a trial is pruned: the first evaluation at PATIENCE × the least."""
+    milestones = milestone_steps(steps, points)
+    return next((s for s in milestones if s * step_tokens >= PATIENCE * least_tokens), steps)

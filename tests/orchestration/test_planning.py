@@ -189,7 +189,7 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
     fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000, "grpo": grpo}
     folder = SweepFolder(Path("nowhere"))
     plan = make_plan(load_experiment("grpo-words", fields), Execution(device="cpu"), folder).plan
-    found = time_one_step(plan.sample_config(plan.trials[0]), lambda: None)
+    found = time_one_step(plan.trial_config(plan.trials[0]), lambda: None)
     assert found["seconds_per_sequence"] > 0 and found["seconds_per_update"] > 0
 
 

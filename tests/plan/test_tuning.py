@@ -79,15 +79,15 @@ def test_a_diverged_rate_counts_as_infinitely_bad():
 
 def test_nothing_is_proposed_while_a_trial_is_open():
     tried = [result(rate, 1.0) for rate in GRID[:-1]] + [result(GRID[-1], None)]
-    assert next_rates(tried, GRID) == ()
-    assert next_rates(tried[:-1], GRID) == (GRID[-1],)
+    assert next_rates(tried, GRID, FINEST, 0) == ()
+    assert next_rates(tried[:-1], GRID, FINEST, 0) == (GRID[-1],)
 
 
 def test_the_wider_gap_is_halved_and_of_equal_ones_the_upper():
     tried = [result(rate, bowl(1.0)(rate)) for rate in GRID]
-    assert next_rates(tried, GRID) == (pytest.approx(FINEST),)
+    assert next_rates(tried, GRID, FINEST, 0) == (pytest.approx(FINEST),)
     tried.append(result(FINEST, 5.0))
-    assert next_rates(tried, GRID) == (pytest.approx(1 / FINEST),)
+    assert next_rates(tried, GRID, FINEST, 0) == (pytest.approx(1 / FINEST),)
 
 
 def test_the_better_half_goes_on_and_the_neighbour_above_the_best():
