@@ -36,9 +36,8 @@ def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outco
     if memory_ran_out and exit_code == -signal.SIGKILL:
         return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
     names = {-number.value: f"killed by {number.name}" for number in signal.Signals}
-    how = names.get(exit_code, f"exit code {exit_code}")
-    see = f"; see {log}" if log else ""
-    return Outcome("lost", f"the worker ended without reporting: {how}{see}")
+    how = names.get(exit_code, f"exit code {exit_code}") + (f"; see {log}" if log else "")
+    return Outcome("lost", f"the worker ended without reporting: {how}")
 
 
 def status_after(

@@ -9,7 +9,6 @@ from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import nearest_multiples
 from sweep.errors import SweepError
 
-LARGEST_LOSS = Fraction(1, 100)  # share of the budget given up for a common token count
 LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
 LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
 
@@ -27,7 +26,7 @@ def tokens_per_trial(
         )
     common = math.lcm(*steps.values())
     rounded = budget // common * common
-    if rounded and budget - rounded <= LARGEST_LOSS * budget:
+    if rounded and 100 * (budget - rounded) <= budget:
         return dict.fromkeys(batches, rounded), True
     own = {batch: budget // step * step for batch, step in steps.items()}
     return own, len(set(own.values())) == 1
@@ -118,9 +117,8 @@ def choose_microbatch(
         return largest_divisor(per_device, at_most, group_size)
     if value not in legal:
         neighbours = [n for n in legal if n < value][-1:] + [n for n in legal if n > value][:1]
-        groups = f" into whole groups of {group_size} or equal parts of one" * (group_size > 1)
         raise SweepError(
-            f"{name} must divide batch_size / devices ({per_device}){groups}, got {value}. "
+            f"{name} must divide batch_size / devices ({per_device}), got {value}. "
             f"Use {' or '.join(map(str, neighbours))}."
         )
     size = per_device // accumulation if accumulation else value

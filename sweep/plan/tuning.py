@@ -21,7 +21,6 @@ RUNGS = (Fraction(1, 4), Fraction(1, 2))  # shares of a trial at which the worse
 ROUNDING = 1 + 1e-9
 CONFIRMED = 2  # consecutive evaluations at or below the target that end a trial
 PATIENCE = 2  # a trial is pruned at this multiple of the least tokens of its batch size
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -111,10 +110,8 @@ def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Return the trials, from rates and losses, that continue: the better half and the neighbours.
-
-    The best's neighbours continue: a higher rate looks worse before it decays than at its end.
-    """
+    """Return the trials, from rates and losses, that continue after a rung."""
+    # The best's neighbours continue, because a higher rate looks worse before it decays.
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
     best = by_rate.index(ranked[0])
@@ -123,7 +120,7 @@ def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
 
 def smoothed(
     tokens: Sequence[float], losses: Sequence[float], window: int
-) -> tuple[Floats, Floats]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return means over `window` consecutive evaluations: their mean log tokens and mean loss."""
     when, values = np.asarray(tokens, float), np.asarray(losses, float)
     if window == 1 or len(when) < window:

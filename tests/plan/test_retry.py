@@ -18,7 +18,6 @@ from sweep.plan.retry import (
 from sweep.trial.folder import Cause, State, TrialStatus
 from tests.plans import build_plan
 
-LOG = Path("log.txt")
 FULL = Outcome("out_of_memory", "why")
 RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)
 
@@ -40,35 +39,39 @@ def test_an_attempt_has_its_own_number_and_forgets_how_the_last_one_ended():
     assert begin_attempt(failed) == TrialStatus(State.RUNNING, attempts=3, fencing=6)
 
 
-def test_a_kill_is_out_of_memory_only_if_the_kernel_ran_out_of_it():
-    assert judge_death(-9, memory_ran_out=True, log=LOG).kind == "out_of_memory"
-    assert judge_death(-9, memory_ran_out=False, log=LOG).kind == "lost"
-    assert judge_death(-11, memory_ran_out=True, log=LOG).kind == "lost"
-    assert "SIGSEGV" in judge_death(-11, memory_ran_out=False, log=LOG).message
-    assert "exit code 3" in judge_death(3, memory_ran_out=False, log=LOG).message
+DEATHS = [(-9, True, "out_of_memory", "memory"), (-9, False, "lost", "SIGKILL")]
+DEATHS += [(-11, True, "lost", "SIGSEGV"), (3, False, "lost", "exit code 3; see log.txt")]
 
 
-@pytest.mark.parametrize(("microbatch", "smaller"), [(12, 6), (6, 3), (3, 1), (1, None)])
-def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch_down_to_one(
-    microbatch, smaller
+@pytest.mark.parametrize(("exit_code", "memory_ran_out", "kind", "words"), DEATHS)
+def test_a_kill_is_out_of_memory_only_if_the_kernel_ran_out_of_it(
+    exit_code, memory_ran_out, kind, words
 ):
+    outcome = judge_death(exit_code, memory_ran_out, Path("log.txt"))
+    assert outcome.kind == kind and words in outcome.message
+
+
+@pytest.mark.parametrize(("microbatch", "smaller"), [(12, 6), (6, 3), (3, 1)])
+def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch(microbatch, smaller):
     status, again = after("out_of_memory", microbatch=microbatch, per_device=12)
-    if smaller is None:
-        assert not again and (status.state, status.cause) == (State.FAILED, "out_of_memory")
-    else:
-        assert again and (status.state, status.microbatch_size) == (State.WAITING, smaller)
+    assert again and (status.state, status.microbatch_size) == (State.WAITING, smaller)
 
 
-@pytest.mark.parametrize(
-    ("kind", "retried"), [("lost", 1), ("error", 0), ("diverged", 0), ("preempted", 9)]
-)
+def test_out_of_memory_at_a_microbatch_of_one_is_final():
+    status, again = after("out_of_memory", microbatch=1, per_device=12)
+    assert not again and (status.state, status.cause) == (State.FAILED, "out_of_memory")
+
+
+RETRIED = [("lost", 1), ("error", 0), ("diverged", 0), ("preempted", 9)]
+
+
+@pytest.mark.parametrize(("kind", "retried"), RETRIED)
 def test_a_command_retries_lost_workers_once_and_preempted_ones_always(kind, retried):
     failures = Counter()
     ends = [after(kind, failures=failures) for _ in range(9)]
     assert [again for _, again in ends] == [number < retried for number in range(9)]
-    status = ends[-1][0]
-    expected = (State.WAITING if retried == 9 else State.FAILED, kind)
-    assert (status.state, status.cause) == expected
+    state = State.WAITING if retried == 9 else State.FAILED
+    assert (ends[-1][0].state, ends[-1][0].cause) == (state, kind)
 
 
 def test_a_stopped_attempt_waits():

@@ -110,29 +110,27 @@ def test_a_search_of_several_dimensions_ends_by_count():
     assert not search.is_done([*shown, *shown[:2]], 9)
 
 
-def test_a_crossing_is_interpolated_in_log_tokens():
-    assert crossing_tokens([100, 10_000], [3.0, 1.0], 2.0) == pytest.approx(1000)
-    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.0, 1.0], 2.0) == 4.0
-    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.5, 1.0], 2.75) == pytest.approx(2**1.5)
+CROSSINGS = [  # tokens, losses, target, crossing
+    ([100, 10_000], [3.0, 1.0], 2.0, 1000),
+    ([1, 2, 4, 8], [4.0, 3.0, 2.0, 1.0], 2.0, 4),
+    ([1, 2, 4, 8], [4.0, 3.0, 2.5, 1.0], 2.75, 2**1.5),
+    # A dip that does not stay is no crossing; the last evaluation needs no confirmation.
+    ([1, 2, 4, 8, 16, 32], [4, 1, 4, 3, 1, 1], 2, 8 * 2**0.5),
+    ([1, 2, 4, 8, 16, 32], [4, 1, 4, 1, 4, 3], 2, None),
+    ([1, 2, 4, 8, 16, 32], [4, 1, 4, 1, 1, 4], 2, 4 * 2 ** (2 / 3)),
+    ([1, 4], [3, 1], 2, 2),
+    ([1, 4], [3, 2.0001], 2, None),
+    # Without a point before it, a crossing is at its evaluation.
+    ([5, 9], [1, 1], 2, 5),
+    ([5, 9, 11], [math.nan, 1, 1], 2, 9),
+    ([5, 9, 11], [3, 1, math.nan], 2, None),
+    ([], [], 2, None),
+]
 
 
-def test_a_dip_that_does_not_stay_is_no_crossing():
-    tokens = [1, 2, 4, 8, 16, 32]
-    assert crossing_tokens(tokens, [4, 1, 4, 3, 1, 1], 2) == pytest.approx(8 * 2**0.5)
-    assert crossing_tokens(tokens, [4, 1, 4, 1, 4, 3], 2) is None
-    assert crossing_tokens(tokens, [4, 1, 4, 1, 1, 4], 2) == pytest.approx(4 * 2 ** (2 / 3))
-
-
-def test_the_last_evaluation_needs_no_confirmation():
-    assert crossing_tokens([1, 4], [3, 1], 2) == pytest.approx(2)
-    assert crossing_tokens([1, 4], [3, 2.0001], 2) is None
-
-
-def test_a_crossing_without_a_point_before_it_is_at_its_evaluation():
-    assert crossing_tokens([5, 9], [1, 1], 2) == 5
-    assert crossing_tokens([5, 9, 11], [math.nan, 1, 1], 2) == 9
-    assert crossing_tokens([5, 9, 11], [3, 1, math.nan], 2) is None
-    assert crossing_tokens([], [], 2) is None
+@pytest.mark.parametrize(("tokens", "losses", "target", "crossing"), CROSSINGS)
+def test_a_crossing_stays_and_is_interpolated_in_log_tokens(tokens, losses, target, crossing):
+    assert crossing_tokens(tokens, losses, target) == (crossing and pytest.approx(crossing))
 
 
 def test_a_trial_is_pruned_at_the_first_evaluation_at_twice_the_least_tokens():
