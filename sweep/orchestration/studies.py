@@ -68,7 +68,7 @@ class RateStudy:
         wanted: int,
         name: Callable[[dict[str, float]], str],
     ) -> None:
-        """Start the next trials of the study.
+        """Start the next trials of the study, if it has not settled.
 
         The rates of the grid, beyond its edges and between neighbours are enqueued; with several
         dimensions TPE samples after the grid.
@@ -80,9 +80,10 @@ class RateStudy:
         """
         search, number = self.search, len(results)
         if search.extra and number >= len(search.grid):
-            self.study.sampler = TPESampler(seed=SAMPLER_SEED + number, n_startup_trials=0)
-            trial = self.study.ask(search_space(search))
-            self._note(name(dict(trial.params)), trial)
+            if number < max(search.trials, wanted):
+                self.study.sampler = TPESampler(seed=SAMPLER_SEED + number, n_startup_trials=0)
+                trial = self.study.ask(search_space(search))
+                self._note(name(dict(trial.params)), trial)
             return
         for rate in next_rates(results.values(), search.grid, search.finest, wanted):
             values = {"learning_rate": rate, **dict.fromkeys(search.extra, 1.0)}

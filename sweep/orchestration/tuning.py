@@ -306,9 +306,6 @@ class Tuning:
     def _propose(self, plan: Plan, study: Study, following: Round, wanted: int) -> None:
         """Add the trials that the study suggests next."""
         search, results = self._as_search(study), self._results(study)
-        if search.is_done(results.values(), wanted):
-            self._revive(study, results, following)
-            return
         optuna_study = self._optuna(search)
         optuna_study.update(results)
         rows: dict[str, PlannedTrial] = {}
@@ -319,6 +316,8 @@ class Tuning:
             return str(row.id)
 
         optuna_study.suggest(results, wanted, name)
+        if not rows:
+            self._revive(study, results, following)
         following.rows += rows.values()
         rungs = self._rungs(study)
         for trial, row in rows.items():

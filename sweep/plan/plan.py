@@ -16,7 +16,6 @@ from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
 
 TUNING_SEED = 1000
-EVALUATION_TOKENS = 262_144  # per milestone at most; else 1 % of the budget
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init"}
 ANSWERING_SEEDS = 3  # least seeds that can show which batch size is best
@@ -77,7 +76,6 @@ class Plan(Inputs):
         assert settings.precision != "auto"
         has_tokenizer = self.data is not None or settings.tokenizer == "pretrained"
         optimizer = {"beta2": row.beta2, "weight_decay": row.weight_decay}
-        schedule = {"warmup_min_steps": row.warmup_min_steps}
         return Science(
             stage=row.stage,
             policy=row.policy,
@@ -86,7 +84,9 @@ class Plan(Inputs):
             data=self.data,
             tokenizer=tokenizer_of(settings) if has_tokenizer else None,
             optimizer=settings.optimizer.model_copy(update=optimizer),
-            schedule=settings.schedule.model_copy(update=schedule),
+            schedule=settings.schedule.model_copy(
+                update={"warmup_min_steps": row.warmup_min_steps}
+            ),
             evaluation=settings.evaluation,
             precision=settings.precision,
             tokens=row.tokens,
@@ -131,7 +131,6 @@ class Plan(Inputs):
         return row.model_copy(update={"id": trial_id})
 
     def tuning_centre(self, batch_size: int) -> float:
-        """Return the centre of a batch size's rate grid."""
         return self.settings.tuning.centre or Policy("tuned").rate_at(batch_size)
 
     @property
@@ -173,7 +172,7 @@ def build_plan(
     policy, sequence = parse_policy(experiment.lr), experiment.traits.tokens_per_sequence
     batches = sorted({*experiment.batches, *other_batches})
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
-    measured = min(EVALUATION_TOKENS, experiment.budget // 100)
+    measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
     evaluation = experiment.evaluation.model_copy(update={"sequences": sequences})
     facts = ("name", "parameters", "embedding_parameters")

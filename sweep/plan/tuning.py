@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -17,7 +16,7 @@ GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
 EXTENSIONS = 4  # most steps of a factor 2 beyond either end of the grid
 FINEST = math.sqrt(2)  # ratio of neighbouring rates at which refinement ends
-RUNGS = (Fraction(1, 4), Fraction(1, 2))  # shares of a trial at which the worse ones are pruned
+RUNGS = (0.25, 0.5)  # shares of a trial at which the worse ones are pruned
 ROUNDING = 1 + 1e-9
 CONFIRMED = 2  # consecutive evaluations at or below the target that end a trial
 PATIENCE = 2  # a trial is pruned at this multiple of the least tokens of its batch size
@@ -46,12 +45,6 @@ class Search:
     finest: float = FINEST
     extra: tuple[str, ...] = ()  # further dimensions, beta2 or weight_decay
     trials: int = 0  # number of trials if there are further dimensions
-
-    def is_done(self, results: Collection[TuningResult], wanted: int) -> bool:
-        """Return True if nothing more is to be tried, with at least `wanted` trials."""
-        if self.extra and len(results) >= len(self.grid):
-            return len(results) >= max(self.trials, wanted)
-        return not next_rates(results, self.grid, self.finest, wanted)
 
 
 def next_rates(
@@ -134,9 +127,8 @@ def crossing_tokens(
 ) -> float | None:
     """Return the tokens at which a curve reaches the target to stay; None if it does not.
 
-    The crossing is the first evaluation at or below the target whose next evaluation, if there is
-    one, is also at or below it. It is interpolated in log tokens from the evaluation before, if
-    that exists and its loss is finite. The mean of `window` consecutive evaluations counts.
+    It is at the first mean of `window` evaluations at or below the target that the next one, if
+    any, confirms, interpolated in log tokens from the one before if that is finite.
     """
     when, values = smoothed(tokens, losses, window)
     below = np.isfinite(values) & (values <= target)

@@ -57,11 +57,6 @@ def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch(microbatch
     assert again and (status.state, status.microbatch_size) == (State.WAITING, smaller)
 
 
-def test_out_of_memory_at_a_microbatch_of_one_is_final():
-    status, again = after("out_of_memory", microbatch=1, per_device=12)
-    assert not again and (status.state, status.cause) == (State.FAILED, "out_of_memory")
-
-
 RETRIED = [("lost", 1), ("error", 0), ("diverged", 0), ("preempted", 9)]
 
 
@@ -74,19 +69,15 @@ def test_a_command_retries_lost_workers_once_and_preempted_ones_always(kind, ret
     assert (ends[-1][0].state, ends[-1][0].cause) == (state, kind)
 
 
-def test_a_stopped_attempt_waits():
-    status, again = after("stopped")
-    assert not again and status.state is State.WAITING
-
-
 def test_the_next_command_runs_all_but_complete_and_diverged():
     to_run = {cause: is_to_run(TrialStatus(state=State.FAILED, cause=cause)) for cause in Cause}
     assert to_run == {cause: cause is not Cause.DIVERGED for cause in Cause}
     diverged = TrialStatus(state=State.FAILED, cause=Cause.DIVERGED)
     assert is_to_run(diverged, frozenset({Cause.DIVERGED}))
     assert is_to_run(TrialStatus()) and is_to_run(RUNNING)
-    assert not is_to_run(TrialStatus(state=State.COMPLETE))
-    assert not is_to_run(TrialStatus(state=State.PRUNED))
+    assert after("stopped")[0].state is State.WAITING and not after("stopped")[1]
+    finished = (State.COMPLETE, State.PRUNED)
+    assert not any(is_to_run(TrialStatus(state=state)) for state in finished)
 
 
 def test_a_bound_on_the_microbatch_is_rounded_down_to_a_divisor():
@@ -97,4 +88,5 @@ def test_a_bound_on_the_microbatch_is_rounded_down_to_a_divisor():
 def test_evaluations_that_exceed_memory_at_a_microbatch_of_one_are_tried_one_at_a_time():
     again, is_retried = status_after(RUNNING, FULL, trial_config(1), Counter())
     assert is_retried and trial_config(1).attempted(1).execution.evaluation_batch_size == 1
-    assert not status_after(again, FULL, trial_config(1), Counter())[1]
+    final, is_retried = status_after(again, FULL, trial_config(1), Counter())
+    assert not is_retried and (final.state, final.cause) == (State.FAILED, "out_of_memory")

@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweep.config.experiment import EvaluationSettings
-from sweep.plan.steps import milestone_steps
 from sweep.plan.tuning import (
     EXTENSIONS,
     FINEST,
     GRID,
-    Search,
     TuningResult,
     best_index,
     crossing_tokens,
@@ -97,17 +95,9 @@ def test_the_better_half_goes_on_and_the_neighbour_above_the_best():
 
 
 def test_rungs_are_milestones_of_the_evaluation_before_the_end():
-    assert rung_steps(1000, EvaluationSettings(points=20)) == (250, 500)
-    assert rung_steps(10, EvaluationSettings(points=20)) == (3, 5)
-    assert rung_steps(1000, EvaluationSettings(points=1)) == ()
-    assert rung_steps(2, EvaluationSettings(points=20)) == (1,)
-
-
-def test_a_search_of_several_dimensions_ends_by_count():
-    shown = [result(rate, 1.0) for rate in GRID]
-    search = Search("s", GRID, extra=("beta2",), trials=7)
-    assert not search.is_done(shown, 0) and search.is_done([*shown, *shown[:2]], 0)
-    assert not search.is_done([*shown, *shown[:2]], 9)
+    cases = [(1000, 20, (250, 500)), (10, 20, (3, 5)), (1000, 1, ()), (2, 20, (1,))]
+    for steps, points, rungs in cases:
+        assert rung_steps(steps, EvaluationSettings(points=points)) == rungs
 
 
 CROSSINGS = [  # tokens, losses, target, crossing
@@ -134,9 +124,5 @@ def test_a_crossing_stays_and_is_interpolated_in_log_tokens(tokens, losses, targ
 
 
 def test_a_trial_is_pruned_at_the_first_evaluation_at_twice_the_least_tokens():
-    steps, points, step_tokens = 1000, 20, 64  # evaluations every 50 steps, 3,200 tokens
-    assert last_step(4000, step_tokens, steps, points) == 150
-    assert last_step(3200, step_tokens, steps, points) == 100
-    assert last_step(3201, step_tokens, steps, points) == 150
-    assert last_step(1e9, step_tokens, steps, points) == steps
-    assert last_step(4000, step_tokens, steps, points) in milestone_steps(steps, points)
+    for least, last in [(4000, 150), (3200, 100), (3201, 150), (1e9, 1000)]:
+        assert last_step(least, 64, 1000, 20) == last  # evaluations every 50 steps, 3,200 tokens
