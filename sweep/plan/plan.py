@@ -76,6 +76,7 @@ class Plan(Inputs):
         assert settings.precision != "auto"
         has_tokenizer = self.data is not None or settings.tokenizer == "pretrained"
         optimizer = {"beta2": row.beta2, "weight_decay": row.weight_decay}
+        schedule = {"warmup_min_steps": row.warmup_min_steps}
         return Science(
             stage=row.stage,
             policy=row.policy,
@@ -84,9 +85,7 @@ class Plan(Inputs):
             data=self.data,
             tokenizer=tokenizer_of(settings) if has_tokenizer else None,
             optimizer=settings.optimizer.model_copy(update=optimizer),
-            schedule=settings.schedule.model_copy(
-                update={"warmup_min_steps": row.warmup_min_steps}
-            ),
+            schedule=settings.schedule.model_copy(update=schedule),
             evaluation=settings.evaluation,
             precision=settings.precision,
             tokens=row.tokens,

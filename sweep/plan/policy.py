@@ -23,8 +23,6 @@ RULES = {
 
 @dataclass(frozen=True)
 class Policy:
-    """One `--lr`."""
-
     kind: str  # fixed, sqrt, linear, tuned
     rate: float = 0.0  # peak rate at `base`; if fixed, at every batch size
     base: int = 32  # batch size
