@@ -34,7 +34,7 @@ MANY_EPOCHS = 4
 INITIAL_LOSS_TOLERANCE = 0.25  # nats around ln V; random logits add up to about 0.15
 UNEVEN_TIMES = 1.25  # longest over shortest total time of trials that differ in their seed
 MIXABLE = ("device", "torch_version", "git_commit", "devices")
-FOLLOW_FROM_MICROBATCH = ("microbatch", "gradient_accumulation", "generation_batch_size")
+FOLLOW_FROM_MICROBATCH = ("microbatch", "generation_batch_size", "evaluation_batch_size")
 
 Verdict = tuple[Iterable[Any], str] | None  # batch sizes at fault, evidence
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from sweep.cli.options import print_document
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.orchestration.status import sweep_status, time_left
-from sweep.plan.plan import Plan, PlannedTrial, answering_command, answering_cost
+from sweep.plan.plan import Plan, PlannedTrial, answering_command
 from sweep.plan.policy import describe_policy
 from sweep.trial.folder import State, SweepFolder
 
@@ -115,12 +115,7 @@ def _plan_notes(plan: Plan, cost: "ClusterCost | None") -> Iterator[tuple[str, s
         more = "; tuning trials that follow from these are not counted"
     yield "Total", f"{len(plan.trials)} trials, estimated time {total}{more}"
     if command := answering_command(plan):
-        seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
-        trainings, needed = answering_cost(plan, seconds)
-        yield (
-            "This plan cannot tell which batch size is best. The command that can",
-            f"{trainings} trainings, estimated time {_total_time([needed])}\n    {command}",
-        )
+        yield "This plan cannot tell which batch size is best. The command that can", command
     if cost:
         yield "Cluster", f"{cost.devices} devices, {cost.trials} trials to run"
         yield "Makespan", format_seconds(cost.makespan_seconds)

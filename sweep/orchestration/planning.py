@@ -181,7 +181,7 @@ def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
     settings = plan.settings
     if settings.model.parameters is not None and not (plan.code or settings.traits.samples):
         return settings.model.parameters
-    config = plan.located(folder).sample_config(plan.trials[0])
+    config = plan.located(folder).trial_config(plan.trials[0])
     parameters: int | None = run_job(inspect_trial, config)
     return parameters
 

@@ -15,14 +15,12 @@ from sweep.memory.presets import describe_remedies
 from sweep.orchestration.executors import Executor
 from sweep.plan.plan import Plan
 from sweep.plan.retry import (
-    MemoryBounds,
     Outcome,
     begin_attempt,
     is_to_run,
     judge_death,
+    microbatch_within,
     status_after,
-    tightened,
-    within_bounds,
 )
 from sweep.plan.tuning import PATIENCE, last_step
 from sweep.training.memory_limit import oom_kills
@@ -47,7 +45,7 @@ class Schedule:
         default_factory=dict
     )
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
-    _bounds: MemoryBounds = field(default_factory=MemoryBounds)
+    _microbatch_bound: int | None = None  # half of the least that ran out of memory
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -170,8 +168,10 @@ class Schedule:
         steps = [step for step in (pause_step, self._last_step(config)) if step is not None]
 
         def begin(status: TrialStatus) -> TrialStatus:
-            status = within_bounds(begin_attempt(status), config, self._bounds)
-            return status.changed(pause_step=min(steps, default=None))
+            size, bound = status.microbatch_size or config.microbatch_size, self._microbatch_bound
+            if bound and size > bound:
+                status = status.changed(microbatch_size=microbatch_within(bound, config))
+            return begin_attempt(status).changed(pause_step=min(steps, default=None))
 
         self._change(trial, begin)
         future = self.executor.submit(trial, slot)
@@ -220,7 +220,8 @@ class Schedule:
             self._waiting.appendleft(trial)
             self._watches.pop(trial.id, None)
         if outcome.kind == Cause.OUT_OF_MEMORY and is_retried:  # later trials start smaller
-            self._bounds = tightened(self._bounds, before, status, config)
+            half = max(1, (before.microbatch_size or config.microbatch_size) // 2)
+            self._microbatch_bound = min(half, self._microbatch_bound or half)
         elif outcome.kind == Cause.OUT_OF_MEMORY:
             with contextlib.suppress(SweepError):
                 remedies = run_job(describe_remedies, config)

@@ -167,10 +167,6 @@ def forget_peak_memory(device: torch.device) -> int:
     return peak
 
 
-class EvaluationOutOfMemory(Exception):
-    """Memory ran out in an evaluation: its batch is too large."""
-
-
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an exception, or its cause, means that memory ran out.
 

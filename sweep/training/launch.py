@@ -103,7 +103,7 @@ def first_cause(
         outcome = judge_death(exit_codes[silent[0]], memory_ran_out, None)
         return Outcome(outcome.kind, f"process {silent[0]} of the trial: {outcome.message}")
     first = min(out_of_memory or reports.values(), key=lambda end: float(str(end["time"])))
-    return Outcome(str(first["kind"]), str(first["message"]), bool(first["in_evaluation"]))
+    return Outcome(str(first["kind"]), str(first["message"]))
 
 
 def _run_rank(run: Run, name: str, device: str) -> Outcome:

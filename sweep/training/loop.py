@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import first_probed, learning_rate_at, milestone_steps, probe_sizes
+from sweep.plan.steps import learning_rate_at, milestone_steps, probe_sizes
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import flop_utilisation, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import GradientSums
@@ -17,6 +17,8 @@ from sweep.training.progress import Progress, ShouldStop
 from sweep.training.step import StepOutput, TrainingStep
 from sweep.trial.files import MetricsLog, SilentLog
 from sweep.workloads import ranks
+
+BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
 
 
 class Phases:
@@ -150,8 +152,10 @@ class NoiseProbe:
         self.splits = milestone_steps(config.steps, points) if is_split else ()
         self.steps = {*self.splits, *self._probes}
         epochs = step.workload.epochs() if self._probes else None
-        windows = round(science.tokens // length / epochs) if epochs else None
-        self._first = first_probed(self._sizes.points * self._sizes.sequences, windows)
+        self._first = BEYOND_TRAINING
+        if epochs:  # the last sequences of the first epoch, which a shorter training does not see
+            windows = round(science.tokens // length / epochs)
+            self._first = max(0, windows - self._sizes.points * self._sizes.sequences)
 
     def metrics(self, step: int, sums: GradientSums | None) -> dict[str, float]:
         """Return `noise/trace` and `noise/square` of the probe, and those of the training step."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models import weight_dtype
-from sweep.training.device import EvaluationOutOfMemory, is_out_of_memory
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import WeightAverage
 from sweep.training.parallel import DataParallel, FullyShard, LossSum, Parallel
@@ -177,14 +176,9 @@ class TrainingStep:
 
     def evaluated(self, evaluate: Callable[[nn.Module], Result]) -> Result:
         """Return the result of one of the workload's evaluations, of the averaged weights."""
-        try:
-            with self.averaged(), torch.no_grad():
-                result: Result = self.parallel.call(evaluate)
-                return result
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise EvaluationOutOfMemory(str(error)) from error
-            raise
+        with self.averaged(), torch.no_grad():
+            result: Result = self.parallel.call(evaluate)
+        return result
 
     def evaluate(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch without gradients, as evaluations compute it."""

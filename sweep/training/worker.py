@@ -22,7 +22,6 @@ from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import (
-    EvaluationOutOfMemory,
     has_compiler,
     is_out_of_memory,
     limited_memory,
@@ -84,7 +83,7 @@ def run_attempt(
         if not isinstance(error, SweepError):
             message = f"{type(error).__name__}: {message[:500]}"
         if is_out_of_memory(error):
-            return Outcome("out_of_memory", message, isinstance(error, EvaluationOutOfMemory))
+            return Outcome("out_of_memory", message)
         return Outcome("error", message)
     finally:
         if lease:

@@ -51,7 +51,6 @@ class TrialStatus:
     attempts: int = 0
     fencing: int = 0  # number of the newest attempt
     microbatch_size: int | None = None  # None: as planned
-    evaluation_batch_size: int | None = None  # None: as planned
     pause_step: int | None = None  # step at which the attempt checkpoints and ends
 
     def changed(self, **fields: Any) -> "TrialStatus":

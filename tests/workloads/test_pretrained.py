@@ -253,7 +253,7 @@ def test_the_first_step_of_gpt2_124m_has_the_ratio_1():
     fields = {"workload": "grpo", "batches": "8", "data": "synthetic", "budget": "8k", "grpo": grpo}
     logistics = Execution(device="cpu", microbatch=4)
     plan = make_plan(load_experiment("gpt2", fields), logistics, NEW).plan
-    step = TrainingStep(plan.sample_config(plan.trials[0]), CPU, 4)
+    step = TrainingStep(plan.trial_config(plan.trials[0]), CPU, 4)
     assert sum(p.numel() for p in step.parameters) == 124_439_808
     step.workload.task.reward = lambda _, completion: {"letters": len(completion.text) / 10}
     before = step.parameters[-1].detach().clone()  # a bias, which has no weight decay
