@@ -14,7 +14,11 @@ COMMANDS = (run, plan, forecast, probe, status, stop, log, clean, report, audit,
 
 @click.group(
     commands=COMMANDS,
-    context_settings={"auto_envvar_prefix": "SWEEP", "max_content_width": 100},
+    context_settings={
+        "auto_envvar_prefix": "SWEEP",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
 )
 @click.version_option(package_name="batch-size-sweep", prog_name="sweep")
 def sweep() -> None:
@@ -36,8 +40,13 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         code = 2
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has ended
+        code = 0
     except (SweepError, OSError, click.ClickException) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        if isinstance(error, OSError):
+            text += ". Check the path and its permissions."
         click.echo(f"Error: {' '.join(text.split())}", err=True)
         code = 2
     except (click.Abort, KeyboardInterrupt):

@@ -1,16 +1,19 @@
-"""Command-line options, generated from the settings."""
+"""Command-line options, generated from the settings.
+
+Options are built when a command is used: `sweep --help` imports only click and this package.
+"""
 
 import json
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from sweep.config.execution import Execution, Services
-from sweep.config.experiment import Experiment
-from sweep.config.settings import Group, Setting, settings_of
-from sweep.trial.folder import SweepFolder
+if TYPE_CHECKING:
+    from sweep.config.settings import Group, Setting
+    from sweep.trial.folder import SweepFolder
 
 
 def folder_path(text: str) -> Path:
@@ -20,8 +23,10 @@ def folder_path(text: str) -> Path:
     return Path(text)
 
 
-def sweep_folder(text: str) -> SweepFolder:
+def sweep_folder(text: str) -> "SweepFolder":
     """Read the path of a sweep's folder."""
+    from sweep.trial.folder import SweepFolder
+
     return SweepFolder(folder_path(text))
 
 
@@ -30,18 +35,27 @@ class SettingsCommand(click.Command):
 
     is_about_memory = False  # whether it takes only settings that change a step's memory
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._groups: dict[click.Parameter, Group] = {
+    @cached_property
+    def _groups(self) -> "dict[click.Parameter, Group]":
+        from sweep.config.execution import Execution, Services
+        from sweep.config.experiment import Experiment
+        from sweep.config.settings import settings_of
+
+        return {
             build_option(setting): setting.flag.group
             for table in (Experiment, Execution, Services)
             for setting in settings_of(table)
             if setting.flag.concerns_memory or not self.is_about_memory
         }
-        self.params = [*self._groups, *self.params]
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the options of the settings, and then the command's own."""
+        return [*self._groups, *super().get_params(ctx)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each group of options under its heading; the command's own are in the last."""
+        from sweep.config.settings import Group
+
         for group in Group:
             options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
             members = [p for p in options if self._groups.get(p, Group.OUTPUT) == group]
@@ -56,7 +70,7 @@ class MemoryCommand(SettingsCommand):
     is_about_memory = True
 
 
-def build_option(setting: Setting) -> click.Option:
+def build_option(setting: "Setting") -> click.Option:
     """Return the option of a setting; pydantic parses every value but choices and switches."""
     words = [f"--{setting.name.replace('_', '-')}"]
     text, annotation = setting.field.description, setting.field.annotation

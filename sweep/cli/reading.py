@@ -7,6 +7,7 @@ import subprocess
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,16 +20,16 @@ from sweep.cli.options import (
     sweep_folder,
 )
 from sweep.config.numbers import format_bytes
-from sweep.config.trial import TokenizerSettings
 from sweep.errors import SweepError
-from sweep.trial.folder import SweepFolder
-from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
+
+if TYPE_CHECKING:
+    from sweep.trial.folder import SweepFolder
 
 
 @click.command()
 @folder_argument
 @json_option
-def status(folder: SweepFolder, json: bool) -> int:
+def status(folder: "SweepFolder", json: bool) -> int:
     """Print every trial's state and the time left."""
     from sweep.cli.show import print_status
     from sweep.orchestration.status import sweep_status
@@ -43,8 +44,10 @@ def status(folder: SweepFolder, json: bool) -> int:
 
 @click.command()
 @folder_argument
-def stop(folder: SweepFolder) -> int:
+def stop(folder: "SweepFolder") -> int:
     """Let a running sweep checkpoint and end; the same `sweep run` resumes it."""
+    from sweep.trial.lease import LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
+
     owner = read_owner(folder.lock_path)
     if is_locked(folder.lock_path):
         if owner.get("host") != socket.gethostname():  # a network file system shows its lock here
@@ -71,11 +74,14 @@ def stop(folder: SweepFolder) -> int:
 @click.command()
 @folder_argument
 @click.argument("trial", metavar="ID")
-def log(folder: SweepFolder, trial: str) -> int:
+def log(folder: "SweepFolder", trial: str) -> int:
     """Print a trial's log. The start of its id is enough."""
     from sweep.orchestration.status import find_trial
 
-    click.echo(find_trial(folder, trial).log_path.read_text(errors="replace"), nl=False)
+    path = find_trial(folder, trial).log_path
+    if not path.exists():
+        raise SweepError(f"trial {path.parent.name} must have started to have a log. Run it first.")
+    click.echo(path.read_text(errors="replace"), nl=False)
     return 0
 
 
@@ -83,7 +89,7 @@ def log(folder: SweepFolder, trial: str) -> int:
 @folder_argument
 @click.option("--weights", is_flag=True, help="Also the weights of finished trials.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def clean(folder: SweepFolder, weights: bool, yes: bool) -> int:
+def clean(folder: "SweepFolder", weights: bool, yes: bool) -> int:
     """List what a sweep no longer needs, then remove it."""
     from sweep.orchestration.status import list_unneeded, remove
 
@@ -108,7 +114,7 @@ def clean(folder: SweepFolder, weights: bool, yes: bool) -> int:
 @click.option("--out", type=folder_path, metavar="DIR", help="Folder to write to.")
 @click.option("--tracking-uri", metavar="URI", help="Also mirror DIR to this MLflow store.")
 def report(
-    folder: SweepFolder | None,
+    folder: "SweepFolder | None",
     from_mlflow: str | None,
     experiment: str | None,
     run: str | None,
@@ -134,10 +140,11 @@ def report(
     return 0
 
 
-def _mirror(folder: SweepFolder, tracking_uri: str | None) -> None:
+def _mirror(folder: "SweepFolder", tracking_uri: str | None) -> None:
     """Bring the sweep's tracking store up to date: bare workers and outages leave gaps."""
     from sweep.plan.plan import load_plan
     from sweep.tracking.mirror import Mirror
+    from sweep.trial.lease import Lease, is_locked
 
     if is_locked(folder.lock_path):
         click.echo("A running command mirrors this sweep.", err=True)
@@ -168,7 +175,7 @@ def audit(table: Path, json: bool) -> int:
 @click.command()
 @folder_argument
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
-def ui(folder: SweepFolder, port: int) -> int:
+def ui(folder: "SweepFolder", port: int) -> int:
     """Open MLflow's UI on this sweep's store, on this machine only."""
     from sweep.tracking.store import ui_command
 
@@ -186,6 +193,7 @@ def data() -> None:
 @data_options
 def prepare(source: str, tokenizer: str, vocabulary: str) -> int:
     """Download and tokenize SOURCE (tinystories, synthetic, or a path) into the cache."""
+    from sweep.config.trial import TokenizerSettings
     from sweep.data.sources import identify_data
     from sweep.data.tokens import describe_data, prepare_data
 
@@ -200,6 +208,7 @@ def prepare(source: str, tokenizer: str, vocabulary: str) -> int:
 @json_option
 def info(source: str, tokenizer: str, vocabulary: str, json: bool) -> int:
     """Describe SOURCE: identity, documents, bytes, and tokens once it is prepared."""
+    from sweep.config.trial import TokenizerSettings
     from sweep.data.tokens import describe_data
 
     settings = TokenizerSettings.model_validate({"kind": tokenizer, "vocabulary": vocabulary})

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sweep.cli.options import MemoryCommand, SettingsCommand, common_options, print_document
-from sweep.config.execution import Services
 from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
-from sweep.plan.retry import is_to_run
-from sweep.trial.folder import Cause, SweepFolder
 
-if TYPE_CHECKING:  # these import torch or numpy
+if TYPE_CHECKING:
+    from sweep.config.execution import Services
     from sweep.memory.search import Measurement
     from sweep.orchestration.planning import Planned
     from sweep.plan.plan import Plan
+    from sweep.trial.folder import Cause, SweepFolder
 
 CONFIRM_SECONDS = 3600
 
@@ -48,6 +47,7 @@ def run(
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import check_writable, read_request
     from sweep.orchestration.runner import check_trains, finished_summary, run_plan
+    from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
     folder, services = request.folder, request.services
@@ -94,7 +94,7 @@ def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
     return replace(planned, plan=plan, requested=chosen)
 
 
-def _check_services(services: Services, is_tuned: bool) -> None:
+def _check_services(services: "Services", is_tuned: bool) -> None:
     """Refuse an executor or a store that cannot be used, before anything is written."""
     from sweep.orchestration.executors import check_services
     from sweep.tracking.store import check_answers
@@ -108,8 +108,10 @@ def _check_services(services: Services, is_tuned: bool) -> None:
         open_storage(services.storage)
 
 
-def _confirm(plan: "Plan", folder: SweepFolder, also: frozenset[Cause]) -> None:
+def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> None:
     """Ask before running more than an hour of estimated time."""
+    from sweep.plan.retry import is_to_run
+
     seconds = sum(
         row.forecast_seconds or 0
         for row in plan.trials
@@ -123,7 +125,7 @@ def _confirm(plan: "Plan", folder: SweepFolder, also: frozenset[Cause]) -> None:
     click.confirm(f"{question} Run it?", abort=True, err=True)
 
 
-def _report(folder: SweepFolder) -> list[str]:
+def _report(folder: "SweepFolder") -> list[str]:
     """Write the report, and return a line for each check that failed."""
     from sweep.analysis.frames import load_sweep
     from sweep.analysis.target import judge
@@ -155,6 +157,7 @@ def plan(
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
     from sweep.orchestration.planning import check_writable, read_request
     from sweep.orchestration.runner import holding, save_grown
+    from sweep.plan.retry import is_to_run
 
     request = read_request(experiment, settings, out)
     folder, cost = request.folder, None
