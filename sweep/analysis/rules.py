@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, policy_label
+from sweep.analysis.comparison import SEEDS_FOR_SPREAD, policy_labels
 from sweep.analysis.optimum import TunedRate, tuned_rates
 from sweep.plan.plan import Plan
 
@@ -59,10 +59,9 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     The plan adds the vocabulary; without it, the rule that needs it is left out.
     """
     rows = trials.rename(columns=OTHER_NAMES).drop(columns="best_valid_loss", errors="ignore")
-    pairs = zip(rows["policy"], rows["learning_rate"], strict=True)
-    rows["label"] = [policy_label(str(policy), float(rate)) for policy, rate in pairs]
-    for name, default in (("state", "unknown"), ("cause", "")):
-        rows[name] = rows[name].astype(object).where(rows[name].notna(), default)
+    rows["label"] = policy_labels(rows)
+    rows["state"] = rows["state"].astype(object).fillna("unknown")
+    rows["cause"] = rows["cause"].astype(object).fillna("")
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
     rows["has_diverged"] = rows["cause"] == "diverged"
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
@@ -81,10 +80,10 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     rows["has_target"] = has_target
     if has_target:
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
-        logs = rows["tokens_to_target"].astype(float).map(math.log).fillna(math.inf)
+        logs = np.log(rows["tokens_to_target"].astype(float)).fillna(math.inf)
         rows["final_valid_loss"] = logs.mask(rows["is_failed"])
-        for name in ("steps", "token_budget"):
-            rows[name] = rows[name].astype(float).mask(is_tuning | is_pruned)
+        counts = rows[["steps", "token_budget"]].astype(float)
+        rows[["steps", "token_budget"]] = counts.mask(is_tuning | is_pruned)
     return rows
 
 
@@ -127,10 +126,6 @@ def explain_log_rows(rows: pd.Series, steps: pd.Series) -> tuple[int, int, int] 
     return tuple(formulas[0].tolist()) if len(formulas) else None
 
 
-def _ratio(values: pd.Series) -> float:
-    return float(values.max() / values.min()) if len(values) else 1.0
-
-
 def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
     low, high = values.min(), values.max()
     if low == high or values.empty:
@@ -140,6 +135,16 @@ def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
     return f"{low:{form}} at batch size {first:g} to {high:{form}} at batch size {last:g}"
 
 
+def _compare(
+    cells: pd.DataFrame, values: pd.Series, most: float, subject: str, form: str = ".3g"
+) -> Verdict:
+    """Blame every batch size if the largest value is more than `most` times the least."""
+    if cells.empty:
+        return None
+    is_off = values.max() / values.min() > most
+    return cells["batch_size"] if is_off else (), f"{subject}: {_range(cells, values, form)}."
+
+
 # `cells` are the best cells of all batch sizes that have every column that a rule needs.
 
 
@@ -147,11 +152,10 @@ def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if table.log_formula is None:
         return (), "No formula of log rows explains the column steps."
     (a, b, c), row = table.log_formula, table.wrong_steps.iloc[0]
-    return (
-        table.cells["batch_size"],
+    return table.cells["batch_size"], (
         f"The column steps counts rows of a log: it is T/{a} + T/max({b}, T/{c}) + 1, where T = "
         f"tokens / (batch size × context) are the optimizer steps ({row['steps']:,.0f} rows for "
-        f"{row['true_steps']:,.0f} steps at batch size {row['batch_size']:g}).",
+        f"{row['true_steps']:,.0f} steps at batch size {row['batch_size']:g})."
     )
 
 
@@ -167,36 +171,35 @@ def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def _has_equal_steps_only(cells: pd.DataFrame) -> bool:
-    tokens = cells["steps"] * cells["batch_size"] * cells["context_length"].fillna(1)
-    return _ratio(cells["steps"]) <= EQUAL_STEPS < _ratio(tokens)
+    steps = cells["steps"]
+    tokens = steps * cells["batch_size"] * cells["context_length"].fillna(1)
+    return bool(steps.max() / steps.min() <= EQUAL_STEPS < tokens.max() / tokens.min())
 
 
 def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     is_off = _has_equal_steps_only(cells) and table.log_formula is None
-    text = f"Steps: {_range(cells, cells['steps'], ',.0f')}."
-    return cells["batch_size"] if is_off else (), text
+    return _compare(cells, cells["steps"], 0 if is_off else math.inf, "Steps", ",.0f")
 
 
 def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    if cells.empty or _has_equal_steps_only(cells):
+    if _has_equal_steps_only(cells):
         return None
-    is_off = _ratio(cells["token_budget"]) > (1 if table.is_own else 1 + TOKENS_TOLERANCE)
-    text = f"Training tokens: {_range(cells, cells['token_budget'], ',.0f')}."
-    return cells["batch_size"] if is_off else (), text
+    most = 1 if table.is_own else 1 + TOKENS_TOLERANCE
+    return _compare(cells, cells["token_budget"], most, "Training tokens", ",.0f")
 
 
 def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    rates, sizes = table.rows["learning_rate"].dropna(), set(cells["batch_size"])
-    is_fixed = rates.nunique() == 1 and len(sizes) > 1
+    rates, sizes = table.rows["learning_rate"].dropna(), cells["batch_size"]
+    is_fixed = rates.nunique() == 1 and sizes.nunique() > 1
     if table.is_own:
         is_fixed = set(table.rows["policy"]) == {"fixed"}
-        sizes = sizes or set(table.rows["batch_size"])
-    if is_fixed:
-        text = (
-            f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may "
-        )
-        return sizes, f"{text}only show that the rate suits a batch size less."
-    return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
+        sizes = table.rows["batch_size"] if sizes.empty else sizes
+    if not is_fixed:
+        return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
+    return sizes, (
+        f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may only "
+        "show that the rate suits a batch size less."
+    )
 
 
 def scaled_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -213,7 +216,7 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     elif not rates:
         return None
     edges = [r for r in rates if not r.optimum.is_inside and (r.optimum.best or table.is_own)]
-    texts = [_describe_optimum(rate) for rate in edges or rates]
+    texts = [f"Batch size {rate.batch_size}: {_describe_optimum(rate)}." for rate in edges or rates]
     texts += [f"Batch size {size:g}: no rate was tuned." for size in sorted(untuned)]
     return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts)
 
@@ -221,19 +224,20 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def _describe_optimum(rate: TunedRate) -> str:
     optimum, grid = rate.optimum, rate.trials["learning_rate"]
     if optimum.best is None:
-        return f"Batch size {rate.batch_size}: no rate completed."
+        return "no rate completed"
     side = "inside" if optimum.is_inside else "at an end of"
-    parts = [f"the best of {rate.tried} trials, {side} {grid.min():.3g} to {grid.max():.3g}"]
+    text = f"{optimum.best:.3g}, the best of {rate.tried} trials, {side} "
+    text += f"{grid.min():.3g} to {grid.max():.3g}"
     if rate.has_no_result:
-        parts.append(f"{rate.has_no_result} rates without a result")
+        text += f", {rate.has_no_result} rates without a result"
     if optimum.rate is not None:
         ends = " [{:.3g}, {:.3g}]".format(*optimum.interval) if optimum.interval else ""
-        parts.append(f"vertex {optimum.rate:.3g}{ends}")
+        text += f", vertex {optimum.rate:.3g}{ends}"
     if optimum.plateau:
-        parts.append("within one σ {:.3g} to {:.3g}".format(*optimum.plateau))
+        text += ", within one σ {:.3g} to {:.3g}".format(*optimum.plateau)
     if rate.has_other_dimensions:
-        parts.append("at the β2 and weight decay of the best trial, which are not bracketed")
-    return f"Batch size {rate.batch_size}: {optimum.best:.3g}, {', '.join(parts)}."
+        text += ", at the β2 and weight decay of the best trial, which are not bracketed"
+    return text
 
 
 def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -266,42 +270,33 @@ def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     hours, sequences = cells["hours"], cells["true_steps"] * cells["batch_size"]
     digits = next((d for d in range(9) if (hours - hours.round(d)).abs().max() < 1e-12), 9)
     half = 0.5 * 10.0**-digits  # the rounding of hours as written
-    fastest = ((hours + half) / sequences).cummin().shift()
-    slow = cells[(hours - half) / sequences > fastest / COLLAPSE]
-    if slow.empty:
+    slow = (hours - half) / sequences > ((hours + half) / sequences).cummin().shift() / COLLAPSE
+    if not slow.any():
         return (), "No batch size is much slower per sequence than a smaller one."
-    row = slow.iloc[-1]
-    smaller = cells[cells["batch_size"] < row["batch_size"]]
-    base = smaller.loc[(hours / sequences)[smaller.index].idxmin()]
-    late, early = (3600 * cell["hours"] / cell["true_steps"] for cell in (row, base))
-    memory = row.get("device_memory_gib", math.nan)
+    last = slow[slow].index[-1]
+    first = (hours / sequences)[cells["batch_size"] < cells["batch_size"][last]].idxmin()
+    seconds, sizes = 3600 * hours / cells["true_steps"], cells["batch_size"]
+    memory = cells["device_memory_gib"][last] if "device_memory_gib" in cells else math.nan
     device = "a device" if math.isnan(memory) else f"a device of {memory:g} GiB"
-    return (
-        slow["batch_size"],
-        f"A step of batch size {row['batch_size']:g} took {late:.3f} s, one of "
-        f"{base['batch_size']:g} {early:.3f} s: {late / early:.1f} times as long for "
-        f"{row['batch_size'] / base['batch_size']:.3g} times the work. Compilation cannot explain "
-        f"this; {device} that spills into host memory or an allocator that thrashes can.",
+    return sizes[slow], (
+        f"A step of batch size {sizes[last]:g} took {seconds[last]:.3f} s, one of {sizes[first]:g} "
+        f"{seconds[first]:.3f} s: {seconds[last] / seconds[first]:.1f} times as long for "
+        f"{sizes[last] / sizes[first]:.3g} times the work. Compilation cannot explain this; "
+        f"{device} that spills into host memory or an allocator that thrashes can."
     )
 
 
 def adamw_time_scale(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     cells = cells[cells["weight_decay"] > 0]
-    if cells.empty:
-        return None
     scale = 1 / (cells["learning_rate"] * cells["weight_decay"] * cells["true_steps"])
-    is_off, text = _ratio(scale) > MOST_TIME_SCALES, _range(cells, scale)
-    return cells["batch_size"] if is_off else (), f"1/(rate × weight decay × steps): {text}."
+    return _compare(cells, scale, MOST_TIME_SCALES, "1/(rate × weight decay × steps)")
 
 
 def beta2_half_life(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     cells = cells[cells["adam_beta2"] < 1]
-    if cells.empty:
-        return None
     tokens_per_step = cells["batch_size"] * cells["context_length"]
     tokens = tokens_per_step * math.log(0.5) / np.log(cells["adam_beta2"])
-    is_off, text = _ratio(tokens) > MOST_TIME_SCALES, _range(cells, tokens, ",.0f")
-    return cells["batch_size"] if is_off else (), f"Half-life in tokens: {text}."
+    return _compare(cells, tokens, MOST_TIME_SCALES, "Half-life in tokens", ",.0f")
 
 
 def best_of_evaluations(table: TrialTable, cells: pd.DataFrame) -> Verdict:
