@@ -74,7 +74,7 @@ def audit(path: Path) -> dict[str, Any]:
         # A trials.csv may hold several learning-rate policies, which are checked separately.
         groups = list(rows.groupby(rows.get("label", pd.Series("", rows.index)), sort=False))
         for label, group in groups:
-            policy = f"{label}: " if len(groups) > 1 else ""
+            start = prefix + (f"{label}: " if len(groups) > 1 else "")
             for check in check_rows(prepare(group)):
                 if check.missing_columns:
                     missing.setdefault(check.code, list(check.missing_columns))
@@ -82,13 +82,11 @@ def audit(path: Path) -> dict[str, Any]:
                 checked.add(check.code)
                 if check.status == FAIL:
                     finding = {"code": check.code, "rows": list(check.batch_sizes)}
-                    message = prefix + policy + check.evidence
-                    findings.append(finding | {"message": message, "remedy": check.remedy})
-    not_checked = [
-        {"code": code, "missing_columns": columns}
-        for code, columns in missing.items()
-        if code not in checked
-    ]
+                    findings.append(
+                        finding | {"message": start + check.evidence, "remedy": check.remedy}
+                    )
+    absent = {code: columns for code, columns in missing.items() if code not in checked}
+    not_checked = [{"code": code, "missing_columns": columns} for code, columns in absent.items()]
     return {"findings": findings, "not_checked": not_checked, "notes": notes}
 
 

@@ -62,10 +62,12 @@ def load_sweep(path: str | Path) -> Sweep:
     records, curves, warnings = [], dict[str, dict[str, Any]](), list[str]()
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
+        measured = _read_record(trial, warnings)
         record = {**row.model_dump(), "parameters": plan.model.get("parameters"), "attempts": 0}
-        record |= _read_record(trial, warnings)
-        sequences = row.devices * int(record["microbatch_size"])
-        record.setdefault("gradient_accumulation_steps", row.batch_size // sequences)
+        record |= measured
+        if "gradient_accumulation_steps" not in measured:
+            sequences = row.devices * int(record["microbatch_size"])
+            record["gradient_accumulation_steps"] = row.batch_size // sequences
         if isinstance(record.get("execution"), dict):
             record["execution"] = canonical_json(record["execution"])
         records.append(record)

@@ -94,19 +94,17 @@ def compare_pairs(
     sizes = tuple(sorted(losses))
     common = set.intersection(*map(set, losses.values())) if losses else set()
     seeds = tuple(sorted(common))
-    extra = {size: tuple(sorted(set(losses[size]) - common)) for size in sizes}
+    left_out = {n: tuple(sorted(set(losses[n]) - common)) for n in sizes if set(losses[n]) - common}
+    infinite = [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]
     reason = ""
-    if len(sizes) < 2:
+    if infinite:
+        reason = f"batch size {infinite[0]} has a loss that is not finite"
+    elif len(sizes) < 2:
         reason = f"a comparison needs 2 batch sizes, there is {len(sizes) or 'none'}"
     elif len(seeds) < 2:
-        reason = (
-            f"paired tests need 2 seeds common to all batch sizes, there is {len(seeds) or 'none'}"
-        )
-    for size in reversed(sizes):
-        if not all(map(math.isfinite, losses[size].values())):
-            reason = f"batch size {size} has a loss that is not finite"
+        count = len(seeds) or "none"
+        reason = f"paired tests need 2 seeds common to all batch sizes, there is {count}"
     degrees = max(0, (len(sizes) - 1) * (len(seeds) - 1))
-    left_out = {size: others for size, others in extra.items() if others}
     comparison = Comparison(sizes, seeds, left_out, margin, unit, degrees, reason)
     if reason:
         return comparison
@@ -137,22 +135,19 @@ def _pairs(
     own = by_seed.std(axis=1, ddof=1) / math.sqrt(seeds)
     error = np.maximum(math.sqrt(2 * mean_square / seeds), own)
     half = stdtrit(degrees, 1 - ALPHA / 2) * error
-    different = 2 * stdtr(degrees, -_ratio(np.abs(mean), error))
+    # Without noise any difference is infinitely clear, and no difference is 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.nan_to_num(np.abs(mean) / error, posinf=math.inf)
+        nearer = (np.abs(mean) - margin) / error
+    different = 2 * stdtr(degrees, -t)
     # The larger p value of the two one-sided tests is that of the nearer edge.
-    equivalent = stdtr(degrees, _ratio(np.abs(mean) - margin, error))
+    equivalent = stdtr(degrees, np.nan_to_num(nearer, posinf=math.inf, neginf=-math.inf))
     columns = (mean, mean - half, mean + half, error, different, holm(different))
     numbers = np.stack([*columns, equivalent, holm(equivalent)], axis=1).tolist()
-    names = zip(first.tolist(), second.tolist(), by_seed.tolist(), numbers, strict=True)
     return tuple(
         Pair((sizes[i], sizes[j]), tuple(values), Estimate(*row[:3]), *row[3:])
-        for i, j, values, row in names
+        for i, j, values, row in zip(first, second, by_seed.tolist(), numbers, strict=True)
     )
-
-
-def _ratio(numerator: Floats, error: Floats) -> Floats:
-    """Divide; without noise any difference is infinitely clear, and no difference is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(numerator / error, nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def holm(p_values: Floats) -> Floats:
