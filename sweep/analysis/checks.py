@@ -8,7 +8,7 @@ published tables alike.
 import math
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import pandas as pd
 
 from sweep.analysis.comparison import report_trials
 from sweep.analysis.frames import Sweep
-from sweep.analysis.optimum import TunedRate, tuned_rates
+from sweep.analysis.optimum import TunedRate
 from sweep.analysis.rules import RULES, TrialTable, prepare, rows_of_trials
 from sweep.analysis.statistics import (
     MOST_SEEDS,
@@ -134,10 +134,8 @@ def check_own_rows(
     The comparison, of losses or of log steps to the target, gives the σ for intervals of rates.
     """
     rows = rows_of_trials(sweep.trials, sweep.plan)
-    table = prepare(rows[rows["label"] == label])
-    if comparison.sigma:
-        sigma, degrees = comparison.sigma.value, comparison.degrees_of_freedom
-        table = replace(table, rates=tuned_rates(table.rows, sigma, degrees))
+    sigma = comparison.sigma.value if comparison.sigma else None
+    table = prepare(rows[rows["label"] == label], sigma, comparison.degrees_of_freedom)
     return check_rows(table, answering_command(sweep.plan) or ""), table.rates
 
 

@@ -80,15 +80,17 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     rows["has_target"] = has_target
     if has_target:
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
-        logs = np.log(rows["tokens_to_target"].astype(float)).fillna(math.inf)
+        logs = rows["tokens_to_target"].astype(float).map(math.log).fillna(math.inf)
         rows["final_valid_loss"] = logs.mask(rows["is_failed"])
         counts = rows[["steps", "token_budget"]].astype(float)
         rows[["steps", "token_budget"]] = counts.mask(is_tuning | is_pruned)
     return rows
 
 
-def prepare(table: pd.DataFrame) -> TrialTable:
-    """Derive the true steps, the failures, the cells and the grids of rates."""
+def prepare(
+    table: pd.DataFrame, sigma: float | None = None, degrees: float = math.inf
+) -> TrialTable:
+    """Derive true steps, failures, cells and the grids of rates; sigma as in `tuned_rates`."""
     rows, is_own = table.copy(), "policy" in table
     has_target = is_own and bool(rows["has_target"].any())
     rows["loss"] = next((rows[n] for n in LOSSES if n in rows and rows[n].notna().any()), math.nan)
@@ -109,7 +111,7 @@ def prepare(table: pd.DataFrame) -> TrialTable:
     wrong = cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
     counted = cells.dropna(subset=["steps", "true_steps"])
     formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else None
-    best, rates = best.sort_values("batch_size"), tuned_rates(rows)
+    best, rates = best.sort_values("batch_size"), tuned_rates(rows, sigma, degrees)
     return TrialTable(rows, cells, best, wrong, formula, rates, is_own, has_target)
 
 
@@ -162,10 +164,8 @@ def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if table.log_formula is not None:
         return None
-    listed = [
-        f"{row['steps']:,.0f} for {row['true_steps']:,.0f} at batch size {row['batch_size']:g}"
-        for row in table.wrong_steps.to_dict("records")
-    ]
+    wrong = table.wrong_steps[["steps", "true_steps", "batch_size"]].to_numpy()
+    listed = [f"{steps:,.0f} for {true:,.0f} at batch size {size:g}" for steps, true, size in wrong]
     text = f"Steps that are not tokens / (batch size × context): {', '.join(listed) or 'none'}."
     return table.wrong_steps["batch_size"], text
 
@@ -249,11 +249,9 @@ def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    counts = table.cells.groupby("batch_size", as_index=False).max().dropna(subset=["seeds"])
-    if counts.empty:
-        return None
-    few = counts["batch_size"][counts["seeds"] < SEEDS_FOR_SPREAD]
-    return few, f"Seeds: {_range(counts, counts['seeds'], 'g')}."
+    seeds = table.cells.groupby("batch_size")["seeds"].max().dropna().reset_index()
+    few = seeds["batch_size"][seeds["seeds"] < SEEDS_FOR_SPREAD]
+    return None if seeds.empty else (few, f"Seeds: {_range(seeds, seeds['seeds'], 'g')}.")
 
 
 def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -303,14 +301,12 @@ def best_of_evaluations(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     both = cells[cells["final_valid_loss"].notna()]
     if both.empty:
         return cells["batch_size"], "No final loss is given."
-    bias = both["final_valid_loss"] - both["best_valid_loss"]
-    final, best = (
-        ", ".join(f"{size:g}" for size in both.sort_values(name, kind="stable")["batch_size"])
-        for name in ("final_valid_loss", "best_valid_loss")
-    )
+    sizes, bias = both["batch_size"], both["final_valid_loss"] - both["best_valid_loss"]
+    orders = [both[name].argsort(kind="stable") for name in ("final_valid_loss", "best_valid_loss")]
+    final, best = (", ".join(f"{size:g}" for size in sizes.iloc[order]) for order in orders)
     ranking = "the same ranking" if final == best else f"another ranking ({best}, not {final})"
     text = f"best_valid_loss is up to {bias.max():.4f} below final_valid_loss and gives {ranking}."
-    return both["batch_size"] if final != best else both["batch_size"][bias > BIAS], text
+    return sizes if final != best else sizes[bias > BIAS], text
 
 
 def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -329,19 +325,19 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     is_tuning, has_diverged = table.rows["stage"] == "tune", table.rows["has_diverged"]
-    text = f"{(~is_tuning & has_diverged).sum()} of {(~is_tuning).sum()} reporting trials and "
-    text += f"{(is_tuning & has_diverged).sum()} of {is_tuning.sum()} tuning trials diverged."
-    return table.rows["batch_size"][~is_tuning & has_diverged], text
+    return table.rows["batch_size"][~is_tuning & has_diverged], (
+        f"{(~is_tuning & has_diverged).sum()} of {(~is_tuning).sum()} reporting trials and "
+        f"{(is_tuning & has_diverged).sum()} of {is_tuning.sum()} tuning trials diverged."
+    )
 
 
 def batch_size_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    sizes = cells["batch_size"].to_list()
+    sizes, best = cells["batch_size"], cells["batch_size"][cells["loss"] == cells["loss"].min()]
     if len(sizes) < 3:
         return None
-    best = cells.loc[cells["loss"] == cells["loss"].min(), "batch_size"].to_list()
-    is_inside = any(sizes[0] < size < sizes[-1] for size in best)
-    text = f"The least loss is at batch size {best[0]:g} of {sizes[0]:g} to {sizes[-1]:g}."
-    return () if is_inside else best, text
+    is_at_edge = best.isin([sizes.min(), sizes.max()]).all()
+    text = f"The least loss is at batch size {best.iloc[0]:g} of {sizes.min():g} to "
+    return best if is_at_edge else (), f"{text}{sizes.max():g}."
 
 
 def many_epochs(table: TrialTable, cells: pd.DataFrame) -> Verdict:
