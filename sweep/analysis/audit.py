@@ -93,9 +93,8 @@ def audit(path: Path) -> dict[str, Any]:
 def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
     """Read every table that has batch sizes from a file, or from the first table of a folder.
 
-    Returns:
-        The name of each table, its rows with all documented columns (NaN or empty text if a value
-        is absent), and notes on what was not read.
+    Returns the name of each, its rows with all documented columns (NaN or empty text if a value is
+    absent), and notes on what was not read.
     """
     if path.is_dir():
         files = [path / "trials.csv", *sorted(path.glob("*.csv")), *sorted(path.glob("*.md"))]

@@ -42,10 +42,9 @@ def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
 def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     """Summarise each cell: one row per policy, batch size and rate.
 
-    Returns:
-        Counts of trials by state, means over the complete trials, the spread of the final
-        validation loss and of the total time, and the largest peak memory. `is_comparable`: every
-        planned seed is complete; `is_on_front`: on the Pareto front of these in loss and time.
+    It holds counts of trials by state, means over the complete trials and their spread.
+    `is_comparable`: every planned seed is complete; `is_on_front`: on the Pareto front of these in
+    loss and time.
     """
     reports = report_trials(trials)
     state, is_diverged = reports["state"], reports["cause"] == "diverged"
@@ -122,11 +121,8 @@ def overlapping(cells: pd.DataFrame, position: int, measure: str = "loss") -> li
 def find_gains(sweep: Sweep) -> list[dict[str, Any]]:
     """Compare the mean rewards of the milestone prompts before and after training, cell by cell.
 
-    Both use the same prompts and random numbers, so the interval (t) is that of paired differences.
-
-    Returns:
-        In the plan's order: label, batch_size, learning_rate, `start` and `end` by seed, and their
-        `difference`, an Estimate or None below two seeds.
+    `start` and `end` are by seed. Both use the same prompts and random numbers, so `difference` is
+    the Estimate of a paired difference, or None below two seeds.
     """
     last = {trial: -float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
     trials = report_trials(sweep.trials)

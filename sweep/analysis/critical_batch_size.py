@@ -53,9 +53,8 @@ def fit_steps(
     """Fit S(B) = S_min + E_min/B by least squares on log S, both parameters in logs.
 
     A censored S is a lower bound and enters one-sidedly, by the likelihood of a normal log S (Tobin
-    1958). Intervals are t intervals of the logs with seeds − 1 degrees of freedom; the standard
-    error is that of a bootstrap over whole seeds, times √(n/(n−1)), because the percentiles of a
-    bootstrap over few seeds are far too narrow.
+    1958). Intervals are t intervals of the logs; the standard error is that of a bootstrap over
+    whole seeds, times √(n/(n−1)).
 
     Args:
         batch_sizes: increasing.
@@ -185,15 +184,11 @@ class NoiseScale:
 
 
 def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale:
-    """Average tr Σ̂ and Ĝ² separately over records in order, then divide.
+    """Average tr Σ̂ and Ĝ² of four or more records, in order, separately; then divide.
 
     Intervals are those of a bootstrap of moving blocks of ⌊√n⌋ records that wrap round at the end
     (Politis & Romano 1992), widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, for the
     m blocks.
-
-    Args:
-        traces: tr Σ̂ of each of four or more records, as `sweep.training.noise` records them.
-        squares: Ĝ² of each.
     """
     values = np.array([traces, squares], float).T  # (records, 2)
     length = math.isqrt(len(values))

@@ -53,8 +53,8 @@ def tuned_rates(
 ) -> tuple[TunedRate, ...]:
     """Return the optimum of each batch size; nothing if at most one rate was tried at each.
 
-    `rows` are those of `sweep.analysis.rules.TrialTable`. Tuning trials count; in a table without
-    them, every row. `sigma` is the standard deviation over seeds of a loss, or of log tokens.
+    Tuning trials count; in a table without them, every row. `sigma` is the standard deviation over
+    seeds of a loss, or of log tokens.
     """
     is_tuning = rows["stage"] == "tune"
     trials = rows[is_tuning] if is_tuning.any() else rows[~rows["is_out_of_memory"]]

@@ -86,10 +86,8 @@ def compare_pairs(
 ) -> Comparison:
     """Compare all pairs of batch sizes by paired t tests and test equivalence, Holm-adjusted.
 
-    Returns:
-        A comparison without pairs, and with `not_applicable`, if there are fewer than two batch
-        sizes or common seeds, or a loss is not finite (a diverged trial is data: without it the
-        means would be those of the lucky seeds).
+    There are no pairs, but a reason in `not_applicable`, with fewer than two batch sizes or common
+    seeds, or if a loss is not finite (without a diverged trial, means would be of lucky seeds).
     """
     sizes = tuple(sorted(losses))
     common = set.intersection(*map(set, losses.values())) if losses else set()
@@ -164,8 +162,7 @@ def minimal_detectable_difference(
 ) -> float | None:
     """Return the difference that a pair's test detects with power .8; None below 2 seeds.
 
-    Two-sided at .05 over `pairs` (1 for a single pair, all of them after Holm's adjustment), with
-    the pooled standard error of `batch_sizes` that share one σ.
+    Two-sided at .05 over `pairs`, with the pooled standard error of `batch_sizes` that share one σ.
     """
     degrees = (batch_sizes - 1) * (seeds - 1)
     if degrees < 1:

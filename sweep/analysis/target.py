@@ -39,9 +39,8 @@ class Reached(PolicyChecks):
 def steps_to_target(sweep: Sweep) -> pd.DataFrame:
     """Return one row per reporting trial that ended: where it reached the target, or a bound.
 
-    A trial that was pruned or used up its budget is censored: its last evaluation is a bound. A
-    trial below the target at its first evaluation is early: that evaluation is a bound from above.
-    Diverged trials have no row.
+    A trial that was pruned or used up its budget is censored: its last evaluation is a bound. One
+    below the target at its first evaluation is early. Diverged trials have no row.
     """
     target, window = sweep.plan.settings.target, sweep.plan.settings.evaluation.window
     assert target is not None
@@ -171,10 +170,8 @@ def losses_at(sweep: Sweep, reached: Reached, measure: str) -> tuple[float, pd.D
     """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
 
     Valid because the schedule knows no horizon: a shorter trial would have had the same loss.
-
-    Returns:
-        The number, the most that every trial has reached; and per batch size `loss` (mean over
-        seeds, by interpolation in log tokens), `loss_sd` and `seeds`.
+    Returns the number, the most that every trial reached, and a table: batch_size, loss, loss_sd,
+    seeds.
     """
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     trials = reached.trials
