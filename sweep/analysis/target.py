@@ -152,18 +152,11 @@ def headline(reached: Reached) -> str:
     """Return the claim about the critical batch size; empty unless every check passes."""
     if not reached.passes or reached.fit is None:
         return ""
-    fit, sizes = reached.fit, reached.batch_sizes
-    claim = (
+    return (
         f"To a validation loss of {reached.target:g} the critical batch size is "
-        f"{fit.b_crit:.4g} sequences: training there takes twice the least tokens and twice "
-        "the least steps."
+        f"{reached.fit.b_crit:.4g} sequences: training there takes twice the least tokens and "
+        f"twice the least steps. {reached.scope}"
     )
-    if fit.b_crit.low < sizes[0] or fit.b_crit.high > sizes[-1]:
-        claim += " Its interval extends beyond the batch sizes that were tried."
-    if fit.b_overhead.value >= sizes[0]:
-        upper = f"{fit.b_overhead:.4g}"
-        claim += f" Up to batch size {upper} it takes at most 20 % more tokens than the least."
-    return f"{claim} {reached.scope}"
 
 
 def losses_at(sweep: Sweep, reached: Reached, measure: str) -> tuple[float, pd.DataFrame]:
