@@ -101,8 +101,11 @@ def write_trials_csv(sweep: Sweep, path: Path) -> None:
 def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     """Return result.json or, without one, state.json."""
     try:
-        if result := trial.read_result():
+        result = trial.read_result()
+        if result and result.get("id") == trial.id:
             return result
+        if result:
+            warnings.append(f"trial {trial.id}: result.json belongs to another trial.")
     except CorruptFile:
         warnings.append(
             f"trial {trial.id}: result.json is damaged or was changed; its numbers are left out."
@@ -111,7 +114,7 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
         status = trial.read_status()
     except CorruptFile:
         warnings.append(f"trial {trial.id}: state.json is damaged; left out.")
-        return {}
+        return {"state": None}
     record: dict[str, Any] = {"state": str(status.state), "attempts": status.attempts}
     if status.cause:
         record |= {"cause": str(status.cause), "message": status.message[:MESSAGE_CHARACTERS]}
