@@ -46,7 +46,6 @@ class Check:
     evidence: str  # the numbers, one or more sentences
     remedy: str  # a sentence or a command; empty unless the check fails
     blocks_claims: bool  # no claim about the best batch size is made while it fails
-    weakens_times: bool  # times are not comparable while it fails
     batch_sizes: tuple[int, ...]  # those at fault
     missing_columns: tuple[str, ...]  # columns whose absence makes it NOT APPLICABLE
 
@@ -68,7 +67,6 @@ def build_check(
         evidence=evidence,
         remedy=(remedy or row.get("remedy", "")) if is_failed else "",
         blocks_claims=row.get("blocks_claims", False),
-        weakens_times=row.get("weakens_times", False),
         batch_sizes=tuple(sorted({int(size) for size in batch_sizes})) if is_failed else (),
         missing_columns=missing_columns,
     )

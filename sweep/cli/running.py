@@ -41,7 +41,8 @@ def run(
 ) -> int:
     """Plan, run every trial, write the report. The same command again resumes.
 
-    EXPERIMENT is a TOML file or the name of a shipped one, such as tinystories or quick.
+    EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
+    grpo-words, grpo-chess) or a TOML file.
     """
     from sweep.cli.show import Progress, print_end, print_plan
     from sweep.orchestration.costs import estimate

@@ -124,13 +124,7 @@ def make_plan(
         new = build_plan(settings, execution, inputs, command=command)
         plan = new.model_copy(update={"model": {**new.model, "parameters": parameters}})
     else:
-        for name in sorted(chosen.model_fields_set):
-            decided, value = getattr(old.execution, name), getattr(chosen, name)
-            if value != decided:
-                raise SweepError(
-                    f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
-                    f"got {value!r}. Leave the flag out, or choose another --out."
-                )
+        refuse_other_execution(old, chosen, folder)
         if experiment.precision == "auto":
             experiment = experiment.model_copy(update={"precision": old.settings.precision})
         batches = tuple({row.batch_size for row in old.trials})
@@ -158,6 +152,17 @@ def make_plan(
         if row.id in ids or (row.stage == "tune" and row.batch_size in tuning)
     ]
     return Planned(plan, tuple(requested))
+
+
+def refuse_other_execution(old: Plan, chosen: Execution, folder: SweepFolder) -> None:
+    """Refuse settings that differ from those decided when the plan was first written."""
+    for name in sorted(chosen.model_fields_set):
+        decided, value = getattr(old.execution, name), getattr(chosen, name)
+        if value != decided:
+            raise SweepError(
+                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
+                f"got {value!r}. Leave the flag out, or choose another --out."
+            )
 
 
 def first_plan(
