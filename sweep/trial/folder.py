@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
-from sweep.errors import Superseded, SweepError
+from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, remove, sha256_of, sha256_of_file, write_json
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
@@ -191,9 +191,12 @@ class SweepFolder:
     def read_plan(self) -> dict[str, Any] | None:
         """Read plan.json; return None if it does not exist."""
         try:
-            return read_json(self.plan_path)
+            plan = read_json(self.plan_path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        if not isinstance(plan.get("trials"), list):
+            raise CorruptFile(f"{self.plan_path} must list trials. Restore it from a copy.")
+        return plan
 
     def require_plan(self) -> dict[str, Any]:
         """Read plan.json of a folder that must have one."""
