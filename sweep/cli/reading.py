@@ -72,16 +72,11 @@ def stop(folder: "SweepFolder") -> int:
 
 def _stop_attempts(folder: "SweepFolder") -> int:
     """Stop attempts that run without a command, such as SLURM jobs."""
-    from sweep.trial.lease import LeaseWatch, is_locked, read_owner
+    from sweep.trial.lease import LeaseWatch, read_owner
 
     count = 0
     for trial in folder.trials():
         owner = read_owner(trial.lease_path)
-        if is_locked(trial.runner_lock_path):
-            raise SweepError(
-                f"{folder.path} is not run by a command, but trial {trial.id} is run by process "
-                f"{owner.get('pid', '?')}. End that process."
-            )
         is_alive = not trial.result_path.exists() and LeaseWatch(trial.lease_path).is_alive()
         if is_alive and (fencing := owner.get("fencing")):
             trial.ask_to_stop(fencing)

@@ -211,7 +211,8 @@ class Mirror:
             run = self._mirror_lines(trial, row, run, length)
             if is_finished:
                 self._mirror_result(trial, run)
-            end_time = trial.state_path.stat().st_mtime_ns // 10**6
+            last = trial.result_path if trial.result_path.exists() else trial.state_path
+            end_time = last.stat().st_mtime_ns // 10**6
             params = row.model_dump(exclude=NO_PARAMS)
             run = self._runs[trial.id] = self._update(run, params, tags, run_status, end_time)
         if status.mlflow_run_id != run.info.run_id:

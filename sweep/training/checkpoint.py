@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -31,12 +32,7 @@ WHOLE = "state.safetensors"  # all tensors of a trial on one device
 
 
 class CheckpointStore:
-    """Reads and writes the checkpoints of one trial, for one attempt.
-
-    Args:
-        folder: the trial's folder.
-        fencing: number of this attempt; a superseded attempt's writes raise Superseded.
-    """
+    """Reads and writes a trial's checkpoints; a superseded attempt's writes raise Superseded."""
 
     def __init__(self, folder: TrialFolder, fencing: int) -> None:
         self.folder, self.check, self._fencing = folder, folder.fence(fencing), fencing
@@ -49,24 +45,33 @@ class CheckpointStore:
             The length in bytes of metrics.jsonl at the checkpoint; 0 without a checkpoint.
 
         Raises:
-            OSError: in all processes, if one of them cannot read its tensors.
+            OSError: in all processes, if one of them can read no checkpoint's tensors.
         """
+        failure: OSError | None = None  # of reading tensors, which may have changed some weights
         for path, *_ in self.folder.checkpoints():
+            stored, problem = None, ""
             try:
-                notes, problem = read_notes(path), ""
+                notes = read_notes(path)
                 length = int(notes["metrics_length"])
                 if not is_start_intact(self.folder.metrics_path, length, notes["metrics_sha256"]):
                     problem = "metrics.jsonl does not match"
-            except (OSError, KeyError, ValueError) as error:
+                elif not ranks.are_many() and (path / WHOLE).exists():
+                    stored = load_file(path / WHOLE)
+            except (OSError, KeyError, ValueError, SafetensorError) as error:
                 problem = str(error)
-            if ranks.largest(bool(problem)):  # no process may use what another cannot read
-                why = problem or "another process cannot read it"
-                print(f"checkpoint {path.name} is damaged ({why}); trying an older one", flush=True)
-                continue
-            _restore(step, path, notes)
-            vars(progress).update(notes["progress"])
-            self._step = progress.step
-            return length
+            is_damaged = ranks.largest(bool(problem))  # for any process: then none may use it
+            if not is_damaged:
+                try:
+                    _restore(step, path, notes, stored)
+                    vars(progress).update(notes["progress"])
+                    self._step = progress.step
+                    return length
+                except OSError as error:
+                    failure, problem = error, str(error)
+            why = problem or "another process cannot read it"
+            print(f"checkpoint {path.name} is damaged ({why}); trying an older one", flush=True)
+        if failure:
+            raise failure
         return 0
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
@@ -122,11 +127,7 @@ class CheckpointStore:
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint contains besides tensors.
-
-    Raises:
-        ValueError: if a file is missing or torn.
-    """
+    """Return what a checkpoint contains besides tensors; raise ValueError if a file is torn."""
     notes: dict[str, Any] = json.loads((folder / NOTES).read_text())
     for name, size in notes["bytes"].items():
         if not (folder / name).exists() or (folder / name).stat().st_size != size:
@@ -134,7 +135,10 @@ def read_notes(folder: Path) -> dict[str, Any]:
     return notes
 
 
-def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
+def _restore(
+    step: TrainingStep, folder: Path, notes: dict[str, Any], stored: dict[str, Tensor] | None
+) -> None:
+    """Fill the state from a checkpoint, whose tensors are `stored` if they lie in one file."""
     step.parallel.make_states(
         step.parameters, lambda count: step.backward(step.workload.random_batch(count))
     )
@@ -142,7 +146,11 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
     has_random_state = rank < notes["processes"]  # otherwise this process keeps its own
     if not has_random_state:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
-    _load_tensors(tensors, folder)
+    if stored is None:
+        _load_parts(tensors, folder)
+    else:
+        for name, tensor in tensors.items():
+            tensor.copy_(stored[name])
     step.parallel.load(tensors)
     if has_random_state:
         torch.set_rng_state(tensors[f"rng.cpu.{rank}"])
@@ -181,13 +189,8 @@ def _save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
         save(tensors, storage_writer=writer)
 
 
-def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Fill the tensors in place."""
-    if not ranks.are_many() and (folder / WHOLE).exists():
-        stored = load_file(folder / WHOLE)
-        for name, tensor in tensors.items():
-            tensor.copy_(stored[name])
-        return
+def _load_parts(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Fill the tensors in place from the files of several processes."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load  # takes a second
 

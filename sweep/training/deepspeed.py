@@ -1,8 +1,7 @@
 """`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine, in the same loop (extra deepspeed).
 
-The engine sums gradients, clips and updates. Checkpoints contain full tensors by the same names as
-with torch's own sharding, so that either strategy continues from the other's. They are read and
-written by the functions of DeepSpeed's documentation ("ZeRO: debugging and modifying states").
+Checkpoints contain full tensors by the same names as with torch's own sharding, so that either
+strategy continues from the other's.
 """
 
 import os
@@ -35,11 +34,9 @@ class DeepSpeedZero(DataParallel):
         os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
         import deepspeed
 
-        batch_size, microbatch_size = self._config.science.batch_size, self._config.microbatch_size
-        engine_settings = {
-            "train_batch_size": batch_size,
-            "train_micro_batch_size_per_gpu": microbatch_size,
-            "gradient_accumulation_steps": batch_size // self.devices // microbatch_size,
+        engine_settings = {  # it derives the accumulation
+            "train_batch_size": self._config.science.batch_size,
+            "train_micro_batch_size_per_gpu": self._config.microbatch_size,
             "gradient_clipping": settings.clip or 0.0,
             "zero_optimization": {"stage": self._zero},
             "zero_allow_untested_optimizer": True,

@@ -38,15 +38,13 @@ class Parallel:
     optimizer: torch.optim.Optimizer | None
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Keep the model, and move its weights, or this process's part of them, to the device."""
+        """Keep the model, and move this process's part of its weights to the device."""
         self.model = model.to(device)
 
     def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
-        """Build the optimizer of the weights."""
         self.optimizer = build_optimizer(settings, self.model, learning_rate)
 
     def compiled(self, loss_sum: LossSum) -> LossSum:
-        """Return a compiled loss."""
         return torch.compile(loss_sum, dynamic=False)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -68,11 +66,7 @@ class Parallel:
     def update(
         self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
     ) -> Tensor:
-        """Clip the gradients to a global norm, update the weights and free the gradients.
-
-        Returns:
-            The global norm before clipping, a scalar on the device.
-        """
+        """Clip the gradients, update the weights and free the gradients; return the global norm."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -86,10 +80,9 @@ class Parallel:
 
     def rest_bytes(self) -> int:
         """Return the bytes of weights, gradients and optimizer states in this process."""
-        tensors: list[Tensor] = list(self.model.parameters())
-        tensors += [p.grad for p in self.model.parameters() if p.grad is not None]
-        tensors += self.states().values()
-        return sum(own_part(tensor).nbytes for tensor in tensors)
+        weights: list[Tensor] = list(self.model.parameters())
+        gradients = [p.grad for p in weights if p.grad is not None]
+        return sum(own_part(t).nbytes for t in (*weights, *gradients, *self.states().values()))
 
     def weights(self) -> dict[str, Tensor]:
         """Return this process's weights and buffers by name."""
@@ -99,21 +92,20 @@ class Parallel:
         """Return this process's optimizer states by name of parameter and state."""
         if self.optimizer is None:
             return {}
-        names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         own = getattr(self.optimizer, "optim", self.optimizer)  # of a ZeroRedundancyOptimizer
-        return {
-            f"{names[parameter]}.{key}": value
-            for parameter, state in own.state.items()
-            for key, value in state.items()
-            if isinstance(value, Tensor)
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            for key, value in own.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}.{key}"] = value
+        return tensors
 
     def make_states(
         self, parameters: list[nn.Parameter], backward: Callable[[int], object]
     ) -> None:
         """Allocate the optimizer's states by a step at rate 0; a checkpoint fills them next.
 
-        `backward` adds gradients of so many random sequences, for an engine that needs real ones.
+        `backward` adds the gradients of a number of random sequences.
         """
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -131,12 +123,11 @@ class FunctionModule(nn.Module):
         self.model = model
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return `function(model, *arguments)`."""
         return function(self.model, *arguments)
 
 
 class DataParallel(Parallel):
-    """Full weights on each device; full optimizer states (stage 0) or a part (stage 1)."""
+    """Stages 0 and 1: full weights on each device."""
 
     def __init__(self, config: TrialConfig) -> None:
         self.rank, self.devices = ranks.rank(), ranks.count()
@@ -175,9 +166,8 @@ class DataParallel(Parallel):
 
 
 class FullyShard(DataParallel):
-    """A part of weights, gradients and optimizer states on each device.
+    """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them.
 
-    Each element of a list of layers is gathered as a whole, and so is everything outside of them.
     Gradients are summed after every microbatch, because keeping them would need all of them whole.
     """
 
@@ -208,7 +198,7 @@ class FullyShard(DataParallel):
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the elements of a model's `nn.ModuleList`s, but not of lists inside them."""
+    """Return the elements of a model's `nn.ModuleList`s, without those of nested lists."""
     layers: list[nn.Module] = []
     for child in model.children():
         layers += list(child) if isinstance(child, nn.ModuleList) else layers_of(child)

@@ -1,8 +1,7 @@
 """Functions in processes of their own, forked by a helper process that has imported torch.
 
-The helper is `python -m sweep.training --serve`. It starts with the first `FreshProcess` and ends
-with its parent. The user's own process forks nothing and imports nothing, so scripts and notebooks
-need no `__main__` guard.
+The helper, `python -m sweep.training --serve`, starts with the first `FreshProcess` and ends with
+its parent. The user's own process forks nothing, so scripts and notebooks need no `__main__` guard.
 
 Each request is one end of a pipe, which the helper passes on to the process that it forks:
 
@@ -31,7 +30,7 @@ from sweep.errors import SweepError, WorkerDied
 from sweep.plan.retry import Outcome
 from sweep.training.progress import ShouldStop
 from sweep.trial.files import cache_dir
-from sweep.trial.folder import TrialFolder
+from sweep.trial.folder import TrialFolder, TrialStatus
 
 POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to stop
 
@@ -64,8 +63,8 @@ class FreshProcess:
         function: a module-level function. Its module is imported in the caller too.
         arguments: values that can be pickled.
         environment: variables that differ from this process's.
-        ends_itself: whether the function polls `should_stop` and so ends by itself after this
-            process has ended. Otherwise the process is ended then.
+        ends_itself: whether the function polls `should_stop`, which then also answers after this
+            process has ended. Otherwise the new process is ended then.
 
     Raises:
         WorkerDied: if no process can be started.
@@ -112,12 +111,10 @@ class FreshProcess:
         with self._pipe, contextlib.suppress(EOFError, OSError):
             while "exit code" not in answers:
                 answers.update(self._pipe.recv())
-        exit_code = answers.get("exit code", 1)
-        if is_late:
-            raise WorkerDied(exit_code, f"not done after {timeout:g} s", timed_out=True)
-        if "result" not in answers:
-            raise WorkerDied(exit_code, answers.get("error", ""))
-        return answers["result"]
+        if "result" in answers and not is_late:
+            return answers["result"]
+        message = f"not done after {timeout:g} s" if is_late else answers.get("error", "")
+        raise WorkerDied(answers.get("exit code", 1), message, timed_out=is_late)
 
 
 _lock = threading.Lock()
@@ -139,15 +136,11 @@ def _pass_to_server(pipe: Connection) -> None:
                     env={**worker_environment(), **os.environ, "PYTHONPATH": path},
                     process_group=0,  # Ctrl-C in the terminal does not reach it
                 )
-            atexit.register(_end_server, process, control)
+            atexit.register(process.wait)  # in reverse order: close, terminate, wait
+            atexit.register(process.terminate)  # its workers see the end of this process themselves
+            atexit.register(control.close)
             _server = process, control
         socket.send_fds(_server[1], [b"\0"], [pipe.fileno()])
-
-
-def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    control.close()
-    process.terminate()  # its workers see the end of this process by themselves
-    process.wait()
 
 
 def serve() -> None:
@@ -187,13 +180,6 @@ def _run(pipe: Connection, others: list[Any]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
     for other in others:
         other.close()
-    try:
-        pipe.send(os.getpid())
-        environment, folder, sys.path[:], ends_itself = pipe.recv()
-    except (EOFError, OSError):  # the caller has ended
-        return
-    os.environ.clear()
-    os.environ.update(environment)
 
     def listen() -> None:
         try:
@@ -204,6 +190,10 @@ def _run(pipe: Connection, others: list[Any]) -> None:
         stops.append("stopped")
 
     try:
+        pipe.send(os.getpid())
+        environment, folder, sys.path[:], ends_itself = pipe.recv()
+        os.environ.clear()
+        os.environ.update(environment)
         os.chdir(folder)
         function, arguments = pipe.recv()
         threading.Thread(target=listen, daemon=True).start()
@@ -226,11 +216,14 @@ def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 1
         raise SweepError(str(error).removeprefix("SweepError: ")) from error
 
 
-def attempt_trial(path: Path, should_stop: ShouldStop, number: int | None = None) -> Outcome:
-    """Run the newest attempt of a trial in this process, with its output in log.txt."""
+def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
+    """Run an attempt of a trial in this process, with its output in log.txt.
+
+    `status` is that of the attempt; None: the newest, from state.json.
+    """
     from sweep.training.worker import run_attempt  # imports torch
 
-    return run_attempt(path, should_stop, number, is_logged=True)
+    return run_attempt(path, should_stop, status, is_logged=True)
 
 
 def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
@@ -258,6 +251,7 @@ def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
     os.environ.update(worker_environment())
     threading.Thread(target=watch, name="stop", daemon=True).start()
     try:
-        return attempt_trial(path, lambda: stops[0] if stops else None, number)
+        status = folder.read_status().changed(fencing=number)
+        return attempt_trial(path, status, lambda: stops[0] if stops else None)
     finally:
         ended.set()

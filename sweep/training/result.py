@@ -1,6 +1,7 @@
 """result.json: the final record of a trial (docs/results.md names every key)."""
 
 import math
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -36,7 +37,6 @@ def write_result(
     steps, epochs = progress.step, step.workload.epochs()
     tokens = steps * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
-    accounts = ("total", "compile", "training", "evaluation", "checkpoint", "noise")
     record = {
         "id": config.id,
         **{name: getattr(science, name) for name in ("stage", "policy", "batch_size", "seed")},
@@ -62,7 +62,7 @@ def write_result(
         "best_valid_loss": progress.best_valid_loss,
         "tokens_to_target": tokens_to_target(config, folder) if final else None,
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
-        **{f"seconds_{name}": getattr(progress, f"seconds_{name}") for name in accounts},
+        **{key: value for key, value in vars(progress).items() if key.startswith("seconds_")},
         "tokens_per_second": tokens_per_second,
         "mfu": flop_utilisation(config, step.device, tokens_per_second),
         "peak_memory_bytes": progress.peak_memory_bytes,
@@ -109,11 +109,8 @@ def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:
 def git_commit() -> str | None:
     """Return the commit of this code, `-dirty` with local changes; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or not shutil.which("git"):
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
+    done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

@@ -43,12 +43,7 @@ class TrainingStep:
 
     Losses are summed and divided by the whole batch's tokens, so that every split of a batch gives
     the same gradient. With the optimizer `none` there is no update, and gradients accumulate.
-
-    Args:
-        config: the trial.
-        device: this process's device.
-        microbatch_size: sequences per forward-backward.
-        model: on the device and in the precision's dtype; None: the workload builds it.
+    A `model`, if given, is on the device in the precision's dtype.
     """
 
     def __init__(
@@ -101,24 +96,18 @@ class TrainingStep:
         self, batch: Batch, learning_rate: float, sums: GradientSums | None = None
     ) -> StepOutput:
         """Take one step at this rate; a workload with rollouts updates several times on one."""
-        if self.rollouts is None:
-            return self._update(batch, learning_rate, sums)
-        batch = self.rolled_out(batch)
-        start = time.perf_counter()
-        for _ in range(self.rollouts.updates_per_step):
-            output = self._update(batch, learning_rate, sums)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.rollouts.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
-        return output
-
-    def _update(self, batch: Batch, learning_rate: float, sums: GradientSums | None) -> StepOutput:
-        loss = self.backward(batch, sums)
-        if self.optimizer is None:
-            return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
-        norm = self.parallel.update(self.parameters, learning_rate, self.clip)
-        if self.average is not None:
-            self.average.update()
+        batch, start = self.rolled_out(batch), time.perf_counter()
+        for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
+            loss = self.backward(batch, sums)
+            norm = torch.zeros_like(loss)
+            if self.optimizer is not None:
+                norm = self.parallel.update(self.parameters, learning_rate, self.clip)
+            if self.optimizer is not None and self.average is not None:
+                self.average.update()
+        if self.rollouts is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.rollouts.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
         return StepOutput(loss, norm, (norm > self.clip).float())
 
     def rolled_out(self, batch: Batch) -> Batch:
@@ -127,17 +116,21 @@ class TrainingStep:
             return batch
         return self.rollouts.roll_out(self.model, batch, self.microbatch_size)
 
-    def backward(self, batch: Batch, sums: GradientSums | None = None) -> Tensor:
+    def backward(
+        self, batch: Batch, sums: GradientSums | None = None, size: int | None = None
+    ) -> Tensor:
         """Add the gradient of the batch's mean loss, in microbatches; return that loss.
 
-        `sums` receives each microbatch's gradient, if given.
+        `sums` receives each microbatch's gradient, if given. With a `size` of the microbatches the
+        step is eager.
         """
+        loss_sum = self.workload.loss_sum if size else self._loss_sum
         tokens = self.parallel.tokens(self.workload.loss_tokens(batch))
         remaining, losses = batch[0].shape[0], list[Tensor]()
-        for micro in split(batch, self.microbatch_size):
+        for micro in split(batch, size or self.microbatch_size):
             remaining -= micro[0].shape[0]
             with self.parallel.exchanging(is_last=sums is not None or not remaining):
-                loss = self.parallel.call(self._loss_sum, micro) / tokens
+                loss = self.parallel.call(loss_sum, micro) / tokens
                 self.parallel.backward(loss)
             if sums is not None:
                 sums.take(self.parameters)
@@ -151,12 +144,8 @@ class TrainingStep:
 
         On several devices the batch and the parts are this device's share.
         """
-        sums, tokens = GradientSums(), self.parallel.tokens(self.workload.loss_tokens(batch))
-        for micro in split(batch, size):
-            loss = self.parallel.call(self.workload.loss_sum, micro)
-            self.parallel.backward(loss / tokens)
-            sums.take(self.parameters)
-        sums.give_back(self.parameters)
+        sums = GradientSums()
+        self.backward(batch, sums, size)
         self.model.zero_grad(set_to_none=True)
         return sums.estimates(size * self.parallel.devices)
 
@@ -179,8 +168,7 @@ class TrainingStep:
         """Return the result of one of the workload's evaluations, of the averaged weights."""
         try:
             with self.averaged(), torch.no_grad():
-                result: Result = self.parallel.call(evaluate)
-                return result
+                return self.parallel.call(evaluate)  # type: ignore[no-any-return]
         except Exception as error:
             if is_out_of_memory(error):
                 raise EvaluationOutOfMemory(str(error)) from error

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from sweep.cli import sweep
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome
-from sweep.training.launch import first_cause
+from sweep.training.worker import first_cause
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from tests.training.several_devices import (

@@ -200,7 +200,7 @@ def test_metrics_continue_after_a_checkpoint():
                 step.workload.meter.clear()
                 steps = Steps(config, step, progress)
         steps.store()
-        line = steps.end_interval(0)
+        line = steps.end_interval()
         means.append({name: line[name] for name in line if not name.startswith("perf/")})
     assert means[0] == means[1] and means[0]["reward/mean"] >= 0
 
