@@ -1,8 +1,7 @@
 """Checkpoints: everything that exact resume needs, in tensors and numbers only.
 
 A checkpoint is a folder of safetensors files, and progress.json for everything that is no tensor.
-On several devices each process writes its part, by torch.distributed.checkpoint. Any number of
-processes can continue from a checkpoint.
+On several devices each process writes its part; any number of processes can continue from them.
 """
 
 import contextlib
@@ -39,14 +38,7 @@ class CheckpointStore:
         self._step: int | None = None  # of the newest checkpoint that was read or written
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
-        """Restore the newest complete checkpoint whose metrics.jsonl is intact.
-
-        Returns:
-            The length in bytes of metrics.jsonl at the checkpoint; 0 without a checkpoint.
-
-        Raises:
-            OSError: in all processes, if one of them can read no checkpoint's tensors.
-        """
+        """Restore the newest intact checkpoint; return its length of metrics.jsonl, or 0."""
         failure: OSError | None = None  # of reading tensors, which may have changed some weights
         for path, *_ in self.folder.checkpoints():
             stored, problem = None, ""
@@ -75,10 +67,7 @@ class CheckpointStore:
         return 0
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
-        """Write a checkpoint durably, unless this step has one, and remove all but the newest two.
-
-        Every process of the trial must call this.
-        """
+        """Write a checkpoint durably, unless this step has one; every process must call this."""
         if progress.step == self._step:
             return
         self._step = progress.step
@@ -117,7 +106,7 @@ class CheckpointStore:
         self.folder.remove_checkpoints(KEPT)
 
     def save_weights(self, step: TrainingStep) -> None:
-        """Write the weights of a complete trial. Every process of the trial must call this."""
+        """Write the weights of a complete trial; every process must call this."""
         with step.averaged():
             tensors = step.weights().items()
             weights = {name: whole(value.detach()).cpu().contiguous() for name, value in tensors}
@@ -167,9 +156,9 @@ def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     tensors = {f"model.{name}": tensor for name, tensor in step.weights().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in step.parallel.states().items()}
     if step.average is not None:
-        names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
-        for parameter, value in zip(step.parameters, step.average.values, strict=True):
-            tensors[f"average.{names[parameter]}"] = value
+        names = [name for name, p in step.model.named_parameters() if p.requires_grad]
+        for name, value in zip(names, step.average.values, strict=True):
+            tensors[f"average.{name}"] = value
     tensors[f"rng.cpu.{ranks.rank()}"] = torch.get_rng_state()
     if step.device.type == "cuda":
         tensors[f"rng.cuda.{ranks.rank()}"] = torch.cuda.get_rng_state(step.device)

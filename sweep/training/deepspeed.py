@@ -38,7 +38,7 @@ class DeepSpeedZero(DataParallel):
             "train_batch_size": self._config.science.batch_size,
             "train_micro_batch_size_per_gpu": self._config.microbatch_size,
             "gradient_clipping": settings.clip or 0.0,
-            "zero_optimization": {"stage": self._zero},
+            "zero_optimization": {"stage": self.zero},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,  # compiling it takes minutes
             "steps_per_print": sys.maxsize,
@@ -50,7 +50,7 @@ class DeepSpeedZero(DataParallel):
         self._engine, *_ = deepspeed.initialize(
             model=FunctionModule(self.model), optimizer=self.optimizer, config=engine_settings
         )
-        if self._zero < 3:  # after the first group's step, 0.19 looks for the states of all groups
+        if self.zero < 3:  # after the first group's step, 0.19 looks for the states of all groups
             parts = [part for group in self.optimizer.param_groups for part in group["params"]]
             super().make_states(parts, lambda _: None)
             for part in parts:
@@ -94,7 +94,7 @@ class DeepSpeedZero(DataParallel):
         """Return the bytes of this device's parts, which DeepSpeed splits evenly."""
         sizes = [int(getattr(p, "ds_numel", p.numel())) for p in self.model.parameters()]
         width = next(self.model.parameters()).element_size()
-        weights = sum(sizes) * width // (self.devices if self._zero == 3 else 1)
+        weights = sum(sizes) * width // (self.devices if self.zero == 3 else 1)
         return weights + 3 * 4 * sum(sizes) // self.devices  # float32 copies and two moments
 
     def weights(self) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ class DeepSpeedZero(DataParallel):
 
         assert self.optimizer is not None
         for name, weight in self.model.named_parameters():
-            value, is_split = tensors[f"model.{name}"], self._zero == 3
+            value, is_split = tensors[f"model.{name}"], self.zero == 3
             safe_set_full_fp32_param(weight, value)
             with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=is_split):
                 weight.data.copy_(value)

@@ -153,7 +153,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def forget_peak_memory(device: torch.device) -> int:
-    """Start a new peak and return the old one. Only Linux and CUDA can start a new one."""
+    """Return the peak and start a new one, on Linux and CUDA only."""
     peak = peak_memory_bytes(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -168,10 +168,7 @@ class EvaluationOutOfMemory(Exception):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if an exception, or its cause, means that memory ran out.
-
-    An overflow of 32-bit indices or a cuDNN failure does not count.
-    """
+    """Return True if an exception, or its cause, means that memory ran out."""
     if error is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
         return error is not None
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
@@ -182,8 +179,7 @@ class LimitedMemory:
     """Memory of tensors, with a limit beyond which an operation raises `torch.OutOfMemoryError`.
 
     On CUDA the allocator gets the limit minus the context, and at most the free memory, so that the
-    driver cannot spill into host memory. On a CPU every storage is counted, which works for eager
-    steps only; None counts and limits nothing there.
+    driver cannot spill. On a CPU storages of eager steps are counted, unless the limit is None.
     """
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
@@ -215,7 +211,6 @@ class LimitedMemory:
         torch.cuda.set_per_process_memory_fraction(share, index)
 
     def allocated_bytes(self) -> int:
-        """Return the bytes of live tensors."""
         if self._is_cuda:
             return torch.cuda.memory_allocated(self._device)
         return self._storages.live_bytes
@@ -229,7 +224,6 @@ class LimitedMemory:
         return peak
 
     def statistics(self) -> dict[str, int | None]:
-        """Return the bytes of the allocator, the context and the device, and failed attempts."""
         statistics = torch.cuda.memory_stats(self._device) if self._is_cuda else {}
         return {
             "reserved_bytes": statistics.get("reserved_bytes.all.current"),

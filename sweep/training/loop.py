@@ -29,12 +29,10 @@ class Phases:
         self.begin()
 
     def begin(self) -> None:
-        """Start the first phase of a step."""
         self._take_peak()
         self._start = time.perf_counter()
 
     def note(self, name: str) -> None:
-        """End a phase and start the next one."""
         taken = time.perf_counter() - self._start
         self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
         self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
@@ -74,10 +72,9 @@ class Steps:
         return output
 
     def _rate(self, t: int) -> float:
-        config, science = self.config, self.config.science
-        return learning_rate_at(
-            t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
-        )
+        config, peak = self.config, self.config.science.learning_rate
+        schedule = config.science.schedule
+        return learning_rate_at(t, peak, config.steps, config.warmup_steps, schedule)
 
     def store(self) -> None:
         """Write the sums and the peak memory to the progress; waits for the device."""
@@ -89,11 +86,7 @@ class Steps:
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
 
     def end_interval(self) -> dict[str, Any]:
-        """Return the metrics of the steps since the last log point, and start a new interval.
-
-        `store` must have been called. The CPU has no allocator statistics: there
-        `memory/allocated_bytes` is the size of weights, gradients and optimizer states.
-        """
+        """Return the metrics since the last log point, and start a new interval, after `store`."""
         config, progress, device = self.config, self.progress, self.step.device
         steps = progress.step - progress.log_step
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
@@ -112,7 +105,7 @@ class Steps:
             line["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
             line["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
             line["memory/peak_bytes"] = self._peak_bytes
-        else:
+        else:  # without statistics: weights, gradients and optimizer states
             line["memory/allocated_bytes"] = self.step.rest_bytes()
         if self._phases and self.step.rollouts:
             line["perf/completions_per_second"] = rate / config.tokens_per_sequence
@@ -175,13 +168,8 @@ def train(
 ) -> tuple[str, Progress]:
     """Train to the last step, or until the trial diverges, pauses or is asked to stop.
 
-    Args:
-        should_stop: polled after every step; an answer ends the loop after a checkpoint.
-        started: start of the attempt, by `time.perf_counter`.
-        pause_step: the step after which the loop ends with a checkpoint, if any.
-
-    Returns:
-        `trained`, `diverged`, `paused` or the answer of `should_stop`; and the progress.
+    Returns `trained`, `diverged`, `paused` or the answer of `should_stop`, and the progress. The
+    attempt `started` at this `time.perf_counter`.
     """
     science, device, progress = config.science, step.device, Progress()
     length, path = store.load(step, progress), store.folder.metrics_path

@@ -1,13 +1,7 @@
 """One trial on several devices: a process per device, whose gradients are summed (ZeRO 0 to 3).
 
-| stage | split over the devices | torch's class |
-| --: | :-- | :-- |
-| 0 | nothing | DistributedDataParallel |
-| 1 | optimizer states | ZeroRedundancyOptimizer with it |
-| 2 | and gradients | fully_shard, weights gathered from the forward to the backward |
-| 3 | and weights | fully_shard, weights gathered layer by layer |
-
-Rajbhandari et al. 2019 (arXiv:1910.02054). Each device takes a contiguous part of every batch.
+Each device takes a contiguous part of every batch. docs/devices.md has a table of the stages, which
+are those of Rajbhandari et al. 2019 (arXiv:1910.02054).
 """
 
 import contextlib
@@ -32,7 +26,7 @@ LossSum = Callable[[nn.Module, Batch], Tensor]
 class Parallel:
     """A trial on one device: nothing is split or exchanged."""
 
-    rank, devices = 0, 1
+    rank, devices, zero = 0, 1, 0
     shows_gradients = True  # after each microbatch, so that their noise can be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -42,7 +36,7 @@ class Parallel:
         self.model = model.to(device)
 
     def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
-        self.optimizer = build_optimizer(settings, self.model, learning_rate)
+        self.optimizer = build_optimizer(settings, self.model, learning_rate, self.zero == 1)
 
     def compiled(self, loss_sum: LossSum) -> LossSum:
         return torch.compile(loss_sum, dynamic=False)
@@ -57,11 +51,9 @@ class Parallel:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this device's share of a loss."""
+        if self.devices > 1:
+            loss = loss * self.devices  # torch takes the mean over devices
         loss.backward()  # type: ignore[no-untyped-call]
-
-    def tokens(self, own: int | Tensor) -> int | Tensor:
-        """Return the tokens of all devices."""
-        return own
 
     def update(
         self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
@@ -131,7 +123,7 @@ class DataParallel(Parallel):
 
     def __init__(self, config: TrialConfig) -> None:
         self.rank, self.devices = ranks.rank(), ranks.count()
-        self._config, self._zero = config, config.execution.zero
+        self._config, self.zero = config, config.execution.zero
 
     def place(self, model: nn.Module, device: torch.device) -> None:
         super().place(model, device)
@@ -142,10 +134,6 @@ class DataParallel(Parallel):
             find_unused_parameters=not self._config.science.model.uses_all_parameters,
         )
 
-    def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
-        is_split = self._zero == 1
-        self.optimizer = build_optimizer(settings, self.model, learning_rate, is_split)
-
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if not torch.is_grad_enabled():
             return function(self.model, *arguments)
@@ -153,12 +141,6 @@ class DataParallel(Parallel):
 
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if is_last else self._ddp.no_sync()
-
-    def backward(self, loss: Tensor) -> None:
-        super().backward(loss * self.devices)  # torch takes the mean over devices
-
-    def tokens(self, own: int | Tensor) -> int | Tensor:
-        return ranks.summed(torch.as_tensor(own).clone())
 
     def rest_bytes(self) -> int:
         buckets = [p.nbytes for p in self.model.parameters() if p.requires_grad and p.grad is None]
@@ -180,7 +162,7 @@ class FullyShard(DataParallel):
         mesh = init_device_mesh(device.type, (self.devices,))
         self._module = FunctionModule(model)
         for part in (*layers_of(model), self._module):
-            fully_shard(part, mesh=mesh, reshard_after_forward=self._zero == 3)
+            fully_shard(part, mesh=mesh, reshard_after_forward=self.zero == 3)
         self._sharded = [m for m in self._module.modules() if isinstance(m, FSDPModule)]
         self.model = model.to(device)  # buffers
 

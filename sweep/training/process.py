@@ -38,8 +38,7 @@ POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to st
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of workers, without those that the user has set.
 
-    They must be set before torch is imported. Compiled code may use any instruction of a processor,
-    so each type of processor has its own cache.
+    Compiled code may use any instruction of a processor, so each type has its own cache.
     """
     processor = platform.processor()
     with contextlib.suppress(OSError):
@@ -57,17 +56,10 @@ def worker_environment() -> dict[str, str]:
 
 
 class FreshProcess:
-    """Runs `function(*arguments, should_stop)` in a new process, which starts at once.
+    """Runs a module-level `function(*arguments, should_stop)` in a new process, starting at once.
 
-    Args:
-        function: a module-level function. Its module is imported in the caller too.
-        arguments: values that can be pickled.
-        environment: variables that differ from this process's.
-        ends_itself: whether the function polls `should_stop`, which then also answers after this
-            process has ended. Otherwise the new process is ended then.
-
-    Raises:
-        WorkerDied: if no process can be started.
+    After this process has ended, `should_stop` answers if the function `ends_itself`; otherwise the
+    new process is ended. `environment` replaces some variables.
     """
 
     def __init__(
@@ -99,11 +91,7 @@ class FreshProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the function's result. Kill the process if it takes longer than `timeout` seconds.
-
-        Raises:
-            WorkerDied: if the function raised, or the process ended without a result.
-        """
+        """Return the result; raise WorkerDied without one, or after `timeout` seconds."""
         is_late = not self._pipe.poll(timeout)
         if is_late:
             self.kill()
@@ -205,11 +193,7 @@ def _run(pipe: Connection, others: list[Any]) -> None:
 
 
 def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:
-    """Run a module-level function in a fresh process and return its result.
-
-    Raises:
-        SweepError: with the function's own message if it raised, died or took too long.
-    """
+    """Return the result of a module-level function in a fresh process; raise only SweepError."""
     try:
         return FreshProcess(function, *arguments).result(timeout=seconds)
     except WorkerDied as error:
@@ -217,10 +201,7 @@ def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 1
 
 
 def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
-    """Run an attempt of a trial in this process, with its output in log.txt.
-
-    `status` is that of the attempt; None: the newest, from state.json.
-    """
+    """Run an attempt of a trial in this process, with its output in log.txt."""
     from sweep.training.worker import run_attempt  # imports torch
 
     return run_attempt(path, should_stop, status, is_logged=True)
@@ -229,10 +210,7 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
 def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
     """Run the attempt with this fencing number in this process, which a cluster started.
 
-    Args:
-        path: the trial's folder, at the same path on every machine.
-        stops: reasons to end after a checkpoint, appended to by signal handlers. A file in the
-            folder (`TrialFolder.ask_to_stop`) appends `stopped`.
+    Signal handlers append to `stops`, and so does a file in the folder, `TrialFolder.ask_to_stop`.
     """
     folder, ended = TrialFolder(path), threading.Event()
     if not folder.config_path.exists():

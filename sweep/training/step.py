@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -31,11 +31,6 @@ class StepOutput:
     loss: Tensor  # mean per token over the whole batch, before the update
     grad_norm: Tensor  # global, before clipping
     is_clipped: Tensor  # 0 or 1
-
-
-def split(batch: Batch, size: int) -> Iterator[Batch]:
-    """Yield parts of at most `size` sequences."""
-    return zip(*(part.split(size) for part in batch), strict=True)  # type: ignore[no-untyped-call]
 
 
 class TrainingStep:
@@ -125,11 +120,14 @@ class TrainingStep:
         step is eager.
         """
         loss_sum = self.workload.loss_sum if size else self._loss_sum
-        tokens = self.parallel.tokens(self.workload.loss_tokens(batch))
-        remaining, losses = batch[0].shape[0], list[Tensor]()
-        for micro in split(batch, size or self.microbatch_size):
-            remaining -= micro[0].shape[0]
-            with self.parallel.exchanging(is_last=sums is not None or not remaining):
+        tokens = self.workload.loss_tokens(batch)
+        if ranks.are_many():
+            tokens = ranks.summed(torch.as_tensor(tokens).clone())
+        size, losses = size or self.microbatch_size, list[Tensor]()
+        last = len(batch[0]) - size
+        for first in range(0, len(batch[0]), size):
+            micro = tuple(part[first : first + size] for part in batch)
+            with self.parallel.exchanging(is_last=sums is not None or first >= last):
                 loss = self.parallel.call(loss_sum, micro) / tokens
                 self.parallel.backward(loss)
             if sums is not None:

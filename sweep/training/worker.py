@@ -1,7 +1,7 @@
 """One attempt of one trial: everything between taking the lease and releasing it.
 
-A trial on several devices has a process for each, started by torch's elastic launcher. They and the
-launcher's process exchange files in a temporary folder: the request to stop, and how one failed.
+A trial on several devices has a process for each, started by torch's elastic launcher. A temporary
+folder carries the request to stop to them, and the failure of one of them back.
 """
 
 import faulthandler
@@ -17,10 +17,11 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,7 +50,6 @@ from sweep.workloads import ranks
 SEED_STRIDE_PER_RANK = 1 << 32
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 2  # a failed process waits so long, in case another's death was the cause
-Run = Callable[[ShouldStop], Outcome]
 
 
 def run_attempt(
@@ -58,16 +58,10 @@ def run_attempt(
     status: TrialStatus | None = None,
     is_logged: bool = False,
 ) -> Outcome:
-    """Run an attempt of a trial, or one of its processes.
+    """Run an attempt of a trial, or one of its processes; errors in the trial become outcomes.
 
-    Args:
-        path: the trial's folder.
-        should_stop: polled after every step; its answer becomes the outcome's kind.
-        status: of the attempt; None: the newest, from state.json.
-        is_logged: whether this process's output goes to log.txt.
-
-    Returns:
-        The outcome, with all files durable. Errors in the trial are outcomes, not exceptions.
+    `should_stop` is polled after every step, and its answer becomes the outcome's kind. Without a
+    `status` the newest attempt in state.json runs.
     """
     folder, lease = TrialFolder(path), None
     try:
@@ -173,7 +167,9 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _launch(run: Run, device: str, devices: int, should_stop: ShouldStop) -> Outcome:
+def _launch(
+    run: Callable[[ShouldStop], Outcome], device: str, devices: int, should_stop: ShouldStop
+) -> Outcome:
     """Run an attempt in `devices` processes on this machine. The end of one process ends all."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # takes half a second
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -219,27 +215,22 @@ def _launch(run: Run, device: str, devices: int, should_stop: ShouldStop) -> Out
 
 
 def first_cause(
-    exit_codes: Mapping[int, int],
-    reports: Mapping[int, Mapping[str, object]],
-    memory_ran_out: bool,
+    exit_codes: dict[int, int], reports: dict[int, dict[str, Any]], memory_ran_out: bool
 ) -> Outcome:
     """Return why an attempt failed: memory, or a process without a report, or the first exception.
 
-    Args:
-        exit_codes: of the processes whose end the launcher reports, by rank.
-        reports: the outcome and the `time` of each rank that raised an exception.
-        memory_ran_out: whether the kernel has killed a process for memory.
+    `reports` contains the outcome and the `time` of each rank that raised an exception.
     """
     silent = [rank for rank in exit_codes if rank not in reports]
     out_of_memory = [end for end in reports.values() if end["kind"] == "out_of_memory"]
     if silent and not out_of_memory:
         outcome = judge_death(exit_codes[silent[0]], memory_ran_out, None)
         return Outcome(outcome.kind, f"process {silent[0]} of the trial: {outcome.message}")
-    first = min(out_of_memory or reports.values(), key=lambda end: float(str(end["time"])))
-    return Outcome(str(first["kind"]), str(first["message"]), bool(first["in_evaluation"]))
+    first = min(out_of_memory or reports.values(), key=lambda end: end["time"])
+    return Outcome(first["kind"], first["message"], first["in_evaluation"])
 
 
-def _run_rank(run: Run, name: str, device: str) -> Outcome:
+def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> Outcome:
     """Run one process of the attempt; it ends when the launcher's process has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides
