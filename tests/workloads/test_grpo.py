@@ -11,12 +11,12 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
+from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.loop import Steps
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.worker import run_attempt
 from sweep.trial.folder import SweepFolder
 from tests.workloads.trials import (
     CPU,
@@ -259,7 +259,7 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     save_plan(make_plan(load_experiment("grpo-words", settings), logistics, folder).plan, folder)
     (trial,) = folder.trials()
     trial.write_status(begin_attempt(trial.read_status()))
-    assert run_attempt(trial.path, lambda: None).kind == "complete"
+    assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     result = trial.read_result()
     assert result["steps"] == 8 and -207 < result["final_valid_loss"] <= -200
 
