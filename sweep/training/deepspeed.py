@@ -91,7 +91,6 @@ class DeepSpeedZero(DataParallel):
         return torch.tensor(float(self._engine.get_global_grad_norm()), device=self._engine.device)
 
     def rest_bytes(self) -> int:
-        """Return the bytes of this device's parts, which DeepSpeed splits evenly."""
         sizes = [int(getattr(p, "ds_numel", p.numel())) for p in self.model.parameters()]
         width = next(self.model.parameters()).element_size()
         weights = sum(sizes) * width // (self.devices if self.zero == 3 else 1)

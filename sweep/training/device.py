@@ -51,12 +51,9 @@ OUT_OF_MEMORY_TEXTS = (
 
 def resolve_device(asked: str) -> str:
     """Return the requested device, or the best of this machine for `auto`; refuse a missing one."""
-    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if devices:
-        devices.insert(0, "cuda")
-    if torch.backends.mps.is_available():
-        devices.append("mps")
-    devices.append("cpu")
+    count = torch.cuda.device_count()
+    devices = ["cuda"] * bool(count) + [f"cuda:{index}" for index in range(count)]
+    devices += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
     if asked == "auto":
         return devices[0]
     if asked not in devices:

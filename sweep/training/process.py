@@ -3,11 +3,8 @@
 The helper, `python -m sweep.training --serve`, starts with the first `FreshProcess` and ends with
 its parent. The user's own process forks nothing, so scripts and notebooks need no `__main__` guard.
 
-Each request is one end of a pipe, which the helper passes on to the process that it forks:
-
-    caller → process    environment, folder and import path; function and arguments; "stop"
-    process → caller    its pid; the result, or the message of an exception
-    helper → caller     the exit code
+Each request is one end of a pipe, on which the forked process receives the function and its
+environment, and sends its pid and the result. The helper adds the exit code.
 """
 
 import atexit

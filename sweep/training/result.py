@@ -34,6 +34,8 @@ def write_result(
     if final is not None:
         with replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
             np.save(file, final.valid_losses)
+    nats, valid_tokens = final.valid_losses.sum(axis=0).tolist() if final else (math.nan, 1)
+    valid_bytes = (final and final.valid_bytes) or math.nan  # null in the file
     steps, epochs = progress.step, step.workload.epochs()
     tokens = steps * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
@@ -58,7 +60,10 @@ def write_result(
         "attempts": status.attempts,
         "initial_train_loss": progress.first_loss,
         "initial_valid_loss": progress.start_loss,
-        **_final_losses(final),
+        "final_train_loss": final and final.train_loss,
+        "final_valid_loss": final and final.valid_loss,
+        "bits_per_byte": nats / math.log(2) / valid_bytes,
+        "bytes_per_token": valid_bytes / valid_tokens,
         "best_valid_loss": progress.best_valid_loss,
         "tokens_to_target": tokens_to_target(config, folder) if final else None,
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
@@ -79,20 +84,6 @@ def write_result(
         for key, value in record.items()
     }
     write_json(folder.result_path, finite, store.check)
-
-
-def _final_losses(final: FinalEvaluation | None) -> dict[str, float | None]:
-    if final is None:
-        names = ("final_train_loss", "final_valid_loss", "bits_per_byte", "bytes_per_token")
-        return dict.fromkeys(names)
-    nats, tokens = final.valid_losses.sum(axis=0)
-    valid_bytes = final.valid_bytes or math.nan
-    return {
-        "final_train_loss": final.train_loss,
-        "final_valid_loss": final.valid_loss,
-        "bits_per_byte": float(nats / math.log(2) / valid_bytes),
-        "bytes_per_token": float(valid_bytes / tokens),
-    }
 
 
 def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:

@@ -63,14 +63,12 @@ class TrainingStep:
                 f"{config.tokens_per_sequence} tokens per sequence, got "
                 f"{self.workload.tokens_per_sequence}. Set context to it."
             )
+        self.model = self.workload.build_model() if model is None else model
         if model is None:
-            model = self.workload.build_model()
-            for parameter in model.parameters():  # not the buffers: rotary tables stay float32
+            for parameter in self.model.parameters():  # not the buffers: rotary tables stay float32
                 parameter.data = parameter.data.to(weight_dtype(science.precision))
-            self.parallel.place(model, device)
-        else:
-            self.parallel.model = model
-        self.model = self.parallel.model
+            self.parallel.place(self.model, device)
+        self.parallel.model = self.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.parallel.build_optimizer(science.optimizer, science.learning_rate)
         self.optimizer = self.parallel.optimizer

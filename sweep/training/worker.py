@@ -117,11 +117,10 @@ def _run(
     if ranks.are_many() and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     if not rank:
-        accumulation = science.batch_size // execution.devices // config.microbatch_size
         print(
-            f"attempt {status.attempts}: batch size {science.batch_size} = "
-            f"{config.microbatch_size} × {execution.devices} devices × {accumulation}, seed "
-            f"{science.seed}, rate {science.learning_rate:g}, {config.steps} steps on {device}",
+            f"attempt {status.attempts}: batch size {science.batch_size} in microbatches of "
+            f"{config.microbatch_size} on {execution.devices} × {device}, seed {science.seed}, "
+            f"rate {science.learning_rate:g}, {config.steps} steps",
             flush=True,
         )
     if execution.compile and not has_compiler(device.type):  # planned on another machine
@@ -181,8 +180,7 @@ def _launch(
         def pass_on() -> None:
             while not ended.wait(POLL_SECONDS):
                 if word := should_stop():
-                    with replacing(Path(name) / "stop") as part:
-                        part.write_text(word)
+                    (Path(name) / "stop").write_text(word)
                     return
 
         watcher = threading.Thread(target=pass_on, daemon=True)
