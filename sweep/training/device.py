@@ -216,9 +216,7 @@ class LimitedMemory:
         """Return the most bytes of live tensors since the last call."""
         if self._is_cuda:
             return forget_peak_memory(self._device)
-        peak = self._storages.peak_bytes
-        self._storages.forget_peak()
-        return peak
+        return self._storages.forget_peak()
 
     def statistics(self) -> dict[str, int | None]:
         statistics = torch.cuda.memory_stats(self._device) if self._is_cuda else {}

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -209,7 +210,7 @@ def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
 
     Signal handlers append to `stops`, and so does a file in the folder, `TrialFolder.ask_to_stop`.
     """
-    folder, ended = TrialFolder(path), threading.Event()
+    folder = TrialFolder(path)
     if not folder.config_path.exists():
         return Outcome(
             "error",
@@ -218,15 +219,11 @@ def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
         )
 
     def watch() -> None:
-        while not ended.wait(POLL_SECONDS):
-            if folder.is_asked_to_stop(number):
-                stops.append("stopped")
-                return
+        while not folder.is_asked_to_stop(number):
+            time.sleep(POLL_SECONDS)
+        stops.append("stopped")
 
     os.environ.update(worker_environment())
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    try:
-        status = folder.read_status().changed(fencing=number)
-        return attempt_trial(path, status, lambda: stops[0] if stops else None)
-    finally:
-        ended.set()
+    status = folder.read_status().changed(fencing=number)
+    return attempt_trial(path, status, lambda: stops[0] if stops else None)

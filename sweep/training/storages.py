@@ -32,13 +32,14 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.limit, self.vocabulary = limit, vocabulary
         self.live = dict.fromkeys(CATEGORIES, 0)
-        self.live_bytes = 0
-        self.forget_peak()
+        self.live_bytes = self.peak_bytes = 0
+        self.peak = dict(self.live)
         self._storages: dict[int, tuple[weakref.ref[Any], str, int]] = {}  # by object id
 
-    def forget_peak(self) -> None:
-        """Start a new peak at the current bytes."""
-        self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
+    def forget_peak(self) -> int:
+        """Return the peak and start a new one at the current bytes."""
+        peak, self.peak_bytes, self.peak = self.peak_bytes, self.live_bytes, dict(self.live)
+        return peak
 
     def __torch_dispatch__(
         self,
