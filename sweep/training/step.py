@@ -92,10 +92,11 @@ class TrainingStep:
         batch, start = self.rolled_out(batch), time.perf_counter()
         for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
             loss = self.backward(batch, sums)
-            norm = torch.zeros_like(loss)
-            if self.optimizer is not None:
-                norm = self.parallel.update(self.parameters, learning_rate, self.clip)
-            if self.optimizer is not None and self.average is not None:
+            if self.optimizer is None:
+                norm = torch.zeros_like(loss)
+                continue
+            norm = self.parallel.update(self.parameters, learning_rate, self.clip)
+            if self.average is not None:
                 self.average.update()
         if self.rollouts is not None:
             if self.device.type == "cuda":
