@@ -126,8 +126,7 @@ def test_seconds_and_peak_memory_are_recorded_by_phase():
     steps.take(1)
     steps.progress.step = 1
     steps.store()
-    largest = steps.peak_memory_bytes()
-    line = steps.end_interval(largest)
+    largest, line = steps.progress.peak_memory_bytes, steps.end_interval()
     for phase in ("generate", "score", "log_probs", "update"):
         assert 0 < line[f"perf/{phase}_peak_bytes"] <= largest
         assert line[f"perf/{phase}_seconds"] > 0
