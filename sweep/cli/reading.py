@@ -61,8 +61,6 @@ def stop(folder: "SweepFolder") -> int:
     count = 0
     for trial in folder.trials():  # attempts that run without a command, such as SLURM jobs
         owner = read_owner(trial.lease_path)
-        if is_locked(trial.runner_lock_path):
-            raise SweepError(f"trial {trial.id} runs by itself. End process {owner.get('pid')}.")
         is_alive = not trial.result_path.exists() and LeaseWatch(trial.lease_path).is_alive()
         if is_alive and (fencing := owner.get("fencing")):
             trial.ask_to_stop(fencing)

@@ -26,7 +26,7 @@ from sweep.plan.tuning import PATIENCE, last_step
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import run_job
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
-from sweep.trial.lease import LeaseWatch, is_locked
+from sweep.trial.lease import LeaseWatch
 
 POLL_SECONDS = 0.25
 
@@ -141,8 +141,7 @@ class Schedule:
 
     def _is_held(self, trial: TrialFolder) -> bool:
         """Return True if a bare worker or an earlier command's worker runs the trial."""
-        watch = self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
-        return watch.is_alive() or is_locked(trial.runner_lock_path)
+        return self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path)).is_alive()
 
     def _has_ended(self, trial: TrialFolder) -> bool:
         """Record the result of a trial that has one."""

@@ -176,7 +176,8 @@ class Mirror(threading.Thread):
             run = self._mirror_lines(trial, row, run, length)
             if is_finished:
                 self._log_files(run, trial.path, TRIAL_FILES)
-            end_time = trial.state_path.stat().st_mtime_ns // 10**6
+            last = trial.result_path if trial.result_path.exists() else trial.state_path
+            end_time = last.stat().st_mtime_ns // 10**6
             params = row.model_dump(exclude=NO_PARAMS)
             self._runs[trial.id] = self._update(run, params, tags, run_status, end_time)
         self._sent[trial.id] = status, length, is_last

@@ -74,7 +74,6 @@ class TrialFolder:
         self.config_path = path / "config.json"
         self.state_path = path / "state.json"
         self.lease_path = path / "lease.json"
-        self.runner_lock_path = path / "runner.lock"  # of a bare worker, which writes state.json
         self.stop_path = path / "stop.json"  # asks an attempt on another machine to end
         self.metrics_path = path / "metrics.jsonl"
         self.result_path = path / "result.json"
@@ -101,12 +100,14 @@ class TrialFolder:
         write_json(self.config_path, config.model_dump(mode="json"))
 
     def read_status(self) -> TrialStatus:
-        """Read state.json. A trial without one is WAITING."""
+        """Read state.json. A trial without one is WAITING, and one with a result has ended."""
         try:
             data = read_json(self.state_path)
         except FileNotFoundError:
-            return TrialStatus()
-        data.pop("format_version")
+            data = asdict(TrialStatus())
+        data.pop("format_version", None)
+        if data["state"] in (State.WAITING, State.RUNNING) and (result := self.read_result()):
+            data |= {name: result[name] for name in ("state", "cause")}  # by a bare worker
         cause = Cause(data["cause"]) if data["cause"] else None
         return TrialStatus(**{**data, "state": State(data["state"]), "cause": cause})
 

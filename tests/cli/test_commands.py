@@ -126,8 +126,7 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
     trial.clear()
     command = [sys.executable, "-m", "sweep.training", str(trial.path)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    status = trial.read_status()
-    assert (status.state, status.attempts) == (State.COMPLETE, 2)
+    assert trial.read_status().state is State.COMPLETE
     assert "attempt 2" in trial.log_path.read_text()
     elsewhere = tmp_path / "elsewhere"
     code, _ = call("report", tmp_path / "s", "--out", elsewhere)
