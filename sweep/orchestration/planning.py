@@ -19,6 +19,7 @@ from sweep.orchestration.execution import (
     choose_by_preset,
     decide_compile,
     decide_execution,
+    refuse_other_execution,
 )
 from sweep.plan.plan import (
     Inputs,
@@ -124,13 +125,7 @@ def make_plan(
         new = build_plan(settings, execution, inputs, command=command)
         plan = new.model_copy(update={"model": {**new.model, "parameters": parameters}})
     else:
-        for name in sorted(chosen.model_fields_set):
-            decided, value = getattr(old.execution, name), getattr(chosen, name)
-            if value != decided:
-                raise SweepError(
-                    f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
-                    f"got {value!r}. Leave the flag out, or choose another --out."
-                )
+        refuse_other_execution(old, chosen, folder)
         if experiment.precision == "auto":
             experiment = experiment.model_copy(update={"precision": old.settings.precision})
         batches = tuple({row.batch_size for row in old.trials})
