@@ -210,14 +210,14 @@ def check_disk(plan: Plan, folder: SweepFolder, at_once: int = 1) -> None:
 
 @dataclass(frozen=True)
 class ClusterCost:
-    """What a plan takes on a cluster whose devices are all held until the last trial ends."""
+    """Cost of a plan on a cluster whose devices are all reserved until the last trial ends."""
 
     devices: int
     trials: int  # that are still to run
     makespan_seconds: float
     device_hours: float  # of all devices, idle or not
     busy_device_hours: float
-    price: float | None  # of the device-hours; None without --price
+    price: float | None  # for all device-hours; None without --price
 
 
 def parse_cluster(text: str) -> tuple[int, int]:

@@ -9,13 +9,25 @@ from sweep.errors import SweepError
 from sweep.memory.presets import choose_preset, largest_here
 from sweep.plan.plan import Plan, tokens_at_once
 from sweep.training.process import run_job
+from sweep.trial.folder import SweepFolder
 
-COMPILE_FLOPS = 10**13  # of the whole plan; below, compiling on a CPU costs more than it saves
+COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
 UNBOUNDED = (
     "No forecast bounds the microbatch: the model cannot be forecast, or this machine has no such "
     "device and no --device-memory gives the memory of the cluster's."
 )
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
+
+
+def refuse_other_execution(old: Plan, chosen: Execution, folder: SweepFolder) -> None:
+    """Refuse settings that differ from those decided when the plan was first written."""
+    for name in sorted(chosen.model_fields_set):
+        decided, value = getattr(old.execution, name), getattr(chosen, name)
+        if value != decided:
+            raise SweepError(
+                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
+                f"got {value!r}. Leave the flag out, or choose another --out."
+            )
 
 
 def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:

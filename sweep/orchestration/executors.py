@@ -29,7 +29,7 @@ class Executor(Protocol):
         """Start the newest attempt of a trial; the future raises WorkerDied if its process dies."""
 
     def stop(self) -> None:
-        """Let all attempts checkpoint and end."""
+        """Ask all attempts to checkpoint and end."""
 
     def kill(self) -> None:
         """End all attempts at once."""

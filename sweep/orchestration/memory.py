@@ -165,7 +165,7 @@ def probe_memory(
     """
     request = read_request(experiment, settings)
     plan, configs, head, is_split = _plan_steps(request, is_elsewhere=False)
-    config, limit = _measurable(configs[max(configs)], head["device_memory_bytes"])
+    config, limit, basis = _to_measure(configs[max(configs)], head["device_memory_bytes"])
     multiple = math.lcm(multiple, config.group_size)
     if cap is not None and cap % multiple:
         near = nearest_multiples(cap, multiple)
@@ -177,13 +177,10 @@ def probe_memory(
     probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
     search, choices = probed.search, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
-    measured = "live tensors of eager steps"
-    if config.execution.device_type == "cuda":
-        measured = "bytes reserved by the allocator, plus the context"
     return head | {
         "device_memory_bytes": limit,
         "multiple": multiple,
-        "basis": measured,
+        "basis": basis,
         "points": [point.as_document() for point in probed.points],
         "line": search.line and asdict(search.line),
         "largest_microbatch_size": None if is_split else search.largest,
@@ -196,21 +193,22 @@ def probe_memory(
     }
 
 
-def _measurable(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int]:
-    """Return the configuration to measure with, and the limit in bytes."""
+def _to_measure(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int, str]:
+    """Return the config to measure with, the limit in bytes, and what will be counted."""
     if config.execution.devices > 1:
         raise SweepError(
             "devices-per-trial must be 1 in a probe, which measures one device, got "
             f"{config.execution.devices}. Ask `sweep forecast` about several devices."
         )
-    device = torch.device(config.execution.device)
+    device, basis = torch.device(config.execution.device), "live tensors of eager steps"
     limit = limit or device_memory(device)
     if device.type == "cuda":
+        basis = "bytes reserved by the allocator, plus the context"
         limit = min(limit, device_memory(device))
     elif device.type == "cpu":  # counting every tensor needs eager steps
         eager = config.execution.model_copy(update={"compile": False})
         config = config.model_copy(update={"execution": eager})
-    return config, limit
+    return config, limit, basis
 
 
 def _verdict(probed: Probed, multiple: int) -> str:

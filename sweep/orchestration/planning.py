@@ -19,6 +19,7 @@ from sweep.orchestration.execution import (
     choose_by_preset,
     decide_compile,
     decide_execution,
+    refuse_other_execution,
 )
 from sweep.plan.plan import (
     Inputs,
@@ -152,17 +153,6 @@ def make_plan(
         if row.id in ids or (row.stage == "tune" and row.batch_size in tuning)
     ]
     return Planned(plan, tuple(requested))
-
-
-def refuse_other_execution(old: Plan, chosen: Execution, folder: SweepFolder) -> None:
-    """Refuse settings that differ from those decided when the plan was first written."""
-    for name in sorted(chosen.model_fields_set):
-        decided, value = getattr(old.execution, name), getattr(chosen, name)
-        if value != decided:
-            raise SweepError(
-                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
-                f"got {value!r}. Leave the flag out, or choose another --out."
-            )
 
 
 def first_plan(

@@ -90,7 +90,7 @@ class RayExecutor:
         return future
 
     def stop(self, force: bool = False) -> None:
-        """Let running attempts checkpoint and end; drop queued ones."""
+        """Ask running attempts to checkpoint and end; drop queued ones."""
         self._is_stopping = True
         with self._lock:
             for task in list(self._attempts):

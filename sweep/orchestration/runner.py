@@ -43,7 +43,7 @@ class Summary:
     """How a command ended."""
 
     folder: SweepFolder
-    states: dict[str, TrialStatus]  # of the trials that the command named
+    states: dict[str, TrialStatus]  # by id of the trials that the command named
     is_stopped: bool = False  # by the user
     lacks_slots: bool = False  # the executor had no machines left
     untracked: str = ""  # one sentence about what the tracking server did not get
@@ -257,7 +257,7 @@ def holding(folder: SweepFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopping_on_signals(schedule: Schedule) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM stop the schedule; a second one kills the attempts."""
+    """Stop the schedule on Ctrl-C and SIGTERM; a second signal kills the attempts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -91,7 +91,7 @@ class Schedule:
         return self.is_stopping or not self.executor.slots
 
     def stop(self) -> None:
-        """Let running attempts checkpoint and start no more; kill them if called again."""
+        """Ask running attempts to checkpoint, and start no more; kill them if called again."""
         if self.is_stopping:
             self.executor.kill()
         self.is_stopping = True
@@ -104,7 +104,7 @@ class Schedule:
             trial.remove_checkpoints()
 
     def revive(self, trial: TrialFolder) -> None:
-        """Let a pruned trial continue from its checkpoint, or from the start without one."""
+        """Make a pruned trial continue from its checkpoint, or from the start without one."""
         if not trial.checkpoints():
             trial.clear()
         self._update(trial, state=State.WAITING, message="")

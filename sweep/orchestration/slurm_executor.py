@@ -116,7 +116,7 @@ class SlurmExecutor:
         return self._threads.submit(self._run, folder, folder.read_status().fencing)
 
     def stop(self) -> None:
-        """Let all attempts of the sweep checkpoint and end, also those of an earlier command."""
+        """Ask all attempts of the sweep to checkpoint and end, also those of an earlier command."""
         self._is_stopping = True
         for trial in self._folder.trials() if self._folder.plan_path.exists() else ():
             status = trial.read_status()

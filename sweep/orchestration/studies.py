@@ -1,7 +1,7 @@
 """Studies of a tuned sweep: their trials, read from the folders, and Optuna's part in them.
 
 Optuna proposes the values of new trials and stores one study per batch size. The trial folders are
-the source of truth: a study that was lost, or is behind, is brought up to date from them.
+the source of truth: a study that lacks trials is brought up to date from them.
 """
 
 import contextlib

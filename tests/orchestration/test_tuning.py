@@ -168,7 +168,7 @@ def test_a_pruned_trial_continues_from_its_checkpoint_if_it_has_one(tmp_path):
     trial.write_status(TrialStatus(state=State.WAITING))
     trial.metrics_path.write_text('{"step": 1, "tokens": 4}\n')
     (trial.path / "checkpoint-00000004-1").write_bytes(b"")
-    schedule.prune(trial, "behind", keep_checkpoint=True)
+    schedule.prune(trial, "in the worse half", keep_checkpoint=True)
     schedule.revive(trial)
     assert trial.read_status().state is State.WAITING
     assert trial.checkpoints() and trial.metrics_path.exists()
