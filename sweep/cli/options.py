@@ -108,16 +108,22 @@ def print_document(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(document, indent=1))
     else:
-        _print_pairs([(f"{key}:", value) for key, value in document.items()])
+        _print_mapping(document)
 
 
-def _print_pairs(pairs: list[tuple[str, Any]], indent: str = "") -> None:
-    for label, value in pairs:
+def _print_mapping(mapping: dict[str, Any], indent: str = "") -> None:
+    for key, value in mapping.items():
         if isinstance(value, dict):
-            click.echo(indent + label)
-            _print_pairs([(f"{key}:", item) for key, item in value.items()], indent + "  ")
-        elif isinstance(value, list) and not all(isinstance(item, int) for item in value):
-            click.echo(indent + label)
-            _print_pairs([("-", item) for item in value], indent + "  ")
+            click.echo(f"{indent}{key}:")
+            _print_mapping(value, indent + "  ")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            click.echo(f"{indent}{key}:")
+            for item in value:
+                _print_mapping(item, indent + "  ")
+                click.echo()
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            click.echo("\n".join([f"{indent}{key}:", *(f"{indent}  {text}" for text in value)]))
+        elif isinstance(value, list):
+            click.echo(f"{indent}{key}: {', '.join(map(str, value)) or 'none'}")
         else:
-            click.echo(f"{indent}{label} {value}")
+            click.echo(f"{indent}{key}: {value}")
