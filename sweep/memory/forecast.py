@@ -104,7 +104,8 @@ def _run_without_data(config: TrialConfig) -> Forecast:
         is_split = size > micro and step.rollouts is None
         for _ in range(STEPS):
             storages.forget_peak()
-            step(step.workload.random_batch(size), 1e-3, GradientSums() if is_split else None)
+            sums = GradientSums() if is_split else None
+            step(step.workload.random_batch(size), 1e-3, sums)
             end_phase("update")
         phases = {name: peak for name, (peak, _) in peaks.items() if step.rollouts}
         peak, by_category = max(peaks.values(), key=lambda phase: phase[0])

@@ -6,7 +6,6 @@ together changes rounding only.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +28,7 @@ class Sampling:
 
 
 def completion_uniforms(seed: int, numbers: NDArray[np.int64], tokens: int) -> Tensor:
-    """Return the random numbers of some completions, (B, tokens), float64 in [0, 1).
-
-    `numbers`, (B,), are the positions of the completions in the stream of the seed.
-    """
+    """Return random numbers, (B, tokens), of the completions (B,) of a seed's stream."""
     uniforms = np.empty((len(numbers), tokens))
     for row, number in zip(uniforms, numbers, strict=True):
         row[:] = np.random.Generator(np.random.Philox(key=[seed, int(number)])).random(tokens)
@@ -48,18 +44,15 @@ def generate(
     *,
     is_rehearsal: bool = False,
 ) -> Tensor:
-    """Sample one completion per prompt, (B, N); after its end, a completion repeats the end id.
+    """Sample one completion (B, N) per prompt (B, P); after its end, it repeats the end id.
 
     Args:
         model: maps ids (B, T) to logits (B, T, V); its cache is used if it has one.
-        prompts: ids, (B, P), P ≥ 1.
         uniforms: random numbers of the completions, (B, N).
-        sampling: how tokens are chosen.
         is_rehearsal: compute only the first two tokens and the last, which decide the peak memory,
             if the model can pad its cache.
     """
-    count, tokens = uniforms.shape
-    end = sampling.end
+    (count, tokens), end = uniforms.shape, sampling.end
     completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
     ids, past, projection = prompts, None, None
@@ -68,27 +61,26 @@ def generate(
     for position in positions:
         if pad is not None and position == tokens - 1:
             past = pad(past, tokens - 3)
-        if not isinstance(model, HasHidden):
-            logits = model(ids)[:, -1]
-        else:
-            states, past = _extended(model, ids, past)
+        if isinstance(model, HasHidden):
+            if isinstance(model, HasCache):
+                states, past = model.extend(ids, past)
+            else:
+                states = model.hidden(ids)
             if projection is None:
                 projection = model.output_weight().T.to(states.dtype)
             logits = states[:, -1] @ projection
+        else:
+            logits = model(ids)[:, -1]
         chosen = next_tokens(logits, uniforms[:, position], sampling)
         if end is not None:
             chosen = torch.where(has_ended, end, chosen)
             has_ended = has_ended | (chosen == end)
         completions[:, position] = chosen
         ids = chosen[:, None] if past is not None else torch.cat((ids, chosen[:, None]), dim=1)
-        is_check = position % END_CHECK_INTERVAL == END_CHECK_INTERVAL - 1
-        if end is not None and is_check and bool(has_ended.all()):
+        is_checked = end is not None and (position + 1) % END_CHECK_INTERVAL == 0
+        if is_checked and bool(has_ended.all()):
             break
     return completions
-
-
-def _extended(model: HasHidden, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
-    return model.extend(ids, past) if isinstance(model, HasCache) else (model.hidden(ids), None)
 
 
 def next_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
