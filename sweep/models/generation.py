@@ -5,7 +5,6 @@ together changes rounding only.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,15 +15,6 @@ from sweep.models import HasCache, HasHidden
 from sweep.models.loss import widened
 
 END_CHECK_INTERVAL = 8  # tokens; a check whether all completions have ended waits for the device
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen."""
-
-    temperature: float = 1.0  # 0: the most likely token
-    top_p: float = 1.0  # sample from the smallest set of tokens with this much probability
-    end: int | None = None  # id that ends a completion; None: no completion ends early
 
 
 def completion_uniforms(seed: int, numbers: NDArray[np.int64], tokens: int) -> Tensor:
@@ -40,8 +30,9 @@ def generate(
     model: nn.Module,
     prompts: Tensor,
     uniforms: Tensor,
-    sampling: Sampling,
-    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    end: int | None = None,
     is_rehearsal: bool = False,
 ) -> Tensor:
     """Sample one completion (B, N) per prompt (B, P); after its end, it repeats the end id.
@@ -49,10 +40,12 @@ def generate(
     Args:
         model: maps ids (B, T) to logits (B, T, V); its cache is used if it has one.
         uniforms: random numbers of the completions, (B, N).
+        top_p: sample from the smallest set of tokens with this much probability.
+        end: id that ends a completion; None: no completion ends early.
         is_rehearsal: compute only the first two tokens and the last, which decide the peak memory,
             if the model can pad its cache.
     """
-    (count, tokens), end = uniforms.shape, sampling.end
+    count, tokens = uniforms.shape
     completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
     ids, past, projection = prompts, None, None
@@ -71,7 +64,7 @@ def generate(
             logits = states[:, -1] @ projection
         else:
             logits = model(ids)[:, -1]
-        chosen = next_tokens(logits, uniforms[:, position], sampling)
+        chosen = next_tokens(logits, uniforms[:, position], temperature, top_p)
         if end is not None:
             chosen = torch.where(has_ended, end, chosen)
             has_ended = has_ended | (chosen == end)
@@ -83,15 +76,14 @@ def generate(
     return completions
 
 
-def next_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
+def next_tokens(
+    logits: Tensor, uniforms: Tensor, temperature: float = 1.0, top_p: float = 1.0
+) -> Tensor:
     """Choose a token per row by inverse transform sampling, (B,) from (B, V) and (B,)."""
-    if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
-    shares = torch.softmax(widened(logits) / sampling.temperature, dim=-1)
-    order = None
-    if sampling.top_p < 1:
+    shares, order = torch.softmax(widened(logits) / temperature, dim=-1), None
+    if top_p < 1:
         shares, order = shares.sort(dim=-1, descending=True, stable=True)
-        is_beyond = shares.cumsum(dim=-1) - shares >= sampling.top_p  # never the first
+        is_beyond = shares.cumsum(dim=-1) - shares >= top_p  # never the first
         shares = shares.masked_fill(is_beyond, 0.0)
     cumulative = shares.cumsum(dim=-1)
     thresholds = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]

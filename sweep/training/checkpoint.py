@@ -59,7 +59,7 @@ class CheckpointStore:
                     problem = "metrics.jsonl does not match"
             except (OSError, KeyError, ValueError) as error:
                 problem = str(error)
-            if ranks.largest(bool(problem)):  # no process may use what another cannot read
+            if any(ranks.gathered(bool(problem))):  # no process may use what another cannot read
                 why = problem or "another process cannot read it"
                 print(f"checkpoint {path.name} is damaged ({why}); trying an older one", flush=True)
                 continue

@@ -87,7 +87,7 @@ class Steps:
     def peak_memory_bytes(self) -> int:
         """Return the peak since it was last reset, the largest of all devices."""
         phases = self._phases.peaks.values() if self._phases else ()
-        return ranks.largest(max(peak_memory_bytes(self.step.device), *phases, 0))
+        return max(ranks.gathered(max(peak_memory_bytes(self.step.device), *phases, 0)))
 
     def end_interval(self, peak_bytes: int) -> dict[str, Any]:
         """Return the metrics of the steps since the last log point, and start a new interval.

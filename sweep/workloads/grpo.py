@@ -27,7 +27,7 @@ from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
 from sweep.data.tokens import TokenizedText
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
-from sweep.models.generation import Sampling, completion_uniforms, generate
+from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
 from sweep.workloads.inputs import build_initial_model, open_text, open_tokenizer
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
@@ -204,13 +204,13 @@ class Grpo:
         end: int | None = SEPARATOR_ID,
     ) -> Tensor:
         """Sample completions (B, N) of prompts (B, P), `size` at a time, until `end` if given."""
-        sampling = Sampling(self.settings.temperature, self.settings.top_p, end)
-        was_training, parts = model.training, []
+        settings, was_training, parts = self.settings, model.training, []
+        options = (settings.temperature, settings.top_p, end, self.is_rehearsal)
         model.eval()
         splits = torch.split(prompts, size), torch.split(uniforms.to(self.device), size)
         with autocast(self.device, self.config.science.precision):
             for ids, own in zip(*splits, strict=True):
-                parts.append(generate(model, ids, own, sampling, is_rehearsal=self.is_rehearsal))
+                parts.append(generate(model, ids, own, *options))
         model.train(was_training)
         return torch.cat(parts)
 

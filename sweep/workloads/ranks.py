@@ -42,11 +42,6 @@ def summed(value: Tensor) -> Tensor:
     return value
 
 
-def largest(value: int) -> int:
-    """Return the maximum over all processes."""
-    return max(gathered(value))
-
-
 def agreed(value: Value) -> Value:
     """Return the value of the first process in all processes."""
     values = [value]
