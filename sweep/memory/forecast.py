@@ -53,7 +53,7 @@ class Forecasts:
         cap: int | None = None,
         is_accumulated: bool = False,
     ) -> int:
-        """Return the largest microbatch, up to `cap`, that fits, also if accumulated; 0 if none."""
+        """Return the largest microbatch, up to `cap`, that fits, alone or accumulated; or 0."""
 
         def needed_bytes(size: int) -> int:
             parts = config.telling_parts(size) if is_accumulated else 1
@@ -151,8 +151,9 @@ def _gathered_bytes(config: TrialConfig) -> tuple[int, int]:
 def on_devices(
     whole: Forecast, devices: int, stage: int, largest_layer: int, outside: int
 ) -> Forecast:
-    """Return the forecast of one of several devices, from bytes of weights in and outside layers.
+    """Return the forecast of one of several devices.
 
+    `largest_layer` and `outside` are bytes of weights: of one layer, and outside of all layers.
     Stages 0 and 1 keep a bucket for each gradient, also between steps. During a step stage 2 holds
     all weights in addition to its shard, stage 3 those of two layers and those outside of layers.
     Gradients of one layer, and of the weights outside of layers, are whole until they are reduced.

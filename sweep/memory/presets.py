@@ -64,6 +64,7 @@ def choose_preset(
     execution, wanted = config.execution, config.microbatch_size
     devices, group, is_split = execution.devices, config.group_size, "microbatch_bound" in fixed
     usable, share = usable_memory(execution), SHARES[PRESETS[preset]]
+    part, limit = config.science.batch_size // devices, int(share * usable)
     stages = [0, 1, 2, 3] if devices > 1 else [0]
     if "zero" in fixed:
         stages = [execution.zero]
@@ -72,7 +73,7 @@ def choose_preset(
     recomputing = [True] if preset == SAVES_MOST else [False, True]
     if "activation_checkpointing" in fixed:
         recomputing = [execution.activation_checkpointing]
-    precisions = [config.science.precision]
+    precisions: list[str] = [config.science.precision]
     if "precision" not in fixed and PRECISIONS[-1] not in precisions:
         precisions.append(PRECISIONS[-1])
     chosen, size, bound = config, 0, 0
@@ -80,8 +81,7 @@ def choose_preset(
         for stage in stages:
             variant = _changed(config, precision, zero=stage, activation_checkpointing=recomputes)
             forecasts = Forecasts(devices, stage)
-            largest = forecasts.find_largest(variant, int(share * usable), wanted, True)
-            part = config.science.batch_size // devices
+            largest = forecasts.find_largest(variant, limit, wanted, is_accumulated=True)
             divisor = largest_divisor(part, largest, group) if largest else 0
             if is_split and divisor < wanted:
                 divisor = 0

@@ -132,11 +132,13 @@ def find_largest(
 ) -> SearchResult:
     """Find the largest size that fits, assuming that no size above one that does not fit does.
 
+    The result was measured, and the next size too, unless that exceeds the cap.
+
     Args:
         measure: returns the peak bytes of one size; None if it did not fit.
         limit_bytes: a size fits if its peak is at most this.
         unit: sizes are multiples of it.
-        cap: the largest size of interest; the next size above the result is measured up to it.
+        cap: the largest size of interest.
     """
     top = max(1, cap // unit) if cap else 2**40  # units, as all sizes below
     low, high = 0, top + 1  # the largest size that fits, the smallest that does not

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.models import HasCache, HasHidden
+from sweep.models import HasHidden
 from sweep.models.loss import widened
 
 END_CHECK_INTERVAL = 8  # tokens; a check whether all completions have ended waits for the device
@@ -49,16 +49,14 @@ def generate(
     completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
     ids, past, projection = prompts, None, None
+    extend = getattr(model, "extend", None)  # of HasCache
     pad = getattr(model, "pad_past", None) if is_rehearsal and tokens > 3 else None
     positions: Iterable[int] = range(tokens) if pad is None else (0, 1, tokens - 1)
     for position in positions:
         if pad is not None and position == tokens - 1:
             past = pad(past, tokens - 3)
         if isinstance(model, HasHidden):
-            if isinstance(model, HasCache):
-                states, past = model.extend(ids, past)
-            else:
-                states = model.hidden(ids)
+            states, past = extend(ids, past) if extend else (model.hidden(ids), None)
             if projection is None:
                 projection = model.output_weight().T.to(states.dtype)
             logits = states[:, -1] @ projection

@@ -152,8 +152,7 @@ class Grpo:
             ids (B, P + N), mask (B, N), advantages (B,), and log-probabilities (B, N) of the
             sampling policy and of the reference; zeros if they are not needed.
         """
-        settings, is_random = self.settings, len(batch) > 1
-        prompts: list[Prompt] = []
+        settings, is_random, prompts = self.settings, len(batch) > 1, list[Prompt]()
         if is_random:
             ids, uniforms = batch
         else:

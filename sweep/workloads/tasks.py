@@ -169,8 +169,7 @@ class Chess:
         return Prompt(f"FEN: {fen}\nMove:", facts={"fen": fen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        match = MOVE.match(completion.text)
-        if match is None:
+        if (match := MOVE.match(completion.text)) is None:
             return {"format": 0.0, "legal": 0.0, "best": 0.0}
         board = self._chess.Board(prompt.facts["fen"])
         values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
@@ -187,8 +186,7 @@ class Chess:
         after.push(move)
         if after.is_checkmate():
             return CHECKMATE
-        material = self._material(after, board.turn)
-        worst = 0.0
+        material, worst = self._material(after, board.turn), 0.0
         for reply in list(after.legal_moves):
             if after.is_capture(reply):
                 after.push(reply)
