@@ -35,7 +35,3 @@ def __getattr__(name: str) -> Any:
         functions = (forecast_memory, plan_sweep, probe_memory, run_sweep)
         return {function.__name__: function for function in functions}[name]
     raise AttributeError(f"module 'sweep' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]

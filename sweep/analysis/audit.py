@@ -74,7 +74,7 @@ def audit(path: Path) -> dict[str, Any]:
         # A trials.csv may hold several learning-rate policies, which are checked separately.
         groups = list(rows.groupby(rows.get("label", pd.Series("", rows.index)), sort=False))
         for label, group in groups:
-            policy = f"{label}: " if len(groups) > 1 else ""
+            start = prefix + (f"{label}: " if len(groups) > 1 else "")
             for check in check_rows(prepare(group)):
                 if check.missing_columns:
                     missing.setdefault(check.code, list(check.missing_columns))
@@ -82,22 +82,19 @@ def audit(path: Path) -> dict[str, Any]:
                 checked.add(check.code)
                 if check.status == FAIL:
                     finding = {"code": check.code, "rows": list(check.batch_sizes)}
-                    message = prefix + policy + check.evidence
-                    findings.append(finding | {"message": message, "remedy": check.remedy})
-    not_checked = [
-        {"code": code, "missing_columns": columns}
-        for code, columns in missing.items()
-        if code not in checked
-    ]
+                    findings.append(
+                        finding | {"message": start + check.evidence, "remedy": check.remedy}
+                    )
+    absent = {code: columns for code, columns in missing.items() if code not in checked}
+    not_checked = [{"code": code, "missing_columns": columns} for code, columns in absent.items()]
     return {"findings": findings, "not_checked": not_checked, "notes": notes}
 
 
 def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
     """Read every table that has batch sizes from a file, or from the first table of a folder.
 
-    Returns:
-        The name of each table, its rows with all documented columns (NaN or empty text if a value
-        is absent), and notes on what was not read.
+    Returns the name of each, its rows with all documented columns (NaN or empty text if a value is
+    absent), and notes on what was not read.
     """
     if path.is_dir():
         files = [path / "trials.csv", *sorted(path.glob("*.csv")), *sorted(path.glob("*.md"))]
@@ -119,19 +116,19 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
         if path.suffix.lower() in (".md", ".markdown"):
             tables = dict(_markdown_tables(text.splitlines()))
         else:
-            delimiter = max(",;\t", key=header.count)
             options: Any = {"header": None, "dtype": str, "keep_default_na": False}
-            lines = pd.read_csv(io.StringIO(text), sep=delimiter, **options)
+            options["sep"] = max(",;\t", key=header.count)
+            lines = pd.read_csv(io.StringIO(text), **options)
             tables = {"the table": lines[1:].set_axis(lines.iloc[0].str.strip(), axis=1)}
     except (ValueError, pd.errors.ParserError):
         raise SweepError(f"{path} must be CSV or markdown in UTF-8. Export it again.") from None
     read = [(name, *read_table(table)) for name, table in tables.items()]
-    if not any(len(rows) for _, rows, _ in read):
-        raise SweepError(
-            f"{path} must hold a table with rows and a column batch_size with whole numbers, and "
-            "has none. Name its columns as docs/audit.md does."
-        )
-    return [table for table in read if len(table[1])]
+    if read := [table for table in read if len(table[1])]:
+        return read
+    raise SweepError(
+        f"{path} must hold a table with rows and a column batch_size with whole numbers, and has "
+        "none. Name its columns as docs/audit.md does."
+    )
 
 
 def _markdown_tables(lines: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -174,13 +171,14 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     table["has_diverged"] = status.str.contains(DIVERGED)
     table["is_failed"] = (status.str.contains(FAILED) & ~has_ended) | table["has_diverged"]
     has_batch = table["batch_size"] % 1 == 0
-    ignored, lost = [title for title in header if title not in titles.values()], sum(~has_batch)
-    notes = [
-        f"Columns ignored: {', '.join(ignored)}." if ignored else "",
-        f"Cells not read: {', '.join(unread[:MOST_LISTED])}." if unread else "",
-        f"Rows left out, without a batch size: {lost}." if lost else "",
-    ]
-    return table[has_batch].reset_index(drop=True), [note for note in notes if note]
+    lost = str(sum(~has_batch)) if not has_batch.all() else ""
+    notes = {
+        "Columns ignored": ", ".join(title for title in header if title not in titles.values()),
+        "Cells not read": ", ".join(unread[:MOST_LISTED]),
+        "Rows left out, without a batch size": lost,
+    }
+    listed = [f"{name}: {text}." for name, text in notes.items() if text]
+    return table[has_batch].reset_index(drop=True), listed
 
 
 def _split_title(title: str) -> tuple[str, str]:

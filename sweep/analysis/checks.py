@@ -7,8 +7,8 @@ published tables alike.
 
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import pandas as pd
 
 from sweep.analysis.comparison import report_trials
 from sweep.analysis.frames import Sweep
-from sweep.analysis.optimum import TunedRate, tuned_rates
+from sweep.analysis.optimum import TunedRate
 from sweep.analysis.rules import RULES, TrialTable, prepare, rows_of_trials
 from sweep.analysis.statistics import (
     MOST_SEEDS,
@@ -32,6 +32,7 @@ TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("checks.toml").read_text(encoding="utf-8")
 )
 PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"
+NEED_TUNING = ("fixed_learning_rate", "scaled_learning_rate")
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 
 
@@ -45,7 +46,6 @@ class Check:
     evidence: str  # the numbers, one or more sentences
     remedy: str  # a sentence or a command; empty unless the check fails
     blocks_claims: bool  # no claim about the best batch size is made while it fails
-    weakens_times: bool  # times are not comparable while it fails
     batch_sizes: tuple[int, ...]  # those at fault
     missing_columns: tuple[str, ...]  # columns whose absence makes it NOT APPLICABLE
 
@@ -67,7 +67,6 @@ def build_check(
         evidence=evidence,
         remedy=(remedy or row.get("remedy", "")) if is_failed else "",
         blocks_claims=row.get("blocks_claims", False),
-        weakens_times=row.get("weakens_times", False),
         batch_sizes=tuple(sorted({int(size) for size in batch_sizes})) if is_failed else (),
         missing_columns=missing_columns,
     )
@@ -100,10 +99,10 @@ class PolicyResult(PolicyChecks):
     comparison: Comparison  # of final losses, paired by seed
 
 
-def check_rows(table: TrialTable, remedies: Mapping[str, str] | None = None) -> list[Check]:
+def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
     """Evaluate the rules on one table; a rule is left out if such a table never has its columns.
 
-    `remedies` replace those of checks.toml, by code.
+    `tuning_command` is the remedy for rates that were not tuned, if there is such a command.
     """
     checks = []
     for code, rule in RULES.items():
@@ -118,7 +117,7 @@ def check_rows(table: TrialTable, remedies: Mapping[str, str] | None = None) -> 
             checks.append(build_check(code, evidence, missing_columns=missing))
         elif verdict := rule(table, cells):
             sizes, evidence = list(verdict[0]), verdict[1]
-            remedy = (remedies or {}).get(code, "")
+            remedy = tuning_command if code in NEED_TUNING else ""
             checks.append(build_check(code, evidence, bool(sizes), sizes, remedy))
         else:
             checks.append(build_check(code, "Not applicable."))
@@ -133,13 +132,9 @@ def check_own_rows(
     The comparison, of losses or of log steps to the target, gives the σ for intervals of rates.
     """
     rows = rows_of_trials(sweep.trials, sweep.plan)
-    table = prepare(rows[rows["label"] == label])
-    if comparison.sigma:
-        sigma, degrees = comparison.sigma.value, comparison.degrees_of_freedom
-        table = replace(table, rates=tuned_rates(table.rows, sigma, degrees))
-    tuning = answering_command(sweep.plan) or ""
-    remedies = {"fixed_learning_rate": tuning, "scaled_learning_rate": tuning}
-    return check_rows(table, remedies), table.rates
+    sigma = comparison.sigma.value if comparison.sigma else None
+    table = prepare(rows[rows["label"] == label], sigma, comparison.degrees_of_freedom)
+    return check_rows(table, answering_command(sweep.plan) or ""), table.rates
 
 
 def run_checks(sweep: Sweep, cells: pd.DataFrame) -> dict[str, PolicyResult]:
@@ -151,18 +146,17 @@ def run_checks(sweep: Sweep, cells: pd.DataFrame) -> dict[str, PolicyResult]:
     no_equal_steps = "The schedule knows its end, so a shorter trial would have had another loss."
     if settings.schedule.name == "constant":
         no_equal_steps = "Only final losses were measured on the whole validation split."
-    for label in dict.fromkeys(str(label) for label in cells["label"]):
-        trials, own = reports[reports["label"] == label], cells[cells["label"] == label]
-        losses: dict[int, dict[int, float]] = {int(size): {} for size in trials["batch_size"]}
+    for name, trials in reports.groupby("label", sort=False):
+        label, own = str(name), cells[cells["label"] == name]
+        losses: dict[int, dict[int, float]] = {size: {} for size in trials["batch_size"]}
         for row in trials.to_dict("records"):
-            if row["state"] == "COMPLETE":
-                losses[int(row["batch_size"])][int(row["seed"])] = float(row["final_valid_loss"])
-            elif row["cause"] == "diverged":
-                losses[int(row["batch_size"])][int(row["seed"])] = math.inf
+            if row["state"] == "COMPLETE" or row["cause"] == "diverged":
+                loss = row["final_valid_loss"] if row["state"] == "COMPLETE" else math.inf
+                losses[row["batch_size"]][row["seed"]] = loss
         comparison = compare_pairs(losses, unit=settings.traits.loss_unit)
         checks, rates = check_own_rows(sweep, label, comparison)
-        sizes, complete = len(losses), own.loc[own["is_comparable"], "batch_size"].nunique()
-        compared = f"{complete} of {sizes} batch sizes are complete."
+        complete = own.loc[own["is_comparable"], "batch_size"].nunique()
+        compared = f"{complete} of {len(losses)} batch sizes are complete."
         count = own["complete"].sum()
         final = f"{count} losses of the whole validation split, after the last step."
         checks += [
@@ -209,20 +203,16 @@ def _differences(comparison: Comparison) -> Check:
 def scope_sentence(sweep: Sweep, trials: pd.DataFrame) -> str:
     """Return what a claim about these reporting trials holds for."""
     settings, plan = sweep.plan.settings, sweep.plan
-    data = [str(plan.data.get("name", "given by path"))] if plan.data else []
-    budget = f"{format_count(plan.token_budget)} tokens"
-    parts = [settings.model.name, *data, budget, settings.optimizer.name]
+    parts = [settings.model.name, *([str(plan.data.get("name", "own data"))] if plan.data else [])]
+    parts += [f"{format_count(plan.token_budget)} tokens", settings.optimizer.name]
     parts.append(f"{settings.schedule.name} schedule")
     tuned = sweep.trials[(sweep.trials["stage"] == "tune") & (sweep.trials["policy"] == "tuned")]
     if set(trials["policy"]) == {"tuned"} and len(tuned):
         counts = tuned.groupby("batch_size").size()
         tried = " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))
-        tokens = format_count(int(tuned["tokens"].min()))
-        parts.append(
-            f"{' and '.join(settings.tuning.dimensions)} tuned by {tried} trials of {tokens} "
-            f"tokens at seed {TUNING_SEED}"
-        )
-    seeds = ", ".join(map(str, sorted({int(seed) for seed in trials["seed"]})))
+        names = " and ".join(settings.tuning.dimensions)
+        parts.append(f"{names} tuned by {tried} trials at seed {TUNING_SEED}")
+    seeds = ", ".join(map(str, sorted(trials["seed"].unique())))
     return f"This holds for {', '.join(parts)}, reported on seeds {seeds}."
 
 
@@ -231,13 +221,11 @@ def headline(result: PolicyResult) -> str:
     comparison, best = result.comparison, result.comparison.least
     if best is None or not result.passes:
         return ""
-    parts = [f"At rates tuned for each, batch size {best} has the lowest final loss"]
+    claim = f"At rates tuned for each, batch size {best} has the lowest final loss."
     for pair in comparison.pairs_with(best):
-        smaller, larger = pair.batch_sizes
-        other, sign = (larger, 1) if smaller == best else (smaller, -1)
-        value, *ends = (sign * number for number in pair.difference)
-        text = f"{value:.4f} [{min(ends):.4f}, {max(ends):.4f}] {comparison.unit} higher"
+        (other,) = set(pair.batch_sizes) - {best}
+        difference = f"{abs(pair.difference.value):.4f} {comparison.unit} higher"
         if pair.is_equivalent:
-            text = f"equivalent within ±{comparison.margin:g} {comparison.unit}"
-        parts.append(f"batch size {other} is {text}")
-    return f"{'; '.join(parts)}. {result.scope}"
+            difference = f"equivalent within ±{comparison.margin:g} {comparison.unit}"
+        claim += f" Batch size {other} is {difference}."
+    return f"{claim} {result.scope}"

@@ -10,11 +10,11 @@ from sweep.analysis.statistics import compare_pairs
 
 BALANCED_TOLERANCE = 0.01  # share of the lowest mean loss
 SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
-MEANS = (
+MEANS = [
     *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
     *("clipped_step_fraction", "seconds_total", "seconds_compile", "seconds_training"),
     *("seconds_evaluation", "seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu"),
-)
+]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
 
@@ -27,54 +27,46 @@ def short(number: float) -> str:
     return scientific if is_shorter else text
 
 
-def policy_label(policy: str, learning_rate: float) -> str:
-    """Return a policy's name, with the rate if it is fixed: `fixed 3e-4`."""
-    return f"fixed {short(learning_rate)}" if policy == "fixed" else policy
+def policy_labels(trials: pd.DataFrame) -> list[str]:
+    """Return the name of each trial's policy, with the rate if it is fixed: `fixed 3e-4`."""
+    pairs = zip(trials["policy"], trials["learning_rate"], strict=True)
+    return [f"fixed {short(rate)}" if policy == "fixed" else str(policy) for policy, rate in pairs]
 
 
 def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the reporting trials with their policy's label, in the plan's order."""
-    reports = trials[trials["stage"] == "report"].copy()
-    pairs = zip(reports["policy"], reports["learning_rate"], strict=True)
-    reports["label"] = [policy_label(policy, rate) for policy, rate in pairs]
-    return reports
+    reports = trials[trials["stage"] == "report"]
+    return reports.assign(label=policy_labels(reports))
 
 
 def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     """Summarise each cell: one row per policy, batch size and rate.
 
-    Returns:
-        Counts of trials by state, means over the complete trials, the spread of the final
-        validation loss and of the total time, and the largest peak memory. `is_comparable`: every
-        planned seed is complete; `is_on_front`: on the Pareto front of these in loss and time.
+    It holds counts of trials by state, means over the complete trials and their spread.
+    `is_comparable`: every planned seed is complete; `is_on_front`: on the Pareto front of these in
+    loss and time.
     """
     reports = report_trials(trials)
     state, is_diverged = reports["state"], reports["cause"] == "diverged"
-    reports = reports.assign(
-        planned=1,
-        complete=state == "COMPLETE",
-        diverged=is_diverged,
-        failed=(state == "FAILED") & ~is_diverged,
-        pruned=state == "PRUNED",
-        unfinished=~state.isin(["COMPLETE", "FAILED", "PRUNED"]),
-    )
+    reports["planned"], reports["complete"] = 1, state == "COMPLETE"
+    reports["diverged"], reports["pruned"] = is_diverged, state == "PRUNED"
+    reports["failed"] = (state == "FAILED") & ~is_diverged
+    reports["unfinished"] = ~state.isin(["COMPLETE", "FAILED", "PRUNED"])
     groups = reports.groupby(CELL_KEYS, sort=False)
     done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
     # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
-    means = done[list(MEANS)].agg(pd.Series.mean, skipna=False)
-    loss, seconds = done["final_valid_loss"], done["seconds_total"]
-    spread = {
-        "loss_sd": loss.agg(pd.Series.std, skipna=False),
-        "loss_min": loss.agg(pd.Series.min, skipna=False),
-        "loss_max": loss.agg(pd.Series.max, skipna=False),
-        "seconds_min": seconds.min(),
-        "seconds_max": seconds.max(),
-        "peak_memory_bytes": done["peak_memory_bytes"].max(),
-    }
+    means = done[MEANS].agg(pd.Series.mean, skipna=False)
+    spread = done.agg(
+        loss_sd=("final_valid_loss", "std"),
+        loss_min=("final_valid_loss", "min"),
+        loss_max=("final_valid_loss", "max"),
+        seconds_min=("seconds_total", "min"),
+        seconds_max=("seconds_total", "max"),
+        peak_memory_bytes=("peak_memory_bytes", "max"),
+    )
     # A diverged trial records the steps that it took; the others, those of the plan.
     planned = groups[["policy", "tokens", "steps", "warmup_steps"]].max()
-    parts = [planned, groups[COUNTS].sum(), means, pd.DataFrame(spread)]
-    cells = pd.concat(parts, axis=1).reset_index()
+    cells = pd.concat([planned, groups[COUNTS].sum(), means, spread], axis=1).reset_index()
     cells["order"] = pd.factorize(cells["label"])[0]
     cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
     cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
@@ -95,12 +87,7 @@ def cell_records(cells: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def recommend(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """Apply three rules to the comparable cells.
-
-    Returns:
-        The `title` and the `rule` of each, and the indices of its `cells`: several if they tie,
-        none without data.
-    """
+    """Return title, rule and the indices of the chosen `cells` (several if they tie) by rule."""
     usable = cells[cells["is_comparable"]]
     loss, seconds = usable["final_valid_loss"], usable["seconds_total"]
     close = seconds[loss <= loss.min() + BALANCED_TOLERANCE * abs(loss.min())]
@@ -110,46 +97,42 @@ def recommend(cells: pd.DataFrame) -> list[dict[str, Any]]:
         ("fastest", "least mean total seconds, whatever the loss,", seconds),
         ("balanced", f"least mean total seconds {within}", close),
     ]
-    recommendations = []
-    for title, rule, values in rules:
-        best = list(values.index[values == values.min()])
-        sentence = f"The {rule} among the cells whose planned seeds all completed."
-        recommendations.append({"title": title, "rule": sentence, "cells": best})
-    return recommendations
+    return [
+        {
+            "title": title,
+            "rule": f"The {rule} among the cells whose planned seeds all completed.",
+            "cells": list(values.index[values == values.min()]),
+        }
+        for title, rule, values in rules
+    ]
 
 
 def overlapping(cells: pd.DataFrame, position: int, measure: str = "loss") -> list[int]:
-    """Return the comparable cells whose range over seeds overlaps with that of a cell.
+    """Return the comparable cells of several seeds whose range overlaps with that of a cell.
 
-    Cells of one seed have no range and are left out. The measure is `loss` or `seconds`.
+    The measure is `loss` or `seconds`.
     """
-    least, most = f"{measure}_min", f"{measure}_max"
-    others = cells[cells["is_comparable"] & (cells["complete"] > 1)].drop(position, errors="ignore")
-    low, high = cells.loc[position, [least, most]]
-    return list(others.index[(others[least] <= high) & (others[most] >= low)])
+    least, most = cells[f"{measure}_min"], cells[f"{measure}_max"]
+    is_near = (least <= most[position]) & (most >= least[position])
+    is_near &= cells["is_comparable"] & (cells["complete"] > 1) & (cells.index != position)
+    return list(cells.index[is_near])
 
 
 def find_gains(sweep: Sweep) -> list[dict[str, Any]]:
     """Compare the mean rewards of the milestone prompts before and after training, cell by cell.
 
-    Both use the same prompts and random numbers, so the interval (t) is that of paired differences.
-
-    Returns:
-        In the plan's order: label, batch_size, learning_rate, `start` and `end` by seed, and their
-        `difference`, an Estimate or None below two seeds.
+    `start` and `end` are by seed. Both use the same prompts and random numbers, so `difference` is
+    the Estimate of a paired difference, or None below two seeds.
     """
-    last = {trial: float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
+    last = {trial: -float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
     trials = report_trials(sweep.trials)
-    trials["final"] = trials["id"].map(last).astype(float)
-    trials = trials[trials["state"] == "COMPLETE"].dropna(subset=["initial_valid_loss", "final"])
+    trials["start"] = -trials["initial_valid_loss"].astype(float)
+    trials["end"] = trials["id"].map(last).astype(float)
+    trials = trials[trials["state"] == "COMPLETE"].dropna(subset=["start", "end"])
     gains = []
     for _, rows in trials.groupby(CELL_KEYS, sort=False):
-        start, end = (
-            dict(zip(rows["seed"].astype(int), -rows[name].astype(float), strict=True))
-            for name in ("initial_valid_loss", "final")
-        )
-        pairs = compare_pairs({0: start, 1: end}).pairs  # before and after
+        ends = rows.astype({"seed": int}).set_index("seed")[["start", "end"]].to_dict()
+        pairs = compare_pairs({0: ends["start"], 1: ends["end"]}).pairs
         difference = pairs[0].difference if pairs else None
-        ends = {"start": start, "end": end, "difference": difference}
-        gains.append({**rows.iloc[0][CELL_KEYS], **ends})
+        gains.append({**rows.iloc[0][CELL_KEYS], **ends, "difference": difference})
     return gains

@@ -53,9 +53,8 @@ def fit_steps(
     """Fit S(B) = S_min + E_min/B by least squares on log S, both parameters in logs.
 
     A censored S is a lower bound and enters one-sidedly, by the likelihood of a normal log S (Tobin
-    1958). Intervals are t intervals of the logs with seeds − 1 degrees of freedom; the standard
-    error is that of a bootstrap over whole seeds, times √(n/(n−1)), because the percentiles of a
-    bootstrap over few seeds are far too narrow.
+    1958). Intervals are t intervals of the logs; the standard error is that of a bootstrap over
+    whole seeds, times √(n/(n−1)).
 
     Args:
         batch_sizes: increasing.
@@ -66,43 +65,33 @@ def fit_steps(
         SweepError: if fewer than three batch sizes reached the target.
     """
     sizes, logs = np.asarray(batch_sizes, float), np.log(np.atleast_2d(np.asarray(steps, float)))
-    bounds = np.zeros(logs.shape, bool)
-    if censored is not None:
-        bounds = np.atleast_2d(np.asarray(censored, bool))
-    crossed = int((~bounds.all(0)).sum())
-    if crossed < LEAST_BATCH_SIZES:
+    bounds = np.zeros(logs.shape, bool) | (False if censored is None else np.asarray(censored))
+    crossed = ~bounds.all(0)
+    if crossed.sum() < LEAST_BATCH_SIZES:
         raise SweepError(
             f"A fit must have {LEAST_BATCH_SIZES} batch sizes that reached the target, got "
-            f"{crossed}. Raise the target or the budget, or add batch sizes."
+            f"{crossed.sum()}. Raise the target or the budget, or add batch sizes."
         )
     point, spread = _fit_with_spread(sizes, logs, bounds)
     seeds = len(logs)
-    draws = np.random.default_rng(0).multinomial(
-        seeds, [1 / seeds] * seeds, RESAMPLES if seeds > 1 else 0
-    )
+    draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, RESAMPLES)
+    if seeds == 1:
+        draws = draws[:0]
     weights, counts = np.unique(draws, axis=0, return_counts=True)
     fits = [_fit(sizes, logs, bounds, spread, point, row)[0] for row in weights]
     resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
-    linear = sizes[~bounds.all(0) & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
+    linear = sizes[crossed & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
     b_opt = float(linear.max()) if len(linear) else None
     b_star = None
     if b_opt is not None:
         b_star = Estimate(*((1 + OVERHEAD) * b_opt + OVERHEAD * end for end in b_crit))
     residuals = logs - _curve(point, sizes)
-    cells = np.where(bounds, np.nan, logs).mean(0)
-    return StepsFit(
-        s_min=s_min,
-        e_min=e_min,
-        b_crit=b_crit,
-        b_overhead=Estimate(*(OVERHEAD * end for end in b_crit)),
-        b_opt=b_opt,
-        b_star=b_star,
-        residuals=np.where(bounds, residuals.clip(0), residuals),
-        slopes=np.diff(cells) / np.diff(np.log(sizes)),
-        spread=spread,
-    )
+    slopes = np.diff(np.where(bounds, np.nan, logs).mean(0)) / np.diff(np.log(sizes))
+    b_overhead = Estimate(*(OVERHEAD * end for end in b_crit))
+    residuals = np.where(bounds, residuals.clip(0), residuals)
+    return StepsFit(s_min, e_min, b_crit, b_overhead, b_opt, b_star, residuals, slopes, spread)
 
 
 def _curve(point: Floats, sizes: Floats) -> Floats:
@@ -127,8 +116,7 @@ def _fit(
 
     def terms(point: Floats) -> Floats:
         gap = _curve(point, sizes) - logs
-        if censored.any():
-            gap[censored] = spread * np.sqrt(-2 * log_ndtr(gap[censored] / spread))
+        gap[censored] = spread * np.sqrt(-2 * log_ndtr(gap[censored] / spread))
         return (root * gap).ravel()
 
     tol = tolerance
@@ -139,21 +127,24 @@ def _fit(
 def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floats, float]:
     """Alternate the fit with the spread: σ² is the mean of E r², over N − 2, as in EM."""
     weights = np.ones(len(logs))
-    spread, point = LEAST_SPREAD, np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
-    for turn in range(SPREAD_ROUNDS):
-        point, cost = _fit(sizes, logs, censored, spread, point, weights)
-        if turn == 0:  # the published digits, unless they are not of the optimum
-            start, tolerance = np.array(PUBLISHED_START), PUBLISHED_TOLERANCE
-            early, more = _fit(sizes, logs, censored, spread, start, weights, tolerance)
-            point = early if more <= cost * (1 + OTHER_OPTIMUM) else point
+    start = np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
+    spread = LEAST_SPREAD
+    point, cost = _fit(sizes, logs, censored, spread, start, weights)
+    # The published digits, unless they are not of the optimum.
+    published, tolerance = np.array(PUBLISHED_START), PUBLISHED_TOLERANCE
+    early, more = _fit(sizes, logs, censored, spread, published, weights, tolerance)
+    point = early if more <= cost * (1 + OTHER_OPTIMUM) else point
+    gap = _curve(point, sizes) - logs
+    squares = float((gap[~censored] ** 2).sum())
+    spread = max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
+    for _ in range(SPREAD_ROUNDS if censored.any() else 0):
+        point, _ = _fit(sizes, logs, censored, spread, point, weights)
         gap = _curve(point, sizes) - logs
-        squares = float((gap[~censored] ** 2).sum())
-        if turn > 0:
-            z = gap[censored] / spread
-            slope = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)
-            squares += float((spread**2 * (1 - z * slope)).sum())
+        z = gap[censored] / spread
+        slope = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)
+        squares = float((gap[~censored] ** 2).sum() + (spread**2 * (1 - z * slope)).sum())
         last, spread = spread, max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
-        if not censored.any() or abs(spread - last) <= SPREAD_TOLERANCE * spread:
+        if abs(spread - last) <= SPREAD_TOLERANCE * spread:
             break
     return point, spread
 
@@ -193,15 +184,11 @@ class NoiseScale:
 
 
 def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale:
-    """Average tr Σ̂ and Ĝ² separately over records in order, then divide.
+    """Average tr Σ̂ and Ĝ² of four or more records, in order, separately; then divide.
 
     Intervals are those of a bootstrap of moving blocks of ⌊√n⌋ records that wrap round at the end
     (Politis & Romano 1992), widened by t/1.96·√(m/(m−1)), t with m − 1 degrees of freedom, for the
     m blocks.
-
-    Args:
-        traces: tr Σ̂ of each of four or more records, as `sweep.training.noise` records them.
-        squares: Ĝ² of each.
     """
     values = np.array([traces, squares], float).T  # (records, 2)
     length = math.isqrt(len(values))

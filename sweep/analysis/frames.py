@@ -4,7 +4,6 @@
 one.
 """
 
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pandas as pd
 
 from sweep.errors import CorruptFile
 from sweep.plan.plan import Plan, parse_plan
-from sweep.trial.files import canonical_json, replacing, sha256_of_file
+from sweep.trial.files import canonical_json, read_metrics, replacing, sha256_of_file
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 TEXT_COLUMNS = (
@@ -61,19 +60,18 @@ def load_sweep(path: str | Path) -> Sweep:
     folder = SweepFolder(Path(path))
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     records, curves, warnings = [], dict[str, dict[str, Any]](), list[str]()
-    parameters = plan.model.get("parameters")
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
         measured = _read_record(trial, warnings)
-        record = dict[str, Any](state="WAITING", attempts=0, parameters=parameters)
-        record |= row.model_dump() | measured
+        record = {**row.model_dump(), "parameters": plan.model.get("parameters"), "attempts": 0}
+        record |= measured
         if "gradient_accumulation_steps" not in measured:
             sequences = row.devices * int(record["microbatch_size"])
             record["gradient_accumulation_steps"] = row.batch_size // sequences
         if isinstance(record.get("execution"), dict):
             record["execution"] = canonical_json(record["execution"])
         records.append(record)
-        curves[trial.id] = _read_curve(trial, measured.get("metrics_sha256"), warnings)
+        curves[trial.id] = _read_curve(trial, record.get("metrics_sha256"), warnings)
     trials = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
     for name in trials:
         if name in TEXT_COLUMNS:
@@ -126,28 +124,25 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
 
 
 def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> dict[str, Any]:
-    """Return the columns of metrics.jsonl as float arrays; a torn last line is left out."""
+    """Return the columns of metrics.jsonl as float arrays; null and absent values are NaN."""
     try:
-        data = trial.metrics_path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    try:
-        lines = json.loads(b"[" + data.rpartition(b"\n")[0].replace(b"\n", b",") + b"]")
+        lines = read_metrics(trial.metrics_path)
         names = dict.fromkeys(name for line in lines for name in line)
-        # Null and absent values become NaN.
         columns = {name: np.array([line.get(name) for line in lines], float) for name in names}
     except (ValueError, TypeError, AttributeError):
         warnings.append(f"trial {trial.id}: metrics.jsonl is damaged; its curve is left out.")
         return {}
-    if sha256 and sha256_of_file(trial.metrics_path) != sha256:
+    if sha256 and lines and sha256_of_file(trial.metrics_path) != sha256:
         warnings.append(f"trial {trial.id}: metrics.jsonl was changed after result.json.")
     return columns
 
 
 def _join_curves(by_trial: dict[str, dict[str, Any]]) -> pd.DataFrame:
     lengths = [len(columns.get("tokens", ())) for columns in by_trial.values()]
-    codes = np.repeat(np.arange(len(by_trial)), lengths)
-    ids = pd.Index(list(by_trial), dtype=object)
+    codes, ids = (
+        np.repeat(np.arange(len(by_trial)), lengths),
+        pd.Index(list(by_trial), dtype=object),
+    )
     table: dict[str, Any] = {"id": pd.Categorical.from_codes(codes, ids)}
     metrics = set[str]().union(*by_trial.values()) - set(POINT_COLUMNS)
     for name in (*POINT_COLUMNS, *sorted(metrics)):

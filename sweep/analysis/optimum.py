@@ -53,8 +53,8 @@ def tuned_rates(
 ) -> tuple[TunedRate, ...]:
     """Return the optimum of each batch size; nothing if at most one rate was tried at each.
 
-    `rows` are those of `sweep.analysis.rules.TrialTable`. Tuning trials count; in a table without
-    them, every row. `sigma` is the standard deviation over seeds of a loss, or of log tokens.
+    Tuning trials count; in a table without them, every row. `sigma` is the standard deviation over
+    seeds of a loss, or of log tokens.
     """
     is_tuning = rows["stage"] == "tune"
     trials = rows[is_tuning] if is_tuning.any() else rows[~rows["is_out_of_memory"]]
@@ -65,13 +65,13 @@ def tuned_rates(
         reports = rows[~is_tuning & (rows["batch_size"] == batch_size)]
         has_no_loss = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
         ended, most = group[~has_no_loss], group["token_budget"].max()
-        is_full, dimensions = True, list[str]()
-        if is_tuning.any() and not math.isnan(most):
+        dimensions = list[str]()
+        if is_tuning.any():
             # A rate that diverges early would have diverged later too.
-            ended = ended[(ended["token_budget"] == most) | ended["has_diverged"]]
-            is_full = not reports["token_budget"].max() > most
-        if is_tuning.any() and "policy" in group:
-            dimensions = [n for n in ("adam_beta2", "weight_decay") if group[n].nunique() > 1]
+            is_short = ended["token_budget"] < most
+            ended = ended[~is_short | ended["has_diverged"]]
+            if "policy" in group:
+                dimensions = [n for n in ("adam_beta2", "weight_decay") if group[n].nunique() > 1]
         winners = reports if len(reports) else ended[~ended["is_failed"]]
         for name in dimensions if len(winners) else ():
             best = int(winners["loss"].fillna(math.inf).to_numpy().argmin())
@@ -81,16 +81,14 @@ def tuned_rates(
         table = by_rate.agg({"loss": "mean", "state": "first"})
         points = table.dropna(subset=["loss"])
         grid, losses = points["learning_rate"].to_list(), points["loss"].to_list()
-        optimum = learning_rate_optimum(grid, losses, sigma, degrees or math.inf)
-        failed = int(((group["state"] == "FAILED") & ~group["has_diverged"]).sum())
         rates.append(
             TunedRate(
                 batch_size=int(group["batch_size"].iloc[0]),
                 trials=table,
-                optimum=optimum,
-                is_full=is_full,
+                optimum=learning_rate_optimum(grid, losses, sigma, degrees or math.inf),
+                is_full=not (is_tuning.any() and reports["token_budget"].max() > most),
                 tried=len(group),
-                failed=failed,
+                failed=int(((group["state"] == "FAILED") & ~group["has_diverged"]).sum()),
                 has_no_result=group["learning_rate"].nunique() - len(points),
                 has_other_dimensions=bool(dimensions),
             )
@@ -124,23 +122,20 @@ def learning_rate_optimum(
     grid, values = grid[is_finite], values[is_finite]
     best = int(values.argmin())
     near = slice(max(0, best - NEIGHBOURS), best + NEIGHBOURS + 1)
-    reach, plateau = None, None
+    reach, plateau = math.nan, None
     if sigma is not None:
         reach = sigma * float(stdtrit(degrees_of_freedom, 1 - ALPHA / 2))
-        low = high = best
-        while low > 0 and values[low - 1] <= least + sigma:
-            low -= 1
-        while high + 1 < len(values) and values[high + 1] <= least + sigma:
-            high += 1
-        plateau = (float(grid[low]), float(grid[high]))
+        ends = np.flatnonzero(np.r_[True, values > least + sigma, True]) - 1  # of the plateau
+        after = int(np.searchsorted(ends, best))
+        plateau = (float(grid[ends[after - 1] + 1]), float(grid[ends[after] - 1]))
     rate, interval = _vertex(np.log(grid[near]), values[near], reach)
     return LearningRateOptimum(float(grid[best]), is_inside, rate, interval, plateau)
 
 
 def _vertex(
-    log_rates: Floats, values: Floats, reach: float | None
+    log_rates: Floats, values: Floats, reach: float
 ) -> tuple[float | None, Interval | None]:
-    """Return η* and its interval; `reach` is σ times its quantile."""
+    """Return η* and its interval; `reach` is σ times its quantile, NaN if it is not known."""
     if len(log_rates) < 3:
         return None, None
     centre = float(log_rates.mean())
@@ -150,12 +145,10 @@ def _vertex(
     vertex = centre - slope / (2 * curvature) if curvature > 0 else math.nan
     if not log_rates[0] <= vertex <= log_rates[-1]:
         return None, None
-    if reach is None:
-        return math.exp(vertex), None
     # Fieller: the slope b + 2a·x could be 0 if (b + 2a·x)² ≤ q²·Var(b + 2a·x).
     spread = reach**2 * (inverse @ inverse.T)[1:, 1:]  # covariance of slope and curvature, times q²
     square = 4 * (curvature**2 - spread[1, 1])
-    if square <= 0:
+    if not square > 0:
         return math.exp(vertex), None
     linear = 4 * (slope * curvature - spread[0, 1])
     root = math.sqrt(max(0.0, linear**2 - 4 * square * (slope**2 - spread[0, 0])))

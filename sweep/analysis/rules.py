@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, policy_label
+from sweep.analysis.comparison import SEEDS_FOR_SPREAD, policy_labels
 from sweep.analysis.optimum import TunedRate, tuned_rates
 from sweep.plan.plan import Plan
 
@@ -34,7 +34,7 @@ MANY_EPOCHS = 4
 INITIAL_LOSS_TOLERANCE = 0.25  # nats around ln V; random logits add up to about 0.15
 UNEVEN_TIMES = 1.25  # longest over shortest total time of trials that differ in their seed
 MIXABLE = ("device", "torch_version", "git_commit", "devices")
-FOLLOW_FROM_MICROBATCH = ("microbatch", "gradient_accumulation", "generation_batch_size")
+FOLLOW_FROM_MICROBATCH = ("microbatch", "generation_batch_size", "evaluation_batch_size")
 
 Verdict = tuple[Iterable[Any], str] | None  # batch sizes at fault, evidence
 
@@ -59,10 +59,9 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     The plan adds the vocabulary; without it, the rule that needs it is left out.
     """
     rows = trials.rename(columns=OTHER_NAMES).drop(columns="best_valid_loss", errors="ignore")
-    pairs = zip(rows["policy"], rows["learning_rate"], strict=True)
-    rows["label"] = [policy_label(str(policy), float(rate)) for policy, rate in pairs]
-    for name, default in (("state", "unknown"), ("cause", "")):
-        rows[name] = rows[name].astype(object).where(rows[name].notna(), default)
+    rows["label"] = policy_labels(rows)
+    rows["state"] = rows["state"].astype(object).fillna("unknown")
+    rows["cause"] = rows["cause"].astype(object).fillna("")
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
     rows["has_diverged"] = rows["cause"] == "diverged"
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
@@ -83,13 +82,15 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
         logs = rows["tokens_to_target"].astype(float).map(math.log).fillna(math.inf)
         rows["final_valid_loss"] = logs.mask(rows["is_failed"])
-        for name in ("steps", "token_budget"):
-            rows[name] = rows[name].astype(float).mask(is_tuning | is_pruned)
+        counts = rows[["steps", "token_budget"]].astype(float)
+        rows[["steps", "token_budget"]] = counts.mask(is_tuning | is_pruned)
     return rows
 
 
-def prepare(table: pd.DataFrame) -> TrialTable:
-    """Derive the true steps, the failures, the cells and the grids of rates."""
+def prepare(
+    table: pd.DataFrame, sigma: float | None = None, degrees: float = math.inf
+) -> TrialTable:
+    """Derive true steps, failures, cells and the grids of rates; sigma as in `tuned_rates`."""
     rows, is_own = table.copy(), "policy" in table
     has_target = is_own and bool(rows["has_target"].any())
     rows["loss"] = next((rows[n] for n in LOSSES if n in rows and rows[n].notna().any()), math.nan)
@@ -110,7 +111,7 @@ def prepare(table: pd.DataFrame) -> TrialTable:
     wrong = cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
     counted = cells.dropna(subset=["steps", "true_steps"])
     formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else None
-    best, rates = best.sort_values("batch_size"), tuned_rates(rows)
+    best, rates = best.sort_values("batch_size"), tuned_rates(rows, sigma, degrees)
     return TrialTable(rows, cells, best, wrong, formula, rates, is_own, has_target)
 
 
@@ -127,10 +128,6 @@ def explain_log_rows(rows: pd.Series, steps: pd.Series) -> tuple[int, int, int] 
     return tuple(formulas[0].tolist()) if len(formulas) else None
 
 
-def _ratio(values: pd.Series) -> float:
-    return float(values.max() / values.min()) if len(values) else 1.0
-
-
 def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
     low, high = values.min(), values.max()
     if low == high or values.empty:
@@ -140,6 +137,16 @@ def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
     return f"{low:{form}} at batch size {first:g} to {high:{form}} at batch size {last:g}"
 
 
+def _compare(
+    cells: pd.DataFrame, values: pd.Series, most: float, subject: str, form: str = ".3g"
+) -> Verdict:
+    """Blame every batch size if the largest value is more than `most` times the least."""
+    if cells.empty:
+        return None
+    is_off = values.max() / values.min() > most
+    return cells["batch_size"] if is_off else (), f"{subject}: {_range(cells, values, form)}."
+
+
 # `cells` are the best cells of all batch sizes that have every column that a rule needs.
 
 
@@ -147,56 +154,52 @@ def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if table.log_formula is None:
         return (), "No formula of log rows explains the column steps."
     (a, b, c), row = table.log_formula, table.wrong_steps.iloc[0]
-    return (
-        table.cells["batch_size"],
+    return table.cells["batch_size"], (
         f"The column steps counts rows of a log: it is T/{a} + T/max({b}, T/{c}) + 1, where T = "
         f"tokens / (batch size × context) are the optimizer steps ({row['steps']:,.0f} rows for "
-        f"{row['true_steps']:,.0f} steps at batch size {row['batch_size']:g}).",
+        f"{row['true_steps']:,.0f} steps at batch size {row['batch_size']:g})."
     )
 
 
 def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if table.log_formula is not None:
         return None
-    listed = [
-        f"{row['steps']:,.0f} for {row['true_steps']:,.0f} at batch size {row['batch_size']:g}"
-        for row in table.wrong_steps.to_dict("records")
-    ]
+    wrong = table.wrong_steps[["steps", "true_steps", "batch_size"]].to_numpy()
+    listed = [f"{steps:,.0f} for {true:,.0f} at batch size {size:g}" for steps, true, size in wrong]
     text = f"Steps that are not tokens / (batch size × context): {', '.join(listed) or 'none'}."
     return table.wrong_steps["batch_size"], text
 
 
 def _has_equal_steps_only(cells: pd.DataFrame) -> bool:
-    tokens = cells["steps"] * cells["batch_size"] * cells["context_length"].fillna(1)
-    return _ratio(cells["steps"]) <= EQUAL_STEPS < _ratio(tokens)
+    steps = cells["steps"]
+    tokens = steps * cells["batch_size"] * cells["context_length"].fillna(1)
+    return bool(steps.max() / steps.min() <= EQUAL_STEPS < tokens.max() / tokens.min())
 
 
 def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     is_off = _has_equal_steps_only(cells) and table.log_formula is None
-    text = f"Steps: {_range(cells, cells['steps'], ',.0f')}."
-    return cells["batch_size"] if is_off else (), text
+    return _compare(cells, cells["steps"], 0 if is_off else math.inf, "Steps", ",.0f")
 
 
 def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    if cells.empty or _has_equal_steps_only(cells):
+    if _has_equal_steps_only(cells):
         return None
-    is_off = _ratio(cells["token_budget"]) > (1 if table.is_own else 1 + TOKENS_TOLERANCE)
-    text = f"Training tokens: {_range(cells, cells['token_budget'], ',.0f')}."
-    return cells["batch_size"] if is_off else (), text
+    most = 1 if table.is_own else 1 + TOKENS_TOLERANCE
+    return _compare(cells, cells["token_budget"], most, "Training tokens", ",.0f")
 
 
 def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    rates, sizes = table.rows["learning_rate"].dropna(), set(cells["batch_size"])
-    is_fixed = rates.nunique() == 1 and len(sizes) > 1
+    rates, sizes = table.rows["learning_rate"].dropna(), cells["batch_size"]
+    is_fixed = rates.nunique() == 1 and sizes.nunique() > 1
     if table.is_own:
         is_fixed = set(table.rows["policy"]) == {"fixed"}
-        sizes = sizes or set(table.rows["batch_size"])
-    if is_fixed:
-        text = (
-            f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may "
-        )
-        return sizes, f"{text}only show that the rate suits a batch size less."
-    return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
+        sizes = table.rows["batch_size"] if sizes.empty else sizes
+    if not is_fixed:
+        return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
+    return sizes, (
+        f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may only "
+        "show that the rate suits a batch size less."
+    )
 
 
 def scaled_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -213,7 +216,7 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     elif not rates:
         return None
     edges = [r for r in rates if not r.optimum.is_inside and (r.optimum.best or table.is_own)]
-    texts = [_describe_optimum(rate) for rate in edges or rates]
+    texts = [f"Batch size {rate.batch_size}: {_describe_optimum(rate)}." for rate in edges or rates]
     texts += [f"Batch size {size:g}: no rate was tuned." for size in sorted(untuned)]
     return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts)
 
@@ -221,19 +224,20 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def _describe_optimum(rate: TunedRate) -> str:
     optimum, grid = rate.optimum, rate.trials["learning_rate"]
     if optimum.best is None:
-        return f"Batch size {rate.batch_size}: no rate completed."
+        return "no rate completed"
     side = "inside" if optimum.is_inside else "at an end of"
-    parts = [f"the best of {rate.tried} trials, {side} {grid.min():.3g} to {grid.max():.3g}"]
+    text = f"{optimum.best:.3g}, the best of {rate.tried} trials, {side} "
+    text += f"{grid.min():.3g} to {grid.max():.3g}"
     if rate.has_no_result:
-        parts.append(f"{rate.has_no_result} rates without a result")
+        text += f", {rate.has_no_result} rates without a result"
     if optimum.rate is not None:
         ends = " [{:.3g}, {:.3g}]".format(*optimum.interval) if optimum.interval else ""
-        parts.append(f"vertex {optimum.rate:.3g}{ends}")
+        text += f", vertex {optimum.rate:.3g}{ends}"
     if optimum.plateau:
-        parts.append("within one σ {:.3g} to {:.3g}".format(*optimum.plateau))
+        text += ", within one σ {:.3g} to {:.3g}".format(*optimum.plateau)
     if rate.has_other_dimensions:
-        parts.append("at the β2 and weight decay of the best trial, which are not bracketed")
-    return f"Batch size {rate.batch_size}: {optimum.best:.3g}, {', '.join(parts)}."
+        text += ", at the β2 and weight decay of the best trial, which are not bracketed"
+    return text
 
 
 def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -245,11 +249,9 @@ def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    counts = table.cells.groupby("batch_size", as_index=False).max().dropna(subset=["seeds"])
-    if counts.empty:
-        return None
-    few = counts["batch_size"][counts["seeds"] < SEEDS_FOR_SPREAD]
-    return few, f"Seeds: {_range(counts, counts['seeds'], 'g')}."
+    seeds = table.cells.groupby("batch_size")["seeds"].max().dropna().reset_index()
+    few = seeds["batch_size"][seeds["seeds"] < SEEDS_FOR_SPREAD]
+    return None if seeds.empty else (few, f"Seeds: {_range(seeds, seeds['seeds'], 'g')}.")
 
 
 def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -266,56 +268,45 @@ def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     hours, sequences = cells["hours"], cells["true_steps"] * cells["batch_size"]
     digits = next((d for d in range(9) if (hours - hours.round(d)).abs().max() < 1e-12), 9)
     half = 0.5 * 10.0**-digits  # the rounding of hours as written
-    fastest = ((hours + half) / sequences).cummin().shift()
-    slow = cells[(hours - half) / sequences > fastest / COLLAPSE]
-    if slow.empty:
+    slow = (hours - half) / sequences > ((hours + half) / sequences).cummin().shift() / COLLAPSE
+    if not slow.any():
         return (), "No batch size is much slower per sequence than a smaller one."
-    row = slow.iloc[-1]
-    smaller = cells[cells["batch_size"] < row["batch_size"]]
-    base = smaller.loc[(hours / sequences)[smaller.index].idxmin()]
-    late, early = (3600 * cell["hours"] / cell["true_steps"] for cell in (row, base))
-    memory = row.get("device_memory_gib", math.nan)
+    last = slow[slow].index[-1]
+    first = (hours / sequences)[cells["batch_size"] < cells["batch_size"][last]].idxmin()
+    seconds, sizes = 3600 * hours / cells["true_steps"], cells["batch_size"]
+    memory = cells["device_memory_gib"][last] if "device_memory_gib" in cells else math.nan
     device = "a device" if math.isnan(memory) else f"a device of {memory:g} GiB"
-    return (
-        slow["batch_size"],
-        f"A step of batch size {row['batch_size']:g} took {late:.3f} s, one of "
-        f"{base['batch_size']:g} {early:.3f} s: {late / early:.1f} times as long for "
-        f"{row['batch_size'] / base['batch_size']:.3g} times the work. Compilation cannot explain "
-        f"this; {device} that spills into host memory or an allocator that thrashes can.",
+    return sizes[slow], (
+        f"A step of batch size {sizes[last]:g} took {seconds[last]:.3f} s, one of {sizes[first]:g} "
+        f"{seconds[first]:.3f} s: {seconds[last] / seconds[first]:.1f} times as long for "
+        f"{sizes[last] / sizes[first]:.3g} times the work. Compilation cannot explain this; "
+        f"{device} that spills into host memory or an allocator that thrashes can."
     )
 
 
 def adamw_time_scale(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     cells = cells[cells["weight_decay"] > 0]
-    if cells.empty:
-        return None
     scale = 1 / (cells["learning_rate"] * cells["weight_decay"] * cells["true_steps"])
-    is_off, text = _ratio(scale) > MOST_TIME_SCALES, _range(cells, scale)
-    return cells["batch_size"] if is_off else (), f"1/(rate × weight decay × steps): {text}."
+    return _compare(cells, scale, MOST_TIME_SCALES, "1/(rate × weight decay × steps)")
 
 
 def beta2_half_life(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     cells = cells[cells["adam_beta2"] < 1]
-    if cells.empty:
-        return None
     tokens_per_step = cells["batch_size"] * cells["context_length"]
     tokens = tokens_per_step * math.log(0.5) / np.log(cells["adam_beta2"])
-    is_off, text = _ratio(tokens) > MOST_TIME_SCALES, _range(cells, tokens, ",.0f")
-    return cells["batch_size"] if is_off else (), f"Half-life in tokens: {text}."
+    return _compare(cells, tokens, MOST_TIME_SCALES, "Half-life in tokens", ",.0f")
 
 
 def best_of_evaluations(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     both = cells[cells["final_valid_loss"].notna()]
     if both.empty:
         return cells["batch_size"], "No final loss is given."
-    bias = both["final_valid_loss"] - both["best_valid_loss"]
-    final, best = (
-        ", ".join(f"{size:g}" for size in both.sort_values(name, kind="stable")["batch_size"])
-        for name in ("final_valid_loss", "best_valid_loss")
-    )
+    sizes, bias = both["batch_size"], both["final_valid_loss"] - both["best_valid_loss"]
+    orders = [both[name].argsort(kind="stable") for name in ("final_valid_loss", "best_valid_loss")]
+    final, best = (", ".join(f"{size:g}" for size in sizes.iloc[order]) for order in orders)
     ranking = "the same ranking" if final == best else f"another ranking ({best}, not {final})"
     text = f"best_valid_loss is up to {bias.max():.4f} below final_valid_loss and gives {ranking}."
-    return both["batch_size"] if final != best else both["batch_size"][bias > BIAS], text
+    return sizes if final != best else sizes[bias > BIAS], text
 
 
 def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -334,19 +325,19 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     is_tuning, has_diverged = table.rows["stage"] == "tune", table.rows["has_diverged"]
-    text = f"{(~is_tuning & has_diverged).sum()} of {(~is_tuning).sum()} reporting trials and "
-    text += f"{(is_tuning & has_diverged).sum()} of {is_tuning.sum()} tuning trials diverged."
-    return table.rows["batch_size"][~is_tuning & has_diverged], text
+    return table.rows["batch_size"][~is_tuning & has_diverged], (
+        f"{(~is_tuning & has_diverged).sum()} of {(~is_tuning).sum()} reporting trials and "
+        f"{(is_tuning & has_diverged).sum()} of {is_tuning.sum()} tuning trials diverged."
+    )
 
 
 def batch_size_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    sizes = cells["batch_size"].to_list()
+    sizes, best = cells["batch_size"], cells["batch_size"][cells["loss"] == cells["loss"].min()]
     if len(sizes) < 3:
         return None
-    best = cells.loc[cells["loss"] == cells["loss"].min(), "batch_size"].to_list()
-    is_inside = any(sizes[0] < size < sizes[-1] for size in best)
-    text = f"The least loss is at batch size {best[0]:g} of {sizes[0]:g} to {sizes[-1]:g}."
-    return () if is_inside else best, text
+    is_at_edge = best.isin([sizes.min(), sizes.max()]).all()
+    text = f"The least loss is at batch size {best.iloc[0]:g} of {sizes.min():g} to "
+    return best if is_at_edge else (), f"{text}{sizes.max():g}."
 
 
 def many_epochs(table: TrialTable, cells: pd.DataFrame) -> Verdict:

@@ -86,27 +86,23 @@ def compare_pairs(
 ) -> Comparison:
     """Compare all pairs of batch sizes by paired t tests and test equivalence, Holm-adjusted.
 
-    Returns:
-        A comparison without pairs, and with `not_applicable`, if there are fewer than two batch
-        sizes or common seeds, or a loss is not finite (a diverged trial is data: without it the
-        means would be those of the lucky seeds).
+    There are no pairs, but a reason in `not_applicable`, with fewer than two batch sizes or common
+    seeds, or if a loss is not finite (without a diverged trial, means would be of lucky seeds).
     """
     sizes = tuple(sorted(losses))
     common = set.intersection(*map(set, losses.values())) if losses else set()
     seeds = tuple(sorted(common))
-    extra = {size: tuple(sorted(set(losses[size]) - common)) for size in sizes}
+    left_out = {n: tuple(sorted(set(losses[n]) - common)) for n in sizes if set(losses[n]) - common}
+    infinite = [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]
     reason = ""
-    if len(sizes) < 2:
+    if infinite:
+        reason = f"batch size {infinite[0]} has a loss that is not finite"
+    elif len(sizes) < 2:
         reason = f"a comparison needs 2 batch sizes, there is {len(sizes) or 'none'}"
     elif len(seeds) < 2:
-        reason = (
-            f"paired tests need 2 seeds common to all batch sizes, there is {len(seeds) or 'none'}"
-        )
-    for size in reversed(sizes):
-        if not all(map(math.isfinite, losses[size].values())):
-            reason = f"batch size {size} has a loss that is not finite"
+        count = len(seeds) or "none"
+        reason = f"paired tests need 2 seeds common to all batch sizes, there is {count}"
     degrees = max(0, (len(sizes) - 1) * (len(seeds) - 1))
-    left_out = {size: others for size, others in extra.items() if others}
     comparison = Comparison(sizes, seeds, left_out, margin, unit, degrees, reason)
     if reason:
         return comparison
@@ -137,22 +133,19 @@ def _pairs(
     own = by_seed.std(axis=1, ddof=1) / math.sqrt(seeds)
     error = np.maximum(math.sqrt(2 * mean_square / seeds), own)
     half = stdtrit(degrees, 1 - ALPHA / 2) * error
-    different = 2 * stdtr(degrees, -_ratio(np.abs(mean), error))
+    # Without noise any difference is infinitely clear, and no difference is 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.nan_to_num(np.abs(mean) / error, posinf=math.inf)
+        nearer = (np.abs(mean) - margin) / error
+    different = 2 * stdtr(degrees, -t)
     # The larger p value of the two one-sided tests is that of the nearer edge.
-    equivalent = stdtr(degrees, _ratio(np.abs(mean) - margin, error))
+    equivalent = stdtr(degrees, np.nan_to_num(nearer, posinf=math.inf, neginf=-math.inf))
     columns = (mean, mean - half, mean + half, error, different, holm(different))
     numbers = np.stack([*columns, equivalent, holm(equivalent)], axis=1).tolist()
-    names = zip(first.tolist(), second.tolist(), by_seed.tolist(), numbers, strict=True)
     return tuple(
         Pair((sizes[i], sizes[j]), tuple(values), Estimate(*row[:3]), *row[3:])
-        for i, j, values, row in names
+        for i, j, values, row in zip(first, second, by_seed.tolist(), numbers, strict=True)
     )
-
-
-def _ratio(numerator: Floats, error: Floats) -> Floats:
-    """Divide; without noise any difference is infinitely clear, and no difference is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(numerator / error, nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
 def holm(p_values: Floats) -> Floats:
@@ -169,8 +162,7 @@ def minimal_detectable_difference(
 ) -> float | None:
     """Return the difference that a pair's test detects with power .8; None below 2 seeds.
 
-    Two-sided at .05 over `pairs` (1 for a single pair, all of them after Holm's adjustment), with
-    the pooled standard error of `batch_sizes` that share one σ.
+    Two-sided at .05 over `pairs`, with the pooled standard error of `batch_sizes` that share one σ.
     """
     degrees = (batch_sizes - 1) * (seeds - 1)
     if degrees < 1:

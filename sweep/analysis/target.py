@@ -10,8 +10,16 @@ import numpy as np
 import pandas as pd
 from scipy.stats import f as f_distribution
 
-from sweep.analysis.checks import Check, PolicyChecks, build_check, check_own_rows, scope_sentence
-from sweep.analysis.comparison import report_trials
+from sweep.analysis.checks import (
+    Check,
+    PolicyChecks,
+    PolicyResult,
+    build_check,
+    check_own_rows,
+    run_checks,
+    scope_sentence,
+)
+from sweep.analysis.comparison import compare_batch_sizes, report_trials
 from sweep.analysis.critical_batch_size import StepsFit, fit_steps
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.statistics import ALPHA, compare_pairs
@@ -21,7 +29,7 @@ from sweep.plan.tuning import PATIENCE, crossing_tokens, smoothed
 LARGE_RESIDUAL = 0.1  # of log S
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
-    *("is_early", "trained_tokens", "trained_seconds"),
+    *("is_early", "trained_tokens", "id"),
 )
 
 
@@ -39,47 +47,51 @@ class Reached(PolicyChecks):
 def steps_to_target(sweep: Sweep) -> pd.DataFrame:
     """Return one row per reporting trial that ended: where it reached the target, or a bound.
 
-    A trial that was pruned or used up its budget is censored: its last evaluation is a bound. A
-    trial below the target at its first evaluation is early: that evaluation is a bound from above.
-    Diverged trials have no row.
+    A trial that was pruned or used up its budget is censored: its last evaluation is a bound. One
+    below the target at its first evaluation is early. Diverged trials have no row.
     """
-    target, context = sweep.plan.settings.target, sweep.plan.tokens_per_sequence
+    target, window = sweep.plan.settings.target, sweep.plan.settings.evaluation.window
     assert target is not None
-    window = sweep.plan.settings.evaluation.window
+    reports, rows = report_trials(sweep.trials).set_index("id"), []
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
-    rows = []
-    for row in report_trials(sweep.trials).to_dict("records"):
-        if row["state"] not in ("COMPLETE", "PRUNED") or row["id"] not in curves:
+    for trial, row in reports[reports["state"].isin(["COMPLETE", "PRUNED"])].iterrows():
+        if trial not in curves:
             continue
-        evaluated, losses = curves[row["id"]]
+        evaluated, losses = curves[str(trial)]
         crossed = crossing_tokens(evaluated, losses, target, window)
         means_at = smoothed(evaluated, losses, window)[0]  # a mean lies before its last evaluation
         tokens = crossed or float((*evaluated[:1], *means_at)[-1])
-        trained = float(evaluated[-1])
         seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
         rows.append(
             {
-                **{name: row[name] for name in COLUMNS[:4]},
+                **row[list(COLUMNS[:4])],
                 "tokens": tokens,
-                "steps": tokens / (row["batch_size"] * context),
+                "steps": tokens / (row["batch_size"] * sweep.plan.tokens_per_sequence),
                 "seconds": seconds * tokens,
                 "is_censored": crossed is None,
                 "is_early": crossed is not None and crossed <= means_at[0],
-                "trained_tokens": trained,
-                "trained_seconds": seconds * trained,
+                "trained_tokens": float(evaluated[-1]),
+                "id": trial,
             }
         )
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def judge(sweep: Sweep) -> tuple[PolicyResult, ...] | tuple[Reached, ...]:
+    """Check each policy of a sweep, against the target if it has one."""
+    cells = compare_batch_sizes(sweep.trials)
+    if sweep.plan.settings.target is None:
+        return tuple(run_checks(sweep, cells).values())
+    return judge_target(sweep, cells)
 
 
 def judge_target(sweep: Sweep, cells: pd.DataFrame) -> tuple[Reached, ...]:
     """Fit and check each policy of a sweep to a target, in the plan's order."""
     target = sweep.plan.settings.target
     assert target is not None
-    table, reports = steps_to_target(sweep), report_trials(sweep.trials)
-    policies = []
-    for label in dict.fromkeys(str(label) for label in cells["label"]):
-        trials = table[table["label"] == label]
+    table, policies = steps_to_target(sweep), []
+    for name, reports in report_trials(sweep.trials).groupby("label", sort=False):
+        label, trials = str(name), table[table["label"] == name]
         logs = {
             int(str(size)): dict(zip(group["seed"], np.log(group["steps"]), strict=True))
             for size, group in trials[~trials["is_censored"]].groupby("batch_size")
@@ -89,13 +101,13 @@ def judge_target(sweep: Sweep, cells: pd.DataFrame) -> tuple[Reached, ...]:
         sizes, fit, no_fit = _fit(trials)
         sigma = f" and {comparison.sigma:.3f} over seeds" if comparison.sigma else ""
         checks += _fit_checks(sizes, fit, no_fit, sigma) + _crossing_checks(trials, target)
-        scope = scope_sentence(sweep, reports[reports["label"] == label])
+        scope = scope_sentence(sweep, reports)
         policies.append(Reached(label, checks, rates, scope, target, trials, sizes, fit, no_fit))
     return tuple(policies)
 
 
 def _fit(trials: pd.DataFrame) -> tuple[tuple[int, ...], StepsFit | None, str]:
-    """Fit the curve through the seeds that every batch size has."""
+    """Fit the curve through the seeds that every batch size has; else return the reason."""
     steps = trials.pivot_table(index="seed", columns="batch_size", values="steps").dropna()
     if steps.empty:
         return (), None, "No seed ended at every batch size."
@@ -127,19 +139,17 @@ def _fit_checks(
     pure = float(((fit.residuals - means) ** 2).sum()) / max(count * (seeds - 1), 1)
     lack = seeds * float((means**2).sum()) / max(count - 2, 1)
     chance = f_distribution.sf(lack / max(pure, 1e-30), count - 2, count * (seeds - 1))
-    off_sizes = []
-    if seeds > 1 and chance <= ALPHA:
-        off_sizes = list(np.array(sizes)[np.abs(means) > LARGE_RESIDUAL])
+    is_far = (np.abs(means) > LARGE_RESIDUAL) & (seeds > 1) & (chance <= ALPHA)
     spread = f"The standard deviation of log S is {fit.spread:.3f} about the curve{sigma}."
     return [
         build_check("critical_batch_size", evidence, not is_resolved or is_beyond, (), remedy),
-        build_check("off_the_curve", spread, bool(off_sizes), off_sizes),
+        build_check("off_the_curve", spread, bool(is_far.any()), np.array(sizes)[is_far]),
     ]
 
 
 def _crossing_checks(trials: pd.DataFrame, target: float) -> list[Check]:
-    censored, early = int(trials["is_censored"].sum()), trials["is_early"].astype(bool)
-    sizes = sorted(set(trials.loc[early, "batch_size"]))
+    censored = int(trials["is_censored"].sum())
+    sizes = sorted(set(trials["batch_size"][trials["is_early"].astype(bool)]))
     reached = (
         f"{len(trials) - censored} of {len(trials)} trials reached {target:g} at a constant rate "
         "and stayed there at the next evaluation; the crossing is interpolated in log tokens. "
@@ -158,44 +168,29 @@ def headline(reached: Reached) -> str:
     """Return the claim about the critical batch size; empty unless every check passes."""
     if not reached.passes or reached.fit is None:
         return ""
-    fit, sizes = reached.fit, reached.batch_sizes
-    claim = (
+    return (
         f"To a validation loss of {reached.target:g} the critical batch size is "
-        f"{fit.b_crit:.4g} sequences: training there takes twice the least tokens and twice "
-        "the least steps."
+        f"{reached.fit.b_crit:.4g} sequences: training there takes twice the least tokens and "
+        f"twice the least steps. {reached.scope}"
     )
-    if fit.b_crit.low < sizes[0] or fit.b_crit.high > sizes[-1]:
-        claim += " Its interval extends beyond the batch sizes that were tried."
-    if fit.b_overhead.value >= sizes[0]:
-        upper = f"{fit.b_overhead:.4g}"
-        claim += f" Up to batch size {upper} it takes at most 20 % more tokens than the least."
-    return f"{claim} {reached.scope}"
 
 
 def losses_at(sweep: Sweep, reached: Reached, measure: str) -> tuple[float, pd.DataFrame]:
     """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
 
     Valid because the schedule knows no horizon: a shorter trial would have had the same loss.
-
-    Returns:
-        The number, the most that every trial has reached; and per batch size `loss` (mean over
-        seeds, by interpolation in log tokens), `loss_sd` and `seeds`.
+    Returns the number, the most that every trial reached, and a table: batch_size, loss, loss_sd,
+    seeds.
     """
-    ids = report_trials(sweep.trials).set_index(["label", "batch_size", "seed"])["id"]
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
-    trials = reached.trials.assign(per_token=1.0)
-    if measure == "steps":
-        trials["per_token"] = trials["steps"] / trials["tokens"]
-    elif measure == "seconds":
-        trials["per_token"] = trials["trained_seconds"] / trials["trained_tokens"]
-    trials = trials.dropna(subset=["per_token"])
+    trials = reached.trials
+    trials = trials.assign(per_token=trials[measure] / trials["tokens"]).dropna(subset="per_token")
     common = float((trials["trained_tokens"] * trials["per_token"]).min())
-    rows = []
-    for row in trials.to_dict("records"):
-        evaluated, losses = curves[ids[row["label"], row["batch_size"], row["seed"]]]
+    trials["loss"] = np.nan  # no loss is known before the first evaluation
+    for k, row in trials.iterrows():
+        evaluated, losses = curves[row["id"]]
         tokens = common / row["per_token"]
-        if tokens >= evaluated[0]:  # no loss is known before the first evaluation
-            loss = float(np.interp(math.log(tokens), np.log(evaluated), losses))
-            rows.append({"batch_size": row["batch_size"], "loss": loss})
-    table = pd.DataFrame(rows, columns=["batch_size", "loss"]).groupby("batch_size")["loss"]
+        if tokens >= evaluated[0]:
+            trials.loc[k, "loss"] = np.interp(math.log(tokens), np.log(evaluated), losses)
+    table = trials.dropna(subset="loss").groupby("batch_size")["loss"]
     return common, table.agg(loss="mean", loss_sd="std", seeds="count").reset_index()

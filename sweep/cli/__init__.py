@@ -1,7 +1,4 @@
-"""The command line. `sweep --help` imports only click and the standard library.
-
-Every command returns its exit code. `main` turns errors into messages and exit codes.
-"""
+"""The command line. Every command returns its exit code; `main` turns errors into messages."""
 
 import signal
 import sys
@@ -12,13 +9,16 @@ from sweep.cli.reading import audit, clean, data, doctor, log, report, status, s
 from sweep.cli.running import forecast, plan, probe, run
 from sweep.errors import SweepError
 
+COMMANDS = (run, plan, forecast, probe, status, stop, log, clean, report, audit, ui, data, doctor)
+
 
 @click.group(
+    commands=COMMANDS,
     context_settings={
         "auto_envvar_prefix": "SWEEP",
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-    }
+    },
 )
 @click.version_option(package_name="batch-size-sweep", prog_name="sweep")
 def sweep() -> None:
@@ -31,38 +31,25 @@ def sweep() -> None:
     """
 
 
-for command in (run, plan, forecast, probe, status, stop, log, clean, report, audit, ui, data):
-    sweep.add_command(command)
-sweep.add_command(doctor)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     """Run the command line: the console script `sweep`."""
-    signal.signal(signal.SIGTERM, _interrupt)  # `sweep run` replaces this while trials run
+    # `sweep run` replaces this handler while trials run
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = sweep.main(standalone_mode=False, prog_name="sweep")
-    except SweepError as error:
-        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
-        code = 2
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         code = 2
-    except click.ClickException as error:
-        click.echo(f"Error: {error.format_message().rstrip('.')}. See `sweep --help`.", err=True)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has ended
+        code = 0
+    except (SweepError, OSError, click.ClickException) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        if isinstance(error, OSError):
+            text += ". Check the path and its permissions."
+        click.echo(f"Error: {' '.join(text.split())}", err=True)
         code = 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         code = 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has ended
-        code = 0
-    except OSError as error:
-        path = f" {str(error.filename)!r}" if error.filename else ""
-        reason = f"{error.strerror or error}{path}"
-        click.echo(f"Error: {reason}. Check the path and its permissions.", err=True)
-        code = 2
     sys.exit(code if isinstance(code, int) else 0)

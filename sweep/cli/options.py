@@ -1,4 +1,7 @@
-"""Command-line options, generated from the settings. Loads click and the standard library only."""
+"""Command-line options, generated from the settings.
+
+Options are built when a command is used: `sweep --help` imports only click and this package.
+"""
 
 import json
 from collections.abc import Callable
@@ -9,48 +12,40 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import click
 
 if TYPE_CHECKING:
-    from sweep.config.settings import Setting
+    from sweep.config.settings import Group, Setting
+    from sweep.trial.folder import SweepFolder
 
 
-class FolderPath(click.Path):
-    """A path that is not empty, as `--out "$UNSET"` would be."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value == "":
-            self.fail("must be the path of a folder, got an empty one", param, ctx)
-        return super().convert(value, param, ctx)
+def folder_path(text: str) -> Path:
+    """Read the path of a folder, which need not exist."""
+    if not text or Path(text).is_file():
+        raise click.BadParameter(f"must be the path of a folder, got {text!r}")
+    return Path(text)
 
 
-class SweepFolderPath(FolderPath):
-    """The folder of a sweep."""
+def sweep_folder(text: str) -> "SweepFolder":
+    """Read the path of a sweep's folder."""
+    from sweep.trial.folder import SweepFolder
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        from sweep.trial.folder import SweepFolder
-
-        return SweepFolder(super().convert(value, param, ctx))
+    return SweepFolder(folder_path(text))
 
 
 class SettingsCommand(click.Command):
-    """A command with one option per setting, listed in groups.
+    """A command with one option per setting, listed in groups."""
 
-    The options are built when the command is used, so that `sweep --help` does not import the
-    settings.
-    """
-
-    only_memory = False
+    is_about_memory = False  # whether it takes only settings that change a step's memory
 
     @cached_property
-    def _groups(self) -> dict[click.Parameter, str]:
-        """The options of the settings, with the headings that `--help` lists them under."""
+    def _groups(self) -> "dict[click.Parameter, Group]":
         from sweep.config.execution import Execution, Services
         from sweep.config.experiment import Experiment
         from sweep.config.settings import settings_of
 
-        settings = [s for table in (Experiment, Execution, Services) for s in settings_of(table)]
         return {
-            _build_option(setting): setting.flag.group
-            for setting in settings
-            if setting.flag.concerns_memory or not self.only_memory
+            build_option(setting): setting.flag.group
+            for table in (Experiment, Execution, Services)
+            for setting in settings_of(table)
+            if setting.flag.concerns_memory or not self.is_about_memory
         }
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -58,33 +53,27 @@ class SettingsCommand(click.Command):
         return [*self._groups, *super().get_params(ctx)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the everyday options first, and then the other groups."""
-        from sweep.config.settings import DEVICES, EVERYDAY, GROUPS, OUTPUT
+        """Write each group of options under its heading; the command's own are in the last."""
+        from sweep.config.settings import Group
 
-        own = {"quiet": OUTPUT, "only": OUTPUT, "retry": OUTPUT}
-        own |= {"cluster": DEVICES, "price": DEVICES}
-        records: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record and isinstance(param, click.Option):
-                group = self._groups.get(param) or own.get(str(param.name), EVERYDAY)
-                records[group].append(record)
-        for group, rows in records.items():
-            if rows:
+        for group in Group:
+            options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+            members = [p for p in options if self._groups.get(p, Group.OUTPUT) == group]
+            if records := list(filter(None, (param.get_help_record(ctx) for param in members))):
                 with formatter.section(group):
-                    formatter.write_dl(rows)
+                    formatter.write_dl(records)
 
 
 class MemoryCommand(SettingsCommand):
     """A command with the settings that change how much memory a step takes."""
 
-    only_memory = True
+    is_about_memory = True
 
 
-def _build_option(setting: "Setting") -> click.Option:
+def build_option(setting: "Setting") -> click.Option:
     """Return the option of a setting; pydantic parses every value but choices and switches."""
-    name, text, annotation = f"--{setting.name}", setting.flag.help, setting.annotation
-    words = [name.replace("_", "-")]
+    words = [f"--{setting.name.replace('_', '-')}"]
+    text, annotation = setting.field.description, setting.field.annotation
     if annotation is bool:
         return click.Option(words, help=text, is_flag=True, default=None)
     inner = () if get_origin(annotation) is tuple else get_args(annotation)
@@ -95,18 +84,15 @@ def _build_option(setting: "Setting") -> click.Option:
     return click.Option(words, help=text, metavar=metavar)
 
 
-FOLDER = FolderPath(path_type=Path)
 json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
-SWEEP_FOLDER = SweepFolderPath(path_type=Path)
-folder_argument = click.argument("folder", type=SWEEP_FOLDER, metavar="DIR")
+folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
 
 
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add EXPERIMENT, --out and --json."""
-    command = json_option(command)
     text = "Folder; by default results/EXPERIMENT."
-    command = click.option("--out", type=FOLDER, metavar="DIR", help=text)(command)
-    return click.argument("experiment", default="tinystories")(command)
+    command = click.option("--out", type=folder_path, metavar="DIR", help=text)(command)
+    return click.argument("experiment", default="tinystories")(json_option(command))
 
 
 def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,6 +103,21 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("source", default="tinystories")(command)
 
 
-def print_json(document: dict[str, Any]) -> None:
-    """Print one JSON document to stdout."""
-    click.echo(json.dumps(document, indent=1))
+def print_document(document: dict[str, Any], as_json: bool) -> None:
+    """Print a document to stdout, as JSON or as an indented list."""
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+    else:
+        _print_pairs([(f"{key}:", value) for key, value in document.items()])
+
+
+def _print_pairs(pairs: list[tuple[str, Any]], indent: str = "") -> None:
+    for label, value in pairs:
+        if isinstance(value, dict):
+            click.echo(indent + label)
+            _print_pairs([(f"{key}:", item) for key, item in value.items()], indent + "  ")
+        elif isinstance(value, list) and not all(isinstance(item, int) for item in value):
+            click.echo(indent + label)
+            _print_pairs([("-", item) for item in value], indent + "  ")
+        else:
+            click.echo(f"{indent}{label} {value}")

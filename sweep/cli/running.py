@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.options import MemoryCommand, SettingsCommand, common_options, print_json
+from sweep.cli.options import MemoryCommand, SettingsCommand, common_options, print_document
+from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
 
 if TYPE_CHECKING:
+    from sweep.config.execution import Services
     from sweep.memory.search import Measurement
-    from sweep.orchestration.planning import Planned, Request
+    from sweep.orchestration.planning import Planned
     from sweep.plan.plan import Plan
     from sweep.trial.folder import Cause, SweepFolder
 
@@ -55,7 +57,7 @@ def run(
     check_trains(planned.plan)
     if only:
         planned = _only(planned, only)
-    _check_services(request, planned)
+    _check_services(services, planned.is_tuned)
     if dry_run:
         print_plan(estimate(planned, folder).command_rows(), json)
         return 0
@@ -86,38 +88,29 @@ def run(
 
 
 def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
-    """Return the plan with only the trials whose ids begin with these prefixes requested."""
-    chosen = []
-    for prefix in prefixes:
-        matches = [trial for trial in planned.requested if trial.startswith(prefix)]
-        if len(matches) != 1:
-            raise SweepError(
-                f"only must name one trial of this plan, got {prefix!r}, which matches "
-                f"{len(matches)}. `sweep plan --json` lists the ids."
-            )
-        chosen += matches
+    chosen = tuple(trial for trial in planned.requested if trial.startswith(prefixes))
+    if len(chosen) != len(prefixes):
+        raise SweepError(f"only must name one trial of this plan each time, got {prefixes}.")
     plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
-    return replace(planned, plan=plan, requested=tuple(chosen))
+    return replace(planned, plan=plan, requested=chosen)
 
 
-def _check_services(request: "Request", planned: "Planned") -> None:
+def _check_services(services: "Services", is_tuned: bool) -> None:
     """Refuse an executor or a store that cannot be used, before anything is written."""
     from sweep.orchestration.executors import check_services
+    from sweep.tracking.store import check_answers
 
-    check_services(request.services)
-    if uri := request.services.tracking_uri:
-        from sweep.tracking.store import check_answers
+    check_services(services)
+    if services.tracking_uri:
+        check_answers(services.tracking_uri)
+    if services.storage and is_tuned:
+        from sweep.orchestration.studies import open_storage  # imports optuna
 
-        check_answers(uri)
-    if request.services.storage and planned.is_tuned:
-        from sweep.orchestration.studies import open_storage
-
-        open_storage(request.services.storage)
+        open_storage(services.storage)
 
 
 def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> None:
     """Ask before running more than an hour of estimated time."""
-    from sweep.config.numbers import format_seconds
     from sweep.plan.retry import is_to_run
 
     seconds = sum(
@@ -127,45 +120,31 @@ def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> N
     )
     if seconds <= CONFIRM_SECONDS:
         return
-    hint = " `sweep run quick` takes a minute." if plan.execution.device == "cpu" else ""
-    question = f"This takes an estimated {format_seconds(seconds)}.{hint}"
+    question = f"This takes an estimated {format_seconds(seconds)}."
     if not sys.stdin.isatty():
-        raise SweepError(f"{question} Confirm with --yes.")
+        raise SweepError(f"{question} Confirm with --yes, or try `sweep run quick`.")
     click.confirm(f"{question} Run it?", abort=True, err=True)
 
 
 def _report(folder: "SweepFolder") -> list[str]:
     """Write the report, and return a line for each check that failed."""
-    from sweep.analysis.checks import run_checks
-    from sweep.analysis.comparison import compare_batch_sizes
     from sweep.analysis.frames import load_sweep
-    from sweep.analysis.target import judge_target
+    from sweep.analysis.target import judge
     from sweep.report.report import write_report_of
 
     sweep = load_sweep(folder.path)
     write_report_of(sweep, folder.path)
-    cells = compare_batch_sizes(sweep.trials)
-    has_target = sweep.plan.settings.target is not None
-    policies = judge_target(sweep, cells) if has_target else run_checks(sweep, cells).values()
     return [
         f"FAIL {check.code} ({policy.label}): {check.condition} Remedy: {check.remedy}"
-        for policy in policies
+        for policy in judge(sweep)
         for check in policy.failed
     ]
 
 
 @click.command(cls=SettingsCommand)
 @common_options
-@click.option("--yes", is_flag=True, hidden=True, expose_value=False)  # plan a `run` as typed
-@click.option("--quiet", is_flag=True, hidden=True, expose_value=False)
-@click.option(
-    "--cluster",
-    metavar="nodes=N,gpus=G",
-    help="Also print makespan, device-hours and price on this cluster.",
-)
-@click.option(
-    "--price", type=float, metavar="PRICE", help="With --cluster: price of one device-hour."
-)
+@click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
+@click.option("--price", type=float, metavar="PRICE", help="Of one device-hour of the cluster.")
 def plan(
     experiment: str,
     out: Path | None,
@@ -182,10 +161,9 @@ def plan(
     from sweep.plan.retry import is_to_run
 
     request = read_request(experiment, settings, out)
-    folder, size, cost = request.folder, None, None
-    if cluster is not None:
-        size = parse_cluster(cluster)
-    elif price is not None:
+    folder, cost = request.folder, None
+    size = None if cluster is None else parse_cluster(cluster)
+    if price is not None and size is None:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     if out:
         check_writable(folder.path)
@@ -218,39 +196,30 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
 
 @click.command(cls=MemoryCommand)
 @common_options
-@click.option("--largest", metavar="N", help="Do not try sizes above this one.")
-@click.option("--multiple", metavar="N", default="1", help="Only try multiples of N.")
-@click.option("--soak", metavar="STEPS", help="Run each choice for this many steps; 0: none.")
+@click.option("--largest", type=click.IntRange(1), help="Do not try sizes above this one.")
+@click.option("--multiple", type=click.IntRange(1), default=1, help="Only try multiples of N.")
+@click.option("--soak", type=click.IntRange(0), help="Run each choice for this many steps.")
 def probe(
     experiment: str,
     out: Path | None,
     json: bool,
-    largest: str | None,
-    multiple: str,
-    soak: str | None,
+    largest: int | None,
+    multiple: int,
+    soak: int | None,
     **settings: Any,
 ) -> int:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
-    from sweep.config.numbers import parse_count
     from sweep.orchestration.memory import probe_memory
     from sweep.orchestration.planning import check_writable
 
     if out:
         check_writable(out)
-    document = probe_memory(
-        experiment,
-        cap=None if largest is None else parse_count(largest, "largest"),
-        multiple=parse_count(multiple, "multiple"),
-        soak_steps=None if soak is None else parse_count(soak, "soak", least=0),
-        on_point=_show_point,
-        **settings,
-    )
+    sizes: dict[str, Any] = {"cap": largest, "multiple": multiple, "soak_steps": soak}
+    document = probe_memory(experiment, on_point=_show_point, **sizes, **settings)
     return _print_memory(document, out, json)
 
 
 def _show_point(point: "Measurement") -> None:
-    from sweep.config.numbers import format_bytes
-
     peak = "" if point.peak_bytes is None else f", peak {format_bytes(point.peak_bytes)}"
     sizes = f"batch size {point.batch_size} in microbatches of {point.microbatch_size}"
     click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
@@ -260,10 +229,9 @@ def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> int
     from sweep.report.memory import markdown_of, write_memory
 
     if json:
-        print_json(document)
+        print_document(document, as_json=True)
     else:
         click.echo(markdown_of(document), nl=False)
     if out is not None:
-        path = write_memory(document, out)
-        click.echo(f"\nWritten to {path}.", err=json)
+        click.echo(f"\nWritten to {write_memory(document, out)}.", err=json)
     return 0

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from sweep.cli.options import print_json
+from sweep.cli.options import print_document
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.orchestration.status import sweep_status, time_left
-from sweep.plan.plan import Plan, PlannedTrial, answering_command, answering_cost
+from sweep.plan.plan import Plan, PlannedTrial, answering_command
 from sweep.plan.policy import describe_policy
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import State, SweepFolder
 
 if TYPE_CHECKING:
     from sweep.orchestration.costs import ClusterCost
@@ -45,7 +45,7 @@ def print_plan(
     """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
     if as_json:
         document = plan.model_dump(mode="json")
-        print_json({**document, "cluster": asdict(cost)} if cost else document)
+        print_document({**document, "cluster": asdict(cost)} if cost else document, True)
         return
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"
@@ -77,15 +77,7 @@ def print_plan(
             _total_time([row.forecast_seconds for row in rows]),
         )
     console.print(table)
-    notes = _plan_notes(plan)
-    if cost:
-        notes["Cluster"] = f"{cost.devices} devices, {cost.trials} trials to run"
-        if any(row.id is None for row in plan.trials):
-            notes["Cluster"] += "; tuning trials that follow from these are not counted"
-        notes["Makespan"] = format_seconds(cost.makespan_seconds)
-        notes["Device-hours"] = f"{cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}"
-        notes["Price"] = "" if cost.price is None else f"{cost.price:.4g}"
-    lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
+    lines = [f"{subject}: {text}" for subject, text in _plan_notes(plan, cost) if text]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
@@ -94,50 +86,41 @@ def _total_time(seconds: Sequence[float | None], factor: float | None = None) ->
     known = [value for value in seconds if value is not None]
     if len(known) < len(seconds):
         return "unknown"
-    total, text = sum(known), format_seconds(sum(known))
-    if factor is None:
-        return text
-    return f"{text} ({format_seconds(total / factor)} to {format_seconds(total * factor)})"
+    total, low = sum(known), sum(known) / (factor or 1)
+    text = f" ({format_seconds(low)} to {format_seconds(total * factor)})" if factor else ""
+    return format_seconds(total) + text
 
 
-def _plan_notes(plan: Plan) -> dict[str, str]:
-    """Return what the plan's table does not show, by subject; empty if it does not apply."""
-    settings, schedule, execution = plan.settings, plan.settings.schedule, plan.execution
-    notes = {"Schedule": f"warmup {schedule.warmup_fraction:.0%}, then {schedule.name}"}
-    if schedule.name == "cosine":
-        notes["Schedule"] += f" to {schedule.final_fraction:.0%}"
-    if schedule.average:
-        notes["Schedule"] += f", weights averaged over {schedule.average:.0%} of the steps so far"
+def _plan_notes(plan: Plan, cost: "ClusterCost | None") -> Iterator[tuple[str, str]]:
+    """Yield what the plan's table does not show, by subject; empty if it does not apply."""
+    settings, execution = plan.settings, plan.execution
     for policy in sorted({row.policy for row in plan.trials}):
-        notes[f"Rate, {policy}"] = describe_policy(policy, settings.tuning.dimensions)
+        yield f"Rate, {policy}", describe_policy(policy, settings.tuning.dimensions)
     if not plan.tokens_are_common:
-        notes["Tokens"] = "they differ, because equal counts would lose over 1 % of the budget"
-    points = settings.evaluation.points
-    notes["Evaluation"] = f"{points} × {settings.evaluation.sequences} sequences"
+        yield "Tokens", "they differ, because equal counts would lose over 1 % of the budget"
     if settings.target is not None:
-        notes["Evaluation"] = f"{points} × the whole validation split"
-        notes["Target"] = f"a trial ends when its validation loss stays below {settings.target:g}, "
-        notes["Target"] += "or is pruned at twice the fewest tokens of its batch size"
-    notes["Compilation"], notes["Memory"] = execution.compile_reason, execution.reason
+        yield "Target", f"a trial ends when its validation loss stays below {settings.target:g}"
+    yield "Compilation", execution.compile_reason
+    yield "Memory", execution.reason
     if plan.epochs is not None:
-        about = "about " if plan.epochs_are_estimated else ""
-        notes["Epochs of the data"] = f"{about}{plan.epochs:.3g}"
+        yield "Epochs of the data", f"{'about ' * plan.epochs_are_estimated}{plan.epochs:.3g}"
     if plan.disk_bytes is not None:
-        notes["Disk"] = f"at most {format_bytes(plan.disk_bytes)}"
-    total = _total_time([row.forecast_seconds for row in plan.trials], plan.forecast_factor)
-    notes["Total"] = f"{len(plan.trials)} trials, estimated time {total}"
+        yield "Disk", f"at most {format_bytes(plan.disk_bytes)}"
     if plan.code:
-        sources = [*plan.code["files"], *(f"{k} {v}" for k, v in plan.code["packages"].items())]
-        notes["Your code, part of every trial's id"] = ", ".join(sources)
+        packages = [f"{name} {version}" for name, version in plan.code["packages"].items()]
+        yield "Your code, part of every trial's id", ", ".join([*plan.code["files"], *packages])
+    total = _total_time([row.forecast_seconds for row in plan.trials], plan.forecast_factor)
+    more = ""
+    if any(row.id is None for row in plan.trials):
+        more = "; tuning trials that follow from these are not counted"
+    yield "Total", f"{len(plan.trials)} trials, estimated time {total}{more}"
     if command := answering_command(plan):
-        seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
-        trainings, cost = answering_cost(plan, seconds)
-        notes["This plan cannot tell which batch size is best. The command that can"] = (
-            f"{trainings} trainings, estimated time {_total_time([cost])}\n    {command}"
-        )
-    else:
-        notes["Tuning"] = "the first trials are listed; more follow from their losses"
-    return notes
+        yield "This plan cannot tell which batch size is best. The command that can", command
+    if cost:
+        yield "Cluster", f"{cost.devices} devices, {cost.trials} trials to run"
+        yield "Makespan", format_seconds(cost.makespan_seconds)
+        yield "Device-hours", f"{cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}"
+        yield "Price", "" if cost.price is None else f"{cost.price:.4g}"
 
 
 def status_table(rows: list[dict[str, Any]]) -> Table:
@@ -151,13 +134,17 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
             str(row["batch_size"]),
             str(row["seed"]),
             f"{row['learning_rate']:.3g}",
-            f"{row['state']} {row['cause'] or ''}".strip(),
+            _state_of(row),
             format_count(row["tokens"]) if row["tokens"] else "",
             "" if loss is None else f"{loss:.4f}",
             "" if speed is None else format_count(speed),
             format_seconds(eta) if eta and not State(row["state"]).is_finished else "",
         )
     return table
+
+
+def _state_of(row: dict[str, Any]) -> str:
+    return f"{row['state']} {row['cause'] or ''}".strip()
 
 
 def print_status(document: dict[str, Any]) -> None:
@@ -168,16 +155,15 @@ def print_status(document: dict[str, Any]) -> None:
     console.print(status_table(document["trials"]))
     for row in document["trials"]:
         if row["state"] == State.FAILED:
-            what = "diverged" if row["cause"] == Cause.DIVERGED else f"failed ({row['cause']})"
             trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
-            console.print(f"{trial} {what}: {row['message']}", markup=False)
+            console.print(f"{trial}: {row['cause']}: {row['message']}", markup=False)
 
 
 def print_end(summary: "Summary", as_json: bool, failed_checks: Sequence[str]) -> None:
     """Print the states of a sweep that has ended, the checks that failed, and the report's path."""
     document, report = sweep_status(summary.folder), str(summary.folder.path / "report.md")
     if as_json:
-        print_json({**document, "report": report})
+        print_document({**document, "report": report}, as_json=True)
     else:
         print_status(document)
         click.echo("\n".join([*failed_checks, f"Report: {report}"]))
@@ -188,11 +174,7 @@ def print_end(summary: "Summary", as_json: bool, failed_checks: Sequence[str]) -
 
 
 class Progress:
-    """Progress on stderr: a live table of the running trials, or lines without a terminal.
-
-    Args:
-        ids: of the trials to show; None: all.
-    """
+    """Progress of some trials (None: all) on stderr: a live table, or lines without a terminal."""
 
     def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
         self._folder, self._ids, self._is_quiet = folder, ids, is_quiet
@@ -224,16 +206,12 @@ class Progress:
             table.caption = f"{finished} of {len(rows)} trials finished, about {time_text} left"
             self._live.start()
             self._live.update(table, refresh=True)
-        else:
-            for row in rows:
-                self._print_change(row)
+            rows = []
+        for row in rows:
+            if (state := _state_of(row)) != self._printed.get(row["id"], State.WAITING):
+                loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
+                name = f"{row['id']} batch size {row['batch_size']} seed {row['seed']}"
+                self._console.print(f"{name}: {state}{loss}", markup=False)
+            self._printed[row["id"]] = state
         ended = time.monotonic()
         self._next_update = ended + max(1.0, 9 * (ended - started))
-
-    def _print_change(self, row: dict[str, Any]) -> None:
-        state = f"{row['state']} {row['cause'] or ''}".strip()
-        if state != self._printed.get(row["id"], State.WAITING):
-            self._printed[row["id"]] = state
-            loss = "" if row["loss"] is None else f", loss {row['loss']:.4f}"
-            name = f"{row['id']} batch size {row['batch_size']} seed {row['seed']}"
-            self._console.print(f"{name}: {state}{loss}", markup=False)

@@ -1,8 +1,7 @@
 """The experiment: all settings that can change a result, from a TOML file and from flags."""
 
-import logging
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,11 +10,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from sweep.config.models import ModelSettings, Positive, find_initial_model, model_preset
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count
 from sweep.config.settings import (
-    GRPO,
-    MODEL,
-    TUNING,
     Count,
     Flag,
+    Group,
     RunFlag,
     Settings,
     Share,
@@ -25,7 +22,6 @@ from sweep.config.settings import (
 from sweep.config.workload import GrpoSettings, WorkloadTraits, workload_traits
 from sweep.errors import SweepError
 
-LOG = logging.getLogger(__name__)
 AVERAGE_WITH_TARGET = 0.1
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
@@ -65,76 +61,57 @@ class EvaluationSettings(Settings):
     window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
 
 
-class TuningSettings(Settings):
+class TuningSettings(Settings, use_attribute_docstrings=True):
     """How `lr = "tuned"` searches. Not part of a trial's identity."""
 
     dimensions: Annotated[
         tuple[Literal["lr", "beta2", "weight_decay"], ...],
         BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value),
-        RunFlag("Dimensions to tune: lr,beta2,weight_decay.", TUNING, "tune"),
+        RunFlag(Group.TUNING, "tune"),
     ] = ("lr",)
-    budget: Annotated[
-        Count | None,
-        RunFlag("Tokens of each tuning trial; by default the budget.", TUNING, "tune-budget"),
-    ] = None
+    """Dimensions to tune: lr,beta2,weight_decay."""
+    budget: Annotated[Count | None, RunFlag(Group.TUNING, "tune-budget")] = None
+    """Tokens of each tuning trial; by default the budget."""
     trials: Annotated[int, Field(ge=5, le=1000, strict=True)] = 15  # with more than one dimension
     # centre of the rate grid at every batch size; None: the reference model's
     centre: Annotated[float, Field(gt=0, le=1e6, strict=True)] | None = None
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
 
 
-class Experiment(Settings):
+class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of the sweep's folder
     question: str = ""
-    budget: Annotated[Count, RunFlag("Training tokens of every trial: 327M, 3.2768e8.")]
-    batches: Annotated[
-        tuple[int, ...],
-        BeforeValidator(parse_batches),
-        Flag("Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."),
-    ]
-    model: Annotated[
-        ModelSettings, Flag("tinystories, small, quick, gpt2, elman, or your module:object.")
-    ]
-    data: Annotated[
-        str | None, Flag("tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder.")
-    ] = "tinystories"
-    lr: Annotated[
-        str,
-        BeforeValidator(str),
-        RunFlag("A rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."),
-    ] = "3e-4"
-    seeds: Annotated[
-        Count | None,
-        Field(le=1000),
-        RunFlag("Seeds per batch size; by default 1 at a fixed rate, else 3."),
-    ] = None
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16", "bf16-pure"], Flag("auto: bf16 on CUDA, else fp32.", MODEL)
-    ] = "auto"
-    target: Annotated[
-        float | None,
-        Field(gt=0),
-        RunFlag("Train to this validation loss, at a constant rate; the budget is a cap.", TUNING),
-    ] = None
-    workload: Annotated[str, Flag("pretrain, grpo, quadratic, or your module:object.", MODEL)] = (
-        "pretrain"
-    )
-    tokenizer: Annotated[
-        Literal["bpe", "bytes", "pretrained"], Flag("How text becomes tokens.", MODEL)
-    ] = "bpe"
+    budget: Annotated[Count, RunFlag()]
+    """Training tokens of every trial: 327M, 3.2768e8."""
+    batches: Annotated[tuple[int, ...], BeforeValidator(parse_batches), Flag()]
+    """Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."""
+    model: Annotated[ModelSettings, Flag()]
+    """tinystories, small, quick, gpt2, elman, or your module:object."""
+    data: Annotated[str | None, Flag()] = "tinystories"
+    """tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder."""
+    lr: Annotated[str, BeforeValidator(str), RunFlag()] = "3e-4"
+    """A rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."""
+    seeds: Annotated[Count | None, Field(le=1000), RunFlag()] = None
+    """Seeds per batch size; by default 1 at a fixed rate, else 3."""
+    precision: Annotated[Literal["auto", "fp32", "bf16", "bf16-pure"], Flag(Group.MODEL)] = "auto"
+    """auto: bf16 on CUDA, else fp32."""
+    target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
+    """Train to this validation loss, at a constant rate; the budget is a cap."""
+    workload: Annotated[
+        str, Field(pattern="^(pretrain|grpo|quadratic|.*:.*)$"), Flag(Group.MODEL)
+    ] = "pretrain"
+    """pretrain, grpo, quadratic, or your module:object."""
+    tokenizer: Annotated[Literal["bpe", "bytes", "pretrained"], Flag(Group.MODEL)] = "bpe"
+    """How text becomes tokens."""
     # Sizes of the model. They complete `model` before validation and are None afterwards.
-    vocabulary: Annotated[
-        Count | None, Field(exclude=True), Flag("Size of the tokenizer and embeddings.", MODEL)
-    ] = None
-    context: Annotated[Count | None, Field(exclude=True), Flag("Tokens per sequence.", MODEL)] = (
-        None
-    )
-    init: Annotated[
-        str | None,
-        Flag("Folder of a trial or of a transformers model to start from.", GRPO, metavar="DIR"),
-    ] = None
+    vocabulary: Annotated[Count | None, Field(exclude=True), Flag(Group.MODEL)] = None
+    """Size of the tokenizer and embeddings."""
+    context: Annotated[Count | None, Field(exclude=True), Flag(Group.MODEL)] = None
+    """Tokens per sequence."""
+    init: Annotated[str | None, Flag(Group.GRPO, metavar="DIR")] = None
+    """Folder of a trial or of a transformers model to start from."""
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -143,97 +120,58 @@ class Experiment(Settings):
 
     @property
     def traits(self) -> WorkloadTraits:
-        """Capabilities of the workload."""
         return workload_traits(self.workload, self.model, self.grpo)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Experiment":
-        for is_wrong, message in self._rules():
-            if is_wrong:
-                raise ValueError(message)
-        return self
-
-    def _rules(self) -> Iterator[tuple[bool, str]]:
-        """Yield what must not hold and what to tell the user; each may rely on those before it."""
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload
-        is_user_code = ":" in workload  # which may use any model and any table
-        yield (
-            workload not in ("pretrain", "grpo", "quadratic") and not is_user_code,
-            "workload must be pretrain, grpo, quadratic, or your module:object",
-        )
-        yield (
-            not is_user_code and (model.kind == "quadratic") != (workload == "quadratic"),
-            f"workload {workload!r} cannot train the model {model.name!r}; "
-            "the workload quadratic needs the model quadratic, and vice versa",
-        )
-        yield (
-            not model.supports_half_precision and self.precision not in ("auto", "fp32"),
-            f"the model {model.name} needs the precision fp32",
-        )
-        yield (
-            (self.tokenizer == "pretrained") != bool(getattr(model, "tokenizer_sha256", None)),
-            "the tokenizer pretrained needs an init that is a pretrained model",
-        )
-        yield (
-            "lr" not in tuning.dimensions or len({*tuning.dimensions}) < len(tuning.dimensions),
-            "tuning.dimensions must contain lr, and each of lr, beta2, weight_decay at most once",
-        )
-        yield (tuning.budget or 0) > self.budget, "tuning.budget must be at most the budget"
-        yield (
-            not is_user_code and (workload == "grpo") != (grpo is not None),
-            "settings of grpo (such as group_size) need the workload grpo, and vice versa",
-        )
-        yield (
-            self.init is not None and grpo is None,
-            "init applies only to the workload grpo; leave it out",
-        )
+        dimensions, is_user_code = tuning.dimensions, ":" in workload
+        if not is_user_code and (model.kind == "quadratic") != (workload == "quadratic"):
+            raise ValueError(f"workload {workload!r} cannot train the model {model.name!r}")
+        if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
+            raise ValueError(f"the model {model.name} needs the precision fp32")
+        if (self.tokenizer == "pretrained") != bool(getattr(model, "tokenizer_sha256", None)):
+            raise ValueError("the tokenizer pretrained needs an init that is a pretrained model")
+        if "lr" not in dimensions or len({*dimensions}) < len(dimensions):
+            raise ValueError("tuning.dimensions must contain lr, and each dimension at most once")
+        if (tuning.budget or 0) > self.budget:
+            raise ValueError("tuning.budget must be at most the budget")
+        if not is_user_code and (workload == "grpo") != (grpo is not None):
+            raise ValueError("settings of grpo need the workload grpo, and vice versa")
         if self.target is not None:
-            yield not self.traits.supports_target, f"target does not apply to {workload}"
-            yield (
-                self.schedule.name != "constant",
-                "schedule.name must be constant with a target, because a decaying schedule "
-                "reaches its loss only at its end",
-            )
-            yield tuning.budget is not None, "tuning.budget does not apply with a target"
-        if grpo is not None:
-            size = grpo.group_size
-            for batch in self.batches:
-                yield (
-                    batch % size != 0,
-                    f"batches must be multiples of group_size ({size}) completions; "
-                    f"nearest to {batch}: {nearest_multiples(batch, size)}",
-                )
-            yield (
-                grpo.tokens_per_sequence > model.context,
-                f"grpo.prompt_tokens + new_tokens must be at most the context ({model.context})",
-            )
-            yield (
-                grpo.task == "text" and grpo.reward is None,
-                "grpo.reward must be your module:function for the task 'text'",
-            )
+            if not self.traits.supports_target:
+                raise ValueError(f"target does not apply to {workload}")
+            if self.schedule.name != "constant":
+                raise ValueError("schedule.name must be constant with a target")
+            if tuning.budget is not None:
+                raise ValueError("tuning.budget does not apply with a target")
+        if grpo is None:
+            if self.init is not None:
+                raise ValueError("init applies only to the workload grpo; leave it out")
+            return self
+        size = grpo.group_size
+        if wrong := [batch for batch in self.batches if batch % size]:
+            near = f"nearest to {wrong[0]}: {nearest_multiples(wrong[0], size)}"
+            raise ValueError(f"batches must be multiples of group_size ({size}); {near}")
+        if grpo.tokens_per_sequence > model.context:
+            raise ValueError(f"prompt_tokens + new_tokens must fit the context {model.context}")
+        if grpo.task == "text" and grpo.reward is None:
+            raise ValueError("grpo.reward must be your module:function for the task 'text'")
+        return self
 
 
 def load_experiment(
     name: str = "tinystories", overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Load a shipped experiment or a TOML file, and apply overrides.
+    """Load a shipped experiment or a TOML file, and apply overrides by the name of flag or field.
 
-    Args:
-        name: a shipped name, or the path of a TOML file.
-        overrides: values by the name of a flag (`tune_budget`) or of a top-level field; None
-            leaves the field alone. A model named here brings its own vocabulary and context
-            unless they are overridden too.
-
-    Raises:
-        SweepError: naming the key, the value and the remedy, if this is not an experiment.
+    A model in the overrides brings its own vocabulary and context unless they are in them too.
     """
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     fields = _read_experiment(name)
-    changed = {key for key, value in flags.items() if value != fields.get(key)}
-    if flags.get("workload") == "quadratic" and "model" not in flags:
-        flags["model"] = "quadratic"
-        changed.add("model")
-    if "model" in changed:  # sizes and warmup in the file belong to the file's model
+    if flags.get("workload") == "quadratic":
+        flags.setdefault("model", "quadratic")
+    if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
         if ":" not in str(flags["model"]):
             fields = {key: value for key, value in fields.items() if key not in SIZES}
         if isinstance(fields.get("schedule"), dict):
@@ -241,16 +179,11 @@ def load_experiment(
     fields = merge_settings(Experiment, fields, flags)
     if isinstance(fields.get("init"), str) and (model := find_initial_model(fields["init"])):
         if named := sorted({"model", "tokenizer", *SIZES} & {*flags}):
-            raise SweepError(
-                f"{named[0]} must be left out with the pretrained model {fields['init']!r}, "
-                "which determines it."
-            )
+            raise SweepError(f"{named[0]} must be left out: the init {fields['init']!r} sets it.")
         fields = {key: value for key, value in fields.items() if key not in SIZES}
         fields |= {"model": model, "tokenizer": "pretrained"}
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
-        if "workload" in changed and "batches" not in flags:
-            fields["batches"] = _whole_groups(fields, name)
     fields["model"] = model = _complete_model(fields)
     if model["kind"] == "quadratic":
         fields = {"workload": "quadratic", **fields, "data": None}
@@ -267,10 +200,7 @@ def _read_experiment(name: str) -> dict[str, Any]:
     path = Path(name) if is_path else shipped / f"{name}.toml"
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
-        raise SweepError(
-            f"experiment must be a TOML file that exists, or one of {names}, got {name!r}. "
-            "Check the path, or choose one of them."
-        )
+        raise SweepError(f"experiment must be a TOML file or one of {names}, got {name!r}.")
     try:
         return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -284,28 +214,12 @@ def experiments_dir() -> Path:
     return shipped if shipped.is_dir() else package.parent / "experiments"
 
 
-def _whole_groups(fields: dict[str, Any], name: str) -> tuple[int, ...]:
-    """Return the batch sizes of another workload's experiment that are whole groups."""
-    size = parse_settings(GrpoSettings, fields["grpo"], f"experiment {name!r}: grpo").group_size
-    batches = parse_batches(fields.get("batches", ()))
-    whole = tuple(batch for batch in batches if batch % size == 0)
-    if whole in ((), batches):
-        return batches
-    LOG.warning(
-        "Batch sizes %s of %s are not multiples of group_size (%s) and are left out. "
-        "Choose others with --batches.",
-        *(", ".join(str(batch) for batch in batches if batch not in whole), name, size),
-    )
-    return whole
-
-
 def _complete_model(fields: dict[str, Any]) -> dict[str, Any]:
     """Return all fields of the model, and move vocabulary and context into them."""
     model: Any = fields.get("model", "tinystories")
     if not isinstance(model, dict):
         model = model_preset(model)
     elif "kind" not in model:
-        own = {key: value for key, value in model.items() if key != "preset"}
-        model = {**model_preset(model.get("preset", "tinystories")), **own}
+        model = {**model_preset("tinystories"), **model}
     sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
     return {**model, **sizes}

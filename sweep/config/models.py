@@ -40,9 +40,7 @@ class TransformerSettings(ModelBase):
     @model_validator(mode="after")
     def _heads_divide(self) -> "TransformerSettings":
         if self.d_model % self.heads or (self.d_model // self.heads) % 2:
-            raise ValueError(
-                f"heads must split d_model ({self.d_model}) into equal even parts, got {self.heads}"
-            )
+            raise ValueError(f"heads must split d_model ({self.d_model}) into equal even parts")
         return self
 
     @property
@@ -111,9 +109,9 @@ class HuggingFaceSettings(ForeignModel):
 
 
 class ObjectSettings(ForeignModel):
-    """A user's model: `module:object`, called with vocabulary, context and the options.
+    """A user's `module:object`, which builds a module from token ids (B, T) to logits (B, T, V).
 
-    The object returns a `torch.nn.Module` from token ids (B, T) to logits (B, T, V).
+    It is called with vocabulary, context and the options.
     """
 
     kind: Literal["object"] = "object"
@@ -167,17 +165,13 @@ MODEL_PRESETS: dict[str, ModelBase] = {
 
 
 def model_preset(name: str) -> dict[str, Any]:
-    """Return the fields of a built-in model, or of a user's `module:object`.
-
-    Raises:
-        SweepError: if the name is neither.
-    """
-    if isinstance(name, str) and ":" in name:
+    """Return the fields of a built-in model, or of a user's `module:object`."""
+    if ":" in str(name):
         return {"kind": "object", "name": name}
-    if not isinstance(name, str) or name not in MODEL_PRESETS:
+    if str(name) not in MODEL_PRESETS:
         raise SweepError(
             f"model must be one of {', '.join(sorted(MODEL_PRESETS))}, your module:object, or a "
-            f"table of sizes, got {name!r}. Choose one of them."
+            f"table of sizes, got {name!r}."
         )
     return MODEL_PRESETS[name].model_dump()
 
@@ -189,57 +183,39 @@ NOT_SIZES = {
 }
 
 
-def _load_config(folder: Path) -> dict[str, Any]:
+def _load_config(source: str) -> dict[str, Any]:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return dict(json.loads((Path(source).expanduser() / "config.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
         return {}
-    return config if isinstance(config, dict) else {}
 
 
 def find_pretrained(source: str) -> Path | None:
     """Return the folder of a pretrained model, or None if the path is not such a folder."""
-    folder = Path(source).expanduser()
-    return folder if "model_type" in _load_config(folder) else None
+    return Path(source).expanduser() if "model_type" in _load_config(source) else None
 
 
 def find_initial_model(source: str) -> dict[str, Any] | None:
-    """Return the model fields that `--init` implies, or None if it implies none.
-
-    A pretrained model implies them, and so does a trial that started from one.
-
-    Raises:
-        SweepError: if a pretrained model lacks its tokenizer or an entry of its config.json.
-    """
-    folder = Path(source).expanduser()
-    config, tokenizer = _load_config(folder), folder / "tokenizer.json"
+    """Return the model fields of a pretrained model, or of a trial that started from one."""
+    config, tokenizer = _load_config(source), Path(source).expanduser() / "tokenizer.json"
     if "model_type" not in config:
         science = config.get("science") or {}
         is_pretrained = (science.get("tokenizer") or {}).get("kind") == "pretrained"
         return dict(science["model"]) if is_pretrained else None
-    if not tokenizer.is_file():
+    vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
+    context = config.get("max_position_embeddings", config.get("n_positions"))
+    if None in (vocabulary, end, context) or not tokenizer.is_file():
         raise SweepError(
-            f"init must contain the model's tokenizer.json, got {source!r} without it. "
-            "Save it there with AutoTokenizer.from_pretrained(…).save_pretrained(…)."
-        )
-    end = config.get("eos_token_id")
-    required = {
-        "vocab_size": config.get("vocab_size"),
-        "eos_token_id": end[0] if isinstance(end, list) and end else end,
-        "max_position_embeddings": config.get("max_position_embeddings", config.get("n_positions")),
-    }
-    missing = [name for name, value in required.items() if not isinstance(value, int)]
-    if missing:
-        raise SweepError(
-            f"{folder / 'config.json'} must contain {', '.join(missing)}. Add the missing entries."
+            "init must contain tokenizer.json, and config.json with vocab_size, eos_token_id and "
+            f"max_position_embeddings, got {source!r}. Save the model and its tokenizer there."
         )
     return {
         "kind": "hugging_face",
-        "name": str(config["model_type"]),
-        "architecture": str(config["model_type"]),
-        "vocabulary": required["vocab_size"],
-        "context": required["max_position_embeddings"],
+        "name": config["model_type"],
+        "architecture": config["model_type"],
+        "vocabulary": vocabulary,
+        "context": context,
         "sizes": {key: value for key, value in config.items() if key not in NOT_SIZES},
-        "end": required["eos_token_id"],
+        "end": end[0] if isinstance(end, list) else end,
         "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
     }

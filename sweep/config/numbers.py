@@ -4,36 +4,23 @@ from decimal import Decimal, InvalidOperation
 
 from sweep.errors import SweepError
 
-COUNT_SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
-BYTE_SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | COUNT_SUFFIXES
+SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 def parse_count(text: str | int | float, subject: str = "number", least: int = 1) -> int:
-    """Read a whole number of at least `least`: `327M`, `327.68M`, `3.2768e8`, `1000`."""
-    return _parse(text, subject, COUNT_SUFFIXES, least, "such as 327.68M, 3.2768e8 or 200k")
-
-
-def parse_bytes(text: str | int | float, subject: str = "size") -> int:
-    """Read a positive whole number of bytes: `16GiB`, `512MiB`, `16G`."""
-    return _parse(text, subject, BYTE_SUFFIXES, 1, "such as 16GiB or 512MiB")
-
-
-def _parse(
-    text: str | int | float, subject: str, suffixes: dict[str, int], least: int, examples: str
-) -> int:
+    """Read a whole number of at least `least`: `327.68M`, `3.2768e8`, `16GiB`, `1000`."""
     written = str(text).strip().replace("_", "")
-    suffix = max((s for s in suffixes if written.endswith(s)), key=len, default="")
+    suffix = next((suffix for suffix in SUFFIXES if written.endswith(suffix)), "")
     try:
-        value = Decimal(written.removesuffix(suffix)) * suffixes.get(suffix, 1)
-        if not value.is_finite() or value != value.to_integral_value() or value < least:
+        value = Decimal(written.removesuffix(suffix)) * SUFFIXES.get(suffix, 1)
+        if not least <= value <= 10**18 or value != value.to_integral_value():
             raise InvalidOperation
     except ArithmeticError:  # InvalidOperation, Overflow
-        kind = "positive whole number" if least else "whole number of at least 0"
         raise SweepError(
-            f"{subject} must be a {kind}, got {text!r}. Write it {examples}."
+            f"{subject} must be a whole number from {least} to 1e18, got {text!r}. "
+            "Write it such as 327.68M, 3.2768e8 or 16GiB."
         ) from None
-    if value > 10**18:
-        raise SweepError(f"{subject} must be at most 1e18, got {text!r}.")
     return int(value)
 
 
@@ -48,17 +35,11 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
                 "Write it such as 1..512, or list the sizes: 1,8,32."
             )
         return tuple(2**e for e in range(first.bit_length() - 1, last.bit_length()))
-    if not isinstance(text, str | int | list | tuple):
-        raise SweepError(f"batches must be a list of batch sizes, got {text!r}. Write 1,8,32.")
-    items = text.split(",") if isinstance(text, str) else [text] if isinstance(text, int) else text
-    sizes = tuple(parse_count(item, "batches: each batch size") for item in items)
-    if not sizes:
-        raise SweepError("batches must name at least one batch size, got none. Write 1,8,32.")
-    if len(set(sizes)) < len(sizes):
-        raise SweepError(
-            f"batches must name each batch size once, got {text!r}. Remove the repetition."
-        )
-    return tuple(sorted(sizes))
+    items = text if isinstance(text, list | tuple) else str(text).split(",")
+    sizes = sorted(parse_count(item, "batches: each batch size") for item in items)
+    if not sizes or len({*sizes}) < len(sizes):
+        raise SweepError(f"batches must name each batch size once, got {text!r}. Write 1,8,32.")
+    return tuple(sizes)
 
 
 def nearest_multiples(value: int, unit: int) -> str:

@@ -16,21 +16,13 @@ from sweep.errors import SweepError
 
 def load_object(name: str) -> Any:
     """Import `module:object`. Modules in the current folder can be imported too."""
-    module_name, attribute = _split(name)
+    module, attribute = _split(name)
     try:
-        module = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the user's module may raise anything, even SystemExit
+        return getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise SweepError(
-            f"module {module_name!r} of {name!r} cannot be imported "
-            f"({type(error).__name__}: {error}). Correct it, install it, or run from its folder."
-        ) from error
-    try:
-        return getattr(module, attribute)
-    except Exception as error:  # the module may define __getattr__
-        raise SweepError(
-            f"module {module_name!r} has no {attribute!r}. Check the spelling of {name!r}."
+            f"{name!r} cannot be imported ({type(error).__name__}: {error}). "
+            "Correct it, install it, or run from its folder."
         ) from error
 
 
@@ -38,26 +30,22 @@ def require_extra(package: str, extra: str, subject: str) -> None:
     """Refuse a subject whose optional dependency is not installed."""
     if importlib.util.find_spec(package) is None:
         raise SweepError(
-            f"{subject} needs the extra {extra}, which is not installed. Install it with "
-            f"`pip install -e '.[{extra}]'` in the project's folder."
+            f"{subject} needs the extra {extra}. Install it with `pip install -e '.[{extra}]'` in "
+            "the project's folder."
         )
 
 
 def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
-    """Return hashes of the source that objects, each `module:object`, are made of; runs none of it.
+    """Return hashes of the project's modules that objects need, and the versions of packages.
 
-    Returns:
-        `files`: sha256 by path, of each object's module and of the modules of the same project
-        that it imports, relative to the folder they are imported from; `packages`: the versions
-        of the installed packages that they import. None without names.
+    Imports none of them. Returns `files`, sha256 by path, and `packages`; None without names.
     """
     files: dict[str, str] = {}
     imported: set[str] = set()
     for name in names:
         module, _ = _split(name)
         path = _source_of(module, name)
-        root = path.parents[module.count(".") + (path.name == "__init__.py")]
-        sources = {path}
+        root, sources = path.parents[module.count(".") + (path.name == "__init__.py")], {path}
         if "site-packages" in root.parts:  # an installed package: its version identifies it
             imported.add(module.partition(".")[0])
         else:
@@ -65,16 +53,13 @@ def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
             try:
                 finder.run_script(str(path))
             except SyntaxError as error:
-                raise SweepError(
-                    f"module {module!r} of {name!r} must be valid Python (SyntaxError: {error}). "
-                    "Correct it."
-                ) from error
+                raise SweepError(f"{name!r} is not valid (SyntaxError: {error}).") from error
             imported |= {missing.partition(".")[0] for missing in finder.badmodules}
             paths = [getattr(loaded, "__file__", None) for loaded in finder.modules.values()]
             sources |= {Path(path) for path in paths if path}
         for source in sources:
-            digest = hashlib.sha256(source.read_bytes()).hexdigest()
-            files[source.relative_to(root).as_posix()] = digest
+            relative = source.relative_to(root).as_posix()
+            files[relative] = hashlib.sha256(source.read_bytes()).hexdigest()
     if not files:
         return None
     distributions = importlib.metadata.packages_distributions()
@@ -102,8 +87,5 @@ def _source_of(module: str, name: str) -> Path:
         spec = PathFinder.find_spec(".".join(parts[:depth]), path)
         path = spec.submodule_search_locations if spec else []
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise SweepError(
-            f"module {module!r} of {name!r} must be a Python file that can be found here. "
-            "Correct it, install it, or run from its folder."
-        )
+        raise SweepError(f"module {module!r} of {name!r} must be a Python file found from here.")
     return Path(spec.origin).resolve()

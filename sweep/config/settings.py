@@ -3,23 +3,15 @@
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic.fields import FieldInfo
 
-from sweep.config.numbers import parse_bytes, parse_count
+from sweep.config.numbers import parse_count
 from sweep.errors import SweepError
-
-EVERYDAY, MODEL, TUNING, MEMORY, DEVICES, GRPO, OUTPUT = GROUPS = (
-    "Everyday options",
-    "Model and data",
-    "Tuning",
-    "Memory",
-    "Devices and machines",
-    "GRPO",
-    "Output and tracking",
-)
 
 Table = TypeVar("Table", bound="Settings")
 
@@ -30,21 +22,29 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class Group(StrEnum):
+    """The headings of `--help`, in order."""
+
+    EVERYDAY = "Everyday options"
+    MODEL = "Model and data"
+    TUNING = "Tuning"
+    MEMORY = "Memory"
+    DEVICES = "Devices and machines"
+    GRPO = "GRPO"
+    OUTPUT = "Output and tracking"
+
+
 @dataclass(frozen=True)
 class Flag:
-    """How a field appears on the command line and in the documentation."""
+    """How a field appears on the command line; the field's docstring is the help text."""
 
-    help: str  # one sentence
-    group: str = EVERYDAY  # heading under which `--help` lists it
+    group: Group = Group.EVERYDAY
     name: str | None = None  # without the dashes; None: the field's own
     metavar: str | None = None  # placeholder of the value
-    concerns_memory: ClassVar[bool] = True  # whether `forecast` and `probe` take it too
+    concerns_memory: bool = True  # whether `forecast` and `probe` take it too
 
 
-class RunFlag(Flag):
-    """A flag of a setting that does not change how much memory a step takes."""
-
-    concerns_memory: ClassVar[bool] = False
+RunFlag = partial(Flag, concerns_memory=False)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Setting:
 
     name: str  # of the flag as an identifier, such as tune_budget
     path: tuple[str, ...]  # of the field, such as ("tuning", "budget")
-    annotation: Any
+    field: FieldInfo
     flag: Flag
 
 
@@ -74,7 +74,7 @@ def settings_of(table: type[Settings]) -> Iterator[Setting]:
         for item in info.metadata:
             if isinstance(item, Flag):
                 name = (item.name or path[-1]).replace("-", "_")
-                yield Setting(name, path, info.annotation, item)
+                yield Setting(name, path, info, item)
 
 
 def merge_settings(
@@ -95,11 +95,7 @@ def merge_settings(
 
 
 def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) -> Table:
-    """Build a table from its fields.
-
-    Raises:
-        SweepError: one sentence that names the first wrong key, its value and the remedy.
-    """
+    """Build a table from its fields, or raise a sentence about the first wrong key."""
     try:
         return table.model_validate(fields)
     except ValidationError as error:
@@ -112,30 +108,24 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
                 parents = (*parents, part)
         if first["type"] == "extra_forbidden":
             key = ".".join((*parents, str(first["loc"][-1])))
-            known = sorted({path[-1] for path in paths if path[:-1] == parents})
-            close = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(known)}."
+            close = difflib.get_close_matches(key, map(".".join, paths), 1)
+            hint = f"Did you mean {close[0]!r}?" if close else "Remove it."
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         value = first.get("input")
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""
-        prefix = ": ".join((subject, *filter(None, [".".join(parents)])))
-        raise SweepError(f"{prefix}: {message}{got}. Correct it.") from error
+        field = ".".join(parents) + ": " * bool(parents)
+        raise SweepError(f"{subject}: {field}{message}{got}. Correct it.") from error
 
 
 def _read_count(value: Any, info: ValidationInfo) -> int:
-    return parse_count(value, str(info.field_name))
+    return parse_count(value, str(info.field_name).removesuffix("_bytes"))
 
 
 def _read_count_or_zero(value: Any, info: ValidationInfo) -> int:
     return parse_count(value, str(info.field_name), least=0)
 
 
-def _read_bytes(value: Any, info: ValidationInfo) -> int:
-    return parse_bytes(value, str(info.field_name).removesuffix("_bytes"))
-
-
 Count = Annotated[int, BeforeValidator(_read_count)]
 CountOrZero = Annotated[int, BeforeValidator(_read_count_or_zero)]
-Bytes = Annotated[int, BeforeValidator(_read_bytes)]
 Share = Annotated[float, Field(ge=0, le=1, strict=True)]

@@ -1,5 +1,6 @@
 """Settings of one trial: its identity, and everything else that a worker needs."""
 
+import math
 from typing import Any, Literal
 
 from sweep.config.execution import Execution
@@ -10,7 +11,7 @@ from sweep.config.experiment import (
     ScheduleSettings,
 )
 from sweep.config.models import ModelSettings
-from sweep.config.settings import Settings
+from sweep.config.settings import Count, Settings
 from sweep.config.workload import (
     SAMPLED_MICROBATCHES,
     GrpoSettings,
@@ -19,20 +20,18 @@ from sweep.config.workload import (
 )
 
 FORMAT_VERSION = 2
-MEASURED_MICROBATCHES = 2  # the first one's gradients exist while the second one runs
 
 
 class TokenizerSettings(Settings):
     """How text becomes token ids."""
 
     kind: Literal["bpe", "bytes", "pretrained"]
-    vocabulary: int
+    vocabulary: Count
     end: int = 0  # a pretrained tokenizer's end-of-text id
     sha256: str | None = None  # hash of its tokenizer.json
 
 
 def tokenizer_of(experiment: Experiment) -> TokenizerSettings:
-    """Return the tokenizer settings of an experiment that reads text."""
     model = experiment.model
     assert model.vocabulary is not None
     return TokenizerSettings(
@@ -68,12 +67,7 @@ class Science(Settings):
 
     @property
     def traits(self) -> WorkloadTraits:
-        """Capabilities of the workload."""
         return workload_traits(self.workload, self.model, self.grpo)
-
-    @property
-    def has_user_code(self) -> bool:
-        return ":" in self.workload or self.model.kind == "object"
 
 
 class TrialConfig(Settings):
@@ -97,36 +91,33 @@ class TrialConfig(Settings):
         return self.science.traits.group_size
 
     def sampled_at_once(self, microbatch_size: int) -> int:
-        """Return how many completions are sampled at once with this microbatch size.
+        """Return how many completions are sampled at once with this microbatch size."""
+        return self.execution.generation_batch_size or SAMPLED_MICROBATCHES * microbatch_size
 
-        A number that the user chose shrinks with the microbatch.
-        """
-        chosen = self.execution.generation_batch_size
-        if chosen is None:
-            return SAMPLED_MICROBATCHES * microbatch_size
-        return max(1, chosen * microbatch_size // self.microbatch_size)
+    def resized(self, microbatch_size: int, **execution: int) -> "TrialConfig":
+        """Return the config with another microbatch size and changed fields of the execution."""
+        changed = self.execution.model_copy(update=execution)
+        return self.model_copy(update={"execution": changed, "microbatch_size": microbatch_size})
 
-    def attempted(self, microbatch_size: int, evaluation_batch_size: int) -> "TrialConfig":
-        """Return the config of an attempt, whose sizes shrink when memory runs out."""
-        execution: dict[str, int] = {"evaluation_batch_size": evaluation_batch_size}
-        if self.execution.generation_batch_size is not None:
-            execution["generation_batch_size"] = self.sampled_at_once(microbatch_size)
-        return self._resized(microbatch_size, execution)
+    def attempted(self, microbatch_size: int) -> "TrialConfig":
+        """Return the config of an attempt after memory ran out: other batches shrink too."""
+        execution = self.execution
+        sizes = {"evaluation_batch_size": min(microbatch_size, execution.evaluation_batch_size)}
+        if chosen := execution.generation_batch_size:
+            sizes["generation_batch_size"] = max(
+                1, chosen * microbatch_size // self.microbatch_size
+            )
+        return self.resized(microbatch_size, **sizes)
 
     def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
         """Return the config of a step with these sizes on one device, to forecast or measure it."""
         at_once = min(microbatch_size, self.execution.evaluation_batch_size)
-        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0}
+        config = self.resized(microbatch_size, evaluation_batch_size=at_once, devices=1, zero=0)
         science = self.science.model_copy(update={"batch_size": batch_size})
-        return self._resized(microbatch_size, execution).model_copy(update={"science": science})
-
-    def _resized(self, microbatch_size: int, execution: dict[str, int]) -> "TrialConfig":
-        changed = self.execution.model_copy(update=execution)
-        return self.model_copy(update={"execution": changed, "microbatch_size": microbatch_size})
+        return config.model_copy(update={"science": science})
 
     def telling_parts(self, microbatch_size: int) -> int:
         """Return how many microbatches of a step reach the peak memory of any larger number."""
-        if not self.science.traits.samples:
-            return MEASURED_MICROBATCHES
-        at_once = self.sized(microbatch_size, microbatch_size).sampled_at_once(microbatch_size)
-        return max(MEASURED_MICROBATCHES, -(-at_once // microbatch_size))
+        if self.science.traits.samples:
+            return max(2, math.ceil(self.sampled_at_once(microbatch_size) / microbatch_size))
+        return 2  # the first one's gradients exist while the second one runs

@@ -6,22 +6,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sweep.config.models import ModelSettings, Positive
-from sweep.config.settings import GRPO, Count, Flag, Settings
+from sweep.config.settings import Count, Flag, Group, Settings
 
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 
 
-class GrpoSettings(Settings):
+class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
 
     task: Literal["words", "chess", "text"] = "words"  # source of prompts and rewards
-    # your module:function, instead of the task's own
-    reward: Annotated[str, Field(pattern=":")] | None = None
-    group_size: Annotated[
-        Count, Field(ge=2, le=1024), Flag("Completions per prompt.", GRPO, metavar="N")
-    ] = 8
+    reward: Annotated[str, Field(pattern=":")] | None = None  # your module:function
+    group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
+    """Completions per prompt."""
     prompt_tokens: Positive = 32  # of every prompt, padded on the left
     new_tokens: Positive = 64  # of a completion, at most
     temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0
@@ -32,12 +30,9 @@ class GrpoSettings(Settings):
     # divisor of the advantages: standard deviation of the group or of the batch, or nothing
     scale_rewards: Literal["group", "batch", "none"] = "group"
     clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # of the ratio, below 1
-    # of the ratio, above 1; None: as clip
-    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None
-    # weight of the KL term; 0: no reference model
-    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02
-    # updates per sampled batch
-    num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
+    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # above 1; None: clip
+    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight; 0: no reference model
+    num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1  # updates per batch
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -47,14 +42,13 @@ class GrpoSettings(Settings):
 
 @dataclass(frozen=True)
 class WorkloadTraits:
-    """What planning, memory search and reports need to know about a workload."""
+    """Properties of a workload that planning, memory search and reports read."""
 
     tokens_per_sequence: int  # training tokens that one sequence counts as
     group_size: int = 1  # sequences that must stay together in a batch
     samples: bool = False  # whether each step first generates its batch with the model
     loss_unit: str = "units"  # of differences between losses
     loss_label: str = ""  # on the axis of a figure
-    loss_description: str = "Losses are in the units of the workload."  # for the report
     starts_at_log_vocabulary: bool = False  # whether an untrained model's loss is close to ln V
     supports_target: bool = True  # whether training to a target loss makes sense
 
@@ -70,8 +64,6 @@ def workload_traits(
             samples=True,
             loss_unit="of reward",
             loss_label="minus mean reward",
-            loss_description="A loss is minus the mean reward of one completion of each held-out "
-            "prompt.",
             supports_target=False,
         )
     if workload == "pretrain":
@@ -79,7 +71,6 @@ def workload_traits(
             tokens_per_sequence=model.context,
             loss_unit="nats",
             loss_label="nats per token",
-            loss_description="Losses are nats per token.",
             starts_at_log_vocabulary=True,
         )
     return WorkloadTraits(tokens_per_sequence=model.context)

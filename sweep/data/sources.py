@@ -30,11 +30,12 @@ TINYSTORIES_BYTES = 2_227_753_162  # size of the training split
 STORY_BYTES = 205.5  # mean size of a synthetic story
 HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?")
 VALID_NAMES = ("valid", "validation", "val")  # of files and of splits
-SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # how such files of a folder begin
+SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # beginnings of file names
 TABLE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 # Without these, pandas would turn the texts "NA" and "007" into a missing value and a number.
 CSV_OPTIONS = {"usecols": ["text"], "converters": {"text": str}, "keep_default_na": False}
 ROWS = 100  # read at once
+SPLITS = ("train", "valid")
 
 
 def is_path(source: str) -> bool:
@@ -78,33 +79,26 @@ def find_files(source: str) -> dict[str, list[Path]]:
     """
     path = Path(source).expanduser().absolute()
     if not source or not path.exists():
-        raise SweepError(
-            "data must be tinystories, synthetic, hf:OWNER/NAME[@REVISION], or the path of an "
-            f"existing file or folder, got {source!r}. Choose one of them."
-        )
-    files = _files_of_folder(path) if path.is_dir() else {"text": [path]}
+        choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
+        raise SweepError(f"data must be {choices}, got {source!r}.")
+    files = {"text": [path]}
+    if path.is_dir():
+        usable = [file for file in sorted(path.iterdir()) if file.is_file()]
+        usable = [file for file in usable if not file.name.lower().startswith(SKIPPED_NAMES)]
+        train = [file for file in usable if file.name.lower().split(".")[0] == "train"]
+        valid = [file for file in usable if file.name.lower().split(".")[0] in VALID_NAMES]
+        if not usable or len(train) > 1 or len(valid) > len(train):
+            names = ", ".join(file.name for file in [*train, *valid]) or "none"
+            raise SweepError(
+                f"data folder {source!r} must hold text files, at most one named train and, only "
+                f"with that, one named valid, got {names}."
+            )
+        files = {"train": train, "valid": valid} if valid else {"text": train or usable}
     for role, paths in files.items():
-        is_empty = [
-            path.stat().st_size == 0 if _table_format(path) else next(read_text(path), None) is None
-            for path in paths
-        ]
-        if all(is_empty):
+        starts = [_table_format(file) or any(read_text(file)) for file in paths]
+        if not any(starts) or not any(file.stat().st_size for file in paths):
             raise SweepError(f"the {role} data of {source!r} must contain text, got empty files.")
     return files
-
-
-def _files_of_folder(folder: Path) -> dict[str, list[Path]]:
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    usable = [path for path in files if not path.name.lower().startswith(SKIPPED_NAMES)]
-    train = [path for path in usable if path.name.lower().split(".")[0] == "train"]
-    valid = [path for path in usable if path.name.lower().split(".")[0] in VALID_NAMES]
-    if not usable or len(train) > 1 or len(valid) > len(train):
-        names = ", ".join(path.name for path in [*train, *valid]) or "none"
-        raise SweepError(
-            f"data folder {str(folder)!r} must hold text files, at most one named train and, "
-            f"only with that, one named valid, got {names}. Add, rename or remove files."
-        )
-    return {"train": train, "valid": valid} if valid else {"text": train or usable}
 
 
 def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int | None:
@@ -122,16 +116,13 @@ def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int |
 def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
     """Return a reader of each split, train and valid; download and split the data if necessary."""
     if identity["name"] == "synthetic":
-        return {split: partial(_read_stories, identity, split) for split in ("train", "valid")}
+        return {split: partial(_read_stories, identity, split) for split in SPLITS}
     if identity["name"] == "tinystories":  # the small file first
-        return {split: partial(read_text, download(split)) for split in ("valid", "train")}
+        return {split: partial(read_text, download(split)) for split in reversed(SPLITS)}
     if identity["name"] == "hf":
         readers = _open_hub(identity["repository"], identity["revision"])
     elif path is None or _identify_files(files := find_files(path)) != identity:
-        raise SweepError(
-            f"data {path!r} must be unchanged since it was planned, but its content differs. "
-            "Restore it, or start a new sweep in another folder."
-        )
+        raise SweepError(f"data {path!r} must be unchanged since it was planned. Restore it.")
     else:
         readers = {role: partial(_read_files, paths) for role, paths in files.items()}
     return readers if "valid" in readers else split_documents(*readers.values())
@@ -160,20 +151,17 @@ def download(split: str) -> Path:
         with _hugging_face("huggingface_hub", f"{REPOSITORY}/{name}", remedy) as hub:
             options = {"repo_type": "dataset", "revision": REVISION}
             path = Path(hub.hf_hub_download(REPOSITORY, name, **options))
-    if sha256_of_file(path) != TINYSTORIES[split]:
-        raise SweepError(
-            f"{name} must have the pinned sha256 {TINYSTORIES[split][:12]}…, got other content. "
-            f"Remove {path.resolve()} to download it again, or use --data PATH for other text."
-        )
+    if sha256_of_file(path) != (expected := TINYSTORIES[split]):
+        raise SweepError(f"{path.resolve()} must have the sha256 {expected}. Remove it.")
     return path
 
 
 def read_table(path: Path) -> Iterator[Piece]:
     """Yield the rows of a local table in order, each as a document."""
-    loader = _table_format(path)
+    loader, name = _table_format(path), glob.escape(str(path))
     options = CSV_OPTIONS if loader == "csv" else {}
-    files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
-    with _hugging_face("datasets", str(path), "Correct the file, or use plain text.") as datasets:
+    files = {"data_files": [name], "split": "train", "streaming": True}
+    with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
         yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
 
 
@@ -182,29 +170,22 @@ def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
     name = f"hf:{repository}@{revision}"
     if Path(repository).exists():  # `datasets` would read it instead
         raise SweepError(f"data {name!r} must not be a local path too. Use another folder.")
-    remedy = "Correct the name, or use a data set with a split train."
-    with _hugging_face("datasets", name, remedy) as datasets:
+    with _hugging_face("datasets", name, "It must have a split train.") as datasets:
         splits = datasets.load_dataset(repository, revision=revision)
         readers: dict[str, Reader] = {"train": partial(_read_rows, splits["train"], name)}
-    for split in VALID_NAMES:
-        if split in splits:
-            readers["valid"] = partial(_read_rows, splits[split], name)
+    for split in set(VALID_NAMES) & set(splits):
+        readers["valid"] = partial(_read_rows, splits[split], name)
     return readers
 
 
 def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
-    number = 0
-    for batch in rows.with_format("arrow").iter(batch_size=ROWS):
-        names = batch.column_names
-        for text in batch["text"].to_pylist() if "text" in names else [None]:
-            number += 1
-            if not isinstance(text, str) or "\0" in text:
-                raise SweepError(
-                    f"row {number} of {source!r} must have a text without NUL in the column text, "
-                    f"got {text!r:.40} and the columns {', '.join(names)}. Correct the row."
-                )
-            if document := text.strip():
-                yield Piece(document)
+    with _hugging_face("datasets", source, "Each row needs a text without NUL in column text."):
+        for batch in rows.with_format("arrow").iter(batch_size=ROWS):
+            for text in batch["text"].to_pylist():
+                if not isinstance(text, str) or "\0" in text:
+                    raise ValueError(f"the text {text!r:.40}")
+                if document := text.strip():
+                    yield Piece(document)
 
 
 @contextmanager
@@ -212,9 +193,9 @@ def _hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
     """Import a library with telemetry off, and turn its errors into one sentence."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # our message contains its errors
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        if not sys.stderr.isatty():
+            os.environ.setdefault(name, "1")
     try:
         yield importlib.import_module(library)
     except SweepError:
@@ -222,6 +203,4 @@ def _hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
     except Exception as error:  # these libraries raise classes of pyarrow, pandas, httpx and others
         cause = error.__cause__ or error  # `datasets` wraps the error of a row
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0].rstrip(".")
-        raise SweepError(
-            f"data {data!r} must be readable by {library}, got {reason}. {remedy}"
-        ) from error
+        raise SweepError(f"data {data!r} cannot be read ({reason}). {remedy}") from error

@@ -1,4 +1,4 @@
-"""The order in which training reads the tokens, the same at every batch size (DESIGN.md §6).
+"""The order in which training reads the tokens, the same at every batch size.
 
 Window i is tokens[iT … iT+T]: T inputs and, shifted by one, T targets. The stream concatenates one
 permutation of all windows per epoch; its position p depends on the seed and p alone.
@@ -11,13 +11,7 @@ Ints = NDArray[np.int64]
 
 
 class SequenceStream:
-    """An endless, seeded sequence of windows that can be read from any position.
-
-    Args:
-        token_count: tokens of the training split, at least context + 1.
-        context: T, the inputs of a window.
-        seed: ≥ 0; equal seeds give equal streams.
-    """
+    """An endless, seeded sequence of windows of T = `context` inputs, read from any position."""
 
     def __init__(self, token_count: int, context: int, seed: int) -> None:
         self.windows = (token_count - 1) // context  # per epoch
@@ -49,8 +43,5 @@ def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
 
 
 def document_of_targets(tokens: NDArray[np.integer], separator: int) -> Ints:
-    """Return the document index of every target, positions 1 … N − 1, (N − 1,).
-
-    A separator belongs to the document that it ends.
-    """
+    """Return the document of every target, (N − 1,); a separator belongs to the one it ends."""
     return np.cumsum(tokens[:-1] == separator, dtype=np.int64)

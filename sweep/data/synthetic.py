@@ -60,18 +60,15 @@ def generate_story(grammar: Mapping[str, Any], rng: random.Random) -> str:
 
 def synthetic_identity(seed: int = 0, train: int = 5000, valid: int = 350) -> dict[str, Any]:
     """Return the identity of a set of stories: grammar version, seed and numbers of documents."""
-    documents = {"train": train, "valid": valid}
-    version = GRAMMAR_VERSION
-    return {"name": "synthetic", "grammar_version": version, "seed": seed, "documents": documents}
+    identity = {"name": "synthetic", "grammar_version": GRAMMAR_VERSION, "seed": seed}
+    return identity | {"documents": {"train": train, "valid": valid}}
 
 
 def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str]:
     """Generate the documents of a split, each from (seed, split, its index) alone."""
     if (version := identity["grammar_version"]) != GRAMMAR_VERSION:
-        raise SweepError(
-            f"synthetic stories must be of grammar version {GRAMMAR_VERSION}, got {version!r}. "
-            "Use the version of sweep that planned this."
-        )
+        expected = f"grammar version {GRAMMAR_VERSION}"
+        raise SweepError(f"synthetic stories must be of {expected}, got {version!r}.")
     for index in range(identity["documents"][split]):
         rng = random.Random(f"{GRAMMAR_VERSION}/{identity['seed']}/{split}/{index}")
         yield generate_story(story_grammar(), rng)

@@ -43,17 +43,12 @@ Reader = Callable[[], Iterator[Piece]]  # each call reads from the beginning
 def read_text(path: Path, block: int = BLOCK_CHARACTERS) -> Iterator[Piece]:
     """Yield the documents of a UTF-8 file in order; a name that ends in .gz means gzip."""
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig")
-            if path.name.lower().endswith(".gz")
-            else path.open(encoding="utf-8-sig")
-        ) as file:
+        open_file = gzip.open if path.name.lower().endswith(".gz") else open
+        with open_file(path, "rt", encoding="utf-8-sig") as file:
             yield from _documents(file, block)
     except (UnicodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SweepError(
-            f"data must be UTF-8 text, plain or in a whole gzip file, got {str(path)!r} ({error}). "
-            "Save it as UTF-8, or use another file."
-        ) from error
+        expected = "UTF-8 text, plain or in a whole gzip file"
+        raise SweepError(f"data must be {expected}, got {str(path)!r} ({error}).") from error
 
 
 def _documents(file: IO[str], block: int) -> Iterator[Piece]:
@@ -99,7 +94,7 @@ def split_documents(read: Reader) -> dict[str, Reader]:
         read = partial(_divide, read, characters - max(characters // 20, 1))
     elif len(different) < 2:
         raise SweepError(
-            f"data without a validation file must hold at least two different documents, got "
+            "data without a validation file must hold at least two different documents, got "
             f"{len(different)}. Separate them by lines of {SEPARATOR}, or add a valid.txt."
         )
     else:

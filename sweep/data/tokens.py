@@ -1,17 +1,20 @@
-"""Prepare data: token ids in memory-mapped files, written once and kept in the cache.
+"""Tokenize data, and keep the token ids in memory-mapped files in the cache.
 
     tokens/<key>/  train.bin  valid.bin    little-endian uint16 (vocabulary ≤ 65,536) or uint32;
                                            a separator id after each document
                    tokenizer.json          except for bytes
                    data.json               counts; written last
 
-The key is the hash of identity, tokenizer and format. A folder appears by one rename, under a lock.
+The key is the hash of identity, tokenizer and format. A folder is written under a lock.
+
+A tokenizer is byte-level BPE by the library `tokenizers`, a pretrained model's, or plain bytes. Id
+0 separates documents; in a pretrained tokenizer, the end-of-text id and id 0 are exchanged.
 """
 
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -21,23 +24,111 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweep.config.trial import TokenizerSettings
-from sweep.data.sources import identify_data, open_data
-from sweep.data.text import Piece, Reader
-from sweep.data.tokenizer import (
-    SEPARATOR_ID,
-    TOKENIZER,
-    TextTokenizer,
-    check_tokenizer,
-    load_tokenizer,
-    pretrained_path,
-    train_bpe,
-)
+from sweep.data.sources import SPLITS, identify_data, open_data
+from sweep.data.text import SEPARATOR, Piece, Reader
 from sweep.errors import SweepError
-from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
+from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
 
+TOKENIZER = "tokenizer.json"
 TOKENS_FORMAT = 1
-SPLITS = ("train", "valid")
+SEPARATOR_ID = 0
+TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per character
+
+
+class BytesTokenizer:
+    """The UTF-8 bytes of the text."""
+
+    vocabulary_used = 256
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the bytes of each text."""
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of bytes; bytes that are not UTF-8 become U+FFFD."""
+        return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
+
+
+class LibraryTokenizer:
+    """A tokenizer of the library, whose end-of-text id `end` is exchanged with id 0.
+
+    `<|endoftext|>` inside text is encoded as ordinary text.
+    """
+
+    def __init__(self, path: Path, end: int = 0) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer, self._end = Tokenizer.from_file(str(path)), end
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()  # a saved tokenizer may have these two enabled
+        self._tokenizer.no_padding()
+        self.vocabulary_used = max(int(self._tokenizer.get_vocab_size()), end + 1)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text, without separators; all cores work on one batch."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._exchange(np.array(encoding.ids, np.uint32)) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids."""
+        own_ids = self._exchange(np.array(list(ids), np.int64)).tolist()
+        return str(self._tokenizer.decode(own_ids, skip_special_tokens=False))
+
+    def _exchange(self, ids: np.ndarray) -> np.ndarray:
+        if self._end == 0:
+            return ids
+        return np.where(ids == 0, self._end, np.where(ids == self._end, 0, ids)).astype(ids.dtype)
+
+
+TextTokenizer = BytesTokenizer | LibraryTokenizer
+
+
+def load_tokenizer(path: Path | None, end: int = 0) -> TextTokenizer:
+    """Load a saved tokenizer of the library; without a path, return the one of bytes."""
+    return LibraryTokenizer(path, end) if path else BytesTokenizer()
+
+
+def check_tokenizer(settings: TokenizerSettings) -> None:
+    """Refuse a vocabulary that cannot hold every byte."""
+    least = {"bpe": 257, "bytes": 256}.get(settings.kind, 0)  # for bpe with the separator
+    if settings.vocabulary < least:
+        given = f"{settings.vocabulary} for the tokenizer {settings.kind}"
+        raise SweepError(f"vocabulary must be at least {least}, got {given}.")
+
+
+def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:
+    """Return the tokenizer.json of a pretrained model, which must be the planned one."""
+    path = Path(folder or ".") / TOKENIZER
+    if not path.is_file() or sha256_of_file(path) != tokenizer.sha256:
+        raise SweepError(f"{path} must be the tokenizer of the plan. Restore it.")
+    return path
+
+
+def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
+    """Learn up to `vocabulary` ids from the first `TRAINING_BYTES` of text and save them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first_texts(pieces), trainer)
+    tokenizer.save(str(path))
+
+
+def _first_texts(pieces: Iterable[Piece]) -> Iterator[str]:
+    size = 0
+    for piece in pieces:
+        yield piece.text
+        size += len(piece.text.encode())
+        if size >= TRAINING_BYTES:
+            return
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +153,11 @@ class TokenizedText:
 
     def check_window(self, context: int) -> None:
         """Refuse a split that does not fill one window of context + 1 tokens."""
-        for split in SPLITS:
-            if (count := len(getattr(self, split))) < context + 1:
+        for split, tokens in (("train", self.train), ("valid", self.valid)):
+            if len(tokens) < context + 1:
                 raise SweepError(
                     f"the {split} split must hold at least one window of context + 1 = "
-                    f"{context + 1} tokens, got {count}. Use more text, or a smaller context."
+                    f"{context + 1} tokens, got {len(tokens)}. Use more text or a smaller context."
                 )
 
 
@@ -102,29 +193,27 @@ def prepare_data(
         pretrained: folder of the pretrained model whose tokenizer is used.
     """
     check_tokenizer(tokenizer)
-    if (text := find_prepared(identity, tokenizer)) is not None:
+    if text := find_prepared(identity, tokenizer):
         return text
     folder = _folder(identity, tokenizer)
-    part = folder.with_name(f"{folder.name}.part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f"{folder.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
-            if (text := find_prepared(identity, tokenizer)) is not None:
+            if text := find_prepared(identity, tokenizer):
                 return text
-            for leftover in (part, folder):  # of a killed process, or damaged
-                shutil.rmtree(leftover, ignore_errors=True)
-            part.mkdir()
+            shutil.rmtree(folder, ignore_errors=True)  # of a killed process, or damaged
+            folder.mkdir()
             try:
                 on_progress("reading the data")
-                _write(open_data(identity, path), tokenizer, pretrained, part, on_progress)
-                part.rename(folder)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+                _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
     except OSError as error:
         raise SweepError(
-            f"the cache folder {str(cache_dir())!r} must be writable with enough space, but "
-            f"{error.strerror or error}. Free some space, or set SWEEP_CACHE to another folder."
+            f"the cache {cache_dir()} must be writable, but {error.strerror or error}. Free some "
+            "space, or set SWEEP_CACHE to another folder."
         ) from error
     text = find_prepared(identity, tokenizer)
     assert text is not None
@@ -151,7 +240,7 @@ def _write(
         on_progress(f"tokenizing {split}")
         counts = write_tokens(readers[split](), tokenizer, folder / f"{split}.bin", dtype)
         if counts["documents"] == 0:
-            raise SweepError(f"the {split} data must hold a document, got none. Use other text.")
+            raise SweepError(f"the {split} data must hold a document, got none.")
         data |= {f"{split}_{name}": count for name, count in counts.items()}
     write_json(folder / "data.json", data)
 
@@ -188,22 +277,16 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def describe_data(source: str, tokenizer: TokenizerSettings) -> dict[str, Any]:
-    """Return the identity of a source and, once it is prepared, the sizes of its splits."""
+    """Return the identity of a source and, once it is prepared, its counts."""
     identity = identify_data(source)
-    text = find_prepared(identity, tokenizer)
-    splits = {}
-    for split in SPLITS if text else ():
-        sizes = {name: getattr(text, f"{split}_{name}") for name in ("documents", "bytes")}
-        tokens = len(getattr(text, split))
-        splits[split] = {**sizes, "tokens": tokens, "bytes_per_token": sizes["bytes"] / tokens}
+    text, folder = find_prepared(identity, tokenizer), _folder(identity, tokenizer)
     return {
         "source": source,
         "identity": identity,
         "tokenizer": tokenizer.model_dump(),
         "prepared": text is not None,
-        "vocabulary_used": text.vocabulary_used if text else None,
-        "folder": str(_folder(identity, tokenizer)),
-        "splits": splits,
+        "folder": str(folder),
+        "counts": read_json(folder / "data.json") if text else None,
     }
 
 

@@ -20,7 +20,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
 from sweep.memory.search import SHARES, Measurement, SearchResult, find_largest
 from sweep.plan.retry import judge_death
-from sweep.training.device import DeviceMemory, forget_peak_memory, is_out_of_memory, limited_memory
+from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
 from sweep.training.loop import Phases
 from sweep.training.memory_limit import oom_kills
 from sweep.training.noise import GradientSums
@@ -192,7 +192,7 @@ def measure(
     torch.set_num_threads(config.execution.threads)
     sizes = config.science.batch_size, config.microbatch_size
     try:
-        with limited_memory(device, limit_bytes) as memory:
+        with LimitedMemory(device, limit_bytes) as memory:
             values = _take_steps(config, device, memory, steps)
     except Exception as error:
         if is_out_of_memory(error):
@@ -207,7 +207,7 @@ def measure(
 
 
 def _take_steps(
-    config: TrialConfig, device: torch.device, memory: DeviceMemory, steps: int
+    config: TrialConfig, device: torch.device, memory: LimitedMemory, steps: int
 ) -> dict[str, Any]:
     step = TrainingStep(config, device, config.microbatch_size)
     if config.execution.compile:

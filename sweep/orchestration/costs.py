@@ -52,7 +52,7 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     steps = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
     peaks: dict[tuple[int, int], int] = {}
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
-        forecasts = run_job(forecast_rows, [here.sample_config(row) for row in steps.values()])
+        forecasts = run_job(forecast_rows, [here.trial_config(row) for row in steps.values()])
         peaks = {key: one.peak_bytes for key, one in zip(steps, forecasts, strict=True)}
     rows = tuple(
         row.model_copy(
@@ -115,7 +115,7 @@ def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[dict[tuple[int, i
             by_batch.setdefault(result["batch_size"], []).append(seconds)
         line = fit_step_time({batch: statistics.median(s) for batch, s in by_batch.items()})
     else:
-        config = plan.sample_config(max(plan.trials, key=lambda row: row.batch_size))
+        config = plan.trial_config(max(plan.trials, key=lambda row: row.batch_size))
         try:
             line = replace(fit_step_time(run_job(time_steps, config, seconds=60)), factor=UNCERTAIN)
         except SweepError:  # a step that cannot run here

@@ -8,7 +8,6 @@ from sweep.config.objects import require_extra
 from sweep.errors import SweepError
 from sweep.memory.presets import choose_preset, largest_here
 from sweep.plan.plan import Plan, tokens_at_once
-from sweep.plan.steps import devices_from_split
 from sweep.training.process import run_job
 
 COMPILE_FLOPS = 10**13  # of the whole plan; below, compiling on a CPU costs more than it saves
@@ -30,7 +29,7 @@ def decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bo
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
     devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
     if "devices" not in chosen.model_fields_set and size and parts:
-        devices = devices_from_split(experiment.batches, size, parts)
+        devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
     samples, is_split = experiment.traits.samples, devices > 1
     is_deepspeed = chosen.strategy == "deepspeed"
     is_unsupported = (
@@ -107,7 +106,7 @@ def bound_by_memory(plan: Plan) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
     row = plan.largest_step
     try:
-        bound, evaluation = run_job(largest_here, plan.sample_config(row))
+        bound, evaluation = run_job(largest_here, plan.trial_config(row))
     except SweepError:
         return {"reason": UNBOUNDED}
     bound = None if bound >= row.microbatch_size else bound
@@ -128,7 +127,7 @@ def choose_by_preset(plan: Plan, chosen: Execution, is_precision_open: bool) -> 
         fixed |= {"microbatch_bound"}
     if not is_precision_open or execution.strategy == "deepspeed":
         fixed |= {"precision"}
-    config = plan.sample_config(plan.largest_step)
+    config = plan.trial_config(plan.largest_step)
     try:
         return dict(run_job(choose_preset, config, execution.preset, frozenset(fixed)))
     except SweepError as error:

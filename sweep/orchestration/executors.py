@@ -54,7 +54,7 @@ class LocalExecutor:
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         process = FreshProcess(
-            attempt_trial, folder.path, environment=environment, ends_itself=True
+            attempt_trial, folder.path, None, environment=environment, ends_itself=True
         )
         self._attempts.add(process)
         if self._is_stopping:
@@ -84,10 +84,13 @@ class InlineExecutor:
         self._answer: str | None = None
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        from sweep.training.worker import run_attempt  # imports torch
+        import torch
 
-        future = Future[Outcome]()
+        from sweep.training.worker import run_attempt
+
+        future, mode = Future[Outcome](), torch.get_deterministic_debug_mode()
         future.set_result(run_attempt(folder.path, lambda: self._answer))
+        torch.set_deterministic_debug_mode(mode)  # `run_attempt` changes it
         return future
 
     def stop(self) -> None:

@@ -165,19 +165,7 @@ def probe_memory(
     """
     request = read_request(experiment, settings)
     plan, configs, head, is_split = _plan_steps(request, is_elsewhere=False)
-    config, limit = configs[max(configs)], head["device_memory_bytes"]
-    if config.execution.devices > 1:
-        raise SweepError(
-            "devices-per-trial must be 1 in a probe, which measures one device, got "
-            f"{config.execution.devices}. Ask `sweep forecast` about several devices."
-        )
-    device = torch.device(config.execution.device)
-    limit = limit or device_memory(device)
-    if device.type == "cuda":
-        limit = min(limit, device_memory(device))
-    elif device.type == "cpu":  # counting every tensor needs eager steps
-        eager = config.execution.model_copy(update={"compile": False})
-        config = config.model_copy(update={"execution": eager})
+    config, limit = _measurable(configs[max(configs)], head["device_memory_bytes"])
     multiple = math.lcm(multiple, config.group_size)
     if cap is not None and cap % multiple:
         near = nearest_multiples(cap, multiple)
@@ -190,7 +178,7 @@ def probe_memory(
     search, choices = probed.search, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
     measured = "live tensors of eager steps"
-    if device.type == "cuda":
+    if config.execution.device_type == "cuda":
         measured = "bytes reserved by the allocator, plus the context"
     return head | {
         "device_memory_bytes": limit,
@@ -206,6 +194,23 @@ def probe_memory(
         "recommendations": choices,
         "soak": balanced and balanced["soak"],
     }
+
+
+def _measurable(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int]:
+    """Return the configuration to measure with, and the limit in bytes."""
+    if config.execution.devices > 1:
+        raise SweepError(
+            "devices-per-trial must be 1 in a probe, which measures one device, got "
+            f"{config.execution.devices}. Ask `sweep forecast` about several devices."
+        )
+    device = torch.device(config.execution.device)
+    limit = limit or device_memory(device)
+    if device.type == "cuda":
+        limit = min(limit, device_memory(device))
+    elif device.type == "cpu":  # counting every tensor needs eager steps
+        eager = config.execution.model_copy(update={"compile": False})
+        config = config.model_copy(update={"execution": eager})
+    return config, limit
 
 
 def _verdict(probed: Probed, multiple: int) -> str:

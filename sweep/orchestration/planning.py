@@ -124,13 +124,7 @@ def make_plan(
         new = build_plan(settings, execution, inputs, command=command)
         plan = new.model_copy(update={"model": {**new.model, "parameters": parameters}})
     else:
-        for name in sorted(chosen.model_fields_set):
-            decided, value = getattr(old.execution, name), getattr(chosen, name)
-            if value != decided:
-                raise SweepError(
-                    f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
-                    f"got {value!r}. Leave the flag out, or choose another --out."
-                )
+        refuse_other_execution(old, chosen, folder)
         if experiment.precision == "auto":
             experiment = experiment.model_copy(update={"precision": old.settings.precision})
         batches = tuple({row.batch_size for row in old.trials})
@@ -160,6 +154,17 @@ def make_plan(
     return Planned(plan, tuple(requested))
 
 
+def refuse_other_execution(old: Plan, chosen: Execution, folder: SweepFolder) -> None:
+    """Refuse settings that differ from those decided when the plan was first written."""
+    for name in sorted(chosen.model_fields_set):
+        decided, value = getattr(old.execution, name), getattr(chosen, name)
+        if value != decided:
+            raise SweepError(
+                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
+                f"got {value!r}. Leave the flag out, or choose another --out."
+            )
+
+
 def first_plan(
     experiment: Experiment,
     chosen: Execution,
@@ -181,7 +186,7 @@ def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
     settings = plan.settings
     if settings.model.parameters is not None and not (plan.code or settings.traits.samples):
         return settings.model.parameters
-    config = plan.located(folder).sample_config(plan.trials[0])
+    config = plan.located(folder).trial_config(plan.trials[0])
     parameters: int | None = run_job(inspect_trial, config)
     return parameters
 
@@ -191,7 +196,7 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     data, data_path, code, model = None, None, None, experiment.model
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
-        from sweep.data.tokenizer import check_tokenizer
+        from sweep.data.tokens import check_tokenizer
 
         check_tokenizer(tokenizer_of(experiment))
         data = identify_data(experiment.data)

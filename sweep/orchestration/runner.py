@@ -163,7 +163,7 @@ def run_plan(
         try:
             check_disk(planned.plan, folder, len(executor.slots))
             schedule = Schedule(save_grown(planned.plan, folder), folder, executor)
-            mirror = Mirror(folder, schedule.plan, services.tracking_uri, schedule.note_mlflow_run)
+            mirror = Mirror(folder, schedule.plan, services.tracking_uri)
             tuning = None
             if planned.is_tuned:
                 from sweep.orchestration.tuning import Tuning

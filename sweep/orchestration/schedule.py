@@ -15,20 +15,18 @@ from sweep.memory.presets import describe_remedies
 from sweep.orchestration.executors import Executor
 from sweep.plan.plan import Plan
 from sweep.plan.retry import (
-    MemoryBounds,
     Outcome,
     begin_attempt,
     is_to_run,
     judge_death,
+    microbatch_within,
     status_after,
-    tightened,
-    within_bounds,
 )
 from sweep.plan.tuning import PATIENCE, last_step
 from sweep.training.memory_limit import oom_kills
 from sweep.training.process import run_job
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
-from sweep.trial.lease import LeaseWatch, is_locked
+from sweep.trial.lease import LeaseWatch
 
 POLL_SECONDS = 0.25
 
@@ -47,7 +45,7 @@ class Schedule:
         default_factory=dict
     )
     _retries: dict[str, Counter[Cause]] = field(default_factory=dict)
-    _bounds: MemoryBounds = field(default_factory=MemoryBounds)
+    _microbatch_bound: int | None = None  # half of the least that ran out of memory
     _watches: dict[str, LeaseWatch] = field(default_factory=dict)
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -109,11 +107,7 @@ class Schedule:
         """Let a pruned trial continue from its checkpoint, or from the start without one."""
         if not trial.checkpoints():
             trial.clear()
-        self._update(trial, state=State.WAITING, message="", mlflow_run_id=None)
-
-    def note_mlflow_run(self, trial_id: str, run_id: str) -> None:
-        """Record a trial's MLflow run. Called from the mirror's thread."""
-        self._update(self.folder.trial(trial_id), mlflow_run_id=run_id)
+        self._update(trial, state=State.WAITING, message="")
 
     def _update(self, trial: TrialFolder, **changes: Any) -> None:
         self._change(trial, lambda status: status.changed(**changes))
@@ -142,14 +136,12 @@ class Schedule:
         if not self._is_held(trial):
             if status.cause is Cause.DIVERGED:  # starts again from step 0, as another MLflow run
                 trial.clear()
-                self._update(trial, mlflow_run_id=None)
             self._update(trial, state=State.WAITING)
         return True
 
     def _is_held(self, trial: TrialFolder) -> bool:
         """Return True if a bare worker or an earlier command's worker runs the trial."""
-        watch = self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path))
-        return watch.is_alive() or is_locked(trial.runner_lock_path)
+        return self._watches.setdefault(trial.id, LeaseWatch(trial.lease_path)).is_alive()
 
     def _has_ended(self, trial: TrialFolder) -> bool:
         """Record the result of a trial that has one."""
@@ -175,8 +167,10 @@ class Schedule:
         steps = [step for step in (pause_step, self._last_step(config)) if step is not None]
 
         def begin(status: TrialStatus) -> TrialStatus:
-            status = within_bounds(begin_attempt(status), config, self._bounds)
-            return status.changed(pause_step=min(steps, default=None))
+            size, bound = status.microbatch_size or config.microbatch_size, self._microbatch_bound
+            if bound and size > bound:
+                status = status.changed(microbatch_size=microbatch_within(bound, config))
+            return begin_attempt(status).changed(pause_step=min(steps, default=None))
 
         self._change(trial, begin)
         future = self.executor.submit(trial, slot)
@@ -225,7 +219,8 @@ class Schedule:
             self._waiting.appendleft(trial)
             self._watches.pop(trial.id, None)
         if outcome.kind == Cause.OUT_OF_MEMORY and is_retried:  # later trials start smaller
-            self._bounds = tightened(self._bounds, before, status, config)
+            half = max(1, (before.microbatch_size or config.microbatch_size) // 2)
+            self._microbatch_bound = min(half, self._microbatch_bound or half)
         elif outcome.kind == Cause.OUT_OF_MEMORY:
             with contextlib.suppress(SweepError):
                 remedies = run_job(describe_remedies, config)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.execution import Execution
-from sweep.config.numbers import parse_bytes, parse_count
+from sweep.config.numbers import parse_count
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.training.process import run_cluster_attempt
@@ -51,7 +51,7 @@ def parse_request(text: str | None) -> dict[str, Any]:
     request |= {f"slurm_{key}": words[key] for key in SBATCH_KEYS if key in words}
     request["at_once"] = parse_count(words["at_once"], "slurm's at_once")
     if "memory" in words:
-        request["mem_gb"] = parse_bytes(words["memory"], "slurm's memory") / 2**30
+        request["mem_gb"] = parse_count(words["memory"], "slurm's memory") / 2**30
     if "cores" in words:
         request["cpus_per_task"] = parse_count(words["cores"], "slurm's cores")
     return request

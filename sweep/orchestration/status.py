@@ -9,7 +9,7 @@ from typing import Any
 from sweep.errors import SweepError
 from sweep.trial import files
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
-from sweep.trial.lease import FileLock, is_locked, read_owner
+from sweep.trial.lease import Lease, is_locked, read_owner
 
 TAIL_BYTES = 8192
 
@@ -147,6 +147,6 @@ def list_unneeded(folder: SweepFolder, weights: bool = False) -> list[Unneeded]:
 
 def remove(folder: SweepFolder, unneeded: list[Unneeded]) -> None:
     """Remove files and folders, unless a command runs the sweep."""
-    with FileLock(folder.lock_path):
+    with Lease(folder.lock_path):
         for item in unneeded:
             files.remove(item.path)

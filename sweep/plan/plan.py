@@ -1,17 +1,14 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
 
-import math
 import shlex
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
-from sweep.config.settings import Settings
+from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Science, TrialConfig, tokenizer_of
-from sweep.errors import CorruptFile, SweepError
+from sweep.errors import SweepError
 from sweep.plan.policy import Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
 from sweep.plan.tuning import GRID
@@ -19,7 +16,6 @@ from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
 
 TUNING_SEED = 1000
-EVALUATION_TOKENS = 262_144  # per milestone at most; else 1 % of the budget
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init"}
 ANSWERING_SEEDS = 3  # least seeds that can show which batch size is best
@@ -48,7 +44,7 @@ class PlannedTrial(Settings):
 
 
 class Inputs(Settings):
-    """What trials read. Identities are part of a trial's id; paths are not."""
+    """Inputs of all trials. Identities are part of a trial's id; paths are not."""
 
     data: dict[str, Any] | None = None  # identity of the text
     data_path: str | None = None  # absolute, or relative to the sweep folder; None: a named set
@@ -102,14 +98,13 @@ class Plan(Inputs):
             code=self.code,
         )
 
-    def trial_config(self, row: PlannedTrial, sweep: str) -> TrialConfig:
-        """Return what a worker needs to run one trial, whose rate must be decided."""
-        assert row.id is not None and row.learning_rate is not None
+    def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
+        """Return what a worker needs to run a trial; any rate will do to time or forecast it."""
         tuning_budget = self.settings.tuning.budget if row.stage == "tune" else None
         return TrialConfig(
-            id=row.id,
+            id=row.id or "sample",
             sweep=sweep,
-            science=self.science(row, row.learning_rate),
+            science=self.science(row, row.learning_rate or 1e-9),
             execution=self.execution,
             tokens_per_sequence=self.tokens_per_sequence,
             steps=row.steps,
@@ -120,14 +115,10 @@ class Plan(Inputs):
             init_path=self.init_path,
         )
 
-    def sample_config(self, row: PlannedTrial) -> TrialConfig:
-        """Return a config to time or forecast a row with, whether or not its rate is decided."""
-        return self.trial_config(row.model_copy(update={"id": "sample", "learning_rate": 1e-9}), "")
-
     def located(self, folder: SweepFolder) -> "Plan":
         """Return the plan with absolute paths."""
-        data_path, init_path = folder.locate(self.data_path), folder.locate(self.init_path)
-        return self.model_copy(update={"data_path": data_path, "init_path": init_path})
+        paths = {name: folder.locate(getattr(self, name)) for name in ("data_path", "init_path")}
+        return self.model_copy(update=paths)
 
     def with_rate(
         self, row: PlannedTrial, rate: float, beta2: float | None = None, decay: float | None = None
@@ -139,12 +130,10 @@ class Plan(Inputs):
         return row.model_copy(update={"id": trial_id})
 
     def tuning_centre(self, batch_size: int) -> float:
-        """Return the centre of a batch size's rate grid."""
         return self.settings.tuning.centre or Policy("tuned").rate_at(batch_size)
 
     @property
     def known_trials(self) -> tuple[PlannedTrial, ...]:
-        """The rows that have an id."""
         return tuple(row for row in self.trials if row.id)
 
     @property
@@ -165,21 +154,9 @@ def load_plan(folder: SweepFolder) -> Plan | None:
 
 
 def parse_plan(document: Mapping[str, Any], subject: str) -> Plan:
-    """Return the plan in a document of plan.json.
-
-    Raises:
-        CorruptFile: if the document is not a plan.
-    """
+    """Return the plan in a document of plan.json; raise SweepError if it holds another thing."""
     fields = {key: document[key] for key in document if key not in ("format_version", "sha256")}
-    try:
-        return Plan.model_validate(fields)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        key = ".".join(str(part) for part in mistake["loc"])
-        raise CorruptFile(
-            f"{subject} must be a plan of this version of sweep, but {key} is wrong "
-            f"({mistake['msg']}). Restore it from a copy, or choose another --out."
-        ) from error
+    return parse_settings(Plan, fields, subject)
 
 
 def build_plan(
@@ -190,32 +167,20 @@ def build_plan(
     other_batches: Collection[int] = (),
     command: tuple[str, ...] = (),
 ) -> Plan:
-    """Plan every trial that the experiment names.
-
-    Args:
-        experiment: with the precision resolved.
-        execution: with device, devices and bounds decided.
-        inputs: identities and paths.
-        other_batches: batch sizes that the sweep already has; they share the token count.
-        command: words of the command line.
-    """
+    """Plan every trial of an experiment; the sweep's `other_batches` share the token count."""
     policy, sequence = parse_policy(experiment.lr), experiment.traits.tokens_per_sequence
     batches = sorted({*experiment.batches, *other_batches})
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
-    measured = min(EVALUATION_TOKENS, experiment.budget // 100)
+    measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
     evaluation = experiment.evaluation.model_copy(update={"sequences": sequences})
-    model = experiment.model
+    facts = ("name", "parameters", "embedding_parameters")
     plan = Plan(
         **dict(inputs),
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model={
-            "name": model.name,
-            "parameters": model.parameters,
-            "embedding_parameters": model.embedding_parameters,
-        },
+        model={fact: getattr(experiment.model, fact) for fact in facts},
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,
@@ -223,22 +188,18 @@ def build_plan(
     )
     rows: list[PlannedTrial] = []
     if policy.kind == "tuned":
-        # Ascending; with a target from the centre outwards, because each trial is bounded by
-        # those before it.
-        has_target = experiment.target is not None
-        factors = sorted(GRID, key=lambda factor: abs(math.log(factor)) if has_target else factor)
         budget = experiment.tuning.budget or experiment.budget
         tuning_tokens, _ = tokens_per_trial(budget, batches, sequence)
         for batch in experiment.batches:
             row = _plan_batch_size(plan, policy, batch, tuning_tokens[batch])
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
-            rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in factors]
+            rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in GRID]
     for batch in experiment.batches:
         row = _plan_batch_size(plan, policy, batch, tokens[batch])
         for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else 3)):
-            seeded = row.model_copy(update={"seed": seed})
-            is_open = policy.kind == "tuned"
-            rows.append(seeded if is_open else plan.with_rate(seeded, policy.rate_at(batch)))
+            rows.append(row.model_copy(update={"seed": seed}))
+            if policy.kind != "tuned":
+                rows[-1] = plan.with_rate(rows[-1], policy.rate_at(batch))
     return plan.model_copy(update={"trials": tuple(rows)})
 
 
@@ -246,9 +207,8 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
     """Plan one batch size; the seed, the rate and the id are filled in later."""
     settings, execution, sequence = plan.settings, plan.execution, plan.tokens_per_sequence
     optimizer = policy.optimizer_at(batch, sequence, settings.optimizer)
-    schedule = settings.schedule
-    if policy.kind != "fixed":
-        schedule = schedule.model_copy(update={"warmup_min_steps": 0})
+    least_warmup = settings.schedule.warmup_min_steps if policy.kind == "fixed" else 0
+    schedule = settings.schedule.model_copy(update={"warmup_min_steps": least_warmup})
     bound = tokens_at_once(execution.device) // sequence
     size = choose_microbatch(
         batch,
@@ -264,7 +224,7 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
         batch_size=batch,
         beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,
-        warmup_min_steps=schedule.warmup_min_steps,
+        warmup_min_steps=least_warmup,
         tokens=tokens,
         steps=steps,
         warmup_steps=warmup_steps(steps, schedule),
@@ -276,7 +236,8 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
 
 def grow_plan(old: Plan, new: Plan) -> Plan:
     """Return `old` with the trials of `new`, which may add batch sizes, seeds and rates only."""
-    excluded = NOT_SHARED if _is_tuned(old) and _is_tuned(new) else {*NOT_SHARED, "tuning"}
+    was_tuned, is_tuned = (any(row.policy == "tuned" for row in p.trials) for p in (old, new))
+    excluded = NOT_SHARED if was_tuned and is_tuned else {*NOT_SHARED, "tuning"}
     before, after = (
         plan.settings.model_dump(mode="json", exclude=excluded)
         | {"data": plan.data, "start": plan.start, "code": plan.code}
@@ -288,25 +249,28 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
             f"a sweep may only grow by batch sizes, seeds and rates, but {key} would change "
             f"from {value!r} to {other!r}. Choose another --out for another experiment."
         )
-    are_common = _check_tokens(old, new)
-    settings = old.settings
-    if not _is_tuned(old):
-        settings = settings.model_copy(update={"tuning": new.settings.tuning})
+    batches = {row.batch_size for row in (*old.trials, *new.trials)}
+    tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)
+    budget = (was_tuned and old.settings.tuning.budget) or old.token_budget
+    tuning_tokens, _ = tokens_per_trial(budget, batches, old.tokens_per_sequence)
+    for row in old.trials:
+        if row.tokens not in (tokens[row.batch_size], tuning_tokens[row.batch_size]):
+            raise SweepError(
+                "added batch sizes must not change the common token count, but batch size "
+                f"{row.batch_size} would change from {row.tokens} tokens. Choose another --out."
+            )
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
     commands = (*old.commands, *(new.commands if added else ()))
+    tuning = (old if was_tuned else new).settings.tuning
     return old.model_copy(
         update={
-            "settings": settings,
+            "settings": old.settings.model_copy(update={"tuning": tuning}),
             "trials": (*old.known_trials, *added),
             "commands": tuple(dict.fromkeys(commands)),
             "tokens_are_common": are_common,
         }
     )
-
-
-def _is_tuned(plan: Plan) -> bool:
-    return any(row.policy == "tuned" for row in plan.trials)
 
 
 def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
@@ -320,39 +284,18 @@ def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any]
     return None
 
 
-def _check_tokens(old: Plan, new: Plan) -> bool:
-    """Refuse batch sizes that change planned token counts; return whether all counts are equal."""
-    batches = {row.batch_size for row in (*old.trials, *new.trials)}
-    tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)
-    tuning_tokens = tokens
-    if _is_tuned(old) and (budget := old.settings.tuning.budget):
-        tuning_tokens, _ = tokens_per_trial(budget, batches, old.tokens_per_sequence)
-    for row in old.trials:
-        if row.tokens not in (tokens[row.batch_size], tuning_tokens[row.batch_size]):
-            raise SweepError(
-                "added batch sizes must not change the common token count, but "
-                f"{row.tokens} tokens at batch size {row.batch_size} would change. Choose sizes "
-                "with the same least common multiple, or another --out."
-            )
-    return are_common
-
-
 def with_decided_rates(new: Plan, old: Plan) -> Plan:
     """Return `new` with the rates that tuning already decided in `old`."""
-    winners = {
-        row.batch_size: row
-        for row in old.known_trials
-        if row.policy == "tuned" and row.stage == "report"
-    }
+    decided = [row for row in old.known_trials if (row.policy, row.stage) == ("tuned", "report")]
+    winners = {row.batch_size: row for row in decided}
     rows = []
     for row in new.trials:
-        if row.policy != "tuned" or row.batch_size not in winners:
+        winner = winners.get(row.batch_size) if row.policy == "tuned" else None
+        if winner is None:
             rows.append(row)
         elif row.stage == "report":
-            winner = winners[row.batch_size]
-            rate, tuned = winner.learning_rate, (winner.beta2, winner.weight_decay)
-            assert rate is not None
-            rows.append(new.with_rate(row, rate, *tuned))
+            assert winner.learning_rate is not None
+            rows.append(new.with_rate(row, winner.learning_rate, winner.beta2, winner.weight_decay))
     return new.model_copy(update={"trials": tuple(rows)})
 
 
@@ -362,37 +305,25 @@ def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
     for name, value in flags.items():
         if value is not None and value is not False:
             words.append(f"--{name.replace('_', '-')}")
-            if value is not True:
-                values = value if isinstance(value, list | tuple) else [value]
-                words.append(",".join(map(str, values)))
+        if isinstance(value, list | tuple):
+            words.append(",".join(map(str, value)))
+        elif value is not None and not isinstance(value, bool):
+            words.append(str(value))
     return tuple(words)
 
 
 def answering_command(plan: Plan) -> str | None:
     """Return the command that tunes the rate at each batch size; None if the plan does so."""
+    reports = [row for row in plan.trials if row.stage == "report"]
     batches = sorted({row.batch_size for row in plan.trials})
-    tuned = [row for row in plan.trials if row.policy == "tuned" and row.stage == "report"]
-    if {row.batch_size for row in tuned if row.seed == ANSWERING_SEEDS - 1} == set(batches):
+    answered = (row for row in reports if row.policy == "tuned" and row.seed == ANSWERING_SEEDS - 1)
+    if {row.batch_size for row in answered} == {*batches}:
         return None
     words = list(plan.commands[-1] if plan.commands else ("sweep", "run", plan.settings.name))
     for flag in ("--batches", "--lr", "--seeds"):
         if flag in words:
             index = words.index(flag)
             del words[index : index + 2]
-    sizes, seeds = ",".join(map(str, batches)), str(_answering_seeds(plan))
-    return shlex.join([*words, "--batches", sizes, "--lr", "tuned", "--seeds", seeds])
-
-
-def answering_cost(plan: Plan, seconds: Mapping[int, float | None]) -> tuple[int, float | None]:
-    """Return the least trainings of the answering command, and their seconds if known.
-
-    `seconds` is the time of one training by batch size.
-    """
-    each = len(GRID) + _answering_seeds(plan)
-    batches = {row.batch_size for row in plan.trials}
-    known = [value for batch in batches if (value := seconds.get(batch)) is not None]
-    return each * len(batches), each * sum(known) if len(known) == len(batches) else None
-
-
-def _answering_seeds(plan: Plan) -> int:
-    return max(ANSWERING_SEEDS, len({r.seed for r in plan.trials if r.stage == "report"}))
+    seeds = max(ANSWERING_SEEDS, len({row.seed for row in reports}))
+    sizes = ",".join(map(str, batches))
+    return shlex.join([*words, "--batches", sizes, "--lr", "tuned", "--seeds", str(seeds)])

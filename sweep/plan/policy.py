@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from sweep.config.experiment import OptimizerSettings
 from sweep.errors import SweepError
 
-MOST_RATE = 1e6
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
 HALF_LIFE = "constant half-life of β2 in tokens (Marek et al. 2025)"
+TIME_SCALE = "which keeps its time scale (Wang & Aitchison 2024)"
 RULES = {
     "fixed": "the same rate, β2 and weight decay at every batch size",
-    "sqrt": "rate ∝ √B (Malladi et al. 2022); weight decay ∝ √B, which keeps its time scale "
-    f"(Wang & Aitchison 2024); {HALF_LIFE}",
-    "linear": "rate ∝ B (Goyal et al. 2017); the same weight decay, which keeps its time scale "
-    f"(Wang & Aitchison 2024); {HALF_LIFE}",
+    "sqrt": f"rate ∝ √B (Malladi et al. 2022); weight decay ∝ √B, {TIME_SCALE}; {HALF_LIFE}",
+    "linear": f"rate ∝ B (Goyal et al. 2017); the same weight decay, {TIME_SCALE}; {HALF_LIFE}",
     "tuned": "tuned at each batch size: {dimensions} (Marek et al. 2025); otherwise weight decay "
     f"∝ √B and a {HALF_LIFE}",
 }
@@ -25,15 +23,12 @@ RULES = {
 
 @dataclass(frozen=True)
 class Policy:
-    """One `--lr`."""
-
     kind: str  # fixed, sqrt, linear, tuned
     rate: float = 0.0  # peak rate at `base`; if fixed, at every batch size
     base: int = 32  # batch size
 
     @property
     def name(self) -> str:
-        """The policy in plan.json and trials.csv."""
         if self.kind in ("fixed", "tuned"):
             return self.kind
         return f"{self.kind}:{self.rate:g}@{self.base}"
@@ -52,11 +47,10 @@ class Policy:
         """Return the optimizer with this policy's β2 and weight decay."""
         if self.kind == "fixed":
             return optimizer
-        decay = 1.0 if self.kind == "linear" else math.sqrt(batch_size / self.base)
+        factor = 1.0 if self.kind == "linear" else math.sqrt(batch_size / self.base)
         beta2 = optimizer.beta2 ** (batch_size * tokens_per_sequence / BETA2_TOKENS)
-        return optimizer.model_copy(
-            update={"beta2": beta2, "weight_decay": optimizer.weight_decay * decay}
-        )
+        decay = optimizer.weight_decay * factor
+        return optimizer.model_copy(update={"beta2": beta2, "weight_decay": decay})
 
 
 def parse_policy(text: str) -> Policy:
@@ -69,11 +63,11 @@ def parse_policy(text: str) -> Policy:
     if match and bool(match[1]) == bool(match[3]):
         with suppress(ValueError):
             policy = Policy(match[1] or "fixed", float(match[2]), int(match[3] or 32))
-            if 0 < policy.rate <= MOST_RATE and policy.base > 0:
+            if 0 < policy.rate <= 1e6 and policy.base > 0:
                 return policy
     raise SweepError(
-        f"lr must be a positive number of at most {MOST_RATE:g}, sqrt, sqrt:RATE@BATCH, "
-        f"linear:RATE@BATCH or tuned, got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
+        "lr must be at most 1e6 and positive: RATE, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or "
+        f"tuned, got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
     )
 
 

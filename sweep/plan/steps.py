@@ -2,39 +2,31 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import nearest_multiples
 from sweep.errors import SweepError
 
-LARGEST_LOSS = Fraction(1, 100)  # share of the budget given up for a common token count
 LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
 LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
-FAR = 1 << 44  # stream position beyond any training, for data that never repeat
 
 
 def tokens_per_trial(
     budget: int, batches: Collection[int], tokens_per_sequence: int
 ) -> tuple[dict[int, int], bool]:
-    """Round the budget to whole steps.
-
-    Returns:
-        Training tokens by batch size, and whether they are the same for all: the largest common
-        multiple of every step within the budget, if that loses at most 1 % of it.
-    """
+    """Return training tokens by batch size, in whole steps, and whether they are all equal."""
     steps = {batch: batch * tokens_per_sequence for batch in batches}
     largest = max(batches)
     if budget < steps[largest]:
         raise SweepError(
-            f"budget must hold at least one step of every batch size, got {budget} tokens for "
-            f"batch size {largest} with {tokens_per_sequence} tokens per sequence. Use --budget "
-            f"{steps[largest]} or more, or smaller batch sizes."
+            f"budget must hold at least one step of batch size {largest}, got {budget} tokens. "
+            f"Use --budget {steps[largest]} or more, or smaller batch sizes."
         )
     common = math.lcm(*steps.values())
     rounded = budget // common * common
-    if rounded and budget - rounded <= LARGEST_LOSS * budget:
+    if rounded and 100 * (budget - rounded) <= budget:
         return dict.fromkeys(batches, rounded), True
     own = {batch: budget // step * step for batch, step in steps.items()}
     return own, len(set(own.values())) == 1
@@ -67,8 +59,7 @@ def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
     return tuple(sorted({-(-k * steps // points) for k in range(1, points + 1)}))
 
 
-@dataclass(frozen=True)
-class ProbeSizes:
+class ProbeSizes(NamedTuple):
     """Sizes of a trial's measurements of the gradient noise scale."""
 
     points: int  # measurements, evenly spaced; the same at every batch size of a sweep
@@ -79,15 +70,7 @@ class ProbeSizes:
 def probe_sizes(
     sequences: int, points: int, share: float, microbatch_size: int, devices: int = 1
 ) -> ProbeSizes:
-    """Return the sizes of noise measurements, all 0 if the share is too small for one.
-
-    Args:
-        sequences: in the budget, which all batch sizes share.
-        points: most measurements; fewer if each would have too few sequences.
-        share: of the sequences, for all measurements together.
-        microbatch_size: upper bound of a part.
-        devices: per trial.
-    """
+    """Return the sizes of at most `points` measurements in a `share` of the budget's sequences."""
     points = min(points, int(share * sequences / LEAST_PROBED))
     if not points:
         return ProbeSizes(0, 0, 0)
@@ -95,15 +78,6 @@ def probe_sizes(
     parts = min(MOST_PARTS, count // LEAST_PART)
     part = max(1, count // parts // devices)
     return ProbeSizes(points, parts * part * devices, largest_divisor(part, microbatch_size))
-
-
-def first_probed(probed: int, windows: int | None) -> int:
-    """Return the stream position of the sequences for noise measurements.
-
-    They are the last ones of the first epoch of `windows` sequences, so a training of less than an
-    epoch does not see them. None: the data never repeat.
-    """
-    return FAR if windows is None else max(0, windows - probed)
 
 
 def legal_microbatches(number: int, group_size: int = 1) -> list[int]:
@@ -117,19 +91,6 @@ def largest_divisor(number: int, at_most: int, group_size: int = 1) -> int:
     return max(d for d in legal_microbatches(number, group_size) if d <= max(1, at_most))
 
 
-def devices_from_split(batches: Collection[int], microbatch: int, accumulation: int) -> int:
-    """Return the devices per trial that a microbatch size and accumulation steps imply."""
-    implied = {Fraction(batch, microbatch * accumulation) for batch in batches}
-    devices = implied.pop()
-    if implied or devices.denominator > 1:
-        raise SweepError(
-            "microbatch_size × gradient_accumulation_steps must imply the same number of devices "
-            f"at every batch size, got {microbatch} × {accumulation} and batch size "
-            f"{', '.join(map(str, batches))}. Leave one of the two out."
-        )
-    return devices.numerator
-
-
 def choose_microbatch(
     batch_size: int,
     at_most: int,
@@ -139,20 +100,7 @@ def choose_microbatch(
     microbatch: int | None = None,
     accumulation: int | None = None,
 ) -> int:
-    """Return the sequences per forward-backward on each device.
-
-    batch size = microbatch size × gradient accumulation steps × devices, and a microbatch is whole
-    groups or an equal part of one. Values that cannot satisfy this are refused with the nearest
-    ones that can.
-
-    Args:
-        batch_size: sequences per step.
-        at_most: bound if neither `microbatch` nor `accumulation` is set.
-        devices: per trial.
-        group_size: sequences that belong together.
-        microbatch: the setting; larger ones are reduced to a device's part of the step.
-        accumulation: the setting.
-    """
+    """Return the microbatch size that the user chose, or the largest legal one up to `at_most`."""
     if batch_size % devices:
         raise SweepError(
             f"batch size must be a multiple of devices ({devices}), got {batch_size}. "
@@ -169,18 +117,14 @@ def choose_microbatch(
         return largest_divisor(per_device, at_most, group_size)
     if value not in legal:
         neighbours = [n for n in legal if n < value][-1:] + [n for n in legal if n > value][:1]
-        groups = f" into whole groups of {group_size} or equal parts of one" * (group_size > 1)
         raise SweepError(
-            f"{name} must divide batch_size / devices ({per_device}){groups}, got {value}. "
+            f"{name} must divide batch_size / devices ({per_device}), got {value}. "
             f"Use {' or '.join(map(str, neighbours))}."
         )
-    if accumulation is None:
-        return value
-    size = per_device // accumulation
-    if microbatch not in (None, size):
+    size = per_device // accumulation if accumulation else value
+    if accumulation and microbatch not in (None, size):
         raise SweepError(
-            "microbatch_size × gradient_accumulation_steps must be batch_size / devices "
-            f"({per_device}), got {microbatch} × {accumulation}. Give one of them, or {size} × "
-            f"{accumulation}."
+            f"microbatch_size must be {size} with {accumulation} accumulation steps at batch size "
+            f"{batch_size}, got {microbatch}. Leave one of the two out."
         )
     return size

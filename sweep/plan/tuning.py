@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sweep.config.experiment import EvaluationSettings
 from sweep.plan.steps import milestone_steps
 
-GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors on the centre
+GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
 EXTENSIONS = 4  # most steps of a factor 2 beyond either end of the grid
 FINEST = math.sqrt(2)  # ratio of neighbouring rates at which refinement ends

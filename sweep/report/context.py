@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sweep.analysis.checks import PolicyResult, headline
@@ -21,20 +22,18 @@ from sweep.analysis.target import headline as target_headline
 from sweep.config.workload import FINAL_PROMPTS
 from sweep.version import __version__
 
-MOST_PAIRS = 15  # with more, only the pairs of the best batch size are reported
 LEAST_NOISE_RECORDS = 4  # with fewer, no noise scale is reported
 NOISE_SOURCES = {
     "probes": {"noise/trace": "trace", "noise/square": "square"},
     "own microbatches": {"noise/train_trace": "trace", "noise/train_square": "square"},
 }
-Policies = Sequence[PolicyResult | Reached]
+Policies = Sequence[PolicyResult] | Sequence[Reached]
 
 
 def build_context(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[str, Any]:
     """Return the variables that all templates share."""
     plan, settings = sweep.plan, sweep.plan.settings
     trials = report_trials(sweep.trials).fillna({"state": "unknown"})
-    trials["order"] = pd.factorize(trials["label"])[0]
     results = [policy for policy in policies if isinstance(policy, PolicyResult)]
     reached = [policy for policy in policies if isinstance(policy, Reached)]
     measures = ("tokens", "steps", "seconds")
@@ -47,10 +46,10 @@ def build_context(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict
         "warmup_fractions": [row.warmup_steps / row.steps for row in plan.known_trials],
         "cells": cell_records(cells),
         "all_trials": sweep.trials.to_dict("records"),
-        "trials": trials.sort_values(["order", "batch_size", "seed"]).to_dict("records"),
-        "headlines": {policy.label: headline(policy) for policy in results}
-        | {policy.label: target_headline(policy) for policy in reached},
-        "recommendations": list(_recommendations(cells, policies)),
+        "trials": trials.sort_values(["label", "batch_size", "seed"]).to_dict("records"),
+        "headlines": {p.label: headline(p) for p in results}
+        | {p.label: target_headline(p) for p in reached},
+        "recommendations": _recommendations(cells, policies),
         "gains": find_gains(sweep) if settings.traits.samples else (),
         "final_prompts": FINAL_PROMPTS,
         "noise": list(_noise_scales(sweep)),
@@ -60,38 +59,26 @@ def build_context(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict
     }
 
 
-def _recommendations(cells: pd.DataFrame, policies: Policies) -> Iterator[dict[str, Any]]:
-    """Yield the cells that each rule picks, and what weakens the choice."""
-    records = cell_records(cells)
-    by_label = {policy.label: policy for policy in policies}
+def _recommendations(cells: pd.DataFrame, policies: Policies) -> list[dict[str, Any]]:
+    """Return the cells that each rule picks, and those whose seeds overlap with them."""
+    records, recommendations = cell_records(cells), []
+    passes = {policy.label: policy.passes for policy in policies}
     for item in recommend(cells):
-        if not item["cells"]:
-            continue
-        needs_loss, needs_time = item["title"] != "fastest", item["title"] != "best quality"
-        first, measure = item["cells"][0], "seconds" if needs_time else "loss"
-        policy = by_label[records[first]["label"]]
-        overlap = [k for k in overlapping(cells, first, measure) if k not in item["cells"]]
-        failed = [
-            check
-            for check in policy.failed
-            if (needs_loss and check.blocks_claims) or (needs_time and check.weakens_times)
-        ]
-        yield {
-            "title": item["title"],
-            "rule": item["rule"],
-            "cells": [records[k] for k in item["cells"]],
-            "overlap": [records[k] for k in overlap],
-            "failed": failed,
-            "passes": policy.passes,
-        }
+        if chosen := item["cells"]:
+            measure = "loss" if item["title"] == "best quality" else "seconds"
+            overlap = [k for k in overlapping(cells, chosen[0], measure) if k not in chosen]
+            best, others = ([records[k] for k in indices] for indices in (chosen, overlap))
+            passes_checks = passes[best[0]["label"]]
+            recommendations.append(
+                {**item, "cells": best, "overlap": others, "passes": passes_checks}
+            )
+    return recommendations
 
 
 def reported_pairs(policy: PolicyResult) -> tuple[Pair, ...]:
-    """Return all pairs, or if there are many, those of the batch size with the least mean loss."""
-    comparison = policy.comparison
-    if comparison.least is None or len(comparison.pairs) <= MOST_PAIRS:
-        return comparison.pairs
-    return comparison.pairs_with(comparison.least)
+    """Return the pairs of the best batch size with the others."""
+    best = policy.comparison.least
+    return () if best is None else policy.comparison.pairs_with(best)
 
 
 def noise_records(sweep: Sweep, source: str = "probes") -> pd.DataFrame:
@@ -117,25 +104,17 @@ def _noise_scales(sweep: Sweep) -> Iterator[dict[str, Any]]:
                 yield {"label": label, "batch_size": batch_size, "source": source, "scale": scale}
 
 
-def _steps(policy: Reached) -> Iterator[dict[str, Any]]:
-    """Yield the steps to the target of each batch size: means over the seeds that reached it."""
-    slopes: dict[Any, float] = {}
-    residuals: dict[Any, float] = {}
-    if fit := policy.fit:
-        slopes = dict(zip(policy.batch_sizes[1:], fit.slopes.tolist(), strict=True))
-        residuals = dict(zip(policy.batch_sizes, fit.residuals.mean(0).tolist(), strict=True))
-    for batch_size, trials in policy.trials.groupby("batch_size"):
-        reached = trials[~trials["is_censored"]]
-        yield {
-            "label": policy.label,
-            "batch_size": batch_size,
-            "learning_rate": trials["learning_rate"].iloc[0],
-            "seeds": len(trials),
-            "reached": len(reached),
-            "is_whole": len(reached) == len(trials),
-            "bound": trials["steps"].min(),
-            "steps_sd": reached["steps"].std(),
-            **reached[["tokens", "steps", "seconds"]].mean(),
-            "slope": slopes.get(batch_size),
-            "residual": residuals.get(batch_size),
-        }
+def _steps(policy: Reached) -> list[dict[Any, Any]]:
+    """Return the steps to the target of each batch size: means over the seeds that reached it."""
+    batches = policy.trials.groupby("batch_size")
+    reached = policy.trials[~policy.trials["is_censored"]].groupby("batch_size")
+    table = batches[["label", "learning_rate"]].first()
+    table["seeds"], table["bound"] = batches.size(), batches["steps"].min()
+    table["reached"] = reached.size().reindex(table.index, fill_value=0)
+    table[["tokens", "steps", "seconds"]] = reached[["tokens", "steps", "seconds"]].mean()
+    table["steps_sd"] = reached["steps"].std()
+    table["is_whole"] = table["reached"] == table["seeds"]
+    sizes, fit = list(policy.batch_sizes), policy.fit
+    table["slope"] = pd.Series(fit.slopes, sizes[1:]) if fit else np.nan
+    table["residual"] = pd.Series(fit.residuals.mean(0), sizes) if fit else np.nan
+    return table.reset_index().to_dict("records")

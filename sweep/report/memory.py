@@ -7,12 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sweep.report.figures import DIVERGED_COLOUR, GREY, add_legend, new_figure, save_figure
+from sweep.report.figures import DIVERGED_COLOUR, GREY, new_figure, save_figure, with_legend
 from sweep.report.report import render
 from sweep.trial.files import replacing
 
-STATUS_COLOURS = {"OK": "#009E73", "OUT_OF_MEMORY": DIVERGED_COLOUR}
-OTHER_COLOUR = "#E69F00"
+STYLES = {"OK": ("o", "#009E73"), "OUT_OF_MEMORY": ("X", DIVERGED_COLOUR)}
 
 
 def markdown_of(document: Mapping[str, Any]) -> str:
@@ -47,22 +46,18 @@ def plot_memory(document: Mapping[str, Any]) -> Figure:
     limit = document["device_memory_bytes"] / scale
     edge = 1.08 * max((point["microbatch_size"] for point in points), default=1)
     if line := document["line"]:
-        ends = [0.0, edge]
-        heights = [(line["fixed_bytes"] + line["bytes_per_sequence"] * end) / scale for end in ends]
-        axis.plot(ends, heights, color=GREY, linewidth=1.2, label="line through sizes that fit")
+        start, slope = (0, line["fixed_bytes"] / scale), line["bytes_per_sequence"] / scale
+        axis.axline(start, slope=slope, color=GREY, label="line through sizes that fit")
     for point in points:
         status, height = point["status"], (point["held_bytes"] or limit * scale) / scale
-        marker, colour = ("o" if status == "OK" else "X"), STATUS_COLOURS.get(status, OTHER_COLOUR)
-        style: dict[str, Any] = {"color": colour, "markersize": 7, "label": status, "zorder": 3}
+        marker, colour = STYLES.get(status, ("X", "#E69F00"))
+        style: dict[str, Any] = {"color": colour, "label": status, "markersize": 7, "zorder": 3}
         axis.plot(point["microbatch_size"], height, marker, **style)
     axis.axhline(limit, color=DIVERGED_COLOUR, linewidth=1.2, linestyle="--", label="limit")
-    axis.set_xlim(0, edge)
-    axis.set_ylim(0, 1.12 * limit)
-    axis.set_xlabel("microbatch size [sequences]")
+    axis.set(xlim=(0, edge), ylim=(0, 1.12 * limit), xlabel="microbatch size [sequences]")
     axis.set_ylabel(f"peak memory [{unit}]")
-    axis.set_title(document["verdict"], fontsize=10, loc="right", y=1.08)
-    add_legend(axis)
-    return figure
+    axis.set_title(document["verdict"], fontsize=10, loc="right")
+    return with_legend(figure)
 
 
 def _kind_of(document: Mapping[str, Any]) -> str:

@@ -8,19 +8,18 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypeGuard
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
-from sweep.analysis.checks import run_checks
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, short
 from sweep.analysis.frames import Sweep, load_sweep, write_trials_csv
 from sweep.analysis.statistics import Estimate
-from sweep.analysis.target import judge_target
+from sweep.analysis.target import judge
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.plan.policy import describe_policy
-from sweep.report.context import Policies, build_context
+from sweep.report.context import build_context
 from sweep.report.figures import draw_figures, save_figure
 from sweep.trial.files import replacing, sha256_of
 
@@ -28,21 +27,13 @@ MISSING = "–"
 
 
 def write_report(path: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a sweep folder, by default into it, and return the path of report.md.
-
-    Raises:
-        SweepError: if the folder holds no sweep.
-    """
+    """Write the report of a sweep folder, by default into it, and return the path of report.md."""
     return write_report_of(load_sweep(path), Path(out or path))
 
 
 def write_report_of(sweep: Sweep, out: Path) -> Path:
     """Write the report of a loaded sweep; each file is replaced atomically, report.md last."""
-    cells = compare_batch_sizes(sweep.trials)
-    has_target = sweep.plan.settings.target is not None
-    policies: Policies = (
-        judge_target(sweep, cells) if has_target else tuple(run_checks(sweep, cells).values())
-    )
+    cells, policies = compare_batch_sizes(sweep.trials), judge(sweep)
     figures = draw_figures(sweep, cells, policies)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
@@ -84,7 +75,7 @@ class Code(str):
 
 def escape(value: Any) -> Any:
     """Escape what would end a table cell or start a link, an image or HTML in Markdown."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+    if _is_missing(value):
         return MISSING
     if isinstance(value, Code) or not isinstance(value, str):
         return value
@@ -92,19 +83,17 @@ def escape(value: Any) -> Any:
     return re.sub(r"\\|\||<(?=[a-zA-Z/!?])|\](?=[(\[])", r"\\\g<0>", line)
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
-def _or_missing(form: Callable[[float], str]) -> Callable[[float | None], str]:
-    return lambda value: form(value) if _is_number(value) else MISSING
+def _or_missing(form: Callable[..., str]) -> Callable[..., str]:
+    return lambda value, *more: MISSING if _is_missing(value) else form(value, *more)
 
 
 def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
     """Write a loss with four decimals, and its standard deviation if there are enough seeds."""
-    if not _is_number(mean):
-        return MISSING
-    has_spread = seeds >= SEEDS_FOR_SPREAD and _is_number(sd)
+    has_spread = seeds >= SEEDS_FOR_SPREAD and math.isfinite(sd)
     return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
 
 
@@ -115,9 +104,9 @@ def format_estimate(estimate: Estimate | None, form: str = ".4g") -> str:
 
 def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     """Write the least and the greatest number, once if they read the same."""
-    numbers = [value for value in values if _is_number(value)]
-    ends = [format(end, form) for end in (min(numbers), max(numbers))] if numbers else [MISSING]
-    return " to ".join(dict.fromkeys(ends))
+    numbers = sorted(value for value in values if not _is_missing(value))
+    ends = [format(number, form) for number in (*numbers[:1], *numbers[-1:])]
+    return " to ".join(dict.fromkeys(ends)) or MISSING
 
 
 def format_cells(cells: Iterable[Mapping[str, Any]]) -> str:
@@ -134,7 +123,9 @@ MARKDOWN = Environment(
     lstrip_blocks=True,
 )
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
-NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
+NUMBER_FORMATS: dict[str, Callable[..., str]] = {
+    "loss": format_loss,
+    "estimate": format_estimate,
     "count": "{:,.0f}".format,
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
@@ -147,15 +138,13 @@ NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
 }
 MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}
 MARKDOWN.filters |= {
-    "loss": format_loss,
-    "estimate": format_estimate,
     "range": format_range,
     "cell_names": format_cells,
     "mean": mean,
     "json": json.dumps,
     "sha256": sha256_of,
     "join_unique": lambda texts: ", ".join(sorted(set(filter(None, texts)))),
-    "command": lambda words: Code(" ".join(shlex.join(words).split())),
+    "command": lambda arguments: Code(" ".join(shlex.join(arguments).split())),
     "yes_or_no": {True: "yes", False: "no"}.get,
 }
 MARKDOWN.globals["describe_policy"] = describe_policy

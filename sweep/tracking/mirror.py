@@ -1,13 +1,12 @@
-"""The mirror: a thread that brings an MLflow store up to date with the trial folders.
+"""Mirror a sweep folder to MLflow.
 
-The folders are the truth. The mirror finds the sweep's runs by their tags and continues each one
-from its own newest step. MLflow stores a point that is sent twice only once.
+The folder is the truth. The mirror finds the sweep's runs by their tags and continues each one from
+its own newest step. MLflow stores a point that is sent twice only once.
 """
 
 import json
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,7 @@ from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
 from sweep.trial.files import read_metrics, write_json
-from sweep.trial.folder import (
-    MESSAGE_CHARACTERS,
-    Cause,
-    State,
-    SweepFolder,
-    TrialFolder,
-    TrialStatus,
-)
+from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, SweepFolder, TrialFolder
 from sweep.version import __version__
 
 if TYPE_CHECKING:
@@ -38,59 +30,40 @@ TRIAL_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy"
 NO_PARAMS = {"id", "forecast_bytes", "forecast_seconds"}  # fields of a planned trial
 
 
-class Mirror:
-    """Mirrors one sweep to MLflow; the caller holds the sweep's lock.
+class Mirror(threading.Thread):
+    """A thread that mirrors one sweep to MLflow; the caller holds the sweep's lock.
 
-    Args:
-        folder: the sweep folder.
-        plan: its plan; the mirror reads plan.json again when it grows.
-        tracking_uri: a server or a database; None: the recorded one, else SQLite in the folder.
-        note_run: called in the mirror's thread with a trial's id and its MLflow run id.
+    Without a tracking URI, the store is the recorded one, else SQLite in the folder.
     """
 
-    def __init__(
-        self,
-        folder: SweepFolder,
-        plan: Plan,
-        tracking_uri: str | None,
-        note_run: Callable[[str, str], None] = lambda trial_id, run_id: None,
-    ) -> None:
-        self.folder, self.plan, self._note_run = folder, plan, note_run
+    def __init__(self, folder: SweepFolder, plan: Plan, tracking_uri: str | None) -> None:
+        super().__init__(name="mirror", daemon=True)
+        self.folder, self.plan = folder, plan
         address = store.check_tracking_uri(tracking_uri) if tracking_uri else None
         self._record = store.load_record(folder, address)
         self._address = address or self._record.tracking_uri
+        self.sweep_uid = self._record.sweep_uid
         self._client: MlflowClient
         self._is_connected = False  # the runs are known; otherwise the store has to be searched
         self._experiment_id = ""
         self._runs: dict[str, Run] = {}  # by trial id; the parent run's key is empty
-        self._sent: dict[str, tuple[TrialStatus, int]] = {}  # with the bytes of metrics.jsonl
+        self._sent: dict[str, tuple[Any, ...]] = {}  # state of each trial at its last pass
         self._plan_time = 0  # modification time of the plan that the store has
         self._error = "it has not answered in time"  # empty: the last pass sent everything
         self._deadline = float("inf")  # monotonic
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="mirror", daemon=True)
-
-    @property
-    def sweep_uid(self) -> str:
-        """The random name that identifies this sweep in shared stores."""
-        return self._record.sweep_uid
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._save_record()
-        self._thread.start()
+        self._save_record("")
 
     def close(self, seconds: float) -> str:
         """End the thread after a last pass; return a sentence if the store lacks something."""
         self._deadline = time.monotonic() + seconds
         self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(seconds)
+        if self.is_alive():
+            self.join(seconds)
         return self._undelivered()
 
     def deliver(self) -> str:
         """Do one pass in the calling thread; return a sentence if the store lacks something."""
-        self._save_record()
         self._try_pass(is_last=True)
         return self._undelivered()
 
@@ -103,16 +76,15 @@ class Mirror:
             f"Nothing is lost: `sweep report {self.folder.path}` delivers the rest."
         )
 
-    def _save_record(self, mirrored_sha256: str = "") -> None:
+    def _save_record(self, mirrored_sha256: str) -> None:
         self._record.mirrored_sha256 = mirrored_sha256
         write_json(self.folder.tracking_path, asdict(self._record))
 
-    def _loop(self) -> None:
+    def run(self) -> None:
+        """Do passes until the mirror is closed, and then one that reaches the store."""
         while not self._closing.is_set():
-            started = time.monotonic()
             self._try_pass(is_last=False)
-            took = time.monotonic() - started
-            self._closing.wait(max(PAUSE_SECONDS, min(10 * took, 60)))  # many trials: rarer
+            self._closing.wait(PAUSE_SECONDS)
         self._try_pass(is_last=True)
         while not self._is_connected and time.monotonic() < self._deadline:
             time.sleep(1.0)
@@ -128,8 +100,7 @@ class Mirror:
             self._mirror_parent(is_last)
             for row in self.plan.known_trials:
                 if time.monotonic() > self._deadline:
-                    self._error = self._error or "the time limit has passed"
-                    return
+                    raise TimeoutError("the time limit has passed")
                 try:
                     self._mirror_trial(row, is_last)
                 except (SweepError, ValueError, KeyError) as damage:  # of this trial's files
@@ -183,50 +154,43 @@ class Mirror:
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
         """Bring a trial's run up to date if the trial has changed since the last pass."""
         trial = self.folder.trial(str(row.id))
-        run, sent = self._runs.get(trial.id), self._sent.get(trial.id)
-        if sent and sent[0].state is State.COMPLETE:
-            return
         status, length = trial.read_status(), trial.settled_length()
-        is_running, is_finished = status.state is State.RUNNING, status.state.is_finished
+        run, is_finished = self._runs.get(trial.id), status.state.is_finished
+        if self._sent.get(trial.id) == (status, length, is_last):
+            return
         if run is None and status.state is State.WAITING:
             return
-        if sent == (status, length) and not (is_last and is_running):
-            return
-        run_status = END_STATUS.get(status.state, "KILLED")
-        if is_running and not is_last:
-            run_status = "RUNNING"
+        is_running = status.state is State.RUNNING and not is_last
+        run_status = "RUNNING" if is_running else END_STATUS.get(status.state, "KILLED")
         files = [name for name in TRIAL_FILES if (trial.path / name).exists()]
-        message = status.message[:MESSAGE_CHARACTERS]
+        shortened = status.changed(message=status.message[:MESSAGE_CHARACTERS])
         tags = {
             "mlflow.parentRunId": self._runs[""].info.run_id,
-            "sweep.stage": row.stage,
-            "sweep.policy": row.policy,
             "sweep.state": str(status.state),
             "sweep.cause": str(status.cause or ""),
-            "sweep.status": json.dumps(asdict(status.changed(message=message, mlflow_run_id=None))),
+            "sweep.status": json.dumps(asdict(shortened)),
             "sweep.files": " ".join(files) if is_finished else "",  # that belong to this state
         }
         is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
         if run is None or not (is_finished and is_current):
             run = self._mirror_lines(trial, row, run, length)
             if is_finished:
-                self._mirror_result(trial, run)
-            end_time = trial.state_path.stat().st_mtime_ns // 10**6
+                self._log_files(run, trial.path, TRIAL_FILES)
+            last = trial.result_path if trial.result_path.exists() else trial.state_path
+            end_time = last.stat().st_mtime_ns // 10**6
             params = row.model_dump(exclude=NO_PARAMS)
-            run = self._runs[trial.id] = self._update(run, params, tags, run_status, end_time)
-        if status.mlflow_run_id != run.info.run_id:
-            self._note_run(trial.id, run.info.run_id)
-        self._sent[trial.id] = status, length
+            self._runs[trial.id] = self._update(run, params, tags, run_status, end_time)
+        self._sent[trial.id] = status, length, is_last
 
     def _mirror_lines(
         self, trial: TrialFolder, row: PlannedTrial, run: "Run | None", length: int
     ) -> "Run":
-        """Send the lines in the first `length` bytes that a trial's run lacks; return the run.
+        """Send the lines in the first `length` bytes that a trial's run lacks, and its results.
 
-        If the trial began again, its old run is deleted.
+        If the trial began again, its old run is deleted. Returns the run.
         """
-        points = [_point(line) for line in read_metrics(trial.metrics_path)]
-        newest = None
+        lines, result = read_metrics(trial.metrics_path), trial.read_result() or {}
+        points, newest = [_point(line) for line in lines], None
         if run is not None:
             keys = [key for key in run.data.metrics if not key.startswith("final/")]
             histories = [self._client.get_metric_history(run.info.run_id, key) for key in keys]
@@ -236,27 +200,22 @@ class Mirror:
                 self._client.delete_run(run.info.run_id)
                 run = newest = None
         if run is None:
-            name = f"batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
-            name = f"tune: {name}" if row.stage == "tune" else name
+            stage = "tune: " if row.stage == "tune" else ""
+            name = f"{stage}batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
             start_time = points[0][1] if points else None
             run = self._create_run(name, {"sweep.trial_id": trial.id}, start_time)
             self._runs[trial.id] = run
         first = newest[0] if newest else 0  # sent again, as it may be incomplete
         settled = read_metrics(trial.metrics_path, length)
-        self._log_lines(run, [line for line in settled if line["tokens"] >= first])
-        return run
-
-    def _mirror_result(self, trial: TrialFolder, run: "Run") -> None:
-        """Send a finished trial's measured numbers and files."""
-        lines, result = read_metrics(trial.metrics_path), trial.read_result() or {}
-        position = {key: lines[-1][key] if lines else 0 for key in POSITION}
         final = {
             f"final/{name.removeprefix('final_')}": value
             for name, value in result.items()
             if isinstance(value, int | float) and name not in PlannedTrial.model_fields
         }
+        position = {key: lines[-1][key] if lines else 0 for key in POSITION}
+        self._log_lines(run, [line for line in settled if line["tokens"] >= first])
         self._log_lines(run, [position | final])
-        self._log_files(run, trial.path, TRIAL_FILES)
+        return run
 
     def _log_lines(self, run: "Run", lines: list[dict[str, Any]]) -> None:
         from mlflow.entities import Metric

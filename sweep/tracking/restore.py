@@ -2,7 +2,6 @@
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-DOWNLOADS = 4  # trials at a time, from a server
 FILES = ("result.json", "metrics.jsonl", "valid_losses.npy")  # artifacts of a trial
 
 
@@ -40,9 +38,8 @@ def restore_sweep(
         folder.path.mkdir()
         client.download_artifacts(run.info.run_id, "plan.json", str(folder.path))
         uid = run.data.tags["sweep.uid"]
-        runs = store.search_runs(client, run.info.experiment_id, "sweep.uid", uid)
-        with ThreadPoolExecutor(DOWNLOADS if uri.startswith("http") else 1) as pool:
-            list(pool.map(lambda run: _restore_trial(client, run, folder), runs))
+        for trial_run in store.search_runs(client, run.info.experiment_id, "sweep.uid", uid):
+            _restore_trial(client, trial_run, folder)
     except SweepError:
         raise
     except Exception as error:  # anything that a store, its driver or its contents can raise
@@ -54,12 +51,9 @@ def restore_sweep(
 
 def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | None) -> "Run":
     experiment = client.get_experiment_by_name(name)
-    if experiment is None or experiment.lifecycle_stage != "active":
+    if experiment is None:
         names = ", ".join(sorted(stored.name for stored in client.search_experiments()))
-        raise SweepError(
-            f"experiment must be one that MLflow at {address} holds ({names}), got {name!r}. "
-            "Name it with --experiment."
-        )
+        raise SweepError(f"experiment must be one of those at {address} ({names}), got {name!r}.")
     parents = store.search_runs(client, experiment.experiment_id, "sweep.role", "sweep")
     runs = {run.info.run_id: run for run in parents if "sweep.files" in run.data.tags}
     chosen = run_id or next(iter(runs), None)

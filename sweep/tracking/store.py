@@ -3,17 +3,17 @@
 MLflow is imported by `connect` only, so that a mirrored sweep is recognised without it.
 """
 
-import importlib.util
 import logging
 import os
 import re
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sweep.config.objects import require_extra
 from sweep.errors import CorruptFile, SweepError
 from sweep.trial.files import read_json, replacing, sha256_of, sha256_of_file
 from sweep.trial.folder import SweepFolder
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
+MOST_RUNS = 50_000  # MLflow's limit per search
 REPORT_FILES = ("report.md", "report.html", "trials.csv")
 ENVIRONMENT = {  # set only if the user has not set it
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror repeats its passes; MLflow's default is 7
@@ -41,10 +42,8 @@ def without_password(address: str) -> str:
     if address.startswith("sqlite"):
         return address
     if not re.fullmatch(r"[^@]*|[^@/?#]*://[^@/?#]*@[^@]*", address):
-        raise SweepError(
-            "the user name and password of an address must have @ / ? # percent-encoded, got one "
-            "of these characters. Write %40 for @, %2F for /, %3F for ?, %23 for #."
-        )
+        encoded = "%40 for @, %2F for /, %3F for ?, %23 for #"
+        raise SweepError(f"a password must be percent-encoded in an address. Write {encoded}.")
     return re.sub(r"(?<=[?&])(ssl)?password=[^&]*&?", "", hide_passwords(address)).rstrip("?&")
 
 
@@ -57,11 +56,7 @@ def with_driver(address: str) -> str:
     """Add the driver psycopg to a PostgreSQL address that names none."""
     if not address.startswith("postgresql://"):
         return address
-    if importlib.util.find_spec("psycopg") is None:
-        raise SweepError(
-            "postgresql:// needs the extra postgres, which is not installed. Install it with "
-            "`pip install -e '.[postgres]'` in the project's folder."
-        )
+    require_extra("psycopg", "postgres", "postgresql://")
     return address.replace("postgresql", "postgresql+psycopg", 1)
 
 
@@ -83,25 +78,21 @@ def sqlite_path(uri: str) -> Path:
 
 def check_tracking_uri(uri: str) -> str:
     """Return the address in its canonical form; refuse paths and unsupported schemes or drivers."""
-    scheme = re.match(r"([a-z]+)(\+[a-z0-9_]+)?://", uri)
-    if not scheme or scheme[1] not in SCHEMES or not uri[scheme.end() :].strip("/"):
+    scheme, _, rest = uri.partition("://")
+    shown = without_password(uri)
+    if scheme.partition("+")[0] not in SCHEMES or not rest.strip("/"):
+        examples = "http://host:5000 or sqlite:////absolute/path/mlflow.db"
         raise SweepError(
-            "tracking URI must be a server or a database such as http://host:5000 or "
-            f"sqlite:////absolute/path/mlflow.db, got {without_password(uri)!r}. MLflow no longer "
-            "stores runs in plain folders."
+            f"tracking URI must be a server or a database ({examples}), got {shown!r}."
         )
-    without_password(uri)
-    if scheme[1] == "sqlite":
+    if scheme.startswith("sqlite"):
         return f"sqlite:///{sqlite_path(uri).absolute()}"
     with_driver(uri)
-    return uri.rstrip("/") if scheme[1].startswith("http") else uri
+    return uri.rstrip("/") if scheme.startswith("http") else uri
 
 
 def check_answers(uri: str) -> None:
-    """Refuse an address without a store, or a database that cannot be opened.
-
-    A server may be down for a while.
-    """
+    """Refuse a wrong address, or a database that cannot be opened; a server may be down."""
     uri = check_tracking_uri(uri)
     if uri.startswith(("http", "sqlite")):
         return
@@ -111,10 +102,8 @@ def check_answers(uri: str) -> None:
     try:
         sqlalchemy.create_engine(with_driver(uri), poolclass=sqlalchemy.NullPool).connect().close()
     except Exception as error:  # anything that a database, its driver or an address can raise
-        raise SweepError(
-            f"tracking URI must be a database that can be opened, got {without_password(uri)!r} "
-            f"({one_sentence(error)}). Correct --tracking-uri."
-        ) from error
+        shown = without_password(uri)
+        raise SweepError(f"{shown!r} cannot be opened: {one_sentence(error)}") from error
 
 
 @dataclass
@@ -128,10 +117,7 @@ class Record:
 
 
 def load_record(folder: SweepFolder, tracking_uri: str | None) -> Record:
-    """Read tracking.json, or create a record if it is missing or names another store.
-
-    Without a checked address, the store is the recorded one, else SQLite in the folder.
-    """
+    """Read tracking.json, or create a record if it is missing or names another store."""
     default, old = default_tracking_uri(folder), _read_record(folder)
     recorded = old.tracking_uri if old and not old.is_default else default
     uri = without_password(tracking_uri or recorded)
@@ -165,7 +151,7 @@ def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
 
 def digest(folder: SweepFolder) -> str:
     """Return a hash of the plan, the trials' states and the report."""
-    states = [asdict(t.read_status().changed(mlflow_run_id=None)) for t in folder.trials()]
+    states = [asdict(t.read_status()) for t in folder.trials()]
     paths = [folder.path / name for name in REPORT_FILES]
     reports = [sha256_of_file(path) for path in paths if path.exists()]
     return sha256_of([folder.require_plan(), states, reports])
@@ -194,18 +180,11 @@ def connect(uri: str) -> "MlflowClient":
 
 
 def require_experiment(client: "MlflowClient", name: str, uri: str, folder: SweepFolder) -> str:
-    """Return the id of an MLflow experiment, created if necessary.
-
-    Its artifacts lie in `mlartifacts`, next to an SQLite file or in the first sweep folder that
-    uses another database; a server chooses the place itself.
-    """
+    """Return the id of an MLflow experiment, created if necessary."""
     if experiment := client.get_experiment_by_name(name):
-        if experiment.lifecycle_stage != "active":
-            raise SweepError(
-                f"MLflow experiment {name!r} must be active, but it is deleted. Restore it with "
-                f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`."
-            )
-        return str(experiment.experiment_id)
+        return str(experiment.experiment_id)  # if it is deleted, MLflow refuses new runs
+    # Artifacts lie next to an SQLite file, else in the first folder that uses the database; a
+    # server chooses their location itself.
     parent = sqlite_path(uri).parent if uri.startswith("sqlite") else folder.path.absolute()
     location = None if uri.startswith("http") else (parent / "mlartifacts").as_uri()
     return str(client.create_experiment(name, artifact_location=location))
@@ -213,28 +192,23 @@ def require_experiment(client: "MlflowClient", name: str, uri: str, folder: Swee
 
 def search_runs(
     client: "MlflowClient", experiment_id: str, tag: str, value: str
-) -> Iterator["Run"]:
-    """Yield the runs with a tag, newest first, except deleted ones."""
+) -> Sequence["Run"]:
+    """Return the runs with a tag, newest first, except deleted ones."""
     query, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time DESC"]
-    token: str | None = ""
-    while token is not None:
-        page = client.search_runs([experiment_id], query, order_by=order, page_token=token or None)
-        yield from page
-        token = page.token or None
+    return client.search_runs([experiment_id], query, max_results=MOST_RUNS, order_by=order)
 
 
 def ui_command(folder: SweepFolder, port: int) -> list[str]:
     """Return the command that serves this sweep's store with MLflow's UI, on loopback only."""
-    record, uri = _read_record(folder), default_tracking_uri(folder)
-    if record is not None and not record.is_default:
-        uri = record.tracking_uri
+    record = _read_record(folder)
+    uri = (
+        default_tracking_uri(folder) if record is None or record.is_default else record.tracking_uri
+    )
     if uri.startswith("http"):
         raise SweepError(f"{folder.path} is tracked by a server. Open {uri} in a browser.")
     if uri.startswith("sqlite") and not sqlite_path(uri).exists():
-        raise SweepError(
-            f"{folder.path} must have an MLflow store, got none at {uri}. "
-            f"Create it with `sweep report {folder.path}`."
-        )
+        remedy = f"Create it with `sweep report {folder.path}`."
+        raise SweepError(f"{folder.path} must have an MLflow store, got none at {uri}. {remedy}")
     prepare_environment()
     artifacts = (folder.path.absolute() / "mlartifacts").as_uri()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", with_driver(uri)]

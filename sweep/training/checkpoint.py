@@ -1,8 +1,7 @@
 """Checkpoints: everything that exact resume needs, in tensors and numbers only.
 
 A checkpoint is a folder of safetensors files, and progress.json for everything that is no tensor.
-On several devices each process writes its part, by torch.distributed.checkpoint. Any number of
-processes can continue from a checkpoint.
+On several devices each process writes its part; any number of processes can continue from them.
 """
 
 import contextlib
@@ -11,10 +10,12 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -31,49 +32,43 @@ WHOLE = "state.safetensors"  # all tensors of a trial on one device
 
 
 class CheckpointStore:
-    """Reads and writes the checkpoints of one trial, for one attempt.
-
-    Args:
-        folder: the trial's folder.
-        fencing: number of this attempt; a superseded attempt's writes raise Superseded.
-    """
+    """Reads and writes a trial's checkpoints; a superseded attempt's writes raise Superseded."""
 
     def __init__(self, folder: TrialFolder, fencing: int) -> None:
-        self.folder, self.check, self._fencing = folder, folder.fence(fencing), fencing
+        self.folder, self.check, self._fencing = folder, partial(folder.fence, fencing), fencing
         self._step: int | None = None  # of the newest checkpoint that was read or written
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
-        """Restore the newest complete checkpoint whose metrics.jsonl is intact.
-
-        Returns:
-            The length in bytes of metrics.jsonl at the checkpoint; 0 without a checkpoint.
-
-        Raises:
-            OSError: in all processes, if one of them cannot read its tensors.
-        """
-        for path, *_ in self.folder.checkpoints():
+        """Restore the newest intact checkpoint; return its length of metrics.jsonl, or 0."""
+        failure: OSError | None = None  # of reading tensors, which may have changed some weights
+        for *_, path in self.folder.checkpoints():
+            stored, problem = None, ""
             try:
-                notes, problem = read_notes(path), ""
+                notes = read_notes(path)
                 length = int(notes["metrics_length"])
                 if not is_start_intact(self.folder.metrics_path, length, notes["metrics_sha256"]):
                     problem = "metrics.jsonl does not match"
-            except (OSError, KeyError, ValueError) as error:
+                elif not ranks.are_many() and (path / WHOLE).exists():
+                    stored = load_file(path / WHOLE)
+            except (OSError, KeyError, ValueError, SafetensorError) as error:
                 problem = str(error)
-            if any(ranks.gathered(bool(problem))):  # no process may use what another cannot read
-                why = problem or "another process cannot read it"
-                print(f"checkpoint {path.name} is damaged ({why}); trying an older one", flush=True)
-                continue
-            _restore(step, path, notes)
-            vars(progress).update(notes["progress"])
-            self._step = progress.step
-            return length
+            is_damaged = any(ranks.gathered(bool(problem)))  # for any process: then none may use it
+            if not is_damaged:
+                try:
+                    _restore(step, path, notes, stored)
+                    vars(progress).update(notes["progress"])
+                    self._step = progress.step
+                    return length
+                except OSError as error:
+                    failure, problem = error, str(error)
+            why = problem or "another process cannot read it"
+            print(f"checkpoint {path.name} is damaged ({why}); trying an older one", flush=True)
+        if failure:
+            raise failure
         return 0
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
-        """Write a checkpoint durably, unless this step has one, and remove all but the newest two.
-
-        Every process of the trial must call this.
-        """
+        """Write a checkpoint durably, unless this step has one; every process must call this."""
         if progress.step == self._step:
             return
         self._step = progress.step
@@ -112,7 +107,7 @@ class CheckpointStore:
         self.folder.remove_checkpoints(KEPT)
 
     def save_weights(self, step: TrainingStep) -> None:
-        """Write the weights of a complete trial. Every process of the trial must call this."""
+        """Write the weights of a complete trial; every process must call this."""
         with step.averaged():
             tensors = step.weights().items()
             weights = {name: whole(value.detach()).cpu().contiguous() for name, value in tensors}
@@ -122,11 +117,7 @@ class CheckpointStore:
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint contains besides tensors.
-
-    Raises:
-        ValueError: if a file is missing or torn.
-    """
+    """Return what a checkpoint contains besides tensors; raise ValueError if a file is torn."""
     notes: dict[str, Any] = json.loads((folder / NOTES).read_text())
     for name, size in notes["bytes"].items():
         if not (folder / name).exists() or (folder / name).stat().st_size != size:
@@ -134,7 +125,10 @@ def read_notes(folder: Path) -> dict[str, Any]:
     return notes
 
 
-def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
+def _restore(
+    step: TrainingStep, folder: Path, notes: dict[str, Any], stored: dict[str, Tensor] | None
+) -> None:
+    """Fill the state from a checkpoint, whose tensors are `stored` if they lie in one file."""
     step.parallel.make_states(
         step.parameters, lambda count: step.backward(step.workload.random_batch(count))
     )
@@ -142,7 +136,11 @@ def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
     has_random_state = rank < notes["processes"]  # otherwise this process keeps its own
     if not has_random_state:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
-    _load_tensors(tensors, folder)
+    if stored is None:
+        _load_parts(tensors, folder)
+    else:
+        for name, tensor in tensors.items():
+            tensor.copy_(stored[name])
     step.parallel.load(tensors)
     if has_random_state:
         torch.set_rng_state(tensors[f"rng.cpu.{rank}"])
@@ -159,9 +157,9 @@ def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     tensors = {f"model.{name}": tensor for name, tensor in step.weights().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in step.parallel.states().items()}
     if step.average is not None:
-        names: dict[Tensor, str] = {p: name for name, p in step.model.named_parameters()}
-        for parameter, value in zip(step.parameters, step.average.values, strict=True):
-            tensors[f"average.{names[parameter]}"] = value
+        names = [name for name, p in step.model.named_parameters() if p.requires_grad]
+        for name, value in zip(names, step.average.values, strict=True):
+            tensors[f"average.{name}"] = value
     tensors[f"rng.cpu.{ranks.rank()}"] = torch.get_rng_state()
     if step.device.type == "cuda":
         tensors[f"rng.cuda.{ranks.rank()}"] = torch.cuda.get_rng_state(step.device)
@@ -181,13 +179,8 @@ def _save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
         save(tensors, storage_writer=writer)
 
 
-def _load_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Fill the tensors in place."""
-    if not ranks.are_many() and (folder / WHOLE).exists():
-        stored = load_file(folder / WHOLE)
-        for name, tensor in tensors.items():
-            tensor.copy_(stored[name])
-        return
+def _load_parts(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Fill the tensors in place from the files of several processes."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load  # takes a second
 

@@ -1,8 +1,7 @@
 """`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine, in the same loop (extra deepspeed).
 
-The engine sums gradients, clips and updates. Checkpoints contain full tensors by the same names as
-with torch's own sharding, so that either strategy continues from the other's. They are read and
-written by the functions of DeepSpeed's documentation ("ZeRO: debugging and modifying states").
+Checkpoints contain full tensors by the same names as with torch's own sharding, so that either
+strategy continues from the other's.
 """
 
 import os
@@ -35,13 +34,11 @@ class DeepSpeedZero(DataParallel):
         os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
         import deepspeed
 
-        batch_size, microbatch_size = self._config.science.batch_size, self._config.microbatch_size
-        engine_settings = {
-            "train_batch_size": batch_size,
-            "train_micro_batch_size_per_gpu": microbatch_size,
-            "gradient_accumulation_steps": batch_size // self.devices // microbatch_size,
+        engine_settings = {  # it derives the accumulation
+            "train_batch_size": self._config.science.batch_size,
+            "train_micro_batch_size_per_gpu": self._config.microbatch_size,
             "gradient_clipping": settings.clip or 0.0,
-            "zero_optimization": {"stage": self._zero},
+            "zero_optimization": {"stage": self.zero},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,  # compiling it takes minutes
             "steps_per_print": sys.maxsize,
@@ -53,7 +50,7 @@ class DeepSpeedZero(DataParallel):
         self._engine, *_ = deepspeed.initialize(
             model=FunctionModule(self.model), optimizer=self.optimizer, config=engine_settings
         )
-        if self._zero < 3:  # after the first group's step, 0.19 looks for the states of all groups
+        if self.zero < 3:  # after the first group's step, 0.19 looks for the states of all groups
             parts = [part for group in self.optimizer.param_groups for part in group["params"]]
             super().make_states(parts, lambda _: None)
             for part in parts:
@@ -94,10 +91,9 @@ class DeepSpeedZero(DataParallel):
         return torch.tensor(float(self._engine.get_global_grad_norm()), device=self._engine.device)
 
     def rest_bytes(self) -> int:
-        """Return the bytes of this device's parts, which DeepSpeed splits evenly."""
         sizes = [int(getattr(p, "ds_numel", p.numel())) for p in self.model.parameters()]
         width = next(self.model.parameters()).element_size()
-        weights = sum(sizes) * width // (self.devices if self._zero == 3 else 1)
+        weights = sum(sizes) * width // (self.devices if self.zero == 3 else 1)
         return weights + 3 * 4 * sum(sizes) // self.devices  # float32 copies and two moments
 
     def weights(self) -> dict[str, Tensor]:
@@ -129,7 +125,7 @@ class DeepSpeedZero(DataParallel):
 
         assert self.optimizer is not None
         for name, weight in self.model.named_parameters():
-            value, is_split = tensors[f"model.{name}"], self._zero == 3
+            value, is_split = tensors[f"model.{name}"], self.zero == 3
             safe_set_full_fp32_param(weight, value)
             with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=is_split):
                 weight.data.copy_(value)

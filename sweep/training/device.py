@@ -8,8 +8,8 @@ import re
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 
@@ -35,7 +35,9 @@ PEAK_FLOPS = {
     "L4": 121e12,
     "T4": 65e12,
 }
-USABLE_SHARE = 0.9  # of a GPU's memory, by tensors
+# The rest goes to the context, libraries and fragmentation: in the E1 measurements a step of 0.87
+# of the memory ran and one of 0.93 did not.
+USABLE_SHARE = 0.9
 FORECAST_MARGIN = 1.02  # of a limit that counts what the forecast counts
 MOST_CONTEXT_BYTES = 1 << 30  # of one process; more is in use by others
 OUT_OF_MEMORY_TEXTS = (
@@ -48,20 +50,13 @@ OUT_OF_MEMORY_TEXTS = (
 
 
 def resolve_device(asked: str) -> str:
-    """Return the requested device, or the best one of this machine for `auto`.
-
-    Raises:
-        SweepError: if this machine does not have it.
-    """
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    """Return the requested device, or the best of this machine for `auto`; refuse a missing one."""
+    count = torch.cuda.device_count()
+    devices = ["cuda"] * bool(count) + [f"cuda:{index}" for index in range(count)]
+    devices += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
     if asked == "auto":
-        return "cuda" if has_cuda else "mps" if has_mps else "cpu"
-    try:
-        device = torch.device(asked)
-    except RuntimeError:
-        device = torch.device("meta")
-    is_available = {"cpu": True, "cuda": has_cuda, "mps": has_mps}.get(device.type, False)
-    if not is_available or (device.index or 0) >= max(1, torch.cuda.device_count()):
+        return devices[0]
+    if asked not in devices:
         raise SweepError(
             f"device must be auto, or a cpu, cuda, cuda:i or mps that this machine has, got "
             f"{asked!r}. Use --device cpu, or see `sweep doctor`."
@@ -71,7 +66,7 @@ def resolve_device(asked: str) -> str:
 
 def is_here(device: str) -> bool:
     """Return True if this machine has such a device; a plan may be for another machine."""
-    return torch.device(device).type != "cuda" or torch.cuda.is_available()
+    return not device.startswith("cuda") or torch.cuda.is_available()
 
 
 def has_compiler(device: str) -> bool:
@@ -106,17 +101,13 @@ def device_memory(device: torch.device) -> int:
 
 
 def usable_memory(execution: Execution) -> int:
-    """Return the bytes that a planned step may take by forecast.
-
-    A part of a GPU's memory goes to its context, to libraries and to fragmentation: in the E1
-    measurements a step of 0.87 of the memory ran and one of 0.93 did not.
-    """
+    """Return the bytes that a planned step may take by forecast."""
     limit, device = execution.device_memory_bytes, torch.device(execution.device)
     if device.type == "cpu":
         return int(limit / FORECAST_MARGIN) if limit else device_memory(device)
-    if limit and not is_here(execution.device):
-        return int(limit * USABLE_SHARE)
-    return int(min(limit or device_memory(device), device_memory(device)) * USABLE_SHARE)
+    if not limit or is_here(execution.device):
+        limit = min(limit or device_memory(device), device_memory(device))
+    return int(limit * USABLE_SHARE)
 
 
 def device_name(device: torch.device) -> str:
@@ -133,8 +124,10 @@ def device_name(device: torch.device) -> str:
 
 def peak_flops(name: str) -> float | None:
     """Return the dense bfloat16 peak in FLOP/s of a GPU by its name, or None if not known."""
-    peaks = PEAK_FLOPS.items()
-    return next((peak for words, peak in peaks if re.search(rf"\b{words}\b", name)), None)
+    for words, peak in PEAK_FLOPS.items():
+        if re.search(rf"\b{words}\b", name):
+            return peak
+    return None
 
 
 def flop_utilisation(
@@ -157,7 +150,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def forget_peak_memory(device: torch.device) -> int:
-    """Start a new peak and return the old one. Only Linux and CUDA can start a new one."""
+    """Return the peak and start a new one, on Linux and CUDA only."""
     peak = peak_memory_bytes(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -167,34 +160,50 @@ def forget_peak_memory(device: torch.device) -> int:
     return peak
 
 
-class EvaluationOutOfMemory(Exception):
-    """Memory ran out in an evaluation: its batch is too large."""
-
-
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if an exception, or its cause, means that memory ran out.
+    """Return True if an exception, or its cause, means that memory ran out."""
+    if error is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return error is not None
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return any(t in text for t in OUT_OF_MEMORY_TEXTS) or is_out_of_memory(error.__cause__)
 
-    Types decide first, then texts. An overflow of 32-bit indices or a cuDNN failure does not count.
+
+class LimitedMemory:
+    """Memory of tensors, with a limit beyond which an operation raises `torch.OutOfMemoryError`.
+
+    On CUDA the allocator gets the limit minus the context, and at most the free memory, so that the
+    driver cannot spill. On a CPU storages of eager steps are counted, unless the limit is None.
     """
-    if error is None:
-        return False
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error).lower()
-    is_text = isinstance(error, RuntimeError) and any(t in text for t in OUT_OF_MEMORY_TEXTS)
-    return is_text or is_out_of_memory(error.__cause__)
 
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        self._device, self._limit_bytes = device, limit_bytes
+        self._is_cuda, self._storages = device.type == "cuda", LiveStorages(limit_bytes)
+        self._context_bytes = self.others_bytes = 0
 
-class DeviceMemory:
-    """Memory that is in use: on a CPU live storages, on CUDA by the allocator and by the driver."""
+    def __enter__(self) -> Self:
+        if self._is_cuda:
+            free, total = torch.cuda.mem_get_info(self._device)
+            self._context_bytes = min(total - free, MOST_CONTEXT_BYTES)
+            self.others_bytes = self._device_bytes() - self._context_bytes
+            allowed = max(0, min((self._limit_bytes or total) - self._context_bytes, free))
+            self._set_share(allowed / total)
+        elif self._limit_bytes is not None:
+            self._storages.__enter__()  # type: ignore[no-untyped-call]
+        forget_peak_memory(self._device)
+        return self
 
-    def __init__(self, device: torch.device, storages: LiveStorages, context_bytes: int) -> None:
-        self._device, self._storages = device, storages
-        self._context_bytes, self._is_cuda = context_bytes, device.type == "cuda"
-        self.others_bytes = self._device_bytes() - context_bytes if self._is_cuda else 0
+    def __exit__(self, *error: Any) -> None:
+        if self._is_cuda:
+            self._set_share(1.0)
+        elif self._limit_bytes is not None:
+            self._storages.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _set_share(self, share: float) -> None:
+        index = self._device.index  # the allocator asks for one
+        index = torch.cuda.current_device() if index is None else index
+        torch.cuda.set_per_process_memory_fraction(share, index)
 
     def allocated_bytes(self) -> int:
-        """Return the bytes of live tensors."""
         if self._is_cuda:
             return torch.cuda.memory_allocated(self._device)
         return self._storages.live_bytes
@@ -203,21 +212,15 @@ class DeviceMemory:
         """Return the most bytes of live tensors since the last call."""
         if self._is_cuda:
             return forget_peak_memory(self._device)
-        peak = self._storages.peak_bytes
-        self._storages.forget_peak()
-        return peak
+        return self._storages.forget_peak()
 
     def statistics(self) -> dict[str, int | None]:
-        """Return the bytes of the allocator, the context and the device, and failed attempts."""
-        reserved = retries = None
-        if self._is_cuda:
-            reserved = torch.cuda.memory_reserved(self._device)
-            retries = torch.cuda.memory_stats(self._device)["num_alloc_retries"]
+        statistics = torch.cuda.memory_stats(self._device) if self._is_cuda else {}
         return {
-            "reserved_bytes": reserved,
+            "reserved_bytes": statistics.get("reserved_bytes.all.current"),
             "context_bytes": self._context_bytes,
             "device_bytes": self._device_bytes(),
-            "allocator_retries": retries,
+            "allocator_retries": statistics.get("num_alloc_retries"),
         }
 
     def _device_bytes(self) -> int:
@@ -228,31 +231,3 @@ class DeviceMemory:
         except Exception:  # NVML's own classes, if it is missing or fails
             free, total = torch.cuda.mem_get_info(self._device)
             return total - free
-
-
-@contextlib.contextmanager
-def limited_memory(device: torch.device, limit_bytes: int | None) -> Iterator[DeviceMemory]:
-    """Limit the memory of tensors: beyond it an operation raises `torch.OutOfMemoryError`.
-
-    On CUDA the allocator gets the limit minus the context, and at most the free memory, so that the
-    driver cannot spill into host memory. On a CPU every storage is counted, which works for eager
-    steps only; None counts and limits nothing there.
-    """
-    storages = LiveStorages(limit_bytes)
-    if device.type != "cuda":
-        forget_peak_memory(device)
-        with contextlib.nullcontext() if limit_bytes is None else storages:
-            yield DeviceMemory(device, storages, 0)
-        return
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    index = torch.cuda.current_device() if device.index is None else device.index
-    device = torch.device("cuda", index)  # the allocator asks for an index
-    forget_peak_memory(device)
-    free, total = torch.cuda.mem_get_info(device)
-    context = min(total - free, MOST_CONTEXT_BYTES)
-    allowed = max(0, min((limit_bytes or total) - context, free))
-    torch.cuda.set_per_process_memory_fraction(allowed / total, device)
-    try:
-        yield DeviceMemory(device, storages, context)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import first_probed, learning_rate_at, milestone_steps, probe_sizes
+from sweep.plan.steps import learning_rate_at, milestone_steps, probe_sizes
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import flop_utilisation, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import GradientSums
@@ -17,6 +17,8 @@ from sweep.training.progress import Progress, ShouldStop
 from sweep.training.step import StepOutput, TrainingStep
 from sweep.trial.files import MetricsLog, SilentLog
 from sweep.workloads import ranks
+
+BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
 
 
 class Phases:
@@ -29,12 +31,10 @@ class Phases:
         self.begin()
 
     def begin(self) -> None:
-        """Start the first phase of a step."""
         self._take_peak()
         self._start = time.perf_counter()
 
     def note(self, name: str) -> None:
-        """End a phase and start the next one."""
         taken = time.perf_counter() - self._start
         self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
         self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
@@ -54,6 +54,7 @@ class Steps:
         dtype = torch.float32 if step.device.type == "mps" else torch.float64
         self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
         self._phases: Phases | None = None
+        self._peak_bytes = 0
         if step.rollouts is not None:
             step.rollouts.meter.restore(progress.watched)
             self._phases = Phases(partial(forget_peak_memory, step.device))
@@ -73,33 +74,25 @@ class Steps:
         return output
 
     def _rate(self, t: int) -> float:
-        config, science = self.config, self.config.science
-        return learning_rate_at(
-            t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
-        )
+        config, peak = self.config, self.config.science.learning_rate
+        schedule = config.science.schedule
+        return learning_rate_at(t, peak, config.steps, config.warmup_steps, schedule)
 
     def store(self) -> None:
         """Write the sums and the peak memory to the progress; waits for the device."""
         progress, rollouts = self.progress, self.step.rollouts
         progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
         progress.watched = rollouts.meter.state() if rollouts else {}
-
-    def peak_memory_bytes(self) -> int:
-        """Return the peak since it was last reset, the largest of all devices."""
         phases = self._phases.peaks.values() if self._phases else ()
-        return max(ranks.gathered(max(peak_memory_bytes(self.step.device), *phases, 0)))
+        self._peak_bytes = max(ranks.gathered(max(peak_memory_bytes(self.step.device), *phases, 0)))
+        progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
 
-    def end_interval(self, peak_bytes: int) -> dict[str, Any]:
-        """Return the metrics of the steps since the last log point, and start a new interval.
-
-        `store` must have been called. The CPU has no allocator statistics: there
-        `memory/allocated_bytes` is the size of weights, gradients and optimizer states.
-        """
+    def end_interval(self) -> dict[str, Any]:
+        """Return the metrics since the last log point, and start a new interval, after `store`."""
         config, progress, device = self.config, self.progress, self.step.device
         steps = progress.step - progress.log_step
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
-        tokens = steps * config.science.batch_size * config.tokens_per_sequence
-        rate = tokens / seconds
+        rate = steps * config.science.batch_size * config.tokens_per_sequence / seconds
         line = {
             "train/loss": progress.loss_sum / steps,
             "train/grad_norm": progress.norm_sum / steps,
@@ -113,19 +106,18 @@ class Steps:
         if device.type == "cuda":
             line["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
             line["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
-            line["memory/peak_bytes"] = peak_bytes
-        else:
+            line["memory/peak_bytes"] = self._peak_bytes
+        else:  # without statistics: weights, gradients and optimizer states
             line["memory/allocated_bytes"] = self.step.rest_bytes()
-        if self._phases:
+        if self._phases and self.step.rollouts:
             line["perf/completions_per_second"] = rate / config.tokens_per_sequence
             line |= {f"perf/{name}_peak_bytes": peak for name, peak in self._phases.peaks.items()}
             self._phases.peaks = {}
+            self.step.rollouts.meter.clear()
         progress.clipped_steps += progress.clipped_sum
         progress.log_step, progress.log_seconds = progress.step, progress.seconds_training
         progress.loss_sum = progress.norm_sum = progress.clipped_sum = 0.0
         self._sums.zero_()
-        if self.step.rollouts:
-            self.step.rollouts.meter.clear()
         return line
 
 
@@ -139,33 +131,35 @@ class NoiseProbe:
 
     def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
         science, length = config.science, config.tokens_per_sequence
-        self._step, self._devices = step, step.parallel.devices
+        self._step, devices = step, step.parallel.devices
         is_possible = step.rollouts is None and step.parallel.shows_gradients
         points = science.evaluation.noise_points if is_possible else 0
-        budget = (config.token_budget or science.tokens) // length
-        share = science.evaluation.noise_share
-        self._sizes = probe_sizes(budget, points, share, step.microbatch_size, self._devices)
+        budget, share = config.token_budget or science.tokens, science.evaluation.noise_share
+        self._sizes = probe_sizes(budget // length, points, share, step.microbatch_size, devices)
         self._probes = milestone_steps(config.steps, self._sizes.points)
-        is_split = science.batch_size // self._devices > step.microbatch_size
+        is_split = science.batch_size // devices > step.microbatch_size
         self.splits = milestone_steps(config.steps, points) if is_split else ()
         self.steps = {*self.splits, *self._probes}
         epochs = step.workload.epochs() if self._probes else None
-        windows = round(science.tokens // length / epochs) if epochs else None
-        self._first = first_probed(self._sizes.points * self._sizes.sequences, windows)
+        self._first = BEYOND_TRAINING
+        if epochs:  # the last sequences of the first epoch, which a shorter training does not see
+            windows = round(science.tokens // length / epochs)
+            self._first = max(0, windows - self._sizes.points * self._sizes.sequences)
 
-    def metrics(self, step: int, sums: GradientSums | None) -> dict[str, float]:
+    def metrics(self, t: int, sums: GradientSums | None) -> dict[str, float]:
         """Return `noise/trace` and `noise/square` of the probe, and those of the training step."""
         metrics: dict[str, float] = {}
+        step, parallel = self._step, self._step.parallel
         if sums is not None:
-            trace, square = sums.estimates(self._step.microbatch_size * self._devices)
+            trace, square = sums.estimates(step.microbatch_size * parallel.devices)
             metrics |= {"noise/train_trace": trace, "noise/train_square": square}
-        if step not in self._probes:
-            return metrics
-        count = self._sizes.sequences // self._devices
-        first = self._first + self._probes.index(step) * self._sizes.sequences
-        batch = self._step.workload.build_batch(first + self._step.parallel.rank * count, count)
-        trace, square = self._step.measure_noise(batch, self._sizes.part)
-        return metrics | {"noise/trace": trace, "noise/square": square}
+        if t in self._probes:
+            count = self._sizes.sequences // parallel.devices
+            first = self._first + self._probes.index(t) * self._sizes.sequences
+            batch = step.workload.build_batch(first + parallel.rank * count, count)
+            trace, square = step.measure_noise(batch, self._sizes.part)
+            metrics |= {"noise/trace": trace, "noise/square": square}
+        return metrics
 
 
 def train(
@@ -178,19 +172,12 @@ def train(
 ) -> tuple[str, Progress]:
     """Train to the last step, or until the trial diverges, pauses or is asked to stop.
 
-    Args:
-        should_stop: polled after every step; an answer ends the loop after a checkpoint.
-        started: start of the attempt, by `time.perf_counter`.
-        pause_step: the step after which the loop ends with a checkpoint, if any.
-
-    Returns:
-        `trained`, `diverged`, `paused` or the answer of `should_stop`; and the progress.
+    Returns `trained`, `diverged`, `paused` or the answer of `should_stop`, and the progress. The
+    attempt `started` at this `time.perf_counter`.
     """
     science, device, progress = config.science, step.device, Progress()
-    length = store.load(step, progress)
-    log = (
-        SilentLog() if ranks.rank() else MetricsLog(store.folder.metrics_path, length, store.check)
-    )
+    length, path = store.load(step, progress), store.folder.metrics_path
+    log = SilentLog() if ranks.rank() else MetricsLog(path, length, store.check)
     progress.charged_at = started
     progress.charge("other")
     if progress.step and not ranks.rank():
@@ -218,13 +205,11 @@ def train(
 
         if t in train_points or t in valid_points or t in noise.steps:
             steps.store()  # waits for the device
-            peak = steps.peak_memory_bytes()
-            progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak)
             progress.charge("training")
             now = round(time.time(), 3)  # MLflow keeps milliseconds
             line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
             if t in train_points:
-                line |= steps.end_interval(peak)
+                line |= steps.end_interval()
                 if progress.is_diverging(line["train/loss"], step.rollouts is None):
                     ending = "diverged"
             if t in valid_points and ending is None:

@@ -15,23 +15,13 @@ from sweep.workloads import ranks
 
 
 def noise_estimates(squares: float, square: float, count: int, size: int) -> tuple[float, float]:
-    """Return trΣ̂ and Ĝ².
-
-    Args:
-        squares: Σ|g_k|².
-        square: |ḡ|².
-        count: K, at least 2.
-        size: b, sequences per gradient.
-    """
+    """Return trΣ̂ and Ĝ² from Σ|g_k|², |ḡ|², K ≥ 2 gradients, and b sequences per gradient."""
     trace = size / (count - 1) * (squares - count * square)
     return trace, square - trace / (count * size)
 
 
 class GradientSums:
-    """Sums gradients of equal microbatches, and their squared norms.
-
-    The microbatches' losses are divided by the tokens of the whole batch.
-    """
+    """Sums gradients of equal microbatches' shares of the batch's loss, and their squared norms."""
 
     def __init__(self) -> None:
         self.count = 0

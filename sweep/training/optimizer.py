@@ -14,10 +14,7 @@ from sweep.config.experiment import OptimizerSettings
 def build_optimizer(
     settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_split: bool = False
 ) -> torch.optim.Optimizer | None:
-    """Build AdamW (fused on CPU and CUDA) or SGD over the model's parameters; None for `none`.
-
-    With `is_split` each process of the trial keeps the states of some parameters only.
-    """
+    """Build AdamW or SGD; None for `none`. With `is_split` each process keeps some states only."""
     if settings.name == "none":
         return None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -57,9 +54,7 @@ def own_part(value: Tensor) -> Tensor:
 class WeightAverage:
     """A float32 average of parameters over the steps so far (Karras et al. 2024).
 
-    Args:
-        parameters: the averaged parameters.
-        width: standard deviation of the averaged steps as a share of the steps so far.
+    `width` is the standard deviation of the averaged steps as a share of the steps so far.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], width: float) -> None:
@@ -78,20 +73,17 @@ class WeightAverage:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Replace the parameters by their averages within this context."""
-        is_copied = is_part(self.parameters[0])  # torch keeps references to a DTensor's storage
-        weights = [p.data.clone() if is_copied else p.data for p in self.parameters]
+        weights = [parameter.detach().clone() for parameter in self.parameters]
         try:
-            self._assign(self.values, is_copied)
+            self._assign(self.values)
             yield
         finally:
-            self._assign(weights, is_copied)
+            self._assign(weights)
 
-    def _assign(self, values: Sequence[Tensor], is_copied: bool) -> None:
+    @torch.no_grad()
+    def _assign(self, values: Sequence[Tensor]) -> None:
         for parameter, value in zip(self.parameters, values, strict=True):
-            if is_copied:
-                parameter.detach().copy_(value)
-            else:
-                parameter.data = value.to(parameter.dtype)
+            parameter.copy_(value)
 
 
 def power_of(width: float) -> float:

@@ -1,13 +1,7 @@
 """One trial on several devices: a process per device, whose gradients are summed (ZeRO 0 to 3).
 
-| stage | split over the devices | torch's class |
-| --: | :-- | :-- |
-| 0 | nothing | DistributedDataParallel |
-| 1 | optimizer states | ZeroRedundancyOptimizer with it |
-| 2 | and gradients | fully_shard, weights gathered from the forward to the backward |
-| 3 | and weights | fully_shard, weights gathered layer by layer |
-
-Rajbhandari et al. 2019 (arXiv:1910.02054). Each device takes a contiguous part of every batch.
+Each device takes a contiguous part of every batch. docs/devices.md has a table of the stages, which
+are those of Rajbhandari et al. 2019 (arXiv:1910.02054).
 """
 
 import contextlib
@@ -32,21 +26,19 @@ LossSum = Callable[[nn.Module, Batch], Tensor]
 class Parallel:
     """A trial on one device: nothing is split or exchanged."""
 
-    rank, devices = 0, 1
+    rank, devices, zero = 0, 1, 0
     shows_gradients = True  # after each microbatch, so that their noise can be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Keep the model, and move its weights, or this process's part of them, to the device."""
+        """Keep the model, and move this process's part of its weights to the device."""
         self.model = model.to(device)
 
     def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
-        """Build the optimizer of the weights."""
-        self.optimizer = build_optimizer(settings, self.model, learning_rate)
+        self.optimizer = build_optimizer(settings, self.model, learning_rate, self.zero == 1)
 
     def compiled(self, loss_sum: LossSum) -> LossSum:
-        """Return a compiled loss."""
         return torch.compile(loss_sum, dynamic=False)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -59,20 +51,14 @@ class Parallel:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this device's share of a loss."""
+        if self.devices > 1:
+            loss = loss * self.devices  # torch takes the mean over devices
         loss.backward()  # type: ignore[no-untyped-call]
-
-    def tokens(self, own: int | Tensor) -> int | Tensor:
-        """Return the tokens of all devices."""
-        return own
 
     def update(
         self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
     ) -> Tensor:
-        """Clip the gradients to a global norm, update the weights and free the gradients.
-
-        Returns:
-            The global norm before clipping, a scalar on the device.
-        """
+        """Clip the gradients, update the weights and free the gradients; return the global norm."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -86,10 +72,9 @@ class Parallel:
 
     def rest_bytes(self) -> int:
         """Return the bytes of weights, gradients and optimizer states in this process."""
-        tensors: list[Tensor] = list(self.model.parameters())
-        tensors += [p.grad for p in self.model.parameters() if p.grad is not None]
-        tensors += self.states().values()
-        return sum(own_part(tensor).nbytes for tensor in tensors)
+        weights: list[Tensor] = list(self.model.parameters())
+        gradients = [p.grad for p in weights if p.grad is not None]
+        return sum(own_part(t).nbytes for t in (*weights, *gradients, *self.states().values()))
 
     def weights(self) -> dict[str, Tensor]:
         """Return this process's weights and buffers by name."""
@@ -99,21 +84,20 @@ class Parallel:
         """Return this process's optimizer states by name of parameter and state."""
         if self.optimizer is None:
             return {}
-        names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         own = getattr(self.optimizer, "optim", self.optimizer)  # of a ZeroRedundancyOptimizer
-        return {
-            f"{names[parameter]}.{key}": value
-            for parameter, state in own.state.items()
-            for key, value in state.items()
-            if isinstance(value, Tensor)
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            for key, value in own.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}.{key}"] = value
+        return tensors
 
     def make_states(
         self, parameters: list[nn.Parameter], backward: Callable[[int], object]
     ) -> None:
         """Allocate the optimizer's states by a step at rate 0; a checkpoint fills them next.
 
-        `backward` adds gradients of so many random sequences, for an engine that needs real ones.
+        `backward` adds the gradients of a number of random sequences.
         """
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -131,16 +115,15 @@ class FunctionModule(nn.Module):
         self.model = model
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return `function(model, *arguments)`."""
         return function(self.model, *arguments)
 
 
 class DataParallel(Parallel):
-    """Full weights on each device; full optimizer states (stage 0) or a part (stage 1)."""
+    """Stages 0 and 1: full weights on each device."""
 
     def __init__(self, config: TrialConfig) -> None:
         self.rank, self.devices = ranks.rank(), ranks.count()
-        self._config, self._zero = config, config.execution.zero
+        self._config, self.zero = config, config.execution.zero
 
     def place(self, model: nn.Module, device: torch.device) -> None:
         super().place(model, device)
@@ -151,10 +134,6 @@ class DataParallel(Parallel):
             find_unused_parameters=not self._config.science.model.uses_all_parameters,
         )
 
-    def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
-        is_split = self._zero == 1
-        self.optimizer = build_optimizer(settings, self.model, learning_rate, is_split)
-
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if not torch.is_grad_enabled():
             return function(self.model, *arguments)
@@ -163,21 +142,14 @@ class DataParallel(Parallel):
     def exchanging(self, is_last: bool) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if is_last else self._ddp.no_sync()
 
-    def backward(self, loss: Tensor) -> None:
-        super().backward(loss * self.devices)  # torch takes the mean over devices
-
-    def tokens(self, own: int | Tensor) -> int | Tensor:
-        return ranks.summed(torch.as_tensor(own).clone())
-
     def rest_bytes(self) -> int:
         buckets = [p.nbytes for p in self.model.parameters() if p.requires_grad and p.grad is None]
         return super().rest_bytes() + sum(buckets)
 
 
 class FullyShard(DataParallel):
-    """A part of weights, gradients and optimizer states on each device.
+    """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them.
 
-    Each element of a list of layers is gathered as a whole, and so is everything outside of them.
     Gradients are summed after every microbatch, because keeping them would need all of them whole.
     """
 
@@ -190,7 +162,7 @@ class FullyShard(DataParallel):
         mesh = init_device_mesh(device.type, (self.devices,))
         self._module = FunctionModule(model)
         for part in (*layers_of(model), self._module):
-            fully_shard(part, mesh=mesh, reshard_after_forward=self._zero == 3)
+            fully_shard(part, mesh=mesh, reshard_after_forward=self.zero == 3)
         self._sharded = [m for m in self._module.modules() if isinstance(m, FSDPModule)]
         self.model = model.to(device)  # buffers
 
@@ -208,7 +180,7 @@ class FullyShard(DataParallel):
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the elements of a model's `nn.ModuleList`s, but not of lists inside them."""
+    """Return the elements of a model's `nn.ModuleList`s, without those of nested lists."""
     layers: list[nn.Module] = []
     for child in model.children():
         layers += list(child) if isinstance(child, nn.ModuleList) else layers_of(child)

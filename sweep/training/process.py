@@ -1,14 +1,10 @@
 """Functions in processes of their own, forked by a helper process that has imported torch.
 
-The helper is `python -m sweep.training --serve`. It starts with the first `FreshProcess` and ends
-with its parent. The user's own process forks nothing and imports nothing, so scripts and notebooks
-need no `__main__` guard.
+The helper, `python -m sweep.training --serve`, starts with the first `FreshProcess` and ends with
+its parent. The user's own process forks nothing, so scripts and notebooks need no `__main__` guard.
 
-Each request is one end of a pipe, which the helper passes on to the process that it forks:
-
-    caller → process    environment, folder and import path; function and arguments; "stop"
-    process → caller    its pid; the result, or the message of an exception
-    helper → caller     the exit code
+Each request is one end of a pipe, on which the forked process receives the function and its
+environment, and sends its pid and the result. The helper adds the exit code.
 """
 
 import atexit
@@ -22,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,7 +28,7 @@ from sweep.errors import SweepError, WorkerDied
 from sweep.plan.retry import Outcome
 from sweep.training.progress import ShouldStop
 from sweep.trial.files import cache_dir
-from sweep.trial.folder import TrialFolder
+from sweep.trial.folder import TrialFolder, TrialStatus
 
 POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to stop
 
@@ -39,8 +36,7 @@ POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to st
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of workers, without those that the user has set.
 
-    They must be set before torch is imported. Compiled code may use any instruction of a processor,
-    so each type of processor has its own cache.
+    Compiled code may use any instruction of a processor, so each type has its own cache.
     """
     processor = platform.processor()
     with contextlib.suppress(OSError):
@@ -58,17 +54,10 @@ def worker_environment() -> dict[str, str]:
 
 
 class FreshProcess:
-    """Runs `function(*arguments, should_stop)` in a new process, which starts at once.
+    """Runs a module-level `function(*arguments, should_stop)` in a new process, starting at once.
 
-    Args:
-        function: a module-level function. Its module is imported in the caller too.
-        arguments: values that can be pickled.
-        environment: variables that differ from this process's.
-        ends_itself: whether the function polls `should_stop` and so ends by itself after this
-            process has ended. Otherwise the process is ended then.
-
-    Raises:
-        WorkerDied: if no process can be started.
+    After this process has ended, `should_stop` answers if the function `ends_itself`; otherwise the
+    new process is ended. `environment` replaces some variables.
     """
 
     def __init__(
@@ -100,11 +89,7 @@ class FreshProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the function's result. Kill the process if it takes longer than `timeout` seconds.
-
-        Raises:
-            WorkerDied: if the function raised, or the process ended without a result.
-        """
+        """Return the result; raise WorkerDied without one, or after `timeout` seconds."""
         is_late = not self._pipe.poll(timeout)
         if is_late:
             self.kill()
@@ -112,12 +97,10 @@ class FreshProcess:
         with self._pipe, contextlib.suppress(EOFError, OSError):
             while "exit code" not in answers:
                 answers.update(self._pipe.recv())
-        exit_code = answers.get("exit code", 1)
-        if is_late:
-            raise WorkerDied(exit_code, f"not done after {timeout:g} s", timed_out=True)
-        if "result" not in answers:
-            raise WorkerDied(exit_code, answers.get("error", ""))
-        return answers["result"]
+        if "result" in answers and not is_late:
+            return answers["result"]
+        message = f"not done after {timeout:g} s" if is_late else answers.get("error", "")
+        raise WorkerDied(answers.get("exit code", 1), message, timed_out=is_late)
 
 
 _lock = threading.Lock()
@@ -139,15 +122,11 @@ def _pass_to_server(pipe: Connection) -> None:
                     env={**worker_environment(), **os.environ, "PYTHONPATH": path},
                     process_group=0,  # Ctrl-C in the terminal does not reach it
                 )
-            atexit.register(_end_server, process, control)
+            atexit.register(process.wait)  # in reverse order: close, terminate, wait
+            atexit.register(process.terminate)  # its workers see the end of this process themselves
+            atexit.register(control.close)
             _server = process, control
         socket.send_fds(_server[1], [b"\0"], [pipe.fileno()])
-
-
-def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    control.close()
-    process.terminate()  # its workers see the end of this process by themselves
-    process.wait()
 
 
 def serve() -> None:
@@ -187,13 +166,6 @@ def _run(pipe: Connection, others: list[Any]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
     for other in others:
         other.close()
-    try:
-        pipe.send(os.getpid())
-        environment, folder, sys.path[:], ends_itself = pipe.recv()
-    except (EOFError, OSError):  # the caller has ended
-        return
-    os.environ.clear()
-    os.environ.update(environment)
 
     def listen() -> None:
         try:
@@ -204,6 +176,10 @@ def _run(pipe: Connection, others: list[Any]) -> None:
         stops.append("stopped")
 
     try:
+        pipe.send(os.getpid())
+        environment, folder, sys.path[:], ends_itself = pipe.recv()
+        os.environ.clear()
+        os.environ.update(environment)
         os.chdir(folder)
         function, arguments = pipe.recv()
         threading.Thread(target=listen, daemon=True).start()
@@ -215,33 +191,26 @@ def _run(pipe: Connection, others: list[Any]) -> None:
 
 
 def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:
-    """Run a module-level function in a fresh process and return its result.
-
-    Raises:
-        SweepError: with the function's own message if it raised, died or took too long.
-    """
+    """Return the result of a module-level function in a fresh process; raise only SweepError."""
     try:
         return FreshProcess(function, *arguments).result(timeout=seconds)
     except WorkerDied as error:
         raise SweepError(str(error).removeprefix("SweepError: ")) from error
 
 
-def attempt_trial(path: Path, should_stop: ShouldStop, number: int | None = None) -> Outcome:
-    """Run the newest attempt of a trial in this process, with its output in log.txt."""
+def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
+    """Run an attempt of a trial in this process, with its output in log.txt."""
     from sweep.training.worker import run_attempt  # imports torch
 
-    return run_attempt(path, should_stop, number, is_logged=True)
+    return run_attempt(path, should_stop, status, is_logged=True)
 
 
 def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
     """Run the attempt with this fencing number in this process, which a cluster started.
 
-    Args:
-        path: the trial's folder, at the same path on every machine.
-        stops: reasons to end after a checkpoint, appended to by signal handlers. A file in the
-            folder (`TrialFolder.ask_to_stop`) appends `stopped`.
+    Signal handlers append to `stops`, and so does a file in the folder, `TrialFolder.ask_to_stop`.
     """
-    folder, ended = TrialFolder(path), threading.Event()
+    folder = TrialFolder(path)
     if not folder.config_path.exists():
         return Outcome(
             "error",
@@ -250,14 +219,11 @@ def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
         )
 
     def watch() -> None:
-        while not ended.wait(POLL_SECONDS):
-            if folder.is_asked_to_stop(number):
-                stops.append("stopped")
-                return
+        while not folder.is_asked_to_stop(number):
+            time.sleep(POLL_SECONDS)
+        stops.append("stopped")
 
     os.environ.update(worker_environment())
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    try:
-        return attempt_trial(path, lambda: stops[0] if stops else None, number)
-    finally:
-        ended.set()
+    status = folder.read_status().changed(fencing=number)
+    return attempt_trial(path, status, lambda: stops[0] if stops else None)

@@ -55,8 +55,7 @@ class Progress:
     def see_valid_loss(self, loss: float, target: float | None, window: int) -> str | None:
         """Record an evaluation; return `diverged` or `trained` if it ends the training.
 
-        The target is reached if the mean of the last `window` evaluations is at it, CONFIRMED times
-        in a row.
+        The mean of the last `window` evaluations must be at the target CONFIRMED times in a row.
         """
         if not math.isfinite(loss):
             return "diverged"
@@ -72,10 +71,7 @@ class Progress:
     def is_diverging(self, loss: float, is_like_start: bool = True) -> bool:
         """Return True if a log point's loss is not finite, or above the start for long enough.
 
-        Args:
-            loss: mean training loss since the last log point.
-            is_like_start: whether training loss and the start's evaluation measure the same. For
-                GRPO they do not: a surrogate around 0, and minus a reward of any size.
+        `is_like_start`: whether it measures the same as the evaluation at the start.
         """
         if not math.isfinite(loss):
             return True

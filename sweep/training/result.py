@@ -1,6 +1,7 @@
 """result.json: the final record of a trial (docs/results.md names every key)."""
 
 import math
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,10 +34,11 @@ def write_result(
     if final is not None:
         with replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
             np.save(file, final.valid_losses)
+    nats, valid_tokens = final.valid_losses.sum(axis=0).tolist() if final else (math.nan, 1)
+    valid_bytes = (final and final.valid_bytes) or math.nan  # null in the file
     steps, epochs = progress.step, step.workload.epochs()
     tokens = steps * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
-    accounts = ("total", "compile", "training", "evaluation", "checkpoint", "noise")
     record = {
         "id": config.id,
         **{name: getattr(science, name) for name in ("stage", "policy", "batch_size", "seed")},
@@ -58,11 +60,14 @@ def write_result(
         "attempts": status.attempts,
         "initial_train_loss": progress.first_loss,
         "initial_valid_loss": progress.start_loss,
-        **_final_losses(final),
+        "final_train_loss": final and final.train_loss,
+        "final_valid_loss": final and final.valid_loss,
+        "bits_per_byte": nats / math.log(2) / valid_bytes,
+        "bytes_per_token": valid_bytes / valid_tokens,
         "best_valid_loss": progress.best_valid_loss,
         "tokens_to_target": tokens_to_target(config, folder) if final else None,
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
-        **{f"seconds_{name}": getattr(progress, f"seconds_{name}") for name in accounts},
+        **{key: value for key, value in vars(progress).items() if key.startswith("seconds_")},
         "tokens_per_second": tokens_per_second,
         "mfu": flop_utilisation(config, step.device, tokens_per_second),
         "peak_memory_bytes": progress.peak_memory_bytes,
@@ -81,20 +86,6 @@ def write_result(
     write_json(folder.result_path, finite, store.check)
 
 
-def _final_losses(final: FinalEvaluation | None) -> dict[str, float | None]:
-    if final is None:
-        names = ("final_train_loss", "final_valid_loss", "bits_per_byte", "bytes_per_token")
-        return dict.fromkeys(names)
-    nats, tokens = final.valid_losses.sum(axis=0)
-    valid_bytes = final.valid_bytes or math.nan
-    return {
-        "final_train_loss": final.train_loss,
-        "final_valid_loss": final.valid_loss,
-        "bits_per_byte": float(nats / math.log(2) / valid_bytes),
-        "bytes_per_token": float(valid_bytes / tokens),
-    }
-
-
 def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:
     """Return the tokens at which a trial's evaluations reached its target; None if never."""
     science = config.science
@@ -109,11 +100,8 @@ def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:
 def git_commit() -> str | None:
     """Return the commit of this code, `-dirty` with local changes; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or not shutil.which("git"):
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
+    done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models import weight_dtype
-from sweep.training.device import EvaluationOutOfMemory, is_out_of_memory
 from sweep.training.noise import GradientSums
 from sweep.training.optimizer import WeightAverage
 from sweep.training.parallel import DataParallel, FullyShard, LossSum, Parallel
@@ -33,22 +32,12 @@ class StepOutput:
     is_clipped: Tensor  # 0 or 1
 
 
-def split(batch: Batch, size: int) -> Iterator[Batch]:
-    """Yield parts of at most `size` sequences."""
-    return zip(*(part.split(size) for part in batch), strict=True)  # type: ignore[no-untyped-call]
-
-
 class TrainingStep:
     """Forward, backward, clip and update, in microbatches.
 
     Losses are summed and divided by the whole batch's tokens, so that every split of a batch gives
     the same gradient. With the optimizer `none` there is no update, and gradients accumulate.
-
-    Args:
-        config: the trial.
-        device: this process's device.
-        microbatch_size: sequences per forward-backward.
-        model: on the device and in the precision's dtype; None: the workload builds it.
+    A `model`, if given, is on the device in the precision's dtype.
     """
 
     def __init__(
@@ -73,14 +62,12 @@ class TrainingStep:
                 f"{config.tokens_per_sequence} tokens per sequence, got "
                 f"{self.workload.tokens_per_sequence}. Set context to it."
             )
+        self.model = self.workload.build_model() if model is None else model
         if model is None:
-            model = self.workload.build_model()
-            for parameter in model.parameters():  # not the buffers: rotary tables stay float32
+            for parameter in self.model.parameters():  # not the buffers: rotary tables stay float32
                 parameter.data = parameter.data.to(weight_dtype(science.precision))
-            self.parallel.place(model, device)
-        else:
-            self.parallel.model = model
-        self.model = self.parallel.model
+            self.parallel.place(self.model, device)
+        self.parallel.model = self.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.parallel.build_optimizer(science.optimizer, science.learning_rate)
         self.optimizer = self.parallel.optimizer
@@ -101,24 +88,19 @@ class TrainingStep:
         self, batch: Batch, learning_rate: float, sums: GradientSums | None = None
     ) -> StepOutput:
         """Take one step at this rate; a workload with rollouts updates several times on one."""
-        if self.rollouts is None:
-            return self._update(batch, learning_rate, sums)
-        batch = self.rolled_out(batch)
-        start = time.perf_counter()
-        for _ in range(self.rollouts.updates_per_step):
-            output = self._update(batch, learning_rate, sums)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.rollouts.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
-        return output
-
-    def _update(self, batch: Batch, learning_rate: float, sums: GradientSums | None) -> StepOutput:
-        loss = self.backward(batch, sums)
-        if self.optimizer is None:
-            return StepOutput(loss, torch.zeros_like(loss), torch.zeros_like(loss))
-        norm = self.parallel.update(self.parameters, learning_rate, self.clip)
-        if self.average is not None:
-            self.average.update()
+        batch, start = self.rolled_out(batch), time.perf_counter()
+        for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
+            loss = self.backward(batch, sums)
+            if self.optimizer is None:
+                norm = torch.zeros_like(loss)
+                continue
+            norm = self.parallel.update(self.parameters, learning_rate, self.clip)
+            if self.average is not None:
+                self.average.update()
+        if self.rollouts is not None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.rollouts.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
         return StepOutput(loss, norm, (norm > self.clip).float())
 
     def rolled_out(self, batch: Batch) -> Batch:
@@ -127,17 +109,24 @@ class TrainingStep:
             return batch
         return self.rollouts.roll_out(self.model, batch, self.microbatch_size)
 
-    def backward(self, batch: Batch, sums: GradientSums | None = None) -> Tensor:
+    def backward(
+        self, batch: Batch, sums: GradientSums | None = None, size: int | None = None
+    ) -> Tensor:
         """Add the gradient of the batch's mean loss, in microbatches; return that loss.
 
-        `sums` receives each microbatch's gradient, if given.
+        `sums` receives each microbatch's gradient, if given. With a `size` of the microbatches the
+        step is eager.
         """
-        tokens = self.parallel.tokens(self.workload.loss_tokens(batch))
-        remaining, losses = batch[0].shape[0], list[Tensor]()
-        for micro in split(batch, self.microbatch_size):
-            remaining -= micro[0].shape[0]
-            with self.parallel.exchanging(is_last=sums is not None or not remaining):
-                loss = self.parallel.call(self._loss_sum, micro) / tokens
+        loss_sum = self.workload.loss_sum if size else self._loss_sum
+        tokens = self.workload.loss_tokens(batch)
+        if ranks.are_many():
+            tokens = ranks.summed(torch.as_tensor(tokens).clone())
+        size, losses = size or self.microbatch_size, list[Tensor]()
+        last = len(batch[0]) - size
+        for first in range(0, len(batch[0]), size):
+            micro = tuple(part[first : first + size] for part in batch)
+            with self.parallel.exchanging(is_last=sums is not None or first >= last):
+                loss = self.parallel.call(loss_sum, micro) / tokens
                 self.parallel.backward(loss)
             if sums is not None:
                 sums.take(self.parameters)
@@ -151,12 +140,8 @@ class TrainingStep:
 
         On several devices the batch and the parts are this device's share.
         """
-        sums, tokens = GradientSums(), self.parallel.tokens(self.workload.loss_tokens(batch))
-        for micro in split(batch, size):
-            loss = self.parallel.call(self.workload.loss_sum, micro)
-            self.parallel.backward(loss / tokens)
-            sums.take(self.parameters)
-        sums.give_back(self.parameters)
+        sums = GradientSums()
+        self.backward(batch, sums, size)
         self.model.zero_grad(set_to_none=True)
         return sums.estimates(size * self.parallel.devices)
 
@@ -177,14 +162,9 @@ class TrainingStep:
 
     def evaluated(self, evaluate: Callable[[nn.Module], Result]) -> Result:
         """Return the result of one of the workload's evaluations, of the averaged weights."""
-        try:
-            with self.averaged(), torch.no_grad():
-                result: Result = self.parallel.call(evaluate)
-                return result
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise EvaluationOutOfMemory(str(error)) from error
-            raise
+        with self.averaged(), torch.no_grad():
+            result: Result = self.parallel.call(evaluate)
+        return result
 
     def evaluate(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch without gradients, as evaluations compute it."""

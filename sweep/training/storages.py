@@ -1,14 +1,13 @@
 """Live tensor storage: how many bytes are held, for which purpose, and a limit on them.
 
 A dispatch mode sees the results of every operation. A storage counts once, rounded up to the
-allocator's 512 bytes, until it is freed. For real tensors on a CPU this is the memory that a device
-would need; for sharded ones this process's part. For fake tensors it is a forecast that allocates
-nothing. `TorchDispatchMode` is not a stable interface of torch; tests/training/test_storages.py
-names the versions that this was tried with.
+allocator's 512 bytes, until it is freed; of a sharded one this process's part. With fake tensors
+this is a forecast. `TorchDispatchMode` is not a stable interface of torch;
+tests/training/test_storages.py names the versions that this was tried with.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,22 +24,22 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "wor
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that are allocated while it is entered.
 
-    Args:
-        limit: bytes above which an operation raises `torch.OutOfMemoryError`; None: no limit.
-        vocabulary: tensors of two or more dimensions that end in this size are logits.
+    Above `limit` bytes an operation raises `torch.OutOfMemoryError`. Tensors of two or more
+    dimensions whose last one is `vocabulary` are logits.
     """
 
     def __init__(self, limit: int | None = None, vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.limit, self.vocabulary = limit, vocabulary
         self.live = dict.fromkeys(CATEGORIES, 0)
-        self.live_bytes = 0
-        self.forget_peak()
+        self.live_bytes = self.peak_bytes = 0
+        self.peak = dict(self.live)
         self._storages: dict[int, tuple[weakref.ref[Any], str, int]] = {}  # by object id
 
-    def forget_peak(self) -> None:
-        """Start a new peak at the current bytes."""
-        self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
+    def forget_peak(self) -> int:
+        """Return the peak and start a new one at the current bytes."""
+        peak, self.peak_bytes, self.peak = self.peak_bytes, self.live_bytes, dict(self.live)
+        return peak
 
     def __torch_dispatch__(
         self,
@@ -50,8 +49,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            self._count(tensor)
+        for value in result if isinstance(result, list | tuple) else (result,):
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, Tensor):
+                    self._count(tensor)
         return result
 
     def _count(self, tensor: Tensor) -> None:
@@ -107,8 +108,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def label_states(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             for state in optimizer.state.values():
-                for value in _tensors(list(state.values())):
-                    self._label(value, "optimizer")
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        self._label(value, "optimizer")
 
         for tensor in (*model.parameters(), *model.buffers()):
             self._label(tensor, "weights")
@@ -117,15 +119,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 parameter.register_post_accumulate_grad_hook(label_gradient)  # type: ignore[no-untyped-call]
         if optimizer is not None:
             optimizer.register_step_post_hook(label_states)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of an operation's result."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
 
 
 def _rounded_bytes(storage: torch.UntypedStorage) -> int:

@@ -1,33 +1,43 @@
-"""One attempt of one trial: everything between taking the lease and releasing it."""
+"""One attempt of one trial: everything between taking the lease and releasing it.
 
-import contextlib
+A trial on several devices has a process for each, started by torch's elastic launcher. A temporary
+folder carries the request to stop to them, and the failure of one of them back.
+"""
+
 import faulthandler
+import json
 import math
 import os
 import random
 import shutil
+import signal
 import sys
+import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from sweep.config.trial import TrialConfig
-from sweep.data.tokenizer import pretrained_path
+from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
-from sweep.plan.retry import Outcome
+from sweep.plan.retry import Outcome, judge_death
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import (
-    EvaluationOutOfMemory,
+    LimitedMemory,
     has_compiler,
     is_out_of_memory,
-    limited_memory,
 )
 from sweep.training.loop import train
+from sweep.training.memory_limit import oom_kills
 from sweep.training.progress import ShouldStop
 from sweep.training.result import write_result
 from sweep.training.step import TrainingStep
@@ -37,44 +47,40 @@ from sweep.trial.lease import Lease
 from sweep.workloads import ranks
 
 SEED_STRIDE_PER_RANK = 1 << 32
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 2  # a failed process waits so long, in case another's death was the cause
 
 
 def run_attempt(
-    path: Path, should_stop: ShouldStop, number: int | None = None, is_logged: bool = False
+    path: Path,
+    should_stop: ShouldStop,
+    status: TrialStatus | None = None,
+    is_logged: bool = False,
 ) -> Outcome:
-    """Run the newest attempt of a trial, as its state.json numbers it, or one of its processes.
+    """Run an attempt of a trial, or one of its processes; errors in the trial become outcomes.
 
-    Args:
-        path: the trial's folder.
-        should_stop: polled after every step; its answer becomes the outcome's kind.
-        number: fencing number of the requested attempt, if a newer one may have started.
-        is_logged: whether this process's output goes to log.txt.
-
-    Returns:
-        The outcome, with all files durable. Errors in the trial are outcomes, not exceptions.
+    `should_stop` is polled after every step, and its answer becomes the outcome's kind. Without a
+    `status` the newest attempt in state.json runs.
     """
     folder, lease = TrialFolder(path), None
     try:
-        status = folder.read_status()
-        fencing = status.fencing if number is None else number
-        store = CheckpointStore(folder, fencing)
+        status = status or folder.read_status()
+        store = CheckpointStore(folder, status.fencing)
         store.check()
         result = folder.read_result()
         if result is not None:  # the runner died before it recorded this
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
         if not ranks.are_many():  # otherwise the launcher's process has done this
-            lease = Lease(folder.lease_path, fencing)
+            lease = Lease(folder.lease_path, status.fencing)
             if is_logged:
                 _append_output_to(folder.log_path)
             folder.remove_half_written()
         config = folder.read_config()
-        size = status.evaluation_batch_size or config.execution.evaluation_batch_size
-        config = config.attempted(status.microbatch_size or config.microbatch_size, size)
+        if status.microbatch_size:
+            config = config.attempted(status.microbatch_size)
         if config.execution.devices > 1 and not ranks.are_many():
-            from sweep.training.launch import launch  # takes half a second to import
-
-            run = partial(run_attempt, path, number=fencing)
-            return launch(run, config.execution.device, config.execution.devices, should_stop)
+            run = partial(run_attempt, path, status=status)
+            return _launch(run, config.execution.device, config.execution.devices, should_stop)
         return _run(config, status, store, should_stop)
     except (Superseded, FolderInUse) as error:
         return Outcome("superseded", str(error))
@@ -84,7 +90,7 @@ def run_attempt(
         if not isinstance(error, SweepError):
             message = f"{type(error).__name__}: {message[:500]}"
         if is_out_of_memory(error):
-            return Outcome("out_of_memory", message, isinstance(error, EvaluationOutOfMemory))
+            return Outcome("out_of_memory", message)
         return Outcome("error", message)
     finally:
         if lease:
@@ -110,11 +116,10 @@ def _run(
     if ranks.are_many() and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     if not rank:
-        accumulation = science.batch_size // execution.devices // config.microbatch_size
         print(
-            f"attempt {status.attempts}: batch size {science.batch_size} = "
-            f"{config.microbatch_size} × {execution.devices} devices × {accumulation}, seed "
-            f"{science.seed}, rate {science.learning_rate:g}, {config.steps} steps on {device}",
+            f"attempt {status.attempts}: batch size {science.batch_size} in microbatches of "
+            f"{config.microbatch_size} on {execution.devices} × {device}, seed {science.seed}, "
+            f"rate {science.learning_rate:g}, {config.steps} steps",
             flush=True,
         )
     if execution.compile and not has_compiler(device.type):  # planned on another machine
@@ -123,10 +128,10 @@ def _run(
         if not rank:
             print("eager: no compiler on this machine", flush=True)
     torch.set_num_threads(execution.threads)
-    with (
-        deterministic(device, science.has_user_code),
-        limited_memory(device, execution.device_memory_bytes),
-    ):
+    if device.type == "cpu":  # an operation without a deterministic form: a warning in user code
+        torch.use_deterministic_algorithms(True, warn_only=science.code is not None)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    with LimitedMemory(device, execution.device_memory_bytes):
         started = time.perf_counter()
         _seed_everything(science.seed)
         step = TrainingStep(config, device, config.microbatch_size)
@@ -160,19 +165,90 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-@contextlib.contextmanager
-def deterministic(device: torch.device, has_user_code: bool) -> Iterator[None]:
-    """Use deterministic algorithms on a CPU within this context.
+def _launch(
+    run: Callable[[ShouldStop], Outcome], device: str, devices: int, should_stop: ShouldStop
+) -> Outcome:
+    """Run an attempt in `devices` processes on this machine. The end of one process ends all."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # takes half a second
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    An operation that has none is an error in our code, and a warning in a user's.
+    killed_before, ended = oom_kills(), threading.Event()
+    with tempfile.TemporaryDirectory(prefix="sweep-") as name:
+
+        def pass_on() -> None:
+            while not ended.wait(POLL_SECONDS):
+                if word := should_stop():
+                    (Path(name) / "stop").write_text(word)
+                    return
+
+        watcher = threading.Thread(target=pass_on, daemon=True)
+        watcher.start()
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=devices,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=name),
+            monitor_interval=POLL_SECONDS,
+            signals_to_handle="SIGHUP",  # `should_stop` answers for the others
+            shutdown_timeout=GRACE_SECONDS,
+        )
+        try:
+            outcome: Outcome = elastic_launch(config, _run_rank)(run, name, device)[0]
+            return outcome
+        except ChildFailedError as error:
+            files = Path(name).glob("*.end")
+            reports = {int(file.stem): json.loads(file.read_text()) for file in files}
+            exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            return first_cause(exit_codes, reports, oom_kills() > killed_before)
+        finally:
+            ended.set()
+            watcher.join()
+
+
+def first_cause(
+    exit_codes: dict[int, int], reports: dict[int, dict[str, Any]], memory_ran_out: bool
+) -> Outcome:
+    """Return why an attempt failed: memory, or a process without a report, or the first exception.
+
+    `reports` contains the outcome and the `time` of each rank that raised an exception.
     """
-    memory: Any = torch.utils.deterministic
-    mode, fills = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
-    if device.type == "cpu":
-        torch.use_deterministic_algorithms(True, warn_only=has_user_code)
-        memory.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        memory.fill_uninitialized_memory = fills
+    silent = [rank for rank in exit_codes if rank not in reports]
+    out_of_memory = [end for end in reports.values() if end["kind"] == "out_of_memory"]
+    if silent and not out_of_memory:
+        outcome = judge_death(exit_codes[silent[0]], memory_ran_out, None)
+        return Outcome(outcome.kind, f"process {silent[0]} of the trial: {outcome.message}")
+    first = min(out_of_memory or reports.values(), key=lambda end: end["time"])
+    return Outcome(first["kind"], first["message"])
+
+
+def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> Outcome:
+    """Run one process of the attempt; it ends when the launcher's process has ended."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the launcher decides
+    faulthandler.enable()
+    parent, rank, stop = os.getppid(), int(os.environ["LOCAL_RANK"]), Path(name) / "stop"
+
+    def watch_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch_parent, daemon=True).start()
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    outcome = run(lambda: stop.read_text() if stop.exists() else None)
+    if outcome.kind in ("error", "out_of_memory", "superseded"):
+        with replacing(Path(name) / f"{rank}.end") as part:
+            part.write_text(json.dumps({"time": time.time(), **asdict(outcome)}))
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)  # without exit handlers, which may wait for the other processes
+    dist.barrier()
+    dist.destroy_process_group()
+    return outcome

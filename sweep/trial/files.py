@@ -39,26 +39,19 @@ def sha256_of_file(path: Path) -> str:
 def seal(data: dict[str, Any]) -> dict[str, Any]:
     """Add `format_version` and `sha256` to a document."""
     rest = {"format_version": FORMAT_VERSION, **data}
-    rest.pop("sha256", None)
     return {**rest, "sha256": sha256_of(rest)}
 
 
 def parse_sealed(text: str | bytes, subject: str) -> dict[str, Any]:
     """Read a sealed document; raise CorruptFile if it is not what was sealed."""
-    damage = CorruptFile(
-        f"{subject} does not match its sha256: it was changed or damaged. "
-        "Restore it from a copy, or move the folder away and start again."
-    )
+    damage = CorruptFile(f"{subject} does not match its sha256. Restore it, or start again.")
     try:
         data = json.loads(text)
         sha256, version = data.pop("sha256"), data["format_version"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise damage from error
     if version != FORMAT_VERSION:
-        raise SweepError(
-            f"{subject} must have format_version {FORMAT_VERSION}, got {version!r}. "
-            "Use the version of sweep that wrote it."
-        )
+        raise SweepError(f"{subject} must have format_version {FORMAT_VERSION}, got {version!r}.")
     if sha256 != sha256_of(data):
         raise damage
     return dict(data)
@@ -135,9 +128,8 @@ class MetricsLog:
             for key, value in line.items()
         }
         data = (json.dumps(clean, allow_nan=False) + "\n").encode()
-        written = os.write(self._fd, data)
-        if written != len(data):
-            raise OSError(f"{self.path}: wrote {written} of {len(data)} bytes; is the disk full?")
+        if os.write(self._fd, data) != len(data):
+            raise OSError(f"{self.path}: a line was not written whole; is the disk full?")
         self._digest.update(data)
         self.sha256 = self._digest.hexdigest()
         self.length += len(data)
@@ -148,7 +140,7 @@ class MetricsLog:
 
     def close(self) -> None:
         """Make the lines durable and close the file."""
-        self.flush()
+        os.fsync(self._fd)
         os.close(self._fd)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
-from sweep.errors import Superseded, SweepError
+from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, remove, sha256_of, sha256_of_file, write_json
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
@@ -52,9 +51,7 @@ class TrialStatus:
     attempts: int = 0
     fencing: int = 0  # number of the newest attempt
     microbatch_size: int | None = None  # None: as planned
-    evaluation_batch_size: int | None = None  # None: as planned
     pause_step: int | None = None  # step at which the attempt checkpoints and ends
-    mlflow_run_id: str | None = None
 
     def changed(self, **fields: Any) -> "TrialStatus":
         """Return a copy with some fields changed."""
@@ -62,11 +59,11 @@ class TrialStatus:
 
 
 class CheckpointName(NamedTuple):
-    """A checkpoint and the numbers in its file name."""
+    """A checkpoint's file name."""
 
-    path: Path  # a folder
     step: int
     metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
+    path: Path
 
 
 class TrialFolder:
@@ -77,7 +74,6 @@ class TrialFolder:
         self.config_path = path / "config.json"
         self.state_path = path / "state.json"
         self.lease_path = path / "lease.json"
-        self.runner_lock_path = path / "runner.lock"  # of a bare worker, which writes state.json
         self.stop_path = path / "stop.json"  # asks an attempt on another machine to end
         self.metrics_path = path / "metrics.jsonl"
         self.result_path = path / "result.json"
@@ -91,10 +87,7 @@ class TrialFolder:
         try:
             data = read_json(self.config_path)
         except FileNotFoundError:
-            raise SweepError(
-                f"{self.path} must be a trial folder with a config.json, which is missing. "
-                "Write one with `sweep plan --out DIR`."
-            ) from None
+            raise SweepError(f"{self.path} must be a trial folder with a config.json.") from None
         data.pop("format_version")
         sweep = SweepFolder(self.path.absolute().parents[1])
         for name in ("data_path", "init_path"):
@@ -107,12 +100,14 @@ class TrialFolder:
         write_json(self.config_path, config.model_dump(mode="json"))
 
     def read_status(self) -> TrialStatus:
-        """Read state.json. A trial without one is WAITING."""
+        """Read state.json. A trial without one is WAITING, and one with a result has ended."""
         try:
             data = read_json(self.state_path)
         except FileNotFoundError:
-            return TrialStatus()
-        data.pop("format_version")
+            data = asdict(TrialStatus())
+        data.pop("format_version", None)
+        if data["state"] in (State.WAITING, State.RUNNING) and (result := self.read_result()):
+            data |= {name: result[name] for name in ("state", "cause")}  # by a bare worker
         cause = Cause(data["cause"]) if data["cause"] else None
         return TrialStatus(**{**data, "state": State(data["state"]), "cause": cause})
 
@@ -129,11 +124,9 @@ class TrialFolder:
 
     def checkpoints(self) -> list[CheckpointName]:
         """Return the checkpoints, newest first."""
-        names = []
-        for path in self.path.glob("checkpoint-*"):
-            if match := CHECKPOINT.fullmatch(path.name):
-                names.append(CheckpointName(path, int(match[1]), int(match[2])))
-        return sorted(names, key=lambda checkpoint: checkpoint.step, reverse=True)
+        matches = [CHECKPOINT.fullmatch(path.name) for path in self.path.glob("checkpoint-*")]
+        names = [CheckpointName(int(m[1]), int(m[2]), self.path / m[0]) for m in matches if m]
+        return sorted(names, reverse=True)
 
     def remove_checkpoints(self, kept: int = 0) -> None:
         """Remove all checkpoints but the newest `kept`."""
@@ -141,24 +134,17 @@ class TrialFolder:
             remove(checkpoint.path)
 
     def settled_length(self) -> int:
-        """Return how many bytes of metrics.jsonl no resume will truncate.
-
-        These are all bytes once the trial has ended, else those up to the older of two checkpoints.
-        """
+        """Return how many bytes of metrics.jsonl no resume will truncate."""
         if self.result_path.exists() or self.read_status().state is State.PRUNED:
             return self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
         kept = self.checkpoints()
         return kept[1].metrics_length if len(kept) > 1 else 0
 
-    def fence(self, number: int) -> Callable[[], None]:
-        """Return a check that raises Superseded once there is a newer attempt."""
-
-        def check() -> None:
-            newest = self.read_status().fencing
-            if newest != number:
-                raise Superseded(f"trial {self.id}: attempt {number} was superseded by {newest}")
-
-        return check
+    def fence(self, number: int) -> None:
+        """Raise Superseded if there is a newer attempt than this."""
+        newest = self.read_status().fencing
+        if newest != number:
+            raise Superseded(f"trial {self.id}: attempt {number} was superseded by {newest}")
 
     def ask_to_stop(self, number: int) -> None:
         """Ask attempts up to this number, on any machine, to checkpoint and end."""
@@ -166,9 +152,8 @@ class TrialFolder:
 
     def is_asked_to_stop(self, number: int) -> bool:
         """Return True if the attempt of this number is to end."""
-        if self.stop_path.name not in self.listed():
-            return False
-        return bool(read_json(self.stop_path)["fencing"] >= number)
+        is_asked = self.stop_path.name in self.listed()
+        return is_asked and read_json(self.stop_path)["fencing"] >= number
 
     def listed(self) -> list[str]:
         """List the folder, which makes a network file system notice new files at once."""
@@ -176,14 +161,13 @@ class TrialFolder:
 
     def remove_half_written(self) -> None:
         """Remove partial files of dead attempts, except the runner's."""
-        for part in self.path.glob(".*.part"):
-            if not part.name.startswith(f".{self.state_path.name}"):
-                remove(part)
+        for part in set(self.path.glob(".*.part")) - set(self.path.glob(".state.json.*")):
+            remove(part)
 
     def clear(self) -> None:
         """Remove everything that attempts wrote, except the log."""
-        written = (self.result_path, self.metrics_path, self.losses_path)
-        for path in (*written, self.weights_path, self.tokenizer_path):
+        measured = (self.result_path, self.metrics_path, self.losses_path)
+        for path in (*measured, self.weights_path, self.tokenizer_path):
             path.unlink(missing_ok=True)
         self.remove_checkpoints()
 
@@ -208,19 +192,18 @@ class SweepFolder:
     def read_plan(self) -> dict[str, Any] | None:
         """Read plan.json; return None if it does not exist."""
         try:
-            return read_json(self.plan_path)
+            plan = read_json(self.plan_path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        if not isinstance(plan.get("trials"), list):
+            raise CorruptFile(f"{self.plan_path} must list trials. Restore it from a copy.")
+        return plan
 
     def require_plan(self) -> dict[str, Any]:
         """Read plan.json of a folder that must have one."""
-        plan = self.read_plan()
-        if plan is None:
-            raise SweepError(
-                f"{self.path} must be a sweep folder with a plan.json, which is missing. "
-                "Give the folder that `sweep run` wrote to."
-            )
-        return plan
+        if plan := self.read_plan():
+            return plan
+        raise SweepError(f"{self.path} must be a sweep folder with a plan.json.")
 
     def trials(self) -> list[TrialFolder]:
         """Return the folders of the planned trials, in the plan's order."""
@@ -228,25 +211,17 @@ class SweepFolder:
 
 
 def identify_start(path: str) -> dict[str, Any]:
-    """Return the hash of initial weights, and for a trial its model, tokenizer and data.
-
-    The data are left out if the trial started from a pretrained model, whose tokenizer does not
-    depend on them.
-    """
+    """Return the hash of initial weights, and for a trial its model, tokenizer and data."""
     if (pretrained := find_pretrained(path)) is not None:
         files = sorted(pretrained.glob("*.safetensors"))
         if not files:
-            raise SweepError(
-                f"init must contain weights in safetensors, got {path!r} without any. Save them "
-                "there with save_pretrained."
-            )
+            raise SweepError(f"init must contain weights in safetensors, got {path!r}.")
         return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     folder = TrialFolder(Path(path).expanduser())
     if not folder.config_path.is_file() or not folder.weights_path.is_file():
         raise SweepError(
-            f"init must be the folder of a complete trial, with config.json and "
-            f"{folder.weights_path.name}, or of a pretrained model of transformers, got {path!r}. "
-            "Name one of a sweep's trials/."
+            "init must be the folder of a complete trial, with config.json and "
+            f"weights.safetensors, or of a pretrained model of transformers, got {path!r}."
         )
     science = folder.read_config().science
     start = {
@@ -255,14 +230,11 @@ def identify_start(path: str) -> dict[str, Any]:
         "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
     }
     if science.tokenizer is None or science.tokenizer.kind != "pretrained":
-        start["data"] = science.data
+        start["data"] = science.data  # a pretrained model's tokenizer does not depend on them
     return start
 
 
 def check_start(path: str, start: dict[str, Any] | None) -> None:
     """Check that the weights are those that a trial was planned with."""
     if start is None or identify_start(path)["weights"] != start["weights"]:
-        raise SweepError(
-            f"init must contain the weights that the plan names, but {path} contains others. "
-            "Restore them, or start a new sweep in another folder."
-        )
+        raise SweepError(f"init must contain the weights of the plan, got others in {path}.")

@@ -20,13 +20,13 @@ DEAD_SECONDS = 20.0  # without an increment, by the watcher's clock
 LINE_BYTES = 512
 
 
-class FileLock:
-    """An OS lock on a file that names its owner. Child processes do not inherit it.
+class Lease:
+    """An OS lock on a file that names its owner, and a thread that increments its counter.
 
-    The constructor raises FolderInUse if another live process holds it.
+    The constructor raises FolderInUse if another live process holds the lock.
     """
 
-    def __init__(self, path: Path, **owner: Any) -> None:
+    def __init__(self, path: Path, fencing: int = 0) -> None:
         for _ in range(10):  # `is_locked` takes the lock for an instant
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             with contextlib.suppress(OSError):
@@ -37,16 +37,30 @@ class FileLock:
             time.sleep(0.02)
         else:
             raise _in_use(path)
-        self.write(**owner)
+        self._fencing, self._ended = fencing, threading.Event()
+        self._write(counter=0)
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._thread.start()
 
-    def write(self, **owner: Any) -> None:
-        """Write the owner into the file, with pid and host added."""
-        line = canonical_json(seal({"pid": os.getpid(), "host": socket.gethostname(), **owner}))
+    def _write(self, **fields: Any) -> None:
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "fencing": self._fencing}
+        line = canonical_json(seal({**owner, **fields}))
         os.pwrite(self._fd, line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
         os.fsync(self._fd)  # a network file system shows it to other machines only then
 
+    def _beat(self) -> None:
+        counter = 0
+        while not self._ended.wait(BEAT_SECONDS):
+            counter += 1
+            with contextlib.suppress(OSError):  # the file system may be back at the next beat
+                self._write(counter=counter)
+
     def release(self) -> None:
-        """Release the lock and keep the file."""
+        """End the thread, note the end in the file, and release the lock; the file remains."""
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            self._write(ended=True)
         os.close(self._fd)
 
     def __enter__(self) -> Self:
@@ -56,44 +70,13 @@ class FileLock:
         self.release()
 
 
-class Lease(FileLock):
-    """The lock on a trial or a sweep (fencing 0), and a thread that increments its counter."""
-
-    def __init__(self, path: Path, fencing: int = 0) -> None:
-        super().__init__(path, fencing=fencing, counter=0)
-        self._fencing = fencing
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
-        self._thread.start()
-
-    def _beat(self) -> None:
-        counter = 0
-        while not self._ended.wait(BEAT_SECONDS):
-            counter += 1
-            with contextlib.suppress(OSError):  # the file system may be back at the next beat
-                self.write(fencing=self._fencing, counter=counter)
-
-    def release(self) -> None:
-        """End the thread, note the end in the file, and release the lock."""
-        self._ended.set()
-        self._thread.join()
-        with contextlib.suppress(OSError):
-            self.write(fencing=self._fencing, ended=True)
-        super().release()
-
-
 def is_locked(path: Path) -> bool:
     """Return True if a live process of this machine holds the lock."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
+    with contextlib.suppress(OSError), path.open("rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 
@@ -129,8 +112,7 @@ class LeaseWatch:
 def refuse_live_owner_elsewhere(path: Path) -> None:
     """Raise FolderInUse if the folder's owner on another machine increments its counter.
 
-    OS locks may not show such an owner. Waits until the counter increases, or has stood still for
-    20 s.
+    OS locks may not show such an owner. Waits until the counter has stood still for 20 s.
     """
     watch, before = LeaseWatch(path), read_owner(path)
     while watch.is_alive() and before.get("host") != socket.gethostname():
@@ -141,8 +123,5 @@ def refuse_live_owner_elsewhere(path: Path) -> None:
 
 def _in_use(path: Path) -> FolderInUse:
     owner = read_owner(path)
-    remedy = f", or end it with `sweep stop {path.parent}`" if path.name == "sweep.lock" else ""
-    return FolderInUse(
-        f"{path.parent} is in use by process {owner.get('pid', '?')} on "
-        f"{owner.get('host', 'another machine')}. Wait for it{remedy}."
-    )
+    process = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
+    return FolderInUse(f"{path.parent} is in use by {process}. Wait for it, or call `sweep stop`.")

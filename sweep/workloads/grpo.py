@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.config.workload import FINAL_PROMPTS, GrpoSettings
-from sweep.data.tokenizer import SEPARATOR_ID, TextTokenizer
-from sweep.data.tokens import TokenizedText
+from sweep.data.tokens import SEPARATOR_ID, TextTokenizer, TokenizedText
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
 from sweep.models.generation import completion_uniforms, generate

@@ -8,8 +8,13 @@ from torch import nn
 
 from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
-from sweep.data.tokenizer import TextTokenizer, load_tokenizer, pretrained_path
-from sweep.data.tokens import TokenizedText, prepare_data
+from sweep.data.tokens import (
+    TextTokenizer,
+    TokenizedText,
+    load_tokenizer,
+    prepare_data,
+    pretrained_path,
+)
 from sweep.errors import SweepError
 from sweep.models import build_model
 from sweep.models.hugging_face import HuggingFace

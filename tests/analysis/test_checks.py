@@ -134,13 +134,6 @@ def test_a_best_rate_at_the_edge_stops_the_claim(checked):
     assert "centre" in remedy(result, "learning_rate_at_edge")
 
 
-def test_a_diverged_neighbour_bounds_the_grid(checked):
-    def outcome(row):
-        return "diverged" if row.stage == "tune" and row.learning_rate > 1.2e-3 else "COMPLETE"
-
-    assert statuses(checked(outcome=outcome))["learning_rate_at_edge"] == PASS
-
-
 def test_a_diverged_report_is_counted_and_stops_the_claim(checked):
     def outcome(row):
         is_it = (row.stage, row.batch_size, row.seed) == ("report", 64, 1)
@@ -151,13 +144,6 @@ def test_a_diverged_report_is_counted_and_stops_the_claim(checked):
     assert evidence(result, "diverged").startswith("1 of 9 reporting trials")
     assert statuses(result)["undecided_differences"] == NOT_APPLICABLE
     assert "warmup" in remedy(result, "diverged")
-
-
-def test_a_lost_report_asks_for_the_same_command_and_is_no_divergence(checked):
-    result = checked(outcome=lambda r: "lost" if (r.batch_size, r.seed) == (64, 1) else "COMPLETE")
-    assert statuses(result)["diverged"] == PASS
-    assert "same command" in remedy(result, "missing_batch_size")
-    assert "finite" not in evidence(result, "undecided_differences")
 
 
 def test_rates_tuned_at_fewer_tokens_pass_only_when_confirmed(checked):

@@ -9,7 +9,7 @@ import pytest
 from sweep.analysis.comparison import (
     compare_batch_sizes,
     overlapping,
-    policy_label,
+    policy_labels,
     recommend,
     short,
 )
@@ -129,5 +129,5 @@ def test_short_numbers_read_back_the_same(number: float, text: str) -> None:
 
 
 def test_policies_keep_their_names() -> None:
-    assert policy_label("sqrt:0.001@32", 5e-4) == "sqrt:0.001@32"
-    assert policy_label("fixed", 5e-4) == "fixed 5e-4"
+    table = pd.DataFrame({"policy": ["sqrt:0.001@32", "fixed"], "learning_rate": [5e-4, 5e-4]})
+    assert policy_labels(table) == ["sqrt:0.001@32", "fixed 5e-4"]

@@ -316,17 +316,3 @@ def test_what_no_number_of_seeds_shows_is_none() -> None:
     assert minimal_detectable_difference(0.005, 5, 1) is None
     assert seeds_to_detect(1e-6, 0.005, 6) is None
     assert seeds_to_detect(0.01, 0.005, 1) is None
-
-
-def test_tuning_losses_show_a_difference_that_fresh_seeds_do_not() -> None:
-    rng, count, seeds = np.random.default_rng(8), 2000, 5
-    different = {"tuning": 0, "fresh": 0}
-    for _ in range(count):
-        tuned = rng.normal(size=(8, seeds))  # eight rates at one batch size, one at the other
-        best = tuned[tuned.mean(axis=1).argmin()]
-        for name, other in (("tuning", best), ("fresh", rng.normal(size=seeds))):
-            different[name] += any_different(
-                compare_pairs(losses_of([rng.normal(size=seeds), other]))
-            )
-    assert different["fresh"] / count <= most(0.05, count)
-    assert different["tuning"] / count > most(0.05, count)

@@ -114,11 +114,6 @@ def test_small_departures_from_the_curve_do_not_forbid_it(to_target):
     assert statuses(reached)["off_the_curve"] == PASS
 
 
-def test_the_batch_size_of_20_percent_is_claimed_only_if_it_was_tried(to_target):
-    reached, _ = to_target(sizes=SIZES[1:])  # 0.2·B_crit is about 20
-    assert reached.passes and "20 %" not in headline(reached)
-
-
 def test_pruned_seeds_are_data_and_not_missing(to_target, tmp_path):
     reached, sweep = to_target(pruned=lambda row: row.stage == "report" and row.seed == 2)
     assert reached.trials["is_censored"].sum() == len(SIZES)

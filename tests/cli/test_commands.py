@@ -107,7 +107,7 @@ def test_stop_asks_what_a_dead_command_left_on_other_machines(call, tmp_path):
     with Lease(unbegun.lease_path, fencing=1):  # on this machine, as a worker of Ray's
         assert "Asked 1 attempts" in call("stop", folder.path)[1]
     assert unbegun.is_asked_to_stop(1)
-    assert "Nothing runs" in call("stop", folder.path)[1]
+    assert "Asked 0 attempts" in call("stop", folder.path)[1]
 
 
 def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
@@ -126,8 +126,7 @@ def test_plan_with_out_lets_a_bare_worker_run_a_trial(call, tmp_path):
     trial.clear()
     command = [sys.executable, "-m", "sweep.training", str(trial.path)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-    status = trial.read_status()
-    assert (status.state, status.attempts) == (State.COMPLETE, 2)
+    assert trial.read_status().state is State.COMPLETE
     assert "attempt 2" in trial.log_path.read_text()
     elsewhere = tmp_path / "elsewhere"
     code, _ = call("report", tmp_path / "s", "--out", elsewhere)
@@ -163,7 +162,7 @@ def test_clean_removes_checkpoints_and_on_request_weights(call, finished, tmp_pa
     code, text = call("clean", folder, "--weights", "--yes")
     assert code == 0 and "Removed" in text
     assert not list(folder.glob("trials/*/*.safetensors"))
-    assert call("clean", folder)[1] == "Nothing to remove.\n"
+    assert call("clean", folder)[1].startswith("Removed 0 files")
 
 
 def test_run_names_the_checks_that_fail_and_keeps_the_files_that_it_was_told_to(call, tmp_path):

@@ -8,12 +8,11 @@ from click.testing import CliRunner
 
 from sweep.cli import sweep
 
-HELP = {"help_option_names": ["-h", "--help"]}  # click keeps a command's help option
 ARGUMENTS = {"audit": ["x"], "clean": ["x"], "log": ["x", "y"], "status": ["x"], "ui": ["x"]}
 OPTIONS = [
     (name, option)
     for name, command in sweep.commands.items()
-    for option in command.get_params(click.Context(command, **HELP))
+    for option in command.get_params(click.Context(command))
     if isinstance(option, click.Option) and option.expose_value and option.name != "help"
 ]
 
@@ -21,7 +20,8 @@ OPTIONS = [
 def flags_of(command, *arguments):
     """Return the flags that a command gets."""
     words, prefix = [*ARGUMENTS.get(command, []), *arguments], f"SWEEP_{command.upper()}"
-    return sweep.commands[command].make_context(command, words, auto_envvar_prefix=prefix).params
+    context = sweep.commands[command].make_context(command, words, auto_envvar_prefix=prefix)
+    return {name: value for name, value in context.params.items() if name != "folder"}
 
 
 @pytest.mark.parametrize(("command", "option"), OPTIONS)

@@ -6,7 +6,6 @@ from sweep.config.numbers import (
     format_count,
     format_seconds,
     parse_batches,
-    parse_bytes,
     parse_count,
 )
 from sweep.errors import SweepError
@@ -39,9 +38,9 @@ def test_nonsense_counts_are_refused_with_what_would_be_right(text):
 
 
 def test_sizes_know_binary_and_decimal_units():
-    assert parse_bytes("16GiB") == 16 * 2**30
-    assert parse_bytes("1.5MiB") == 3 * 2**19
-    assert parse_bytes("16G") == 16 * 10**9
+    assert parse_count("16GiB") == 16 * 2**30
+    assert parse_count("1.5MiB") == 3 * 2**19
+    assert parse_count("16G") == 16 * 10**9
 
 
 def test_batches_are_lists_or_ranges_of_powers_of_two():

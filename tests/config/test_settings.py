@@ -4,15 +4,15 @@ import pytest
 
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
-from sweep.config.settings import GROUPS, merge_settings, parse_settings, settings_of
+from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.errors import SweepError
 
 ALL = [s for table in (Experiment, Execution, Services) for s in settings_of(table)]
 
 
-def test_no_two_settings_share_a_name_and_every_group_has_a_heading():
+def test_no_two_settings_share_a_name_and_all_have_a_help_text():
     assert len({setting.name for setting in ALL}) == len(ALL)
-    assert {setting.flag.group for setting in ALL} <= set(GROUPS)
+    assert all(setting.field.description for setting in ALL)
 
 
 def test_settings_that_the_user_chose_are_told_from_defaults():

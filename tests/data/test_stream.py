@@ -24,14 +24,6 @@ def test_any_slice_equals_the_slice_of_the_whole_stream(count):
         np.testing.assert_array_equal(part, whole[start : start + count])
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16, 60])
-def test_every_batch_size_sees_the_same_stream(batch_size):
-    stream = SequenceStream(501, 10, seed=0)
-    steps = [stream.window_indices(t * batch_size, batch_size) for t in range(240 // batch_size)]
-    expected = SequenceStream(501, 10, seed=0).window_indices(0, 240)
-    np.testing.assert_array_equal(np.concatenate(steps), expected)
-
-
 def test_seeds_give_different_streams_and_equal_seeds_equal_ones():
     streams = [SequenceStream(501, 10, seed).window_indices(0, 50).tolist() for seed in (0, 1, 0)]
     assert streams[0] == streams[2] != streams[1]

@@ -42,12 +42,6 @@ def test_every_story_has_one_derivation(generated):
             assert len(set(choices)) == len(choices)
 
 
-def test_the_parser_sums_over_all_derivations():
-    """`a b.` has two derivations, of probabilities 2/3 · 1/3 and 1/3 · 2/3."""
-    grammar = grammar_of({"s": ("[x] [y].",), "x": ("a", "a b"), "y": ("b", "")})
-    assert math.exp(log_probability("a b.", grammar)) == pytest.approx(4 / 9 + 1 / 9)
-
-
 def test_text_that_is_no_story_has_no_probability(generated):
     story = generated[0]
     other_name = "Lily" if "Lily" not in story else "Anna"

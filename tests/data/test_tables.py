@@ -38,17 +38,6 @@ def test_every_row_of_a_table_is_a_document(tmp_path, stories, name):
     assert all(piece.ends_document for piece in pieces)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
-def test_a_table_has_the_tokens_of_the_same_text(tmp_path, stories, story_file, name):
-    write_table(tmp_path / name, stories)
-    text, table = (
-        prepare_data(identify_data(str(path)), str(path), BYTES)
-        for path in (story_file, tmp_path / name)
-    )
-    assert table.train.tobytes() == text.train.tobytes()
-    assert table.valid.tobytes() == text.valid.tobytes()
-
-
 def test_a_folder_may_hold_tables(tmp_path, stories):
     folder = tmp_path / "tables"
     folder.mkdir()

@@ -42,7 +42,7 @@ def _run(path: Path, moment: str, nth: int) -> None:
         owner, name, is_moment, act = MOMENTS[moment]
         _die_at(nth, owner, name, is_moment, act)
     trial.write_status(begin_attempt(trial.read_status()))
-    attempt_trial(path, should_stop)
+    attempt_trial(path, None, should_stop)
 
 
 def _die() -> None:

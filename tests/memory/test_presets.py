@@ -23,7 +23,7 @@ def planned(path: Path, memory: int, **settings: object) -> Plan:
 
 def forecast_of(plan: Plan) -> int:
     """Return the bytes of a planned step and its evaluation."""
-    config, row = plan.sample_config(plan.trials[0]), plan.trials[0]
+    config, row = plan.trial_config(plan.trials[0]), plan.trials[0]
     sized = config.sized(row.batch_size // row.devices, row.microbatch_size)
     [forecast] = forecast_rows([sized], lambda: None)
     return forecast.needed_bytes

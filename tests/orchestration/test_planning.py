@@ -121,7 +121,7 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
     fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000, "grpo": grpo}
     experiment = load_experiment("grpo-words", fields)
     plan = make_plan(experiment, Execution(device="cpu"), SweepFolder(NOWHERE)).plan
-    seconds = time_steps(plan.sample_config(plan.trials[0]), lambda: None)
+    seconds = time_steps(plan.trial_config(plan.trials[0]), lambda: None)
     assert seconds.keys() == {4, 8} and min(seconds.values()) > 0
 
 

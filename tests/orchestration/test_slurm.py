@@ -18,8 +18,9 @@ from sweep.orchestration.runner import Summary, run_plan
 from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
 from sweep.plan.retry import begin_attempt
 from sweep.trial import lease
+from sweep.trial.files import canonical_json, seal
 from sweep.trial.folder import Cause, State
-from sweep.trial.lease import FileLock, read_owner
+from sweep.trial.lease import read_owner
 from tests.orchestration.clusters import (
     IMPORTED,
     SECONDS,
@@ -235,8 +236,9 @@ def test_without_accounting_a_dead_worker_elsewhere_is_noticed_by_its_counter(
     cluster.resize(0)
     _, folder, (future,) = submit()
     (trial,) = folder.trials()
-    with FileLock(trial.lease_path, {"host": "elsewhere", "fencing": 1, "counter": 7}):
-        assert future.result(SECONDS).kind == "lost"
+    owner = {"host": "elsewhere", "fencing": 1, "counter": 7}
+    trial.lease_path.write_text(canonical_json(seal(owner)))
+    assert future.result(SECONDS).kind == "lost"
 
 
 def test_without_accounting_a_requeued_job_in_the_queue_is_not_lost(submit, cluster, go):

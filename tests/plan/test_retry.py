@@ -8,19 +8,17 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.plan.retry import (
-    MemoryBounds,
     Outcome,
     begin_attempt,
     is_to_run,
     judge_death,
+    microbatch_within,
     status_after,
-    tightened,
-    within_bounds,
 )
 from sweep.trial.folder import Cause, State, TrialStatus
 from tests.plans import build_plan
 
-LOG = Path("log.txt")
+FULL = Outcome("out_of_memory", "why")
 RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)
 
 
@@ -30,8 +28,8 @@ def trial_config(batch_size):
     return plan.trial_config(plan.trials[0], "sweep")
 
 
-def after(kind, microbatch=8, retries=None, per_device=8):
-    counter = Counter() if retries is None else retries
+def after(kind, microbatch=8, failures=None, per_device=8):
+    counter = Counter() if failures is None else failures
     status = RUNNING.changed(microbatch_size=microbatch)
     return status_after(status, Outcome(kind, "why"), trial_config(per_device), counter)
 
@@ -41,40 +39,34 @@ def test_an_attempt_has_its_own_number_and_forgets_how_the_last_one_ended():
     assert begin_attempt(failed) == TrialStatus(State.RUNNING, attempts=3, fencing=6)
 
 
-def test_a_kill_is_out_of_memory_only_if_the_kernel_ran_out_of_it():
-    assert judge_death(-9, memory_ran_out=True, log=LOG).kind == "out_of_memory"
-    assert judge_death(-9, memory_ran_out=False, log=LOG).kind == "lost"
-    assert judge_death(-11, memory_ran_out=True, log=LOG).kind == "lost"
-    assert "SIGSEGV" in judge_death(-11, memory_ran_out=False, log=LOG).message
-    assert "exit code 3" in judge_death(3, memory_ran_out=False, log=LOG).message
+DEATHS = [(-9, True, "out_of_memory", "memory"), (-9, False, "lost", "SIGKILL")]
+DEATHS += [(-11, True, "lost", "SIGSEGV"), (3, False, "lost", "exit code 3; see log.txt")]
 
 
-@pytest.mark.parametrize(("microbatch", "smaller"), [(12, 6), (6, 3), (3, 1), (1, None)])
-def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch_down_to_one(
-    microbatch, smaller
+@pytest.mark.parametrize(("exit_code", "memory_ran_out", "kind", "words"), DEATHS)
+def test_a_kill_is_out_of_memory_only_if_the_kernel_ran_out_of_it(
+    exit_code, memory_ran_out, kind, words
 ):
+    outcome = judge_death(exit_code, memory_ran_out, Path("log.txt"))
+    assert outcome.kind == kind and words in outcome.message
+
+
+@pytest.mark.parametrize(("microbatch", "smaller"), [(12, 6), (6, 3), (3, 1)])
+def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch(microbatch, smaller):
     status, again = after("out_of_memory", microbatch=microbatch, per_device=12)
-    if smaller is None:
-        assert not again and (status.state, status.cause) == (State.FAILED, "out_of_memory")
-    else:
-        assert again and (status.state, status.microbatch_size) == (State.WAITING, smaller)
+    assert again and (status.state, status.microbatch_size) == (State.WAITING, smaller)
 
 
-@pytest.mark.parametrize(
-    ("kind", "retried"), [("lost", 1), ("error", 0), ("diverged", 0), ("preempted", 9)]
-)
+RETRIED = [("lost", 1), ("error", 0), ("diverged", 0), ("preempted", 9)]
+
+
+@pytest.mark.parametrize(("kind", "retried"), RETRIED)
 def test_a_command_retries_lost_workers_once_and_preempted_ones_always(kind, retried):
-    retries = Counter()
-    ends = [after(kind, retries=retries) for _ in range(9)]
+    failures = Counter()
+    ends = [after(kind, failures=failures) for _ in range(9)]
     assert [again for _, again in ends] == [number < retried for number in range(9)]
-    status = ends[-1][0]
-    expected = (State.WAITING if retried == 9 else State.FAILED, kind)
-    assert (status.state, status.cause) == expected
-
-
-def test_a_stopped_attempt_waits():
-    status, again = after("stopped")
-    assert not again and status.state is State.WAITING
+    state = State.WAITING if retried == 9 else State.FAILED
+    assert (ends[-1][0].state, ends[-1][0].cause) == (state, kind)
 
 
 def test_the_next_command_runs_all_but_complete_and_diverged():
@@ -83,25 +75,18 @@ def test_the_next_command_runs_all_but_complete_and_diverged():
     diverged = TrialStatus(state=State.FAILED, cause=Cause.DIVERGED)
     assert is_to_run(diverged, frozenset({Cause.DIVERGED}))
     assert is_to_run(TrialStatus()) and is_to_run(RUNNING)
-    assert not is_to_run(TrialStatus(state=State.COMPLETE))
-    assert not is_to_run(TrialStatus(state=State.PRUNED))
+    assert after("stopped")[0].state is State.WAITING and not after("stopped")[1]
+    finished = (State.COMPLETE, State.PRUNED)
+    assert not any(is_to_run(TrialStatus(state=state)) for state in finished)
 
 
-def test_out_of_memory_bounds_later_trials_by_half_of_the_microbatch_that_failed():
-    """The next divisor of a prime batch size is 1; a later trial of 8 still starts with 2."""
-    status, _ = after("out_of_memory", microbatch=7, per_device=7)
-    assert status.microbatch_size == 1
-    bounds = MemoryBounds()
-    bounds = tightened(bounds, RUNNING.changed(microbatch_size=7), status, trial_config(7))
-    assert within_bounds(RUNNING, trial_config(8), bounds).microbatch_size == 2
-    later = tightened(bounds, RUNNING, RUNNING.changed(microbatch_size=8), trial_config(16))
-    assert later == bounds, "a bound is never lifted"
+def test_a_bound_on_the_microbatch_is_rounded_down_to_a_divisor():
+    assert [microbatch_within(3, trial_config(size)) for size in (7, 8, 12)] == [1, 2, 3]
+    assert microbatch_within(0, trial_config(7)) == 1
 
 
-def test_out_of_memory_in_an_evaluation_bounds_evaluations_only():
-    ended = Outcome("out_of_memory", "why", in_evaluation=True)
-    config = trial_config(8)
-    status, again = status_after(RUNNING, ended, config, Counter())
-    bounds = tightened(MemoryBounds(), RUNNING, status, config)
-    assert again and bounds.microbatch_size is None
-    assert bounds.evaluation_batch_size == config.execution.evaluation_batch_size // 2
+def test_evaluations_that_exceed_memory_at_a_microbatch_of_one_are_tried_one_at_a_time():
+    again, is_retried = status_after(RUNNING, FULL, trial_config(1), Counter())
+    assert is_retried and trial_config(1).attempted(1).execution.evaluation_batch_size == 1
+    final, is_retried = status_after(again, FULL, trial_config(1), Counter())
+    assert not is_retried and (final.state, final.cause) == (State.FAILED, "out_of_memory")

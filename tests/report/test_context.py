@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from sweep.analysis.checks import run_checks
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.frames import load_sweep
-from sweep.report.context import build_context, noise_records, reported_pairs
+from sweep.analysis.target import judge
+from sweep.report.context import build_context
 from sweep.report.report import write_report
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.report.conftest import NOISE_SCALE
@@ -17,7 +17,7 @@ from tests.report.conftest import NOISE_SCALE
 def context_of(path: Path) -> dict[str, Any]:
     sweep = load_sweep(path)
     cells = compare_batch_sizes(sweep.trials)
-    return build_context(sweep, cells, tuple(run_checks(sweep, cells).values()))
+    return build_context(sweep, cells, judge(sweep))
 
 
 def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned: Path) -> None:
@@ -35,30 +35,9 @@ def test_a_noise_scale_that_is_not_resolved_is_reported_as_unresolved(tuned: Pat
     assert (tuned / "report.md").read_text().count("| unresolved |") == 6
 
 
-def test_a_sweep_without_noise_measurements_has_no_noise_section(plain: Path) -> None:
-    assert len(noise_records(load_sweep(plain))) == 0
-    assert "noise.png" not in (plain / "report.md").read_text()
-
-
-def test_of_many_pairs_those_with_the_best_batch_size_are_reported(tmp_path: Path) -> None:
-    write_fake_sweep(tmp_path / "s", seeds=3, batches="1,2,4,8,16,32,64")
-    sweep = load_sweep(tmp_path / "s")
-    (result,) = run_checks(sweep, compare_batch_sizes(sweep.trials)).values()
-    pairs = reported_pairs(result)
-    assert len(result.comparison.pairs) == 21 and len(pairs) == 6
-    (best,) = set.intersection(*(set(pair.batch_sizes) for pair in pairs))
-    assert best == sweep.trials.groupby("batch_size")["final_valid_loss"].mean().idxmin()
-
-
-def test_a_recommendation_is_weakened_by_the_failed_checks_that_concern_it(tmp_path: Path) -> None:
-    def seconds(row: Any) -> dict[str, float]:
-        return {"seconds_total": 9.0 + 9.0 * (row.seed == 1)}
-
-    write_fake_sweep(tmp_path / "s", seeds=3, change=seconds)
-    items = {item["title"]: item for item in context_of(tmp_path / "s")["recommendations"]}
-    codes = {title: {check.code for check in item["failed"]} for title, item in items.items()}
-    assert "fixed_learning_rate" in codes["best quality"] & codes["balanced"] - codes["fastest"]
-    assert "uneven_times" in codes["fastest"] & codes["balanced"] - codes["best quality"]
+def test_the_pairs_of_the_best_batch_size_are_reported(tuned: Path) -> None:
+    pairs = context_of(tuned)["pairs"]["tuned"]
+    assert [pair.batch_sizes for pair in pairs] == [(4, 16), (16, 64)]  # 16 is the best
 
 
 def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path: Path, plain: Path) -> None:

@@ -62,54 +62,38 @@ def test_failed_checks_come_first_and_weaken_the_recommendations(plain_text: str
     assert "--lr tuned --seeds 3" in first
     rows = tables(summary)[1]
     assert [row["question"] for row in rows] == ["best quality", "fastest", "balanced"]
-    assert all(row["standing"].startswith("FAIL: ") for row in rows)
-    assert "fixed learning rate" in rows[0]["standing"]
+    assert {row["standing"] for row in rows} == {"see the failed checks"}
 
 
 def test_numbers_in_the_tables_are_those_of_the_frames(plain: Path, plain_text: str) -> None:
-    cells = compare_batch_sizes(load_sweep(plain).trials).set_index("batch_size")
+    sweep = load_sweep(plain)
+    cells = compare_batch_sizes(sweep.trials).set_index("batch_size")
     (quality,) = tables(section(plain_text, "Results"))
     (trials,) = tables(section(plain_text, "Trials"))
     (time,) = tables(section(plain_text, "Time, throughput and memory"))
     summary, _ = tables(section(plain_text, "Summary"))
     assert len(quality) == len(time) == len(summary) == len(trials) == 5
-    columns = {
-        "final valid": "final_valid_loss",
-        "final train": "final_train_loss",
-        "gap": "train_valid_gap",
-        "best valid (biased)": "best_valid_loss",
-        "bits/byte": "bits_per_byte",
+    numbers = {
+        "final valid": ("final_valid_loss", 5.1e-5),
+        "final train": ("final_train_loss", 5.1e-5),
+        "gap": ("train_valid_gap", 5.1e-5),
+        "best valid (biased)": ("best_valid_loss", 5.1e-5),
+        "bits/byte": ("bits_per_byte", 5.1e-5),
+        "steps": ("steps", 0),
+        "rate": ("learning_rate", 0),
+        "tokens/s": ("tokens_per_second", 0.51),
+        "total": ("seconds_total", 0.051),
     }
-    for row in quality:
-        cell = cells.loc[int(row["batch size"])]
-        for column, name in columns.items():
-            assert float(row[column]) == pytest.approx(cell[name], abs=5.1e-5)
-        assert int(row["steps"].replace(",", "")) == cell["steps"]
-        assert float(row["rate"]) == cell["learning_rate"]
-    for row, short in zip(time, summary, strict=True):
-        cell = cells.loc[int(row["batch size"])]
-        speed = float(row["tokens/s"].replace(",", ""))
-        assert speed == pytest.approx(cell["tokens_per_second"], abs=0.51)
-        assert row["total"] == short["total time"]
-        seconds = float(row["total"].removesuffix(" s"))
-        assert seconds == pytest.approx(cell["seconds_total"], rel=0.01)
+    for losses, costs, short in zip(quality, time, summary, strict=True):
+        row, cell = losses | costs, cells.loc[int(losses["batch size"])]
+        for column, (name, tolerance) in numbers.items():
+            number = float(row[column].replace(",", "").removesuffix(" s"))
+            assert number == pytest.approx(cell[name], abs=tolerance), column
         clipped = float(row["steps clipped"].removesuffix(" %")) / 100
         assert clipped == pytest.approx(cell["clipped_step_fraction"], rel=0.05)
-        assert row["MFU"] == "–"
-    shares = [100 * row.warmup_steps / row.steps for row in load_sweep(plain).plan.trials]
+        assert row["total"] == short["total time"] and row["MFU"] == "–"
+    shares = [100 * row.warmup_steps / row.steps for row in sweep.plan.trials]
     assert f"warmup {min(shares):.2f}% to {max(shares):.2f}% of the steps" in plain_text
-
-
-@pytest.mark.parametrize(("seeds", "has_spread"), [(2, False), (3, True)])
-def test_a_standard_deviation_needs_three_seeds(
-    tmp_path: Path, seeds: int, has_spread: bool
-) -> None:
-    write_fake_sweep(tmp_path / "s", seeds=seeds, batches="4,8")
-    summary = section(written(tmp_path / "s"), "Summary")
-    cells = compare_batch_sizes(load_sweep(tmp_path / "s").trials)
-    spreads = [f"{c.final_valid_loss:.4f} ± {c.loss_sd:.4f}" for c in cells.itertuples()]
-    assert all((spread in summary) is has_spread for spread in spreads)
-    assert ("*single seed*" in summary) is not has_spread
 
 
 def test_failed_diverged_and_unfinished_trials_stay_in_the_report(mixed: Path) -> None:
@@ -148,7 +132,7 @@ def test_one_batch_size_is_not_compared_with_anything(tmp_path: Path) -> None:
     write_fake_sweep(tmp_path / "single", batches="16", seeds=3)
     summary = section(written(tmp_path / "single"), "Summary")
     assert ", at batch size" not in summary
-    assert all("nothing to compare" in row["standing"] for row in tables(summary)[1])
+    assert "*nothing to compare*" in summary
 
 
 def test_batch_sizes_without_a_tuned_rate_are_named(tmp_path: Path) -> None:
@@ -195,7 +179,7 @@ def test_each_policy_has_its_checks_and_tuned_rates_their_figure(tuned: Path) ->
     fixed = tables(section(text, "Checks"))[0]
     assert "fixed_learning_rate" in {row["check"] for row in fixed if row["status"] == "FAIL"}
     best = tables(section(text, "Summary"))[1][0]
-    assert best["answer"] == "batch size 16 (tuned)" and "fixed" not in best["standing"]
+    assert best["answer"] == "batch size 16 (tuned)"
     assert len(tables(section(text, "Differences"))) == 2
     for name in ("rates", "differences"):
         assert text.count(f"](figures/{name}.png)") == 1

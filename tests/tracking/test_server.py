@@ -124,23 +124,6 @@ def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server,
     proxy.close()
 
 
-@pytest.mark.slow
-def test_no_single_lost_answer_of_a_pass_doubles_anything(sweep, server):
-    server.start()
-    sweep.train(0, 100)
-    proxy = SlowProxy(server.port, 0.01)
-    for nth in range(1, 25):
-        timer = threading.Timer(0.05 * nth, lambda: setattr(proxy, "dropped", 1))
-        timer.start()
-        Mirror(sweep.folder, sweep.plan, proxy.uri).deliver()  # fails, or is complete
-        timer.join()
-        proxy.dropped = 0
-        sweep.sync(server.uri)
-        assert_stored_once(sweep, server.uri, 0)
-        connect(server.uri).delete_run(sweep.run(0, server.uri).info.run_id)
-    proxy.close()
-
-
 def test_a_password_in_the_address_is_used_and_neither_stored_nor_shown(sweep, server, free_port):
     def with_password(port):
         return f"http://user:secret@127.0.0.1:{port}"

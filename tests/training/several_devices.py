@@ -49,7 +49,7 @@ def planned(
 def start(trial: TrialFolder, pause_step: int | None = None) -> FreshProcess:
     status = begin_attempt(trial.read_status())
     trial.write_status(status.changed(pause_step=pause_step))
-    return FreshProcess(attempt_trial, trial.path, ends_itself=True)
+    return FreshProcess(attempt_trial, trial.path, None, ends_itself=True)
 
 
 def attempt(trial: TrialFolder, pause_step: int | None = None) -> Outcome:

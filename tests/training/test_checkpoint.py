@@ -113,6 +113,20 @@ def test_a_step_that_has_a_checkpoint_is_not_written_again(trial):
         assert all(map(torch.equal, weights, trial.weights()))
 
 
+def test_tensors_that_cannot_be_read_lead_to_the_older_checkpoint(trial):
+    """A file of the right size whose content is damaged."""
+    for _ in range(2):
+        trial.train(2)
+        trial.save()
+    weights = trial.weights()
+    file = next(trial.folder.checkpoints()[0].path.glob("*.safetensors"))
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    trial.restart()
+    assert trial.progress.step == 2
+    trial.train(2)
+    assert all(map(torch.equal, weights, trial.weights()))
+
+
 def test_a_damaged_checkpoint_is_replaced_when_its_step_is_taken_again(trial):
     for _ in range(2):
         trial.train(2)

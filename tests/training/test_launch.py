@@ -1,6 +1,5 @@
 """The end of an attempt in several processes: all of them end, and the cause is reported."""
 
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 from sweep.cli import sweep
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome
-from sweep.training.launch import first_cause
+from sweep.training.worker import first_cause
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from tests.training.several_devices import (
@@ -31,23 +30,20 @@ FULL = Outcome("out_of_memory", "OutOfMemoryError: 2 GiB")
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "exit_codes", "kind", "message"),
+    ("outcomes", "exit_codes", "memory_ran_out", "kind", "message"),
     [
-        ({0: BROKEN}, {1: -9}, "lost", "process 1 of the trial"),
-        ({}, {1: -11}, "lost", "process 1 of the trial"),
-        ({0: OWN}, {0: 1}, "error", "a shape does not fit"),
-        ({0: OWN, 1: BROKEN}, {1: 1}, "error", "a shape"),
-        ({0: BROKEN, 1: FULL}, {0: 1}, "out_of_memory", "2 GiB"),
+        ({0: BROKEN}, {1: -9}, False, "lost", "process 1 of the trial"),
+        ({}, {1: -9}, True, "out_of_memory", "process 1 of the trial"),
+        ({0: OWN, 1: BROKEN}, {1: 1}, False, "error", "a shape"),
+        ({0: BROKEN, 1: FULL}, {0: 1}, False, "out_of_memory", "2 GiB"),
     ],
 )
-def test_the_first_cause_is_reported_and_not_its_consequences(outcomes, exit_codes, kind, message):
+def test_the_first_cause_is_reported_and_not_its_consequences(
+    outcomes, exit_codes, memory_ran_out, kind, message
+):
     reports = {rank: {"time": 10.0 + rank, **vars(end)} for rank, end in outcomes.items()}
-    outcome = first_cause(exit_codes, reports, memory_ran_out=False)
+    outcome = first_cause(exit_codes, reports, memory_ran_out)
     assert outcome.kind == kind and message in outcome.message
-
-
-def test_a_process_that_the_kernel_killed_for_memory_ran_out_of_it():
-    assert first_cause({1: -signal.SIGKILL}, {}, memory_ran_out=True).kind == "out_of_memory"
 
 
 def run(out: Path, workload: str, zero: int = 2, *more: str) -> tuple[int, TrialFolder]:

@@ -168,7 +168,7 @@ def test_no_process_uses_a_checkpoint_that_one_cannot_read(tmp_path, faults, alo
 
 
 @pytest.mark.slow
-def test_tensors_that_one_process_cannot_read_end_the_attempt_in_all(tmp_path, faults):
+def test_tensors_that_one_process_can_never_read_end_the_attempt_in_all(tmp_path, faults):
     trial = planned(tmp_path, 2, workload="faulty_ranks:CannotReadTensors")
     pause(trial)
     outcome = attempt(trial)

@@ -13,6 +13,7 @@ import torch
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import worker
@@ -109,21 +110,19 @@ def test_a_folder_that_is_not_shared_is_named(trial):
 def test_without_a_compiler_on_its_machine_a_trial_is_eager(tmp_path, monkeypatch, capfd):
     trial = planned(tmp_path / "sweep", 800, compile=True)
     monkeypatch.setattr(worker, "has_compiler", lambda _: False)
-    assert worker.run_attempt(trial.path, lambda: None).kind == "complete"
+    assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     assert trial.read_result()["execution"]["compile"] is False
     assert "no compiler" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_a_cpu_worker_is_deterministic_and_restores_the_setting(before):
-    torch.use_deterministic_algorithms(before)
+def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setting(tmp_path):
+    trial, before = planned(tmp_path / "sweep", 800), torch.get_deterministic_debug_mode()
+    assert InlineExecutor().submit(trial, {}).result().kind == "complete"
+    assert torch.get_deterministic_debug_mode() == before
     try:
-        with worker.deterministic(torch.device("cpu"), has_user_code=True):
-            assert torch.is_deterministic_algorithms_warn_only_enabled()
-            assert not torch.utils.deterministic.fill_uninitialized_memory
-        with worker.deterministic(torch.device("cpu"), has_user_code=False):
-            assert torch.are_deterministic_algorithms_enabled()
-            assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        assert torch.are_deterministic_algorithms_enabled() is before
+        trial.clear()
+        worker.run_attempt(trial.path, lambda: None)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode(before)

@@ -1,12 +1,22 @@
-"""JSON files are whole or absent, and notice other hands."""
+"""JSON files are whole or absent; metrics.jsonl is truncated on resume."""
 
 import json
+import math
 
 import pytest
 
 from sweep.config.trial import FORMAT_VERSION
-from sweep.errors import CorruptFile, SweepError
-from sweep.trial.files import read_json, replacing, write_json
+from sweep.errors import CorruptFile, Superseded, SweepError
+from sweep.trial.files import (
+    MetricsLog,
+    is_start_intact,
+    read_json,
+    read_metrics,
+    replacing,
+    seal,
+    sha256_of_file,
+    write_json,
+)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -16,27 +26,20 @@ def test_what_is_written_is_read(tmp_path):
     assert read_json(path) == {"format_version": FORMAT_VERSION, **document}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"x": 1}', "\x00\x01"])
-def test_damaged_files_are_refused(tmp_path, text):
+CHANGED = json.dumps({**seal({"x": 1}), "x": 2})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"x": 1}', "\x00\x01", CHANGED])
+def test_damaged_and_changed_files_are_refused(tmp_path, text):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(CorruptFile, match=r"a\.json"):
         read_json(path)
 
 
-def test_a_changed_value_is_noticed(tmp_path):
+def test_a_newer_format_is_refused(tmp_path):
     path = tmp_path / "a.json"
-    write_json(path, {"x": 1})
-    path.write_text(path.read_text().replace('"x": 1', '"x": 2'))
-    with pytest.raises(CorruptFile, match="does not match its sha256"):
-        read_json(path)
-
-
-def test_a_newer_format_is_refused_with_the_way_on(tmp_path):
-    path = tmp_path / "a.json"
-    write_json(path, {"x": 1})
-    data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, "format_version": 99}))
+    path.write_text(json.dumps({**seal({"x": 1}), "format_version": 99}))
     with pytest.raises(SweepError, match="format_version"):
         read_json(path)
 
@@ -55,3 +58,63 @@ def test_a_failed_check_or_write_keeps_the_old_file_and_leaves_no_part(tmp_path)
         raise OSError("disk full")
     assert read_json(path)["x"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def allow():
+    pass
+
+
+def test_lines_are_read_back_and_non_finite_values_become_null(tmp_path):
+    log = MetricsLog(tmp_path / "m", 0, allow)
+    log.append({"time": 1.5, "step": 1, "tokens": 8, "train/loss": 9.25})
+    log.append({"time": 2.5, "step": 2, "tokens": 16, "train/loss": math.nan})
+    log.close()
+    assert [line["train/loss"] for line in read_metrics(tmp_path / "m")] == [9.25, None]
+    assert log.length == (tmp_path / "m").stat().st_size
+    assert log.sha256 == sha256_of_file(tmp_path / "m")
+
+
+def test_resume_keeps_the_known_start_and_orphans_reach_nothing(tmp_path):
+    path = tmp_path / "m"
+    orphan = MetricsLog(path, 0, allow)
+    orphan.append({"step": 1})
+    length, sha256 = orphan.length, orphan.sha256
+    orphan.append({"step": 2})
+    with path.open("ab") as file:
+        file.write(b'{"step": 3, "torn')  # killed in the middle of a line
+    assert is_start_intact(path, length, sha256)
+    log = MetricsLog(path, length, allow)
+    orphan.append({"step": 4})
+    log.append({"step": 2})
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    log.close()
+    orphan.close()
+
+
+def test_an_incomplete_last_line_is_left_out(tmp_path):
+    path = tmp_path / "m"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    assert read_metrics(path, length=15) == [{"step": 1}]
+
+
+def test_a_superseded_attempt_leaves_the_log_alone(tmp_path):
+    path = tmp_path / "m"
+    path.write_bytes(b'{"step": 1}\n')
+
+    def refuse():
+        raise Superseded
+
+    with pytest.raises(Superseded):
+        MetricsLog(path, 0, refuse)
+    assert path.read_bytes() == b'{"step": 1}\n'
+
+
+def test_a_changed_start_is_not_intact(tmp_path):
+    path = tmp_path / "m"
+    path.write_bytes(b"abc")
+    sha256 = sha256_of_file(path)
+    path.write_bytes(b"abX")
+    assert not is_start_intact(path, 3, sha256)
+    assert not is_start_intact(path, 4, sha256)
+    assert not is_start_intact(tmp_path / "missing", 3, sha256)

@@ -18,18 +18,17 @@ def test_a_trial_without_state_is_waiting(trial):
 
 
 def test_status_survives_the_disk(trial):
-    status = TrialStatus(State.FAILED, Cause.LOST, "killed", 2, 3, 4, "run")
+    status = TrialStatus(State.FAILED, Cause.LOST, "killed", 2, 3, 4)
     trial.write_status(status)
     assert trial.read_status() == status
 
 
 def test_a_superseded_fence_raises(trial):
     trial.write_status(TrialStatus(fencing=1))
-    check = trial.fence(1)
-    check()
+    trial.fence(1)
     trial.write_status(TrialStatus(fencing=2))
     with pytest.raises(Superseded):
-        check()
+        trial.fence(1)
 
 
 def test_settled_lines_are_those_no_resume_takes_back(trial):

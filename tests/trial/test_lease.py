@@ -12,7 +12,6 @@ from sweep.errors import FolderInUse
 from sweep.trial import lease
 from sweep.trial.files import canonical_json, seal
 from sweep.trial.lease import (
-    FileLock,
     Lease,
     LeaseWatch,
     is_locked,
@@ -23,8 +22,8 @@ from sweep.trial.lease import (
 HOLD = """
 import sys, time
 from pathlib import Path
-from sweep.trial.lease import FileLock
-lock = FileLock(Path(sys.argv[1]))
+from sweep.trial.lease import Lease
+lock = Lease(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(60)
 """
@@ -46,7 +45,7 @@ def test_a_held_lock_is_refused_and_names_its_owner(holder):
     process, path = holder
     assert is_locked(path)
     with pytest.raises(FolderInUse, match=f"process {process.pid}"):
-        FileLock(path)
+        Lease(path)
 
 
 def test_a_killed_owner_frees_its_lock_at_once(holder):
@@ -54,12 +53,12 @@ def test_a_killed_owner_frees_its_lock_at_once(holder):
     process.kill()
     process.wait()
     assert not is_locked(path)
-    FileLock(path).release()
+    Lease(path).release()
 
 
 def test_looking_at_a_lock_does_not_take_it(tmp_path):
     path = tmp_path / "l"
-    with FileLock(path):
+    with Lease(path):
         assert is_locked(path) and is_locked(path)
     assert not is_locked(path)
     assert not is_locked(tmp_path / "missing")

@@ -11,12 +11,12 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
+from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.loop import Steps
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.training.worker import run_attempt
 from sweep.trial.folder import SweepFolder
 from tests.workloads.trials import (
     CPU,
@@ -111,7 +111,7 @@ def test_a_smaller_microbatch_samples_fewer_completions_at_once(
     """So that the next attempt does not run out of memory in the sampling again."""
     execution = {"generation_batch_size": generation_batch_size}
     config = grpo_config(batch=32, microbatch=8, execution=execution)
-    config = config.attempted(shrunk_to or 8, config.execution.evaluation_batch_size)
+    config = config.attempted(shrunk_to or 8)
     step, seen = TrainingStep(config, CPU, config.microbatch_size), set()
     extend = step.model.extend
     step.model.extend = lambda ids, past: seen.add(len(ids)) or extend(ids, past)
@@ -126,8 +126,7 @@ def test_seconds_and_peak_memory_are_recorded_by_phase():
     steps.take(1)
     steps.progress.step = 1
     steps.store()
-    largest = steps.peak_memory_bytes()
-    line = steps.end_interval(largest)
+    largest, line = steps.progress.peak_memory_bytes, steps.end_interval()
     for phase in ("generate", "score", "log_probs", "update"):
         assert 0 < line[f"perf/{phase}_peak_bytes"] <= largest
         assert line[f"perf/{phase}_seconds"] > 0
@@ -200,7 +199,7 @@ def test_metrics_continue_after_a_checkpoint():
                 step.workload.meter.clear()
                 steps = Steps(config, step, progress)
         steps.store()
-        line = steps.end_interval(0)
+        line = steps.end_interval()
         means.append({name: line[name] for name in line if not name.startswith("perf/")})
     assert means[0] == means[1] and means[0]["reward/mean"] >= 0
 
@@ -259,7 +258,7 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     save_plan(make_plan(load_experiment("grpo-words", settings), logistics, folder).plan, folder)
     (trial,) = folder.trials()
     trial.write_status(begin_attempt(trial.read_status()))
-    assert run_attempt(trial.path, lambda: None).kind == "complete"
+    assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     result = trial.read_result()
     assert result["steps"] == 8 and -207 < result["final_valid_loss"] <= -200
 
@@ -284,7 +283,7 @@ def test_settings_of_sampling_are_refused_for_other_workloads():
 def test_microbatches_are_whole_groups_or_equal_parts_of_one():
     assert grpo_config(batch=24, microbatch=12).microbatch_size == 12
     assert grpo_config(batch=24, microbatch=2).microbatch_size == 2
-    with pytest.raises(SweepError, match=r"equal parts of one, got 6\. Use 4 or 8"):
+    with pytest.raises(SweepError, match=r"got 6\. Use 4 or 8"):
         grpo_config(batch=24, microbatch=6)
     with pytest.raises(SweepError, match=r"got 3\. Use 2 or 4"):
         grpo_config(batch=24, microbatch=3)

@@ -98,7 +98,7 @@ def test_openings_are_the_first_tokens_of_stories(text):
         ("infinite", "must return a finite .*inf"),
         ("undefined", "must return a finite .*nan"),
         ("reserved", "without the names .*std"),
-        ("absent", "has no 'absent'"),
+        ("absent", "has no attribute 'absent'"),
     ],
 )
 def test_a_user_reward_returns_finite_numbers(text, tmp_path, monkeypatch, name, reward):
