@@ -34,7 +34,6 @@ class Forecasts:
         self._forecasts: dict[tuple[int, int, int], Forecast] = {}
 
     def of(self, config: TrialConfig) -> Forecast:
-        """Return the forecast of a configuration."""
         size, micro = _run_size(config), config.microbatch_size
         key = size, micro, config.execution.evaluation_batch_size
         if key not in self._forecasts:
@@ -54,10 +53,7 @@ class Forecasts:
         cap: int | None = None,
         is_accumulated: bool = False,
     ) -> int:
-        """Return the largest microbatch, up to `cap`, whose peaks are within the limit; 0 if none.
-
-        With `is_accumulated` steps have as many microbatches as it takes to reach the highest peak.
-        """
+        """Return the largest microbatch, up to `cap`, that fits, alone or accumulated; or 0."""
 
         def needed_bytes(size: int) -> int:
             parts = config.telling_parts(size) if is_accumulated else 1
@@ -75,11 +71,7 @@ def _run_size(config: TrialConfig) -> int:
 
 
 def forecast_step(config: TrialConfig) -> Forecast:
-    """Forecast the steps and the evaluations of one trial on one device.
-
-    Raises:
-        SweepError: if the model or the workload needs values, which fake tensors do not have.
-    """
+    """Forecast the steps and the evaluations of one trial on one device."""
     try:
         return _run_without_data(config)
     except SweepError:
@@ -115,12 +107,13 @@ def _run_without_data(config: TrialConfig) -> Forecast:
             sums = GradientSums() if is_split else None
             step(step.workload.random_batch(size), 1e-3, sums)
             end_phase("update")
-        training, rest = dict(peaks), storages.live_bytes
-        peaks.clear()  # an evaluation of a workload that samples has phases too
+        phases = {name: peak for name, (peak, _) in peaks.items() if step.rollouts}
+        peak, by_category = max(peaks.values(), key=lambda phase: phase[0])
+        rest = storages.live_bytes
+        peaks.clear()
         step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
-        evaluation = max([storages.peak_bytes, *(phase_peak for phase_peak, _ in peaks.values())])
-    peak, by_category = max(training.values(), key=lambda phase: phase[0])
-    phases = {name: phase_peak for name, (phase_peak, _) in training.items() if step.rollouts}
+        end_phase("evaluation")  # it has other phases too if the workload samples
+    evaluation = max(phase_peak for phase_peak, _ in peaks.values())
     batch_size = config.science.batch_size // config.execution.devices
     return Forecast(batch_size, micro, peak, by_category, rest, evaluation, phases)
 
@@ -160,28 +153,26 @@ def on_devices(
 ) -> Forecast:
     """Return the forecast of one of several devices.
 
+    `largest_layer` and `outside` are bytes of weights: of one layer, and outside of all layers.
     Stages 0 and 1 keep a bucket for each gradient, also between steps. During a step stage 2 holds
     all weights in addition to its shard, stage 3 those of two layers and those outside of layers.
     Gradients of one layer, and of the weights outside of layers, are whole until they are reduced.
-
-    Args:
-        largest_layer: bytes of its weights.
-        outside: bytes of weights outside of layers: embeddings, the last norm, the output.
     """
     if devices == 1:
         return whole
     sizes = whole.by_category
     weights, gradients, states = (sizes[name] for name in ("weights", "gradients", "optimizer"))
     own_states = -(-states // devices) if stage >= 1 else states
+    at_rest = own_states - states
     if stage < 2:
-        own_weights, gathered, split = weights, 0, {"gradients": max(gradients, weights)}
+        own_weights, gathered, own_gradients = weights, 0, max(gradients, weights)
+        at_rest += weights
     else:
         own_weights = -(-weights // devices)
         gathered = weights if stage == 2 else min(weights, 2 * largest_layer + outside)
-        reduced = min(gradients, largest_layer + outside)
-        split = {"gradients": -(-gradients // devices) + reduced}
-    split |= {"weights": own_weights + gathered, "optimizer": own_states}
-    at_rest = own_weights - weights + own_states - states + (weights if stage < 2 else 0)
+        own_gradients = -(-gradients // devices) + min(gradients, largest_layer + outside)
+        at_rest += own_weights - weights
+    split = {"gradients": own_gradients, "weights": own_weights + gathered, "optimizer": own_states}
     return replace(
         whole,
         peak_bytes=whole.peak_bytes + sum(split.values()) - weights - gradients - states,

@@ -3,7 +3,7 @@
 These functions run in a `FreshProcess`; importing this module does not import torch."""
 
 import contextlib
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
 from sweep.config.numbers import format_bytes
@@ -50,6 +50,9 @@ def choose_preset(
 ) -> dict[str, Any]:
     """Choose settings by forecast for the largest step of a plan: the cheapest that fit.
 
+    Stored activations come before recomputed ones, and the given precision before bf16-pure. The
+    ZeRO stage is the first with the largest microbatch.
+
     Args:
         config: with the largest microbatch that the plan would take.
         preset: a key of `PRESETS`.
@@ -58,64 +61,49 @@ def choose_preset(
     from sweep.memory.forecast import Forecasts
     from sweep.training.device import usable_memory
 
-    usable, share = usable_memory(config.execution), SHARES[PRESETS[preset]]
-    devices, group, wanted = config.execution.devices, config.group_size, config.microbatch_size
-    is_split = "microbatch_bound" in fixed
-
-    def fitting(variant: TrialConfig) -> tuple[int, int]:
-        """Return the microbatch of the batch size that fits, 0 if none, and its upper bound."""
-        forecasts = Forecasts(devices, variant.execution.zero)
-        bound = forecasts.find_largest(variant, int(share * usable), wanted, is_accumulated=True)
-        size = largest_divisor(config.science.batch_size // devices, bound, group) if bound else 0
-        return 0 if is_split and size < wanted else size, bound
-
-    for variants in _variants(config, preset, fixed):
-        fits = [fitting(variant) for variant in variants]
-        size = max(fit[0] for fit in fits)
-        best = [fit[0] for fit in fits].index(size) if size else -1
-        chosen, bound = variants[best], max(group, fits[best][1])
+    execution, wanted = config.execution, config.microbatch_size
+    devices, group, is_split = execution.devices, config.group_size, "microbatch_bound" in fixed
+    usable, share = usable_memory(execution), SHARES[PRESETS[preset]]
+    part, limit = config.science.batch_size // devices, int(share * usable)
+    stages = [0, 1, 2, 3] if devices > 1 else [0]
+    if "zero" in fixed:
+        stages = [execution.zero]
+    elif preset == SAVES_MOST:
+        stages = stages[-1:]
+    recomputing = [True] if preset == SAVES_MOST else [False, True]
+    if "activation_checkpointing" in fixed:
+        recomputing = [execution.activation_checkpointing]
+    precisions: list[str] = [config.science.precision]
+    if "precision" not in fixed and PRECISIONS[-1] not in precisions:
+        precisions.append(PRECISIONS[-1])
+    chosen, size, bound = config, 0, 0
+    for precision, recomputes in itertools.product(precisions, recomputing):
+        for stage in stages:
+            variant = _changed(config, precision, zero=stage, activation_checkpointing=recomputes)
+            forecasts = Forecasts(devices, stage)
+            largest = forecasts.find_largest(variant, limit, wanted, is_accumulated=True)
+            divisor = largest_divisor(part, largest, group) if largest else 0
+            if is_split and divisor < wanted:
+                divisor = 0
+            if not size or divisor > size:
+                chosen, size, bound = variant, divisor, max(group, largest)
         if size:
             break
-    execution, precision = chosen.execution, chosen.science.precision
     parts = [
         f"{preset}: {f'microbatches of {size} fit' if size else 'no microbatch fits'} in "
         f"{share:.0%} of {format_bytes(usable)} by forecast",
-        f"with ZeRO {execution.zero}" if devices > 1 else "",
-        "with activation checkpointing" if execution.activation_checkpointing else "",
+        f"with ZeRO {chosen.execution.zero}" if devices > 1 else "",
+        "with activation checkpointing" if chosen.execution.activation_checkpointing else "",
         f"in {precision}" if precision != config.science.precision else "",
     ]
     return {
-        "zero": execution.zero,
-        "activation_checkpointing": execution.activation_checkpointing,
+        "zero": chosen.execution.zero,
+        "activation_checkpointing": chosen.execution.activation_checkpointing,
         "microbatch_bound": None if is_split else bound,
-        "evaluation_batch_size": min(config.execution.evaluation_batch_size, bound),
+        "evaluation_batch_size": min(execution.evaluation_batch_size, bound),
         "precision": precision,
         "reason": ", ".join(filter(None, parts)),
     }
-
-
-def _variants(
-    config: TrialConfig, preset: str, fixed: frozenset[str]
-) -> Iterator[list[TrialConfig]]:
-    """Yield one configuration per ZeRO stage, for each other setting, the cheapest first.
-
-    Stored activations come before recomputed ones, and the given precision before bf16-pure.
-    """
-    execution, stages = config.execution, (0, 1, 2, 3) if config.execution.devices > 1 else (0,)
-    if "zero" in fixed:
-        stages = (execution.zero,)
-    elif preset == SAVES_MOST:
-        stages = stages[-1:]
-    recomputing = (True,) if preset == SAVES_MOST else (False, True)
-    if "activation_checkpointing" in fixed:
-        recomputing = (execution.activation_checkpointing,)
-    narrow = () if "precision" in fixed else PRECISIONS[-1:]
-    for precision in dict.fromkeys((config.science.precision, *narrow)):
-        for recomputes in recomputing:
-            yield [
-                _changed(config, precision, zero=stage, activation_checkpointing=recomputes)
-                for stage in stages
-            ]
 
 
 def _changed(config: TrialConfig, precision: str, **execution: Any) -> TrialConfig:
@@ -129,8 +117,7 @@ def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
     from sweep.memory.forecast import forecast_step
 
     config = config.sized(config.science.batch_size, 1)
-    precision = config.science.precision
-    planned = forecast_step(config)
+    precision, planned = config.science.precision, forecast_step(config)
     remedies = {
         "--activation-checkpointing": _changed(config, precision, activation_checkpointing=True),
         f"--loss-chunk-rows {CHUNK_ROWS}": _changed(config, precision, loss_chunk_rows=CHUNK_ROWS),

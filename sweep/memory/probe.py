@@ -95,25 +95,17 @@ class Probe:
         return point.held_bytes if point.status == "OK" else None
 
     def measure(self, batch_size: int, microbatch_size: int) -> Measurement:
-        """Measure one point and judge whether it fits.
-
-        If throughput collapsed, it is measured again after the point that it is compared with,
-        because another process may have caused it.
-        """
+        """Measure one point and judge whether it fits."""
         key = (batch_size, microbatch_size)
-        if key in self.points:
-            return self.points[key]
-        point = self._measure(*key, STEPS)
-        fitting = [other for other in self.points.values() if other.status == "OK"]
-        if any(other.microbatch_size > microbatch_size for other in fitting):
-            fitting = []  # a larger one did not collapse
-        smaller = [other for other in fitting if other.microbatch_size < microbatch_size]
-        fastest = max(smaller, key=lambda other: other.tokens_per_second or 0.0, default=None)
-        if fastest and _judge(point, fastest).status == "COLLAPSED":
-            fastest = self._measure(fastest.batch_size, fastest.microbatch_size, STEPS)
-            point = self._measure(*key, STEPS)
-        self.points[key] = _judge(point, fastest)
-        self._on_point(self.points[key])
+        if key not in self.points:
+            fitting = [point for point in self.points.values() if point.status == "OK"]
+            smaller = [point for point in fitting if point.microbatch_size < microbatch_size]
+            best = max((point.tokens_per_second or 0.0 for point in smaller), default=0.0)
+            point = _judged(self._measure(*key, STEPS), best)
+            if point.status == "COLLAPSED":  # another process may have slowed it down
+                point = _judged(self._measure(*key, STEPS), best)
+            self.points[key] = point
+            self._on_point(point)
         return self.points[key]
 
     def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
@@ -128,17 +120,12 @@ class Probe:
             if soak_steps:
                 if size not in self._soaks:
                     steps = max(soak_steps, WARM_UP_STEPS + 3)
-                    self._soaks[size] = _judge(self._measure(size, size, steps), point)
+                    self._soaks[size] = _judged(self._measure(size, size, steps))
                 if (many := self._soaks[size]).status != "OK":
                     continue
                 soak = {"point": many.as_document(), "leak": find_leak(many.rests)}
-            return {
-                "name": name,
-                "share": SHARES[name],
-                "microbatch_size": size,
-                "headroom_bytes": point.headroom_bytes,
-                "soak": soak,
-            }
+            sizes = {"microbatch_size": size, "headroom_bytes": point.headroom_bytes}
+            return {"name": name, "share": SHARES[name], **sizes, "soak": soak}
         return None
 
     def accumulate(
@@ -153,16 +140,15 @@ class Probe:
         return point
 
 
-def _judge(point: Measurement, fastest: Measurement | None) -> Measurement:
+def _judged(point: Measurement, best_rate: float = 0.0) -> Measurement:
     """Return the point as COLLAPSED if the allocator retried or throughput fell too far."""
-    why, rate = "", point.tokens_per_second or 0.0
-    best = (fastest and fastest.tokens_per_second) or 0.0
+    rate = point.tokens_per_second or 0.0
+    if point.status != "OK" or (not point.allocator_retries and rate >= COLLAPSE * best_rate):
+        return point
+    message = f"{rate:,.0f} tokens/s, the best smaller point {best_rate:,.0f}"
     if point.allocator_retries:
-        why = f"the allocator had to retry {point.allocator_retries} times"
-    elif rate < COLLAPSE * best:
-        why = f"{rate:,.0f} tokens/s, below {COLLAPSE} of {best:,.0f}"
-    is_collapsed = point.status == "OK" and why
-    return replace(point, status="COLLAPSED", message=why) if is_collapsed else point
+        message = f"the allocator had to retry {point.allocator_retries} times"
+    return replace(point, status="COLLAPSED", message=message)
 
 
 def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
@@ -172,8 +158,9 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
     kept = rests[WARM_UP_STEPS:]
     fit: Any = stats.linregress(range(len(kept)), kept)
     slope, half = float(fit.slope), float(stats.t.ppf(0.975, len(kept) - 2) * fit.stderr)
-    leak = {"steps": len(rests), "bytes_per_step": slope, "interval": (slope - half, slope + half)}
-    return {**leak, "is_found": slope - half > 0}
+    interval = slope - half, slope + half
+    is_found = interval[0] > 0
+    return dict(steps=len(rests), bytes_per_step=slope, interval=interval, is_found=is_found)
 
 
 def measure_in_process(
@@ -185,13 +172,13 @@ def measure_in_process(
     process = FreshProcess(measure, sized, limit_bytes, steps)
     try:
         point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
-        return point
     except WorkerDied as error:
         status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
         outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
         if not error.timed_out and outcome.kind == "out_of_memory":
             status, message = "OUT_OF_MEMORY", outcome.message
         return Measurement(batch_size, microbatch_size, status, message)
+    return point
 
 
 def measure(

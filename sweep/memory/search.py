@@ -31,7 +31,6 @@ class Forecast:
 
     @property
     def needed_bytes(self) -> int:
-        """The larger peak of training and evaluation."""
         return max(self.peak_bytes, self.evaluation_bytes)
 
     def as_document(self) -> dict[str, Any]:
@@ -71,7 +70,6 @@ class Measurement:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Bytes between the peak and the limit."""
         if self.held_bytes is None or self.total_bytes is None:
             return None
         return self.total_bytes - self.held_bytes
@@ -134,15 +132,13 @@ def find_largest(
 ) -> SearchResult:
     """Find the largest size that fits, assuming that no size above one that does not fit does.
 
+    The result was measured, and the next size too, unless that exceeds the cap.
+
     Args:
         measure: returns the peak bytes of one size; None if it did not fit.
         limit_bytes: a size fits if its peak is at most this.
         unit: sizes are multiples of it.
         cap: the largest size of interest.
-
-    Returns:
-        A result whose `largest` was measured and fits, and whose next size was measured and does
-        not fit, unless that exceeds the cap.
     """
     top = max(1, cap // unit) if cap else 2**40  # units, as all sizes below
     low, high = 0, top + 1  # the largest size that fits, the smallest that does not

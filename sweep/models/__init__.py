@@ -32,15 +32,13 @@ class HasHidden(Protocol):
 class HasCache(HasHidden, Protocol):
     """A model that can continue a sequence from cached keys and values.
 
-    The member `pad_past(past, tokens)` is optional. It returns a past that is longer by so many
-    tokens, which makes memory forecasts faster.
+    The optional member `pad_past(past, tokens)` returns a longer past, for faster forecasts.
     """
 
     def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
         """Return the states of new tokens, (B, T, D), and the past that includes them.
 
-        `past` is None for the first tokens. Then it is the result of the previous call, which must
-        not be used again, and there is one new token per sequence.
+        `past` is None, or the previous result. Then there is one new token per sequence.
         """
 
 
@@ -58,18 +56,16 @@ def build_model(
     """Build a float32 model on the CPU. Equal settings and seeds give equal weights.
 
     With `activation_checkpointing`, the backward pass recomputes the activations of each block.
-
-    Raises:
-        SweepError: if a user's model has no weights, or does not support activation checkpointing.
     """
     if not isinstance(settings, ObjectSettings):
         return _BUILT_IN[settings.kind](settings, seed, activation_checkpointing)
     build = load_object(settings.name)
-    sizes = {"vocabulary": settings.vocabulary, "context": settings.context}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = build(**sizes, **settings.options)
+            model = build(
+                vocabulary=settings.vocabulary, context=settings.context, **settings.options
+            )
         except (Exception, SystemExit) as error:
             raise SweepError(
                 f"model {settings.name!r} must be callable with vocabulary, context and its "

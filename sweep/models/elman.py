@@ -38,11 +38,9 @@ class Elman(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)  # (B, T, D)
+        recomputes = self.activation_checkpointing and self.training
         for layer in self.layers:
-            if self.activation_checkpointing and self.training:
-                x = checkpoint(layer, x, use_reentrant=False)
-            else:
-                x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if recomputes else layer(x)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
@@ -53,7 +51,7 @@ class Elman(nn.Module):
 
 
 class ElmanLayer(nn.Module):
-    """Pre-norm, projection to input and gate, recurrent cell, projection back, residual."""
+    """Pre-norm, recurrent cell with its projections, residual: (B, T, D) to (B, T, D)."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -66,7 +64,6 @@ class ElmanLayer(nn.Module):
         self.cell = FusedCell.apply
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, T, D) to (B, T, D)."""
         inputs, gate = self.in_proj(self.norm(x)).chunk(2, dim=-1)  # (B, T, D) each
         inputs = F.silu(inputs).transpose(0, 1).contiguous()  # (T, B, D), the order of the cell
         gate = gate.transpose(0, 1).contiguous()
@@ -92,7 +89,6 @@ class FusedCell(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, z, w_x, w_h, bias):  # type: ignore[no-untyped-def]
-        """Save x, z, the states h, the pre-activations v and both weights for the backward pass."""
         v = F.linear(x, w_x, bias)  # (T, B, D)
         h = torch.empty(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype, device=x.device)
         states, transposed = h.unbind(0), w_h.T
@@ -105,14 +101,11 @@ class FusedCell(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        """Return all five gradients; dh, dz, dv and dx coexist with the incoming gradient."""
         x, z, w_x, w_h, h, _ = ctx.saved_tensors
         grad = grad.contiguous()
         gate = torch.sigmoid(z)
-        dz = grad * h[1:]
-        dz *= gate * (1 + z * (1 - gate))
-        dh = grad * z
-        dh *= gate
+        dz = (grad * h[1:]).mul_(gate * (1 + z * (1 - gate)))
+        dh = (grad * z).mul_(gate)
         del gate
         dv = (h[1:] * h[1:]).neg_().add_(1)  # the derivative of tanh
         slopes, gradients = dv.unbind(0), dh.unbind(0)
@@ -121,6 +114,5 @@ class FusedCell(torch.autograd.Function):
             slopes[t].mul_(gradients[t].addmm_(slopes[t + 1], w_h))
         flat = dv.flatten(0, 1)
         dx = (flat @ w_x).view_as(x)
-        dw_x = flat.T @ x.flatten(0, 1)
-        dw_h = flat.T @ h[:-1].flatten(0, 1)
+        dw_x, dw_h = flat.T @ x.flatten(0, 1), flat.T @ h[:-1].flatten(0, 1)
         return dx, dz, dw_x, dw_h, flat.sum(0)

@@ -5,34 +5,20 @@ together changes rounding only.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.models import HasCache, HasHidden
+from sweep.models import HasHidden
 from sweep.models.loss import widened
 
 END_CHECK_INTERVAL = 8  # tokens; a check whether all completions have ended waits for the device
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen."""
-
-    temperature: float = 1.0  # 0: the most likely token
-    top_p: float = 1.0  # sample from the smallest set of tokens with this much probability
-    end: int | None = None  # id that ends a completion; None: no completion ends early
-
-
 def completion_uniforms(seed: int, numbers: NDArray[np.int64], tokens: int) -> Tensor:
-    """Return the random numbers of some completions, (B, tokens), float64 in [0, 1).
-
-    `numbers`, (B,), are the positions of the completions in the stream of the seed.
-    """
+    """Return random numbers, (B, tokens), of the completions (B,) of a seed's stream."""
     uniforms = np.empty((len(numbers), tokens))
     for row, number in zip(uniforms, numbers, strict=True):
         row[:] = np.random.Generator(np.random.Philox(key=[seed, int(number)])).random(tokens)
@@ -44,62 +30,58 @@ def generate(
     model: nn.Module,
     prompts: Tensor,
     uniforms: Tensor,
-    sampling: Sampling,
-    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    end: int | None = None,
     is_rehearsal: bool = False,
 ) -> Tensor:
-    """Sample one completion per prompt, (B, N); after its end, a completion repeats the end id.
+    """Sample one completion (B, N) per prompt (B, P); after its end, it repeats the end id.
 
     Args:
         model: maps ids (B, T) to logits (B, T, V); its cache is used if it has one.
-        prompts: ids, (B, P), P ≥ 1.
         uniforms: random numbers of the completions, (B, N).
-        sampling: how tokens are chosen.
+        top_p: sample from the smallest set of tokens with this much probability.
+        end: id that ends a completion; None: no completion ends early.
         is_rehearsal: compute only the first two tokens and the last, which decide the peak memory,
             if the model can pad its cache.
     """
     count, tokens = uniforms.shape
-    end = sampling.end
     completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
     ids, past, projection = prompts, None, None
+    extend = getattr(model, "extend", None)  # of HasCache
     pad = getattr(model, "pad_past", None) if is_rehearsal and tokens > 3 else None
     positions: Iterable[int] = range(tokens) if pad is None else (0, 1, tokens - 1)
     for position in positions:
         if pad is not None and position == tokens - 1:
             past = pad(past, tokens - 3)
-        if not isinstance(model, HasHidden):
-            logits = model(ids)[:, -1]
-        else:
-            states, past = _extended(model, ids, past)
+        if isinstance(model, HasHidden):
+            states, past = extend(ids, past) if extend else (model.hidden(ids), None)
             if projection is None:
                 projection = model.output_weight().T.to(states.dtype)
             logits = states[:, -1] @ projection
-        chosen = next_tokens(logits, uniforms[:, position], sampling)
+        else:
+            logits = model(ids)[:, -1]
+        chosen = next_tokens(logits, uniforms[:, position], temperature, top_p)
         if end is not None:
             chosen = torch.where(has_ended, end, chosen)
             has_ended = has_ended | (chosen == end)
         completions[:, position] = chosen
         ids = chosen[:, None] if past is not None else torch.cat((ids, chosen[:, None]), dim=1)
-        is_check = position % END_CHECK_INTERVAL == END_CHECK_INTERVAL - 1
-        if end is not None and is_check and bool(has_ended.all()):
+        is_checked = end is not None and (position + 1) % END_CHECK_INTERVAL == 0
+        if is_checked and bool(has_ended.all()):
             break
     return completions
 
 
-def _extended(model: HasHidden, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
-    return model.extend(ids, past) if isinstance(model, HasCache) else (model.hidden(ids), None)
-
-
-def next_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
+def next_tokens(
+    logits: Tensor, uniforms: Tensor, temperature: float = 1.0, top_p: float = 1.0
+) -> Tensor:
     """Choose a token per row by inverse transform sampling, (B,) from (B, V) and (B,)."""
-    if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
-    shares = torch.softmax(widened(logits) / sampling.temperature, dim=-1)
-    order = None
-    if sampling.top_p < 1:
+    shares, order = torch.softmax(widened(logits) / temperature, dim=-1), None
+    if top_p < 1:
         shares, order = shares.sort(dim=-1, descending=True, stable=True)
-        is_beyond = shares.cumsum(dim=-1) - shares >= sampling.top_p  # never the first
+        is_beyond = shares.cumsum(dim=-1) - shares >= top_p  # never the first
         shares = shares.masked_fill(is_beyond, 0.0)
     cumulative = shares.cumsum(dim=-1)
     thresholds = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]

@@ -15,12 +15,7 @@ FORECAST_ATTENTION = "sdpa_without_values"
 
 
 class HuggingFace(nn.Module):
-    """Map token ids (B, T) to logits (B, T, V), without dropout, so the seed decides everything.
-
-    Raises:
-        SweepError: if transformers is not installed, does not know the architecture, or the
-            architecture scales its logits.
-    """
+    """Map token ids (B, T) to logits (B, T, V), without dropout, so the seed decides everything."""
 
     def __init__(
         self, settings: HuggingFaceSettings, seed: int, activation_checkpointing: bool = False

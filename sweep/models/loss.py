@@ -1,9 +1,8 @@
 """Cross-entropies and log-probabilities of a linear layer, without materializing its logits.
 
 Logits exist for a few rows at a time, and no (N, V) tensor is saved for the backward pass. The
-forward pass of the summed loss also computes its gradient, so nothing is computed twice. The
-gradient of log-probabilities needs weights that are known only later, so its backward pass
-computes the logits again.
+forward pass of the summed loss also computes its gradient; that of log-probabilities needs weights
+that are known only later, so its backward pass computes the logits again.
 
 Shapes: hidden (N, D) in the dtype of the matrix products, weight (V, D), targets (N,).
 """
@@ -25,9 +24,8 @@ LIGER_ABOVE = 32_768  # rows; the kernel waits for the host, which slows down sm
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
     """Return the summed cross-entropy in nats, at least float32, with `rows` logits at a time."""
     if hidden.is_cuda and len(hidden) > LIGER_ABOVE and liger is not None:
-        dtype = _accumulation_dtype(weight)
-        narrow = weight.to(hidden.dtype)
-        fused: Tensor = liger(hidden, narrow, targets, reduction="sum", accum_dtype=dtype)
+        options = {"reduction": "sum", "accum_dtype": _wide_dtype(weight)}
+        fused: Tensor = liger(hidden, weight.to(hidden.dtype), targets, **options)
         return fused.float()
     return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -43,20 +41,17 @@ def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows
 def linear_log_probs(
     hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each target and the entropy of each row in nats, (N,) each.
-
-    Logits are divided by `temperature`. Only the log-probabilities have a gradient.
-    """
+    """Return each target's log-probability, differentiable, and each row's entropy, (N,) each."""
     return _LinearLogProbs.apply(hidden, weight, targets, rows, temperature)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def widened(logits: Tensor) -> Tensor:
     """Return logits in at least float32."""
-    return logits if logits.dtype == torch.float64 else logits.float()
+    return logits.to(_wide_dtype(logits))
 
 
-def _accumulation_dtype(weight: Tensor) -> torch.dtype:
-    return torch.float64 if weight.dtype == torch.float64 else torch.float32
+def _wide_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,9 +64,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            narrow, dtype = weight.to(hidden.dtype), _accumulation_dtype(weight)
-            weight_grad: Tensor | None = None  # (V, D)
-            hidden_grad = torch.empty_like(hidden)
+            narrow, dtype = weight.to(hidden.dtype), _wide_dtype(weight)
+            hidden_grad, weight_grad = torch.empty_like(hidden), None  # (N, D), (V, D)
             total = torch.zeros((), dtype=dtype, device=hidden.device)
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, hidden_grad))
             for chunk, ids, chunk_grad in zip(*chunks, strict=True):
@@ -79,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 losses, normalizer = _losses(logits, ids)
                 total += losses.sum()
                 grad = logits.sub_(normalizer).exp_()  # softmax, in place
-                grad.scatter_add_(1, ids[:, None], grad.new_full((len(ids), 1), -1.0))
+                grad = grad.scatter_add_(1, ids[:, None], -torch.ones_like(normalizer))
                 grad = grad.to(hidden.dtype)
                 chunk_grad.copy_(grad @ narrow)
                 if weight_grad is None:
@@ -124,7 +118,7 @@ class _LinearLogProbs(torch.autograd.Function):
         hidden, weight, targets, normalizers = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
             narrow = weight.to(hidden.dtype)
-            weight_grad = torch.zeros_like(weight, dtype=_accumulation_dtype(weight))  # (V, D)
+            weight_grad = torch.zeros_like(weight, dtype=_wide_dtype(weight))  # (V, D)
             hidden_grad = torch.empty_like(hidden)
             tensors = (hidden, targets, normalizers, grad / ctx.temperature, hidden_grad)
             chunks = (torch.split(tensor, ctx.rows) for tensor in tensors)

@@ -27,7 +27,6 @@ class Quadratic(nn.Module):
         self.register_buffer("noise_scale", curvature.sqrt(), persistent=False)
 
     def expected_loss(self) -> Tensor:
-        """Return ½ Σ h_i w_i²."""
         return 0.5 * (self.curvature * self.weights.square()).sum()
 
     def forward(self, noise: Tensor, count: int) -> Tensor:
@@ -35,7 +34,6 @@ class Quadratic(nn.Module):
 
         `noise`, (dimensions,), is the sum of one standard normal vector per sequence.
         """
-        slope = torch.addcmul(
-            noise * self.noise_scale, self.curvature, self.weights, value=count / 2
-        )
-        return slope @ self.weights  # one product instead of two: half the operations
+        scaled = noise * self.noise_scale
+        slope = torch.addcmul(scaled, self.curvature, self.weights, value=count / 2)
+        return slope @ self.weights

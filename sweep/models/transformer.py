@@ -51,15 +51,11 @@ class Transformer(nn.Module):
         return self._states(ids, None)
 
     def extend(self, ids: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
-        """Return the states of new tokens, (B, T, D), and the past, which is extended in place.
-
-        Old and new keys and values exist together for one layer at a time.
-        """
+        """Return the states of new tokens, (B, T, D), and the past, which is extended in place."""
         cache: KeyValues = [] if past is None else past
         return self._states(ids, cache), cache
 
     def pad_past(self, past: KeyValues, tokens: int) -> KeyValues:
-        """Lengthen the past by so many tokens of zeros, for memory forecasts."""
         for index, (key, value) in enumerate(past):
             past[index] = F.pad(key, (0, 0, 0, tokens)), F.pad(value, (0, 0, 0, tokens))
         return past
@@ -113,7 +109,6 @@ class Block(nn.Module):
     def attention(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply causal self-attention, (B, T, D) to (B, T, D), over `past` and `x`."""
         batch, length, width = x.shape
         stacked = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = stacked.transpose(1, 3).unbind(2)  # (B, H, T, D/H) each

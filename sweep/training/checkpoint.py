@@ -52,7 +52,7 @@ class CheckpointStore:
                     stored = load_file(path / WHOLE)
             except (OSError, KeyError, ValueError, SafetensorError) as error:
                 problem = str(error)
-            is_damaged = ranks.largest(bool(problem))  # for any process: then none may use it
+            is_damaged = any(ranks.gathered(bool(problem)))  # for any process: then none may use it
             if not is_damaged:
                 try:
                     _restore(step, path, notes, stored)

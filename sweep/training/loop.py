@@ -84,7 +84,7 @@ class Steps:
         progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
         progress.watched = rollouts.meter.state() if rollouts else {}
         phases = self._phases.peaks.values() if self._phases else ()
-        self._peak_bytes = ranks.largest(max(peak_memory_bytes(self.step.device), *phases, 0))
+        self._peak_bytes = max(ranks.gathered(max(peak_memory_bytes(self.step.device), *phases, 0)))
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
 
     def end_interval(self) -> dict[str, Any]:

@@ -22,11 +22,7 @@ _BUILT_IN: dict[str, Callable[[TrialConfig, torch.device], Workload]] = {
 
 
 def build_workload(config: TrialConfig, device: torch.device) -> Workload:
-    """Build the workload that a trial names. Data is opened on first use, not here.
-
-    Raises:
-        SweepError: if a user's workload cannot be built, or lacks members of the protocol.
-    """
+    """Build the workload that a trial names. Data is opened on first use, not here."""
     name = config.science.workload
     if name in _BUILT_IN:
         return _BUILT_IN[name](config, device)
@@ -48,16 +44,7 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
 
 
 def check_workload(config: TrialConfig, text: TokenizedText | None) -> None:
-    """Check that a trial's workload can start, before anything is written.
-
-    Args:
-        config: any trial of the sweep.
-        text: the prepared text; None if there is none, or if it is not prepared yet.
-
-    Raises:
-        SweepError: if a user's workload cannot be built, the text is too short, or the prompts or
-            the reward of GRPO cannot be used.
-    """
+    """Check that a trial's workload can start; `text` is None if it is not prepared yet."""
     workload = build_workload(config, torch.device("cpu"))
     if isinstance(workload, Grpo):
         workload.check(text)

@@ -20,16 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.config.workload import FINAL_PROMPTS, GrpoSettings
 from sweep.data.tokens import SEPARATOR_ID, TextTokenizer, TokenizedText
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
-from sweep.models.generation import Sampling, completion_uniforms, generate
+from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
 from sweep.workloads.inputs import build_initial_model, open_text, open_tokenizer
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
-from sweep.workloads.tasks import Chess, Completion, Prompt, Task, build_task, load_reward, score
+from sweep.workloads.tasks import Chess, Completion, Prompt, Task, build_task, score
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 ALL_ROWS = 1 << 30
@@ -57,17 +58,14 @@ class Grpo:
 
     @cached_property
     def text(self) -> TokenizedText | None:
-        """The text from which prompts are drawn, or None."""
         return open_text(self.config)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of prompts and completions."""
         return self.text.tokenizer if self.text else open_tokenizer(self.config)
 
     @cached_property
     def task(self) -> Task:
-        """The prompts and their rewards."""
         return build_task(self.settings, self.text, self.config.science.seed)
 
     def check(self, text: TokenizedText | None) -> None:
@@ -75,7 +73,7 @@ class Grpo:
         if self.settings.task == "chess":
             Chess(0)
         if self.settings.reward:
-            load_reward(self.settings.reward)
+            load_object(self.settings.reward)
         if text is None and self.config.science.data is not None:
             return  # the prompts are checked once the text is prepared
         self.text = text
@@ -87,7 +85,6 @@ class Grpo:
         return build_initial_model(self.config)
 
     def start(self, model: nn.Module) -> None:
-        """Copy the initial weights to the reference, if the divergence has a weight."""
         if not self.settings.kl:
             return
         # Cloned one by one: a deep copy of fake tensors does not preserve shared storages.
@@ -100,21 +97,15 @@ class Grpo:
         return sum(weight.nbytes for weight in self.reference.parameters()) if self.reference else 0
 
     def build_batch(self, first: int, count: int) -> Batch:
-        """Return the numbers of completions, (count,)."""
         return (torch.arange(first, first + count),)
 
     def random_batch(self, count: int) -> Batch:
-        """Return random prompts (count, P) and random numbers (count, N) for a step without data.
-
-        Its completions have the maximum length and no advantages.
-        """
-        shape = (count, self.settings.prompt_tokens)
+        """Return random prompts (count, P) and random numbers (count, N)."""
+        shape, tokens = (count, self.settings.prompt_tokens), self.settings.new_tokens
         ids = torch.randint(self.vocabulary, shape, device=self.device)
-        shape = (count, self.settings.new_tokens)
-        return ids, torch.rand(shape, dtype=torch.float64, device=self.device)
+        return ids, torch.rand(count, tokens, dtype=torch.float64, device=self.device)
 
     def loss_tokens(self, batch: Batch) -> int | Tensor:
-        """Return the divisor of the loss of a whole batch."""
         mask = batch[1]
         if self.settings.loss == "grpo":
             return len(mask)
@@ -122,15 +113,11 @@ class Grpo:
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed, weighted surrogate of the completions of `roll_out`."""
-        ids, mask, advantage, old, reference = batch
+        ids, mask, gain, sampled, reference = batch
         log_probs, entropies = self.log_probs(model, ids)
-        losses, metrics = surrogate(
-            log_probs,
-            old if self.updates_per_step > 1 else None,
-            reference if self.settings.kl else None,
-            advantage,
-            self.settings,
-        )
+        old = sampled if self.updates_per_step > 1 else None
+        initial = reference if self.settings.kl else None
+        losses, metrics = surrogate(log_probs, old, initial, gain, self.settings)
         self.meter.add_means({**metrics, "grpo/entropy": entropies}, mask)
         is_mean = self.settings.loss == "grpo"  # over the tokens of each completion
         return (losses * (mask / mask.sum(dim=1, keepdim=True) if is_mean else mask)).sum()
@@ -138,8 +125,7 @@ class Grpo:
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the completions, (B, N) each, from (B, P + N).
 
-        They are computed at the sampling temperature. For a model with `hidden`, at most
-        `loss_chunk_rows` rows of logits exist at a time.
+        For a model with `hidden`, at most `loss_chunk_rows` rows of logits exist at a time.
         """
         precision, temperature = self.config.science.precision, self.settings.temperature
         first = self.settings.prompt_tokens
@@ -159,17 +145,13 @@ class Grpo:
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Sample completions, score them, and measure their log-probabilities.
 
-        Args:
-            model: the policy.
-            batch: from `build_batch` or `random_batch`.
-            microbatch_size: completions whose log-probabilities are computed at a time.
+        Completions of a `random_batch` have the maximum length and no advantages.
 
         Returns:
             ids (B, P + N), mask (B, N), advantages (B,), and log-probabilities (B, N) of the
             sampling policy and of the reference; zeros if they are not needed.
         """
-        settings, is_random = self.settings, len(batch) > 1
-        prompts: list[Prompt] = []
+        settings, is_random, prompts = self.settings, len(batch) > 1, list[Prompt]()
         if is_random:
             ids, uniforms = batch
         else:
@@ -180,9 +162,8 @@ class Grpo:
             ids = self.encode(prompts)
             uniforms = completion_uniforms(self.config.science.seed, numbers, settings.new_tokens)
         with self._phase("generate"):
-            end = None if is_random else SEPARATOR_ID
-            size = self.config.sampled_at_once(microbatch_size)
-            completions = self.generate(model, ids, uniforms, size, end=end)
+            size, end = self.config.sampled_at_once(microbatch_size), SEPARATOR_ID
+            completions = self.generate(model, ids, uniforms, size, None if is_random else end)
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
@@ -200,11 +181,7 @@ class Grpo:
         return ids, mask, gain, old, reference
 
     def encode(self, prompts: list[Prompt]) -> Tensor:
-        """Return the ids of prompts, (B, P), padded on the left with separators.
-
-        Raises:
-            SweepError: if a prompt is longer.
-        """
+        """Return the ids of prompts, (B, P), padded on the left with separators."""
         length, rows = self.settings.prompt_tokens, []
         for prompt in prompts:
             ids = list(prompt.ids or self.tokenizer.encode_batch([prompt.text])[0].tolist())
@@ -222,20 +199,16 @@ class Grpo:
         prompts: Tensor,
         uniforms: Tensor,
         size: int,
-        *,
         end: int | None = SEPARATOR_ID,
     ) -> Tensor:
-        """Sample completions (B, N) of prompts (B, P), `size` at a time.
-
-        With `end` None, completions have the maximum length.
-        """
-        sampling = Sampling(self.settings.temperature, self.settings.top_p, end)
-        was_training, parts = model.training, []
+        """Sample completions (B, N) of prompts (B, P), `size` at a time, until `end` if given."""
+        settings, was_training, parts = self.settings, model.training, []
+        options = (settings.temperature, settings.top_p, end, self.is_rehearsal)
         model.eval()
         splits = torch.split(prompts, size), torch.split(uniforms.to(self.device), size)
         with autocast(self.device, self.config.science.precision):
             for ids, own in zip(*splits, strict=True):
-                parts.append(generate(model, ids, own, sampling, is_rehearsal=self.is_rehearsal))
+                parts.append(generate(model, ids, own, *options))
         model.train(was_training)
         return torch.cat(parts)
 
@@ -269,7 +242,6 @@ class Grpo:
         return FinalEvaluation(losses, -float(train.mean()), None)
 
     def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> NDArray[np.float64]:
-        """Return the rewards of one completion of each of the first `count` prompts."""
         size, rewards = self.config.execution.evaluation_batch_size, []
         at_once = min(size, self.config.sampled_at_once(self.config.microbatch_size))
         for first in range(0, count, size):
@@ -291,8 +263,7 @@ class Grpo:
 def advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
     """Return the advantage of each completion over its group, (B,) from rewards (B,).
 
-    The completions of a prompt are adjacent. `scale` chooses the standard deviation by which the
-    differences are divided: of the group, of the batch, or none.
+    `scale` chooses the standard deviation that divides the differences: group, batch, or none.
     """
     groups = rewards.view(-1, group_size)
     centered = groups - groups.mean(dim=1, keepdim=True)
@@ -320,12 +291,13 @@ def surrogate(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped surrogate loss of each token, (B, N), and the metrics of each token.
 
+    The divergence is Schulman's k3 estimate.
+
     Args:
         log_probs: of the policy, (B, N), with gradient.
         old: of the policy that sampled, (B, N); None if it is the current policy.
         reference: of the initial policy, (B, N); None without a divergence term.
         advantage: of each completion, (B,).
-        settings: clip, clip_high and kl. The divergence is Schulman's k3 estimate.
     """
     ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
     low, high = 1 - settings.clip, 1 + (settings.clip_high or settings.clip)

@@ -41,9 +41,6 @@ def build_initial_model(config: TrialConfig) -> nn.Module:
     """Build the float32 model on the CPU, with the weights of the seed or of `init_path`.
 
     On the meta device no weights are loaded.
-
-    Raises:
-        SweepError: if the weights differ from the planned ones, or belong to another model.
     """
     science, path = config.science, config.init_path
     model = build_model(science.model, science.seed, config.execution.activation_checkpointing)

@@ -32,7 +32,6 @@ class Pretrain:
 
     @cached_property
     def text(self) -> TokenizedText:
-        """The tokenized text, which is prepared on first use if necessary."""
         text = open_text(self.config)
         assert text is not None
         text.check_window(self.tokens_per_sequence)
@@ -40,7 +39,6 @@ class Pretrain:
 
     @cached_property
     def stream(self) -> SequenceStream:
-        """The global stream of training windows."""
         seed = self.config.science.seed
         return SequenceStream(len(self.text.train), self.tokens_per_sequence, seed)
 
@@ -48,11 +46,9 @@ class Pretrain:
         return build_initial_model(self.config)
 
     def build_batch(self, first: int, count: int) -> Batch:
-        """Return windows of the stream, (count, T + 1)."""
         return (self._windows(self.text.train, self.stream.window_indices(first, count)),)
 
     def random_batch(self, count: int) -> Batch:
-        """Return random ids, (count, T + 1)."""
         shape = (count, self.tokens_per_sequence + 1)
         return (torch.randint(self.vocabulary, shape, device=self.device),)
 
@@ -60,7 +56,6 @@ class Pretrain:
         return batch[0].shape[0] * (batch[0].shape[1] - 1)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the summed cross-entropy in nats."""
         windows, rows = batch[0], self.config.execution.loss_chunk_rows
         if not (rows and isinstance(model, HasHidden) and torch.is_grad_enabled()):
             return self.token_losses(model, windows).sum()
@@ -139,5 +134,4 @@ class Pretrain:
         return windows.to(self.device, non_blocking=True)
 
     def epochs(self) -> float:
-        """Return the trained tokens divided by the tokens of all windows."""
         return self.stream.epochs(self.config.science.tokens)

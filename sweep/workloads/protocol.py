@@ -24,7 +24,6 @@ class FinalEvaluation:
 
     @property
     def valid_loss(self) -> float:
-        """Mean loss per token of the whole validation split."""
         total, tokens = self.valid_losses.sum(axis=0)
         return float(total / tokens)
 
@@ -103,10 +102,7 @@ class Meter:
         components: Mapping[str, NDArray[np.float64]],
         group_size: int,
     ) -> None:
-        """Add the rewards (B,) of whole groups, and their components, (B,) each.
-
-        A component counts 0 for every completion that lacks it, also before it first appears.
-        """
+        """Add rewards (B,) and components, (B,) each, which are 0 for completions without them."""
         groups = rewards.reshape(-1, group_size)
         self.add("reward/mean", rewards.sum(), rewards.size)
         self.add("reward/std", rewards.std(), 1)
@@ -119,11 +115,10 @@ class Meter:
                 self._sums[name] = (self._sums[name][0], self._sums["reward/mean"][1])
 
     def state(self) -> dict[str, list[float]]:
-        """Return sums and counts as numbers, for a checkpoint; waits for the device."""
+        """Return sums and counts as numbers; waits for the device."""
         return {name: [float(total), float(count)] for name, (total, count) in self._sums.items()}
 
     def restore(self, state: dict[str, list[float]]) -> None:
-        """Continue from the result of `state`."""
         self._sums = {name: (total, count) for name, (total, count) in state.items()}
 
     def clear(self) -> None:

@@ -69,7 +69,6 @@ class NoisyQuadratic:
         return build_model(self.config.science.model, self.seed)
 
     def build_batch(self, first: int, count: int) -> Batch:
-        """Return the numbers of the sequences, (count,)."""
         return (torch.arange(first, first + count, device=self.device),)
 
     def random_batch(self, count: int) -> Batch:
@@ -84,7 +83,6 @@ class NoisyQuadratic:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
-        """Return the expected loss."""
         assert isinstance(model, Quadratic)
         return model.expected_loss().item()
 

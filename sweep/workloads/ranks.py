@@ -42,11 +42,6 @@ def summed(value: Tensor) -> Tensor:
     return value
 
 
-def largest(value: int) -> int:
-    """Return the maximum over all processes."""
-    return max(gathered(value))
-
-
 def agreed(value: Value) -> Value:
     """Return the value of the first process in all processes."""
     values = [value]
@@ -59,10 +54,6 @@ def share_out(parts: list[Any], compute: Callable[[Any], Tensor]) -> list[Tensor
     """Return `compute(part)` for every part in all processes; each process computes some.
 
     All processes call `compute` equally often, as sharded weights require.
-
-    Args:
-        parts: at least one, the same in all processes.
-        compute: returns tensors whose shapes differ in the first dimension only.
     """
     if not are_many():
         return [compute(part) for part in parts]

@@ -3,7 +3,6 @@
 import importlib
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,11 +62,7 @@ class Task(Protocol):
 
 
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    """Build the task of an experiment; `seed` decides the order of its prompts.
-
-    Raises:
-        SweepError: if the task lacks its reward or its extra.
-    """
+    """Build the task of an experiment; `seed` decides the order of its prompts."""
     if settings.task == "chess":
         task: Task = Chess(seed)
     else:
@@ -101,7 +96,6 @@ class Openings:
         self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
 
     def story(self, number: int, is_held_out: bool, tokens: int) -> NDArray[np.integer]:
-        """Return the first tokens of a document."""
         split = self._text.valid if is_held_out else self._text.train
         if is_held_out not in self._ends:
             self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self._text.separator)
@@ -161,7 +155,6 @@ class Chess:
         self._seed, self._chess = seed, importlib.import_module("chess")
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        """Return an undecided position."""
         key = [self._seed, POSITIONS + number + (HELD_OUT_POSITIONS if is_held_out else 0)]
         rng = np.random.Generator(np.random.Philox(key=key))
         board = self._chess.Board()
@@ -175,15 +168,13 @@ class Chess:
         return Prompt(f"FEN: {fen}\nMove:", facts={"fen": fen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Grade the move at the start of the completion."""
-        match = MOVE.match(completion.text)
-        if match is None:
+        if (match := MOVE.match(completion.text)) is None:
             return {"format": 0.0, "legal": 0.0, "best": 0.0}
         board = self._chess.Board(prompt.facts["fen"])
         values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
-        value = values.get(match[1])
-        if value is None:
+        if match[1] not in values:
             return {"format": FORMAT_REWARD, "legal": 0.0, "best": 0.0}
+        value = values[match[1]]
         worse = sum(other < value for other in values.values())
         share = 1.0 if value == max(values.values()) else worse / (len(values) - 1)
         return {"format": FORMAT_REWARD, "legal": LEGAL_REWARD, "best": BEST_REWARD * share}
@@ -194,8 +185,7 @@ class Chess:
         after.push(move)
         if after.is_checkmate():
             return CHECKMATE
-        material = self._material(after, board.turn)
-        worst = 0.0
+        material, worst = self._material(after, board.turn), 0.0
         for reply in list(after.legal_moves):
             if after.is_capture(reply):
                 after.push(reply)
@@ -208,30 +198,14 @@ class Chess:
         return float(sum(VALUES[p.piece_type] * (1 if p.color == side else -1) for p in pieces))
 
 
-def load_reward(name: str) -> Callable[[str, str], Any]:
-    """Import the function that `module:function` names."""
-    function = load_object(name)
-    if not callable(function):
-        raise SweepError(f"reward {name!r} must be a function, got {function!r}. Name another.")
-    return function  # type: ignore[no-any-return]
-
-
 class UserReward:
-    """The prompts of a task with the user's reward, a `module:function` of prompt and completion.
-
-    The function returns a number, or a dict of numbers, which are added.
-    """
+    """The prompts of a task with the user's reward: a number, or a dict of numbers to add."""
 
     def __init__(self, task: Task, name: str) -> None:
-        self._name, self._function = name, load_reward(name)
+        self._name, self._function = name, load_object(name)
         self.prompts_in_epoch, self.prompt = task.prompts_in_epoch, task.prompt
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        """Return the components of the user's reward.
-
-        Raises:
-            SweepError: if the function raises, or returns something else.
-        """
         try:
             result = self._function(prompt.text, completion.text)
             components = result if isinstance(result, dict) else {"own": result}

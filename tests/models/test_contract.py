@@ -17,7 +17,7 @@ from sweep.config.models import (
 )
 from sweep.errors import SweepError
 from sweep.models import HasCache, HasHidden, build_model, build_without_weights, count_parameters
-from sweep.models.generation import Sampling, generate
+from sweep.models.generation import generate
 
 SIZES = {"vocabulary": 64, "context": 24}
 GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 24,
@@ -133,15 +133,15 @@ class WithoutCache(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "llama"])
-@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0, 0.95, end=0)])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.01}, {"top_p": 0.95, "end": 0}])
 def test_the_cache_changes_no_token(name, sampling):
     """In float64."""
     model = build_model(settings_of(name), 0).double().eval()
     assert isinstance(model, HasCache) and not isinstance(WithoutCache(model), HasCache)
     prompts = torch.randint(64, (6, 9), generator=torch.Generator().manual_seed(1))
     uniforms = torch.rand(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    expected = generate(WithoutCache(model), prompts, uniforms, sampling)
-    assert torch.equal(generate(model, prompts, uniforms, sampling), expected)
+    expected = generate(WithoutCache(model), prompts, uniforms, **sampling)
+    assert torch.equal(generate(model, prompts, uniforms, **sampling), expected)
     assert len(expected.unique(dim=0)) > 1
 
 

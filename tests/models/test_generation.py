@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sweep.config.models import TransformerSettings
 from sweep.models import build_model
-from sweep.models.generation import Sampling, completion_uniforms, generate, next_tokens
+from sweep.models.generation import completion_uniforms, generate, next_tokens
 from sweep.training.storages import LiveStorages
 
 CONFIG = TransformerSettings(
@@ -19,16 +19,18 @@ LOGITS = torch.tensor([2.0, 0.5, -1.0, 1.0, -30.0])
 DRAWS = 20_000
 
 
-def frequencies(sampling, draws=DRAWS):
+def frequencies(draws=DRAWS, **sampling):
     uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws  # evenly spread
-    tokens = next_tokens(LOGITS.expand(draws, -1), uniforms, sampling)
+    tokens = next_tokens(LOGITS.expand(draws, -1), uniforms, **sampling)
     return torch.bincount(tokens, minlength=len(LOGITS)).double() / draws
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_softmax(temperature):
     expected = torch.softmax(LOGITS.double() / temperature, 0)
-    torch.testing.assert_close(frequencies(Sampling(temperature)), expected, rtol=0, atol=2 / DRAWS)
+    torch.testing.assert_close(
+        frequencies(temperature=temperature), expected, rtol=0, atol=2 / DRAWS
+    )
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, [0]), (0.7, [0, 3]), (0.9, [0, 3, 1])])
@@ -36,7 +38,7 @@ def test_top_p_keeps_the_smallest_set_with_that_probability(top_p, kept):
     shares = torch.softmax(LOGITS.double(), 0)
     expected = torch.zeros(len(LOGITS), dtype=torch.float64)
     expected[kept] = shares[kept] / shares[kept].sum()
-    shares = frequencies(Sampling(top_p=top_p))
+    shares = frequencies(top_p=top_p)
     torch.testing.assert_close(shares, expected, rtol=0, atol=2 / DRAWS)
 
 
@@ -45,8 +47,7 @@ def test_top_p_keeps_the_smallest_set_with_that_probability(top_p, kept):
 def test_the_ends_of_the_range_choose_possible_tokens(uniform, top_p):
     logits = torch.tensor([[-200.0, 1.0, 2.0, -200.0]])
     drawn = torch.tensor([uniform], dtype=torch.float64)
-    assert next_tokens(logits, drawn, Sampling(top_p=top_p)).item() in (1, 2)
-    assert next_tokens(logits, drawn, Sampling(0.0)).item() == 2  # the most likely one
+    assert next_tokens(logits, drawn, top_p=top_p).item() in (1, 2)
 
 
 def test_each_completion_has_its_own_random_numbers():
@@ -66,17 +67,17 @@ class Counts(nn.Module):
 
 def test_after_its_end_a_completion_repeats_the_end():
     prompts = torch.tensor([[1, 2], [3, 4]])
-    completions = generate(Counts(), prompts, torch.full((2, 6), 0.5), Sampling(end=5))
+    completions = generate(Counts(), prompts, torch.full((2, 6), 0.5), end=5)
     assert completions.tolist() == [[3, 4, 5, 5, 5, 5], [5, 5, 5, 5, 5, 5]]
 
 
 def test_sampling_stops_when_all_completions_have_ended():
     model, calls = Counts(), []
     model.register_forward_hook(lambda *_: calls.append(None))
-    generate(model, torch.tensor([[4]]), torch.full((1, 50), 0.5), Sampling(end=5))
+    generate(model, torch.tensor([[4]]), torch.full((1, 50), 0.5), end=5)
     assert len(calls) < 20
     calls.clear()
-    generate(model, torch.tensor([[4]]), torch.full((1, 50), 0.5), Sampling(end=None))
+    generate(model, torch.tensor([[4]]), torch.full((1, 50), 0.5))
     assert len(calls) == 50
 
 
@@ -100,7 +101,7 @@ def test_a_rehearsal_has_the_peak_memory_of_all_tokens(tokens):
     for is_rehearsal in (False, True):
         with FakeTensorMode(allow_non_fake_inputs=True), LiveStorages() as storages:
             drawn = torch.zeros(4, tokens)
-            generate(model, prompts, drawn, Sampling(), is_rehearsal=is_rehearsal)
+            generate(model, prompts, drawn, is_rehearsal=is_rehearsal)
             peaks.append(storages.peak_bytes)
     assert peaks[0] == peaks[1] > 0
     assert len(calls) == tokens + min(tokens, 3)

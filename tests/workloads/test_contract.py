@@ -145,7 +145,7 @@ def test_a_text_that_does_not_fill_a_window_is_refused():
     [
         ({"prompt_tokens": 2}, "prompt_tokens must hold the longest prompt"),
         ({"reward": "own_workload:absent"}, "has no attribute 'absent'"),
-        ({"reward": "own_workload:number"}, "must be a function"),
+        ({"reward": "own_workload:number"}, "not callable"),
         ({"reward": "own_workload:reward"}, "raised IndexError"),  # for an empty completion
     ],
 )
@@ -158,7 +158,10 @@ def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(user_module
 
 @pytest.mark.parametrize(
     ("grpo", "message"),
-    [({"reward": "own_workload:number"}, "must be a function"), ({"task": "chess"}, "extra chess")],
+    [
+        ({"reward": "own_workload:absent"}, "has no attribute 'absent'"),
+        ({"task": "chess"}, "extra chess"),
+    ],
 )
 def test_a_missing_reward_or_extra_is_reported_before_the_text_is_prepared(
     user_module, monkeypatch, grpo, message

@@ -16,7 +16,7 @@ def exchange(rank, store, should_stop):
         assert (ranks.are_many(), ranks.rank(), ranks.count()) == (True, rank, WORLD)
         for value in (NAME, "ünïcode", "", None, 0.1, -3):
             assert ranks.agreed(value if rank == 0 else "another") == value
-        assert ranks.largest(rank * 7) == 14
+        assert ranks.gathered(rank * 7) == [0, 7, 14]
         assert ranks.summed(torch.tensor([1.0, rank])).tolist() == [WORLD, 3.0]
         calls = []
         squares = ranks.share_out([1, 2, 3, 4], lambda n: calls.append(n) or torch.full((n,), n**2))
@@ -35,5 +35,5 @@ def test_processes_agree_on_the_value_of_the_first_and_share_work(tmp_path):
 def test_one_process_sends_nothing():
     assert (ranks.are_many(), ranks.rank(), ranks.count()) == (False, 0, 1)
     assert ranks.agreed(NAME) == NAME and ranks.agreed(None) is None
-    assert ranks.largest(3) == 3 and ranks.summed(torch.ones(1)).item() == 1
+    assert ranks.gathered(3) == [3] and ranks.summed(torch.ones(1)).item() == 1
     assert ranks.share_out([1, 2], lambda n: torch.tensor([n])) == [1, 2]
