@@ -40,7 +40,14 @@ HEADERS = {
     "stage": r"stage",
 }
 TEXTS = ("status", "seed", "stage")
-OUR_HEADERS = {"id", "stage", "policy", "state", "cause", "seconds_training"}  # of trials.csv
+OUR_HEADERS = {
+    "id",
+    "stage",
+    "policy",
+    "state",
+    "cause",
+    "seconds_training",
+}  # columns of our own trials.csv
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter

@@ -96,7 +96,7 @@ class PolicyChecks:
 class PolicyResult(PolicyChecks):
     """The reporting trials of one learning-rate policy, compared and checked."""
 
-    comparison: Comparison  # of final losses, paired by seed
+    comparison: Comparison  # final losses, paired by seed
 
 
 def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:

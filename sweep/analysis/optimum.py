@@ -28,7 +28,7 @@ class LearningRateOptimum:
     best: float | None  # the measured rate of the least loss; None if every trial diverged
     is_inside: bool  # whether both ends of the grid are worse; a diverged trial is +∞
     rate: float | None = None  # η*, the vertex
-    interval: Interval | None = None  # of η*, 95 %; None without σ or if it is unbounded
+    interval: Interval | None = None  # 95 % interval of η*; None without σ or if unbounded
     plateau: Interval | None = None  # range of measured rates within one σ of the least loss
 
 
@@ -125,7 +125,7 @@ def learning_rate_optimum(
     reach, plateau = math.nan, None
     if sigma is not None:
         reach = sigma * float(stdtrit(degrees_of_freedom, 1 - ALPHA / 2))
-        ends = np.flatnonzero(np.r_[True, values > least + sigma, True]) - 1  # of the plateau
+        ends = np.flatnonzero(np.r_[True, values > least + sigma, True]) - 1  # ends of the plateau
         after = int(np.searchsorted(ends, best))
         plateau = (float(grid[ends[after - 1] + 1]), float(grid[ends[after] - 1]))
     rate, interval = _vertex(np.log(grid[near]), values[near], reach)

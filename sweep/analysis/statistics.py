@@ -67,7 +67,7 @@ class Comparison:
     batch_sizes: tuple[int, ...]
     seeds: tuple[int, ...]  # common to all batch sizes; the order of Pair.by_seed
     left_out: dict[int, tuple[int, ...]]  # batch size -> its seeds that another one lacks
-    margin: float  # of equivalence, in `unit`
+    margin: float  # equivalence margin in `unit`
     unit: str
     degrees_of_freedom: int
     not_applicable: str = ""  # reason, if there are no pairs

@@ -26,7 +26,7 @@ from sweep.analysis.statistics import ALPHA, compare_pairs
 from sweep.errors import SweepError
 from sweep.plan.tuning import PATIENCE, crossing_tokens, smoothed
 
-LARGE_RESIDUAL = 0.1  # of log S
+LARGE_RESIDUAL = 0.1  # residual of log S
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
     *("is_early", "trained_tokens", "id"),
@@ -39,7 +39,7 @@ class Reached(PolicyChecks):
 
     target: float
     trials: pd.DataFrame  # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound
-    batch_sizes: tuple[int, ...]  # of the fit
+    batch_sizes: tuple[int, ...]  # batch sizes in the fit
     fit: StepsFit | None
     no_fit: str  # reason, if there is no fit
 

@@ -77,7 +77,7 @@ def build_option(setting: "Setting") -> click.Option:
     if annotation is bool:
         return click.Option(words, help=text, is_flag=True, default=None)
     inner = () if get_origin(annotation) is tuple else get_args(annotation)
-    for part in (annotation, *inner):  # of a type, or of a type or None
+    for part in (annotation, *inner):  # also for `Literal[…] | None`
         if get_origin(part) is Literal:
             return click.Option(words, help=text, type=click.Choice(get_args(part)))
     metavar = setting.flag.metavar or setting.path[-1].rpartition("_")[2].upper()

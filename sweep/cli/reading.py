@@ -45,7 +45,7 @@ def status(folder: "SweepFolder", json: bool) -> int:
 @click.command()
 @folder_argument
 def stop(folder: "SweepFolder") -> int:
-    """Let a running sweep checkpoint and end; the same `sweep run` resumes it."""
+    """Stop a running sweep after a checkpoint; the same `sweep run` resumes it."""
     from sweep.trial.lease import LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
 
     owner = read_owner(folder.lock_path)

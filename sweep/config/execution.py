@@ -39,7 +39,7 @@ class Execution(Settings, use_attribute_docstrings=True):
     microbatch_bound: int | None = None  # largest microbatch that fits by forecast
     evaluation_batch_size: int = 32  # sequences
     checkpoint_seconds: float = 60.0  # longest time between two checkpoints
-    reason: str = ""  # of a preset's choices, or why no forecast bounds the microbatch
+    reason: str = ""  # why a preset chose these, or why no forecast bounds the microbatch
 
     @property
     def device_type(self) -> str:

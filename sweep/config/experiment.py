@@ -42,9 +42,9 @@ class ScheduleSettings(Settings):
     """Linear warmup, then cosine decay or a constant rate (DESIGN.md §6)."""
 
     name: Literal["cosine", "constant"] = "cosine"
-    warmup_fraction: Share = 0.01  # of the steps
+    warmup_fraction: Share = 0.01  # share of the steps
     warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0
-    final_fraction: Share = 0.1  # of the peak rate, at the last step
+    final_fraction: Share = 0.1  # last rate as a share of the peak
     # width of the weights' exponential average, as a share of the tokens so far; 0: no average
     average: Annotated[float, Field(ge=0, le=0.25, strict=True)] = 0.0
 
@@ -55,8 +55,10 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per milestone; None: derived from the budget
-    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10  # of the noise scale
-    noise_share: Share = 0.005  # of the training sequences, used by all noise measurements
+    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = (
+        10  # noise measurements per trial
+    )
+    noise_share: Share = 0.005  # share of the sequences used by all of them
     # consecutive evaluations whose mean is compared with a target; > 1 if they are noisy
     window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
 
@@ -81,7 +83,9 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
 class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of the sweep's folder
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    ]  # also the default folder's name
     question: str = ""
     budget: Annotated[Count, RunFlag()]
     """Training tokens of every trial: 327M, 3.2768e8."""

@@ -83,7 +83,7 @@ class ElmanSettings(ModelBase):
         return self.embedding_parameters + self.layers * (5 * d * d + 3 * d) + 2 * d
 
     @property
-    def flops_per_token(self) -> int:  # of training: 6 per weight of a matrix
+    def flops_per_token(self) -> int:  # training FLOPs, 6 per weight of a matrix
         return 6 * (self.embedding_parameters + self.layers * 5 * self.d_model**2)
 
 

@@ -51,8 +51,8 @@ RunFlag = partial(Flag, concerns_memory=False)
 class Setting:
     """A field that the command line can set."""
 
-    name: str  # of the flag as an identifier, such as tune_budget
-    path: tuple[str, ...]  # of the field, such as ("tuning", "budget")
+    name: str  # the flag's identifier, such as tune_budget
+    path: tuple[str, ...]  # path of the field, such as ("tuning", "budget")
     field: FieldInfo
     flag: Flag
 

@@ -20,8 +20,8 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     reward: Annotated[str, Field(pattern=":")] | None = None  # your module:function
     group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
     """Completions per prompt."""
-    prompt_tokens: Positive = 32  # of every prompt, padded on the left
-    new_tokens: Positive = 64  # of a completion, at most
+    prompt_tokens: Positive = 32  # length of every prompt, padded on the left
+    new_tokens: Positive = 64  # longest completion
     temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
     # grpo: mean over completions of means over tokens; dapo: mean over all tokens of the batch;
@@ -29,7 +29,7 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     loss: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
     # divisor of the advantages: standard deviation of the group or of the batch, or nothing
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # of the ratio, below 1
+    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # lower clip of the ratio
     clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # above 1; None: clip
     kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight; 0: no reference model
     num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1  # updates per batch
@@ -47,7 +47,7 @@ class WorkloadTraits:
     tokens_per_sequence: int  # training tokens that one sequence counts as
     group_size: int = 1  # sequences that must stay together in a batch
     samples: bool = False  # whether each step first generates its batch with the model
-    loss_unit: str = "units"  # of differences between losses
+    loss_unit: str = "units"  # unit of differences between losses
     loss_label: str = ""  # on the axis of a figure
     starts_at_log_vocabulary: bool = False  # whether an untrained model's loss is close to ln V
     supports_target: bool = True  # whether training to a target loss makes sense

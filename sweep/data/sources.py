@@ -29,7 +29,7 @@ TINYSTORIES = {  # sha256 by split
 TINYSTORIES_BYTES = 2_227_753_162  # size of the training split
 STORY_BYTES = 205.5  # mean size of a synthetic story
 HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?")
-VALID_NAMES = ("valid", "validation", "val")  # of files and of splits
+VALID_NAMES = ("valid", "validation", "val")  # names of files and splits
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # beginnings of file names
 TABLE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 # Without these, pandas would turn the texts "NA" and "007" into a missing value and a number.

@@ -202,7 +202,7 @@ def prepare_data(
             fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
             if text := find_prepared(identity, tokenizer):
                 return text
-            shutil.rmtree(folder, ignore_errors=True)  # of a killed process, or damaged
+            shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, or damaged
             folder.mkdir()
             try:
                 on_progress("reading the data")

@@ -22,7 +22,7 @@ from sweep.training.storages import LiveStorages
 from sweep.workloads import build_workload
 
 STEPS = 2  # the second one frees gradients of the first and holds optimizer states
-STAGES = (0, 1, 2, 3)  # of ZeRO
+STAGES = (0, 1, 2, 3)  # ZeRO stages
 
 
 class Forecasts:

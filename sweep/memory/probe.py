@@ -29,12 +29,12 @@ from sweep.training.progress import ShouldStop
 from sweep.training.step import TrainingStep
 
 LEARNING_RATE = 1e-6
-STEPS = 3  # of a point; the first creates optimizer states, the others are timed
+STEPS = 3  # per point; the first creates optimizer states, the others are timed
 POINT_SECONDS = 600.0  # time limit of a point
-COLLAPSE = 0.6  # of the best throughput of smaller points
-WARM_UP_STEPS = 2  # of a soak, not part of the slope
+COLLAPSE = 0.6  # share of the best throughput of smaller points
+WARM_UP_STEPS = 2  # first steps of a soak, not part of the slope
 
-Measure = Callable[[int, int, int], Measurement]  # of batch size, microbatch size and steps
+Measure = Callable[[int, int, int], Measurement]  # takes batch size, microbatch size, steps
 OnPoint = Callable[[Measurement], object]
 
 

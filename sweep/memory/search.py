@@ -23,7 +23,7 @@ class Forecast:
 
     batch_size: int  # sequences of a step on this device
     microbatch_size: int
-    peak_bytes: int  # of a training step
+    peak_bytes: int  # peak of a training step
     by_category: dict[str, int]  # at that peak
     rest_bytes: int  # between steps
     evaluation_bytes: int  # peak of an evaluation batch
@@ -49,16 +49,16 @@ class Measurement:
     rest_bytes: int | None = None  # between steps
     peak_bytes: int | None = None  # allocated by steps and evaluation
     reserved_bytes: int | None = None  # peak of the caching allocator
-    context_bytes: int = 0  # of this process on the device before it made a tensor
+    context_bytes: int = 0  # device memory of this process before its first tensor
     device_bytes: int | None = None  # in use on the device by all processes; resident set on a CPU
     total_bytes: int | None = None  # the limit
     allocator_retries: int | None = None
-    seconds_per_step: float | None = None  # of the fastest step
+    seconds_per_step: float | None = None  # fastest step
     tokens_per_second: float | None = None
     optimizer_steps: int | None = None  # as counted by a hook of the optimizer
     loss: float | None = None
     phases: dict[str, int] = field(default_factory=dict)  # peak of each, if the workload samples
-    phase_seconds: dict[str, float] = field(default_factory=dict)  # of the fastest
+    phase_seconds: dict[str, float] = field(default_factory=dict)  # fastest run of each
     rests: tuple[int, ...] = ()  # bytes between steps, one per step
 
     @property

@@ -49,7 +49,7 @@ def generate(
     completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
     ids, past, projection = prompts, None, None
-    extend = getattr(model, "extend", None)  # of HasCache
+    extend = getattr(model, "extend", None)  # protocol HasCache
     pad = getattr(model, "pad_past", None) if is_rehearsal and tokens > 3 else None
     positions: Iterable[int] = range(tokens) if pad is None else (0, 1, tokens - 1)
     for position in positions:

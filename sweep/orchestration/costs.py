@@ -24,7 +24,7 @@ from sweep.plan.plan import Plan
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
-MEASURED_SECONDS = 5.0  # of one step at most
+MEASURED_SECONDS = 5.0  # longest measurement
 UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single batch size
 BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0, "pretrained": 4.0}  # before the text is tokenized
 OVERHEAD_BYTES = 1 << 20  # curves, log, losses and MLflow, per trial
@@ -215,7 +215,7 @@ class ClusterCost:
     devices: int
     trials: int  # that are still to run
     makespan_seconds: float
-    device_hours: float  # of all devices, idle or not
+    device_hours: float  # all devices, idle or not
     busy_device_hours: float
     price: float | None  # for all device-hours; None without --price
 

@@ -26,8 +26,8 @@ from sweep.training.device import USABLE_SHARE, device_memory
 from sweep.trial.folder import SweepFolder
 
 SOAK_STEPS = 20  # default of workloads that sample
-ERROR_ON_CPU = 0.02  # of a peak; tests/memory/test_forecast.py
-ERROR_ON_CUDA = 0.003  # of a peak; the published rows of the E1 model
+ERROR_ON_CPU = 0.02  # share of a peak; tests/memory/test_forecast.py
+ERROR_ON_CUDA = 0.003  # share of a peak; the published rows of the E1 model
 HERE = SweepFolder(Path())
 
 

@@ -36,11 +36,11 @@ class CheckpointStore:
 
     def __init__(self, folder: TrialFolder, fencing: int) -> None:
         self.folder, self.check, self._fencing = folder, partial(folder.fence, fencing), fencing
-        self._step: int | None = None  # of the newest checkpoint that was read or written
+        self._step: int | None = None  # step of the newest checkpoint that was read or written
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
         """Restore the newest intact checkpoint; return its length of metrics.jsonl, or 0."""
-        failure: OSError | None = None  # of reading tensors, which may have changed some weights
+        failure: OSError | None = None  # while reading tensors, which may have changed some weights
         for *_, path in self.folder.checkpoints():
             stored, problem = None, ""
             try:

@@ -19,7 +19,7 @@ from sweep.config.experiment import OptimizerSettings
 from sweep.training.optimizer import build_optimizer
 from sweep.training.parallel import DataParallel, FunctionModule, LossSum, Parallel
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's moments
 
 
 class DeepSpeedZero(DataParallel):

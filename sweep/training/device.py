@@ -38,8 +38,8 @@ PEAK_FLOPS = {
 # The rest goes to the context, libraries and fragmentation: in the E1 measurements a step of 0.87
 # of the memory ran and one of 0.93 did not.
 USABLE_SHARE = 0.9
-FORECAST_MARGIN = 1.02  # of a limit that counts what the forecast counts
-MOST_CONTEXT_BYTES = 1 << 30  # of one process; more is in use by others
+FORECAST_MARGIN = 1.02  # for a limit that counts what the forecast counts
+MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
 OUT_OF_MEMORY_TEXTS = (
     "out of memory",
     "can't allocate memory",

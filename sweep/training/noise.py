@@ -51,7 +51,7 @@ class GradientSums:
 
     def estimates(self, size: int) -> tuple[float, float]:
         """Return trΣ̂ and Ĝ², for microbatches of `size` sequences."""
-        squares = float(self._squares) * self.count**2  # of means over a microbatch
+        squares = float(self._squares) * self.count**2  # squares of microbatch means
         return noise_estimates(squares, float(self._square), self.count, size)
 
 

@@ -84,7 +84,7 @@ class Parallel:
         """Return this process's optimizer states by name of parameter and state."""
         if self.optimizer is None:
             return {}
-        own = getattr(self.optimizer, "optim", self.optimizer)  # of a ZeroRedundancyOptimizer
+        own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             for key, value in own.state.get(parameter, {}).items():

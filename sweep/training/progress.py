@@ -17,8 +17,8 @@ class Progress:
     """Counters, sums and seconds: plain numbers only."""
 
     step: int = 0
-    start_loss: float = math.nan  # of the milestone set, before any update
-    first_loss: float | None = None  # of the first step's batch, before any update
+    start_loss: float = math.nan  # loss of the milestone set before any update
+    first_loss: float | None = None  # loss of the first batch before any update
     best_valid_loss: float | None = None  # least of the milestone evaluations
     clipped_steps: float = 0.0
     # Sums over the steps since the last log point.
@@ -29,14 +29,14 @@ class Progress:
     watched: dict[str, list[float]] = field(default_factory=dict)  # by the workload: sum, count
     points_above_start: int = 0
     points_at_target: int = 0  # milestone evaluations in a row
-    recent_losses: list[float] = field(default_factory=list)  # of evaluations, for a target
+    recent_losses: list[float] = field(default_factory=list)  # recent evaluations, for a target
     seconds_compile: float = 0.0
     seconds_training: float = 0.0
     seconds_evaluation: float = 0.0
     seconds_checkpoint: float = 0.0
     seconds_noise: float = 0.0
     seconds_total: float = 0.0
-    log_seconds: float = 0.0  # of training, at the last log point
+    log_seconds: float = 0.0  # training seconds at the last log point
     charged_at: float = field(default_factory=time.perf_counter)  # valid in one process only
     peak_memory_bytes: int = 0  # over all attempts
 

@@ -118,7 +118,7 @@ class MetricsLog:
             part.write_bytes(start)
         self.path, self.length = path, length
         self._digest = hashlib.sha256(start)
-        self.sha256 = self._digest.hexdigest()  # of all bytes so far
+        self.sha256 = self._digest.hexdigest()  # hash of all bytes so far
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def append(self, line: dict[str, Any]) -> None:

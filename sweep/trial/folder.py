@@ -79,7 +79,7 @@ class TrialFolder:
         self.result_path = path / "result.json"
         self.losses_path = path / "valid_losses.npy"
         self.weights_path = path / "weights.safetensors"
-        self.tokenizer_path = path / "tokenizer.json"  # of the pretrained model
+        self.tokenizer_path = path / "tokenizer.json"  # tokenizer of the pretrained model
         self.log_path = path / "log.txt"
 
     def read_config(self) -> TrialConfig:

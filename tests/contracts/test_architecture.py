@@ -20,7 +20,7 @@ from tests.contracts.figures import (
 )
 
 # The target is 12,500 and 13,000; the present values are being reduced.
-MAX_LINES, MAX_LINES_OF_TESTS = 19_500, 18_000
+MAX_LINES, MAX_LINES_OF_TESTS = 14_600, 15_300
 MAX_FUNCTION_LINES = 60
 MAX_LOOP_LINES = 120  # one function: the training loop
 LOOP_FILE = "sweep/training/loop.py"
