@@ -224,6 +224,7 @@ def _complete_model(fields: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(model, dict):
         model = model_preset(model)
     elif "kind" not in model:
-        model = {**model_preset("tinystories"), **model}
+        changes = dict(model)
+        model = {**model_preset(changes.pop("preset", "tinystories")), **changes}
     sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
     return {**model, **sizes}

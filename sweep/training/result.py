@@ -15,7 +15,14 @@ from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
-from sweep.trial.files import read_metrics, replacing, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import (
+    read_metrics,
+    replacing,
+    sha256_of,
+    sha256_of_file,
+    with_nulls,
+    write_json,
+)
 from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
 from sweep.workloads.protocol import FinalEvaluation
 
@@ -79,11 +86,7 @@ def write_result(
         "metrics_sha256": sha256_of_file(folder.metrics_path),
         "valid_losses_sha256": sha256_of_file(folder.losses_path) if final else None,
     }
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in record.items()
-    }
-    write_json(folder.result_path, finite, store.check)
+    write_json(folder.result_path, with_nulls(record), store.check)
 
 
 def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:

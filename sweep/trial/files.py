@@ -105,6 +105,14 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def with_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """Replace numbers that are not finite, which JSON lacks, by None."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in fields.items()
+    }
+
+
 class MetricsLog:
     """Appends to metrics.jsonl.
 
@@ -123,11 +131,7 @@ class MetricsLog:
 
     def append(self, line: dict[str, Any]) -> None:
         """Append one line of time, step, tokens and metrics; non-finite values become null."""
-        clean = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in line.items()
-        }
-        data = (json.dumps(clean, allow_nan=False) + "\n").encode()
+        data = (json.dumps(with_nulls(line), allow_nan=False) + "\n").encode()
         if os.write(self._fd, data) != len(data):
             raise OSError(f"{self.path}: a line was not written whole; is the disk full?")
         self._digest.update(data)

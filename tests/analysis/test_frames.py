@@ -14,7 +14,7 @@ import pytest
 
 import sweep
 from sweep.analysis.frames import TRIAL_COLUMNS, curves_by_trial, write_trials_csv
-from sweep.errors import CorruptFile, SweepError
+from sweep.errors import SweepError
 from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
 
@@ -148,7 +148,7 @@ def test_a_plan_that_is_none_is_refused_with_its_place(some: Path) -> None:
     plan = read_json(folder.plan_path)
     del plan["tokens_per_sequence"]
     write_json(folder.plan_path, plan)
-    with pytest.raises(CorruptFile, match="tokens_per_sequence"):
+    with pytest.raises(SweepError, match="tokens_per_sequence"):
         sweep.load_sweep(some)
 
 
