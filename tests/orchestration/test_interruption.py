@@ -62,9 +62,9 @@ def assert_finished(command, uninterrupted):
     folder = load_sweep(command.folder.path)
     assert stored.curves.equals(folder.curves) and stored.trials.equals(folder.trials)
     client = connect(default_tracking_uri(command.folder))
-    experiment = client.get_experiment_by_name("quadratic")
-    found = client.search_runs([experiment.experiment_id])
-    runs = {run.data.tags.get("sweep.trial_id"): run for run in found}
+    experiment = client.get_experiment_by_name("question")
+    logged_runs = client.search_runs([experiment.experiment_id])
+    runs = {run.data.tags.get("sweep.trial_id"): run for run in logged_runs}
     for trial in command.folder.trials():  # nothing is lost, nothing is there twice
         assert science(trial) == uninterrupted[trial.read_config().science.batch_size]
         run = runs[trial.id]

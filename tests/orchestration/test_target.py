@@ -105,7 +105,7 @@ def test_a_target_out_of_reach_leaves_a_report_that_says_so(reach):
         ({"target": 0.0}, "greater than 0"),
         ({"target": math.nan}, "finite"),
         ({"schedule": {"name": "cosine"}}, "schedule.name must be constant"),
-        ({"lr": "tuned", "tuning": {"budget": 640}}, "tuning.budget must be left out"),
+        ({"lr": "tuned", "tuning": {"budget": 640}}, "tuning.budget"),
     ],
 )
 def test_settings_that_do_not_go_with_a_target_are_refused(settings, says):
