@@ -166,7 +166,9 @@ def print_end(summary: "Summary", as_json: bool, failed_checks: Sequence[str]) -
         print_document({**document, "report": report}, as_json=True)
     else:
         print_status(document)
-        click.echo("\n".join([*failed_checks, f"Report: {report}"]))
+        click.echo(f"Report: {report}")
+        for line in failed_checks:
+            click.echo(line, err=True)
     if summary.untracked:
         click.echo(summary.untracked, err=True)
     if summary.is_interrupted:

@@ -16,7 +16,9 @@ def call(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["sweep", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
-        return ended.value.code, capsys.readouterr().out
+        captured = capsys.readouterr()
+        call_here.stderr = captured.err
+        return ended.value.code, captured.out
 
     return call_here
 

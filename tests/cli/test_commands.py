@@ -166,8 +166,8 @@ def test_clean_removes_checkpoints_and_on_request_weights(call, finished, tmp_pa
 
 
 def test_run_names_the_checks_that_fail_and_keeps_the_files_that_it_was_told_to(call, tmp_path):
-    code, text = call("run", *QUADRATIC, "--out", "s", "--quiet", "--keep", "none")
-    assert code == 0 and "FAIL single_seed (fixed 0.05): " in text and "Remedy: " in text
+    assert call("run", *QUADRATIC, "--out", "s", "--quiet", "--keep", "none")[0] == 0
+    assert "FAIL single_seed (fixed 0.05): " in call.stderr and "Remedy: " in call.stderr
     assert not list(tmp_path.glob("s/trials/*/*.safetensors"))
     assert call("run", *QUADRATIC, "--out", "s", "--keep", "weights")[0] == 2
     assert call("run", *QUADRATIC, "--out", "s")[0] == 0

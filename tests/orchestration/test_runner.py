@@ -75,15 +75,14 @@ def test_out_of_memory_shrinks_the_microbatch_and_keeps_the_batch_size(run, faul
     curve = read_metrics(by_batch(summary)[8][0].metrics_path)
     losses_of_both = [[line["train/loss"] for line in lines] for lines in (whole_curve, curve)]
     assert losses_of_both[0] == pytest.approx(losses_of_both[1], rel=1e-5)
-    trial, status = by_batch(run(batches="4", **settings))[4]  # the next command remembers 2
-    assert (status.attempts, trial.read_result()["microbatch_size"]) == (1, 2)
+    trial, status = by_batch(run(batches="4", **settings))[4]  # the next command tries 4 again
+    assert (status.attempts, trial.read_result()["microbatch_size"]) == (2, 2)
 
 
-def test_memory_that_runs_out_in_an_evaluation_leaves_the_microbatch_alone(run, faulty):
-    summary = run(workload="faulty:EvaluatesTwoAtATime", batches="4")
-    trial, status = by_batch(summary)[4]
-    assert status.state is State.COMPLETE and status.evaluation_batch_size <= 2
-    assert status.microbatch_size is None and trial.read_result()["microbatch_size"] == 4
+def test_memory_that_runs_out_in_an_evaluation_halves_the_microbatch_too(run, faulty):
+    trial, status = by_batch(run(workload="faulty:EvaluatesTwoAtATime", batches="4"))[4]
+    assert (status.state, status.attempts) == (State.COMPLETE, 2)
+    assert trial.read_result()["microbatch_size"] == 2
 
 
 def test_out_of_memory_at_one_sequence_fails_in_the_folder_and_in_mlflow(run, faulty, tmp_path):
