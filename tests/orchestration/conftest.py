@@ -23,11 +23,13 @@ def faulty(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run a sweep of 100 steps at batch size 8 in tmp_path/sweep, with real workers."""
+    """Run a sweep of 100 steps at batch size 8 in a folder of tmp_path, with real workers."""
     monkeypatch.setattr(runner, "MIRROR_SECONDS", 300.0)  # MLflow is slow on a busy machine
 
-    def run_here(executor=None, also=frozenset(), logistics=None, **settings) -> Summary:
-        folder = SweepFolder(tmp_path / "sweep")
+    def run_here(
+        executor=None, also=frozenset(), logistics=None, name="sweep", **settings
+    ) -> Summary:
+        folder = SweepFolder(tmp_path / name)
         fields = {"batches": "4,8", "budget": "800", **settings}
         experiment = load_experiment("quadratic", fields)
         planned = make_plan(experiment, logistics or Execution(device="cpu"), folder)
