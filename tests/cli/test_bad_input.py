@@ -200,7 +200,7 @@ GRPO += "[grpo]\nnew_tokens = 8\n"
     [
         ('reward = "nomodule:f"', "module 'nomodule' of 'nomodule:f' must be a Python file"),
         ('reward = "os:nothing"', "has no attribute 'nothing'"),
-        ('reward = "os:name"', "reward 'os:name' must return a number'"),
+        ('reward = "os:name"', "reward 'os:name' must return a number"),
         ('task = "text"', "grpo.reward must be your module:function for the task 'text'"),
     ],
 )
