@@ -109,7 +109,7 @@ class Openings:
         return Prompt(self._text.tokenizer.decode(ids), tuple(int(i) for i in ids))
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        raise NotImplementedError("the experiment names a reward for this task")
+        raise AssertionError("the experiment requires grpo.reward for this task")
 
 
 class Words(Openings):
