@@ -28,7 +28,7 @@ def test_audit_prints_findings_remedies_and_what_was_not_checked(call, tmp_path)
 def test_audit_names_columns_that_it_does_not_know(call, tmp_path):
     (tmp_path / "sweep.csv").write_text("batch_size,seeds,colour\n8,3,red\n")
     code, out = call("audit", "sweep.csv")
-    assert code == 0 and out.endswith("- Columns ignored: colour.\n")
+    assert code == 0 and "Columns ignored: colour." in out
     assert call("audit", ".")[1] == out
 
 
