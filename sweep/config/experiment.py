@@ -19,7 +19,7 @@ from sweep.config.settings import (
     merge_settings,
     parse_settings,
 )
-from sweep.config.workload import GrpoSettings, WorkloadTraits, workload_traits
+from sweep.config.workload import GrpoSettings, WorkloadTraits
 from sweep.errors import SweepError
 
 AVERAGE_WITH_TARGET = 0.1
@@ -55,9 +55,8 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per milestone; None: derived from the budget
-    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = (
-        10  # noise measurements per trial
-    )
+    # noise measurements per trial
+    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
     noise_share: Share = 0.005  # share of the sequences used by all of them
     # consecutive evaluations whose mean is compared with a target; > 1 if they are noisy
     window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
@@ -83,9 +82,8 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
 class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
-    name: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    ]  # also the default folder's name
+    # also the default folder's name
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     question: str = ""
     budget: Annotated[Count, RunFlag()]
     """Training tokens of every trial: 327M, 3.2768e8."""
@@ -124,7 +122,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
 
     @property
     def traits(self) -> WorkloadTraits:
-        return workload_traits(self.workload, self.model, self.grpo)
+        return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Experiment":
@@ -143,7 +141,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
         if not is_user_code and (workload == "grpo") != (grpo is not None):
             raise ValueError("settings of grpo need the workload grpo, and vice versa")
         if self.target is not None:
-            if not self.traits.supports_target:
+            if self.traits.samples:
                 raise ValueError(f"target does not apply to {workload}")
             if self.schedule.name != "constant":
                 raise ValueError("schedule.name must be constant with a target")
@@ -176,8 +174,8 @@ def load_experiment(
     if flags.get("workload") == "quadratic":
         flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
-        if ":" not in str(flags["model"]):
-            fields = {key: value for key, value in fields.items() if key not in SIZES}
+        sizes = () if ":" in str(flags["model"]) else SIZES
+        fields = {key: value for key, value in fields.items() if key not in sizes}
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)
@@ -199,7 +197,9 @@ def load_experiment(
 
 def _read_experiment(name: str) -> dict[str, Any]:
     """Read the TOML file of a shipped experiment or at a path, unchecked."""
-    shipped = experiments_dir()
+    package = Path(__file__).parent.parent
+    shipped = package / "_experiments"  # in the wheel; otherwise the repository's
+    shipped = shipped if shipped.is_dir() else package.parent / "experiments"
     is_path = name.endswith(".toml") or "/" in name
     path = Path(name) if is_path else shipped / f"{name}.toml"
     if not path.is_file():
@@ -211,20 +211,10 @@ def _read_experiment(name: str) -> dict[str, Any]:
         raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error
 
 
-def experiments_dir() -> Path:
-    """Return the folder of shipped experiments, in the wheel or in the repository."""
-    package = Path(__file__).parent.parent
-    shipped = package / "_experiments"
-    return shipped if shipped.is_dir() else package.parent / "experiments"
-
-
 def _complete_model(fields: dict[str, Any]) -> dict[str, Any]:
     """Return all fields of the model, and move vocabulary and context into them."""
     model: Any = fields.get("model", "tinystories")
-    if not isinstance(model, dict):
-        model = model_preset(model)
-    elif "kind" not in model:
-        changes = dict(model)
-        model = {**model_preset(changes.pop("preset", "tinystories")), **changes}
+    changes = dict(model) if isinstance(model, dict) else {"preset": model}
+    preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
     sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
-    return {**model, **sizes}
+    return {**preset, **changes, **sizes}

@@ -12,12 +12,7 @@ from sweep.config.experiment import (
 )
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Count, Settings
-from sweep.config.workload import (
-    SAMPLED_MICROBATCHES,
-    GrpoSettings,
-    WorkloadTraits,
-    workload_traits,
-)
+from sweep.config.workload import SAMPLED_MICROBATCHES, GrpoSettings, WorkloadTraits
 
 FORMAT_VERSION = 2
 
@@ -67,7 +62,7 @@ class Science(Settings):
 
     @property
     def traits(self) -> WorkloadTraits:
-        return workload_traits(self.workload, self.model, self.grpo)
+        return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
 
 class TrialConfig(Settings):
@@ -101,12 +96,12 @@ class TrialConfig(Settings):
 
     def attempted(self, microbatch_size: int) -> "TrialConfig":
         """Return the config of an attempt after memory ran out: other batches shrink too."""
-        execution = self.execution
-        sizes = {"evaluation_batch_size": min(microbatch_size, execution.evaluation_batch_size)}
-        if chosen := execution.generation_batch_size:
-            sizes["generation_batch_size"] = max(
-                1, chosen * microbatch_size // self.microbatch_size
-            )
+        sizes = {
+            "evaluation_batch_size": min(microbatch_size, self.execution.evaluation_batch_size)
+        }
+        if at_once := self.execution.generation_batch_size:
+            at_once = at_once * microbatch_size // self.microbatch_size
+            sizes["generation_batch_size"] = max(1, at_once)
         return self.resized(microbatch_size, **sizes)
 
     def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":

@@ -1,7 +1,7 @@
 """Settings of GRPO, and the capabilities of every workload, known without torch."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -50,27 +50,15 @@ class WorkloadTraits:
     loss_unit: str = "units"  # unit of differences between losses
     loss_label: str = ""  # on the axis of a figure
     starts_at_log_vocabulary: bool = False  # whether an untrained model's loss is close to ln V
-    supports_target: bool = True  # whether training to a target loss makes sense
 
-
-def workload_traits(
-    workload: str, model: ModelSettings, grpo: GrpoSettings | None
-) -> WorkloadTraits:
-    """Return the traits of a built-in workload, or the defaults for a user's `module:object`."""
-    if grpo is not None:
-        return WorkloadTraits(
-            tokens_per_sequence=grpo.tokens_per_sequence,
-            group_size=grpo.group_size,
-            samples=True,
-            loss_unit="of reward",
-            loss_label="minus mean reward",
-            supports_target=False,
-        )
-    if workload == "pretrain":
-        return WorkloadTraits(
-            tokens_per_sequence=model.context,
-            loss_unit="nats",
-            loss_label="nats per token",
-            starts_at_log_vocabulary=True,
-        )
-    return WorkloadTraits(tokens_per_sequence=model.context)
+    @classmethod
+    def of(cls, workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> Self:
+        """Return the traits of a workload; a user's `module:object` has the defaults."""
+        if grpo is not None:
+            unit, label, size = "of reward", "minus mean reward", grpo.group_size
+            tokens = grpo.tokens_per_sequence
+            return cls(tokens, size, samples=True, loss_unit=unit, loss_label=label)
+        if workload == "pretrain":
+            unit, label = "nats", "nats per token"
+            return cls(model.context, 1, False, unit, label, starts_at_log_vocabulary=True)
+        return cls(tokens_per_sequence=model.context)
