@@ -5,14 +5,16 @@ from typing import Any, Literal
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import (
+    SAMPLED_MICROBATCHES,
     EvaluationSettings,
     Experiment,
+    GrpoSettings,
     OptimizerSettings,
     ScheduleSettings,
+    WorkloadTraits,
 )
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Count, Settings
-from sweep.config.workload import SAMPLED_MICROBATCHES, GrpoSettings, WorkloadTraits
 
 FORMAT_VERSION = 2
 
@@ -27,14 +29,10 @@ class TokenizerSettings(Settings):
 
 
 def tokenizer_of(experiment: Experiment) -> TokenizerSettings:
-    model = experiment.model
+    model, kind = experiment.model, experiment.tokenizer
+    end, sha256 = getattr(model, "end", 0), getattr(model, "tokenizer_sha256", None)
     assert model.vocabulary is not None
-    return TokenizerSettings(
-        kind=experiment.tokenizer,
-        vocabulary=model.vocabulary,
-        end=getattr(model, "end", 0),
-        sha256=getattr(model, "tokenizer_sha256", None),
-    )
+    return TokenizerSettings(kind=kind, vocabulary=model.vocabulary, end=end, sha256=sha256)
 
 
 class Science(Settings):

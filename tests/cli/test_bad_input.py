@@ -20,7 +20,6 @@ FLAGS = [
     ("--model", "huge", "model must be one of"),
     ("--model", "no.such:Model", "must be a Python file"),
     ("--workload", "sorting", "workload"),
-    ("--workload", "os:nothing", "no attribute 'nothing'"),
     ("--lr", "nan", "lr must be"),
     ("--lr", "linear:1e308@1", "lr must be at most"),
     ("--out", "", "must be the path of a folder"),
@@ -51,8 +50,9 @@ def test_every_flag_refuses_nonsense(refuse, flag, value, says):
     assert says in refuse("run", "quick", flag, value)
 
 
+CHEAP = ("quadratic", "--batches", "4", "--device", "cpu", "--quiet")
 TUNED = ("run", "quick", "--yes", "--lr", "tuned")
-PLAN = ("plan", "quick", "--out", "s")
+PLAN = ("plan", "quadratic", "--batches", "4", "--out", "s")
 NO_COMMANDS = [
     ((*TUNED, "--tune", "beta2"), "must contain lr"),
     ((*TUNED, "--tune", "lr,lr"), "at most once"),
@@ -65,7 +65,7 @@ NO_COMMANDS = [
     ((*PLAN, "--price", "2.5"), "needs --cluster"),
     (("run", "quik"), "quick"),
     (("run", "quadratic", "--precision", "bf16"), "needs the precision fp32"),
-    (("run", "elman", "--batches", "1", "--data", "synthetic", "--quiet"), "trains nothing"),
+    (("run", "elman", "--model", "quick", "--data", "synthetic"), "trains nothing"),
     (("forecast", "quick", "--device-memory", "0"), "device_memory must be"),
     (("probe", "quick", "--soak", "many"), "--soak"),
     (("ui", "x", "--port", "70000"), "70000"),
@@ -137,21 +137,25 @@ def test_code_of_the_user_that_cannot_be_used(refuse, tmp_path, monkeypatch, fla
 
 
 GRPO = 'workload = "grpo"\nmodel = "quick"\ndata = "synthetic"\nbudget = "60k"\nbatches = [8]\n'
-GRPO += "[grpo]\nnew_tokens = 8\n"
 
 
-def test_a_reward_that_returns_no_number(refuse, tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("prompt_tokens = 3", "prompt_tokens must hold the longest"),
+        ('reward = "own_reward:score"', "reward 'own_reward:score' must return a number"),
+    ],
+)
+def test_prompts_and_rewards_are_tried_as_soon_as_their_text_is_prepared(
+    refuse, tmp_path, monkeypatch, setting, says
+):
     path = tmp_path / "mine.toml"
-    path.write_text(f'{GRPO}reward = "os:name"\n')
-    assert "reward 'os:name' must return a number" in refuse("run", path, "--quiet", "--yes")
-
-
-def test_prompts_are_tried_as_soon_as_their_text_is_prepared(refuse, tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(f"{GRPO}prompt_tokens = 3\n")
+    path.write_text(f"{GRPO}[grpo]\nnew_tokens = 8\n{setting}\n")
+    (tmp_path / "own_reward.py").write_text("score = 'high'")
+    monkeypatch.syspath_prepend(tmp_path)
     settings = TokenizerSettings(kind="bpe", vocabulary=512)
     prepare_data(identify_data("synthetic"), None, settings)
-    assert "prompt_tokens must hold the longest" in refuse("plan", path)
+    assert says in refuse("plan", path)
 
 
 def test_an_out_that_is_a_file(refuse, tmp_path):
@@ -176,10 +180,10 @@ def test_a_corrupt_plan(refuse, tmp_path, content, command):
 
 
 def test_more_than_an_hour_needs_a_yes_and_names_quick(refuse):
-    sentence = refuse("run", "quick", "--budget", "10G", "--quiet")
+    sentence = refuse("run", *CHEAP, "--budget", "10G")
     assert "--yes" in sentence and "sweep run quick" in sentence
 
 
 def test_a_disk_that_is_too_small(refuse, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    assert "the disk must have" in refuse("run", "quick", "--quiet")
+    assert "the disk must have" in refuse("run", *CHEAP)
