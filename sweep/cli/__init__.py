@@ -52,4 +52,4 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         code = 130
-    sys.exit(code)
+    sys.exit(code or 0)

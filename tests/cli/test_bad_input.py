@@ -104,12 +104,6 @@ def test_a_text_shorter_than_one_window_of_tokens(refuse, tmp_path):
     assert "65 tokens" in refuse("run", "quick", "--data", path, "--quiet")
 
 
-def test_a_file_with_an_unknown_key(refuse, tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text("bugdet = 2")
-    assert "Did you mean 'budget'" in refuse("run", path, "--quiet", "--yes")
-
-
 MODULES = {  # by flag and name: source, and a part of the message
     ("--model", "raises"): ("raise RuntimeError('one\\ntwo')", "RuntimeError: one two"),
     ("--model", "misspelt"): ("def (", "SyntaxError"),
