@@ -24,7 +24,6 @@ from sweep.errors import SweepError
 
 AVERAGE_WITH_TARGET = 0.1
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
-SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]

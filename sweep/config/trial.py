@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import (
-    SAMPLED_MICROBATCHES,
     EvaluationSettings,
     Experiment,
     GrpoSettings,
@@ -17,6 +16,7 @@ from sweep.config.models import ModelSettings
 from sweep.config.settings import Count, Settings
 
 FORMAT_VERSION = 2
+SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
 
 
 class TokenizerSettings(Settings):
