@@ -1,7 +1,6 @@
-"""Fixtures of all tests: a separate cache, no telemetry, and a sample of stories."""
+"""Fixtures of all tests: a separate cache, and no telemetry."""
 
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before any test module imports mlflow
 # Before torch is imported: several trainings share the cores (docs/performance.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-
-REAL_TEXT = Path(__file__).parents[2] / "shared" / "data" / "tinystories"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,29 +30,3 @@ def sweep_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.delenv(name)
         patch.setenv("SWEEP_CACHE", str(cache))
         yield cache
-
-
-@pytest.fixture(scope="session")
-def sample_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with train.txt and valid.txt: TinyStories if present, else synthetic text."""
-    if (REAL_TEXT / "train.txt").is_file() and (REAL_TEXT / "valid.txt").is_file():
-        return REAL_TEXT
-    folder = tmp_path_factory.mktemp("sample-text")
-    for name, stories, seed in (("train.txt", 2000, 0), ("valid.txt", 100, 1)):
-        (folder / name).write_text(_synthetic_stories(stories, seed), encoding="utf-8")
-    return folder
-
-
-def _synthetic_stories(count: int, seed: int) -> str:
-    rng = random.Random(seed)
-    words = (
-        ("Lily", "Tom", "Mia", "Ben", "Sue"),
-        ("saw", "found", "liked", "lost", "made"),
-        ("a big", "a small", "a red", "an old", "a shiny"),
-        ("ball.", "cat.", "boat.", "cake.", "kite."),
-    )
-    stories = [
-        " ".join(rng.choice(kind) for _ in range(rng.randint(3, 12)) for kind in words)
-        for _ in range(count)
-    ]
-    return "\n<|endoftext|>\n".join(stories) + "\n<|endoftext|>\n"

@@ -10,19 +10,20 @@ import pytest
 
 import sweep
 from sweep.analysis.frames import load_stored_sweep
+from sweep.data.synthetic import synthetic_documents, synthetic_identity
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.folder import SweepFolder
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, sample_text):
-    """Run a sweep of the model small on a part of the text, with the command line."""
+def finished(tmp_path_factory):
+    """Run a sweep of the model small on a folder of text, with the command line."""
     folder = tmp_path_factory.mktemp("end-to-end")
     text, out = folder / "text", folder / "sweep"
     text.mkdir()
-    for name, characters in (("train.txt", 1_000_000), ("valid.txt", 100_000)):
-        stories = (sample_text / name).read_text("utf-8")[:characters]
-        (text / name).write_text(stories.rpartition("<|endoftext|>")[0], "utf-8")
+    for split in ("train", "valid"):
+        stories = synthetic_documents(synthetic_identity(seed=1), split)
+        (text / f"{split}.txt").write_text("\n<|endoftext|>\n".join(stories), "utf-8")
     command = [
         *(sys.executable, "-m", "sweep", "run", "--data", str(text), "--model", "small"),
         *("--budget", "32768", "--batches", "4,16", "--device", "cpu", "--out", str(out), "--yes"),

@@ -1,4 +1,4 @@
-"""The command line. Every command returns its exit code; `main` turns errors into messages."""
+"""The command line. A command may return its exit code; `main` turns errors into messages."""
 
 import signal
 import sys
@@ -52,4 +52,4 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         code = 130
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code or 0)

@@ -4,7 +4,8 @@ Options are built when a command is used: `sweep --help` imports only click and 
 """
 
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -16,18 +17,21 @@ if TYPE_CHECKING:
     from sweep.trial.folder import SweepFolder
 
 
-def folder_path(text: str) -> Path:
-    """Read the path of a folder, which need not exist."""
-    if not text or Path(text).is_file():
-        raise click.BadParameter(f"must be the path of a folder, got {text!r}")
-    return Path(text)
-
-
 def sweep_folder(text: str) -> "SweepFolder":
     """Read the path of a sweep's folder."""
     from sweep.trial.folder import SweepFolder
 
-    return SweepFolder(folder_path(text))
+    return SweepFolder(Path(text))
+
+
+def out_folder(text: str) -> Path:
+    """Read the path of a folder to write to, which need not exist."""
+    from sweep.orchestration.planning import check_writable
+
+    if not text:
+        raise click.BadParameter(f"must be the path of a folder, got {text!r}")
+    check_writable(Path(text))
+    return Path(text)
 
 
 class SettingsCommand(click.Command):
@@ -56,12 +60,13 @@ class SettingsCommand(click.Command):
         """Write each group of options under its heading; the command's own are in the last."""
         from sweep.config.settings import Group
 
-        for group in Group:
-            options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
-            members = [p for p in options if self._groups.get(p, Group.OUTPUT) == group]
-            if records := list(filter(None, (param.get_help_record(ctx) for param in members))):
-                with formatter.section(group):
-                    formatter.write_dl(records)
+        records = defaultdict(list)
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                records[self._groups.get(param, Group.OUTPUT)].append(record)
+        for group in filter(records.get, Group):
+            with formatter.section(group):
+                formatter.write_dl(records[group])
 
 
 class MemoryCommand(SettingsCommand):
@@ -91,39 +96,25 @@ folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add EXPERIMENT, --out and --json."""
     text = "Folder; by default results/EXPERIMENT."
-    command = click.option("--out", type=folder_path, metavar="DIR", help=text)(command)
+    command = click.option("--out", type=out_folder, metavar="DIR", help=text)(command)
     return click.argument("experiment", default="tinystories")(json_option(command))
 
 
-def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add SOURCE and the tokenizer's options."""
-    command = click.option("--vocabulary", default="10000", show_default=True)(command)
-    kinds = click.Choice(["bpe", "bytes"])
-    command = click.option("--tokenizer", type=kinds, default="bpe", show_default=True)(command)
-    return click.argument("source", default="tinystories")(command)
-
-
-def print_document(document: dict[str, Any], as_json: bool) -> None:
+def print_document(document: dict[str, Any], as_json: bool = True) -> None:
     """Print a document to stdout, as JSON or as an indented list."""
-    if as_json:
-        click.echo(json.dumps(document, indent=1))
-    else:
-        _print_mapping(document)
+    click.echo(json.dumps(document, indent=1) if as_json else "\n".join(_lines_of(document)))
 
 
-def _print_mapping(mapping: dict[str, Any], indent: str = "") -> None:
+def _lines_of(mapping: dict[str, Any], indent: str = "") -> Iterator[str]:
     for key, value in mapping.items():
-        if isinstance(value, dict):
-            click.echo(f"{indent}{key}:")
-            _print_mapping(value, indent + "  ")
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            click.echo(f"{indent}{key}:")
-            for item in value:
-                _print_mapping(item, indent + "  ")
-                click.echo()
-        elif isinstance(value, list) and value and isinstance(value[0], str):
-            click.echo("\n".join([f"{indent}{key}:", *(f"{indent}  {text}" for text in value)]))
-        elif isinstance(value, list):
-            click.echo(f"{indent}{key}: {', '.join(map(str, value)) or 'none'}")
-        else:
-            click.echo(f"{indent}{key}: {value}")
+        if isinstance(value, list) and not any(isinstance(item, str | dict) for item in value):
+            value = ", ".join(map(str, value)) or "none"
+        if not isinstance(value, list | dict):
+            yield f"{indent}{key}: {value}"
+            continue
+        yield f"{indent}{key}:"
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, dict):
+                yield from (*_lines_of(item, f"{indent}  "), *[""] * isinstance(value, list))
+            else:
+                yield f"{indent}  {item}"

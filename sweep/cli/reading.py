@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from sweep.cli.options import (
-    data_options,
     folder_argument,
-    folder_path,
     json_option,
+    out_folder,
     print_document,
     sweep_folder,
 )
@@ -29,22 +28,17 @@ if TYPE_CHECKING:
 @click.command()
 @folder_argument
 @json_option
-def status(folder: "SweepFolder", json: bool) -> int:
+def status(folder: "SweepFolder", json: bool) -> None:
     """Print every trial's state and the time left."""
     from sweep.cli.show import print_status
     from sweep.orchestration.status import sweep_status
 
-    document = sweep_status(folder)
-    if json:
-        print_document(document, as_json=True)
-    else:
-        print_status(document)
-    return 0
+    print_status(sweep_status(folder), json)
 
 
 @click.command()
 @folder_argument
-def stop(folder: "SweepFolder") -> int:
+def stop(folder: "SweepFolder") -> None:
     """Stop a running sweep after a checkpoint; the same `sweep run` resumes it."""
     from sweep.trial.lease import LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
 
@@ -56,23 +50,22 @@ def stop(folder: "SweepFolder") -> int:
         while is_locked(folder.lock_path):
             time.sleep(0.1)
         click.echo("Stopped. The same `sweep run` resumes it.")
-        return 0
+        return
     refuse_live_owner_elsewhere(folder.lock_path)
     count = 0
     for trial in folder.trials():  # attempts that run without a command, such as SLURM jobs
-        owner = read_owner(trial.lease_path)
+        fencing = read_owner(trial.lease_path).get("fencing")
         is_alive = not trial.result_path.exists() and LeaseWatch(trial.lease_path).is_alive()
-        if is_alive and (fencing := owner.get("fencing")):
-            trial.ask_to_stop(fencing)
+        if fencing and is_alive:
+            trial.ask_to_stop(int(fencing))
             count += 1
     click.echo(f"Asked {count} attempts to checkpoint and end.")
-    return 0
 
 
 @click.command()
 @folder_argument
 @click.argument("trial", metavar="ID")
-def log(folder: "SweepFolder", trial: str) -> int:
+def log(folder: "SweepFolder", trial: str) -> None:
     """Print a trial's log. The start of its id is enough."""
     from sweep.orchestration.status import find_trial
 
@@ -80,7 +73,6 @@ def log(folder: "SweepFolder", trial: str) -> int:
     if not path.exists():
         raise SweepError(f"trial {path.parent.name} must have started to have a log. Run it first.")
     click.echo(path.read_text(errors="replace"), nl=False)
-    return 0
 
 
 @click.command()
@@ -109,7 +101,7 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> int:
 @click.option("--from-mlflow", metavar="URI", help="Read an MLflow store instead of a folder.")
 @click.option("--experiment", metavar="NAME", help="The experiment in that store.")
 @click.option("--run", metavar="ID", help="The parent run; by default the newest.")
-@click.option("--out", type=folder_path, metavar="DIR", help="Folder to write to.")
+@click.option("--out", type=out_folder, metavar="DIR", help="Folder to write to.")
 @click.option("--tracking-uri", metavar="URI", help="Also mirror DIR to this MLflow store.")
 def report(
     folder: "SweepFolder | None",
@@ -118,39 +110,29 @@ def report(
     run: str | None,
     out: Path | None,
     tracking_uri: str | None,
-) -> int:
+) -> None:
     """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
-    from sweep.analysis.frames import load_stored_sweep
-    from sweep.report.report import write_report, write_report_of
+    from sweep.analysis.frames import load_stored_sweep, load_sweep
+    from sweep.report.report import write_report_of
+    from sweep.tracking.mirror import Mirror
     from sweep.tracking.store import check_tracking_uri
+    from sweep.trial.lease import Lease, is_locked
 
     if folder is None and from_mlflow and experiment:
         stored = load_stored_sweep(from_mlflow, experiment, run)
         click.echo(write_report_of(stored, out or Path(experiment)))
-        return 0
+        return
     if folder is None or from_mlflow or experiment or run:
         raise SweepError("report needs a folder, or --from-mlflow URI with --experiment NAME.")
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
-    folder.require_plan()
-    click.echo(write_report(folder.path, out))
-    _mirror(folder, tracking_uri)
-    return 0
-
-
-def _mirror(folder: "SweepFolder", tracking_uri: str | None) -> None:
-    """Bring the sweep's tracking store up to date: bare workers and outages leave gaps."""
-    from sweep.plan.plan import load_plan
-    from sweep.tracking.mirror import Mirror
-    from sweep.trial.lease import Lease, is_locked
-
+    sweep = load_sweep(folder.path)
+    click.echo(write_report_of(sweep, out or folder.path))
     if is_locked(folder.lock_path):
         click.echo("A running command mirrors this sweep.", err=True)
         return
-    plan = load_plan(folder)
-    assert plan is not None
-    with Lease(folder.lock_path):
-        undelivered = Mirror(folder, plan, tracking_uri).deliver()
+    with Lease(folder.lock_path):  # bare workers and outages leave gaps in the store
+        undelivered = Mirror(folder, sweep.plan, tracking_uri).deliver()
     if undelivered:
         click.echo(undelivered, err=True)
 
@@ -158,16 +140,14 @@ def _mirror(folder: "SweepFolder", tracking_uri: str | None) -> None:
 @click.command()
 @click.argument("table", type=Path, metavar="FILE.csv|.md|DIR")
 @json_option
-def audit(table: Path, json: bool) -> int:
+def audit(table: Path, json: bool) -> None:
     """Check a published table of batch-size results for impossible or confounded entries.
 
     docs/audit.md lists the columns and the checks.
     """
     from sweep.analysis.audit import audit as audit_tables
 
-    document = audit_tables(table)
-    print_document(document, json)
-    return 0
+    print_document(audit_tables(table), json)
 
 
 @click.command()
@@ -182,43 +162,31 @@ def ui(folder: "SweepFolder", port: int) -> int:
     return subprocess.run(ui_command(folder, port), check=False).returncode
 
 
-@click.group()
-def data() -> None:
-    """Download, tokenize and describe data sets."""
+@click.command()
+@click.argument("action", type=click.Choice(["prepare", "info"]))
+@click.argument("source", default="tinystories")
+@click.option("--tokenizer", type=click.Choice(["bpe", "bytes"]), default="bpe", show_default=True)
+@click.option("--vocabulary", default="10000", show_default=True)
+@json_option
+def data(action: str, source: str, tokenizer: str, vocabulary: str, json: bool) -> None:
+    """Describe SOURCE (tinystories, synthetic, hf:OWNER/NAME, or a path).
 
-
-@data.command()
-@data_options
-def prepare(source: str, tokenizer: str, vocabulary: str) -> int:
-    """Download and tokenize SOURCE (tinystories, synthetic, or a path) into the cache."""
+    prepare: download and tokenize it into the cache first. info: tokens only if it is prepared.
+    """
     from sweep.config.trial import TokenizerSettings
     from sweep.data.sources import identify_data
     from sweep.data.tokens import describe_data, prepare_data
 
     settings = TokenizerSettings.model_validate({"kind": tokenizer, "vocabulary": vocabulary})
-    prepare_data(identify_data(source), source, settings, partial(click.echo, err=True))
-    print_document(describe_data(source, settings), as_json=False)
-    return 0
-
-
-@data.command()
-@data_options
-@json_option
-def info(source: str, tokenizer: str, vocabulary: str, json: bool) -> int:
-    """Describe SOURCE: identity, documents, bytes, and tokens once it is prepared."""
-    from sweep.config.trial import TokenizerSettings
-    from sweep.data.tokens import describe_data
-
-    settings = TokenizerSettings.model_validate({"kind": tokenizer, "vocabulary": vocabulary})
+    if action == "prepare":
+        prepare_data(identify_data(source), source, settings, partial(click.echo, err=True))
     print_document(describe_data(source, settings), json)
-    return 0
 
 
 @click.command()
 @json_option
-def doctor(json: bool) -> int:
+def doctor(json: bool) -> None:
     """Check this machine: what is installed, which devices exist, what is missing."""
     from sweep.orchestration.doctor import examine
 
     print_document(examine(), json)
-    return 0

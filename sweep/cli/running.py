@@ -46,13 +46,12 @@ def run(
     """
     from sweep.cli.show import Progress, print_end, print_plan
     from sweep.orchestration.costs import estimate
-    from sweep.orchestration.planning import check_writable, read_request
+    from sweep.orchestration.planning import read_request
     from sweep.orchestration.runner import check_trains, finished_summary, run_plan
     from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
     folder, services = request.folder, request.services
-    check_writable(folder.path)
     planned = request.plan()
     check_trains(planned.plan)
     if only:
@@ -63,14 +62,12 @@ def run(
         return 0
     also = frozenset({Cause.DIVERGED} if retry else ())
     summary = finished_summary(planned, folder, services, also)
-    failed_checks: list[str] = []
     if summary is None:
         planned = estimate(planned, folder)
-        rows = planned.command_rows()
         if not quiet:
-            print_plan(rows, to_stderr=True)
+            print_plan(planned.command_rows(), to_stderr=True)
         if not yes:
-            _confirm(rows, folder, also)
+            _confirm(planned.command_rows(), folder, also)
         with Progress(folder, None if planned.is_tuned else planned.requested, quiet) as progress:
             summary = run_plan(
                 planned,
@@ -79,11 +76,11 @@ def run(
                 also=also,
                 on_prepare=lambda work: None if quiet else click.echo(work, err=True),
                 on_change=progress.update,
-                on_finished=lambda: failed_checks.extend(_report(folder)),
+                on_finished=lambda: _report(folder),
             )
     elif not (folder.path / "report.md").exists():
-        failed_checks.extend(_report(folder))
-    print_end(summary, json, failed_checks)
+        _report(folder)
+    print_end(summary, json)
     return summary.exit_code
 
 
@@ -118,27 +115,25 @@ def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> N
         for row in plan.trials
         if row.id is None or is_to_run(folder.trial(row.id).read_status(), also)
     )
-    if seconds <= CONFIRM_SECONDS:
-        return
     question = f"This takes an estimated {format_seconds(seconds)}."
-    if not sys.stdin.isatty():
+    if seconds > CONFIRM_SECONDS and not sys.stdin.isatty():
         raise SweepError(f"{question} Confirm with --yes, or try `sweep run quick`.")
-    click.confirm(f"{question} Run it?", abort=True, err=True)
+    if seconds > CONFIRM_SECONDS:
+        click.confirm(f"{question} Run it?", abort=True, err=True)
 
 
-def _report(folder: "SweepFolder") -> list[str]:
-    """Write the report, and return a line for each check that failed."""
+def _report(folder: "SweepFolder") -> None:
+    """Write the report, and name the checks that failed."""
     from sweep.analysis.frames import load_sweep
     from sweep.analysis.target import judge
     from sweep.report.report import write_report_of
 
     sweep = load_sweep(folder.path)
     write_report_of(sweep, folder.path)
-    return [
-        f"FAIL {check.code} ({policy.label}): {check.condition} Remedy: {check.remedy}"
-        for policy in judge(sweep)
-        for check in policy.failed
-    ]
+    for policy in judge(sweep):
+        for check in policy.failed:
+            name = f"FAIL {check.code} ({policy.label})"
+            click.echo(f"{name}: {check.condition} Remedy: {check.remedy}", err=True)
 
 
 @click.command(cls=SettingsCommand)
@@ -152,22 +147,19 @@ def plan(
     cluster: str | None,
     price: float | None,
     **settings: Any,
-) -> int:
+) -> None:
     """Print the plan with memory, time, disk and cost; trains nothing. --out writes it there."""
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
-    from sweep.orchestration.planning import check_writable, read_request
+    from sweep.orchestration.planning import read_request
     from sweep.orchestration.runner import holding, save_grown
     from sweep.plan.retry import is_to_run
 
     request = read_request(experiment, settings, out)
-    folder, cost = request.folder, None
-    size = None if cluster is None else parse_cluster(cluster)
-    if price is not None and size is None:
+    folder, size, cost = request.folder, cluster is not None and parse_cluster(cluster), None
+    if price is not None and not size:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
-    if out:
-        check_writable(folder.path)
-    planned = estimate(request.plan(is_elsewhere=size is not None), folder)
+    planned = estimate(request.plan(is_elsewhere=bool(size)), folder)
     rows = planned.command_rows()
     if size:
         ids = [str(row.id) for row in rows.known_trials]
@@ -177,21 +169,16 @@ def plan(
     if out:
         with holding(folder):
             save_grown(planned.plan, folder)
-        if not json:
-            click.echo(f"Written to {folder.plan_path}.")
-    return 0
+        click.echo(f"Written to {folder.plan_path}.", err=json)
 
 
 @click.command(cls=MemoryCommand)
 @common_options
-def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> int:
+def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Predict memory per batch size without the device, and the largest that fits."""
     from sweep.orchestration.memory import forecast_memory
-    from sweep.orchestration.planning import check_writable
 
-    if out:
-        check_writable(out)
-    return _print_memory(forecast_memory(experiment, **settings), out, json)
+    _print_memory(forecast_memory(experiment, **settings), out, json)
 
 
 @click.command(cls=MemoryCommand)
@@ -199,24 +186,12 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
 @click.option("--largest", type=click.IntRange(1), help="Do not try sizes above this one.")
 @click.option("--multiple", type=click.IntRange(1), default=1, help="Only try multiples of N.")
 @click.option("--soak", type=click.IntRange(0), help="Run each choice for this many steps.")
-def probe(
-    experiment: str,
-    out: Path | None,
-    json: bool,
-    largest: int | None,
-    multiple: int,
-    soak: int | None,
-    **settings: Any,
-) -> int:
+def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
     from sweep.orchestration.memory import probe_memory
-    from sweep.orchestration.planning import check_writable
 
-    if out:
-        check_writable(out)
-    sizes: dict[str, Any] = {"cap": largest, "multiple": multiple, "soak_steps": soak}
-    document = probe_memory(experiment, on_point=_show_point, **sizes, **settings)
-    return _print_memory(document, out, json)
+    settings |= {"cap": settings.pop("largest"), "soak_steps": settings.pop("soak")}
+    _print_memory(probe_memory(experiment, on_point=_show_point, **settings), out, json)
 
 
 def _show_point(point: "Measurement") -> None:
@@ -225,13 +200,12 @@ def _show_point(point: "Measurement") -> None:
     click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
 
 
-def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> int:
+def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> None:
     from sweep.report.memory import markdown_of, write_memory
 
     if json:
-        print_document(document, as_json=True)
+        print_document(document)
     else:
         click.echo(markdown_of(document), nl=False)
     if out is not None:
         click.echo(f"\nWritten to {write_memory(document, out)}.", err=json)
-    return 0

@@ -2,9 +2,10 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -45,7 +46,7 @@ def print_plan(
     """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
     if as_json:
         document = plan.model_dump(mode="json")
-        print_document({**document, "cluster": asdict(cost)} if cost else document, True)
+        print_document({**document, "cluster": asdict(cost)} if cost else document)
         return
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"
@@ -74,53 +75,53 @@ def print_plan(
             f"{first.warmup_steps:,} ({first.warmup_steps / first.steps:.2%})",
             f"{first.microbatch_size} × {first.devices} × {first.gradient_accumulation_steps}",
             format_bytes(first.forecast_bytes) if first.forecast_bytes else "unknown",
-            _total_time([row.forecast_seconds for row in rows]),
+            _total_time(rows),
         )
     console.print(table)
-    lines = [f"{subject}: {text}" for subject, text in _plan_notes(plan, cost) if text]
+    notes = _plan_notes(plan)
+    if cost:
+        notes["Cluster"] = f"{cost.devices} devices, {cost.trials} trials to run"
+        notes["Makespan"] = format_seconds(cost.makespan_seconds)
+        notes["Device-hours"] = f"{cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}"
+        notes["Price"] = "" if cost.price is None else f"{cost.price:.4g}"
+    lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def _total_time(seconds: Sequence[float | None], factor: float | None = None) -> str:
-    """Write a sum of estimates, with its range if they may be wrong by this factor."""
-    known = [value for value in seconds if value is not None]
-    if len(known) < len(seconds):
+def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> str:
+    """Write the sum of estimates, with its range if they may be wrong by this factor."""
+    seconds = [row.forecast_seconds for row in rows if row.forecast_seconds is not None]
+    if len(seconds) < len(rows):
         return "unknown"
-    total, low = sum(known), sum(known) / (factor or 1)
-    text = f" ({format_seconds(low)} to {format_seconds(total * factor)})" if factor else ""
-    return format_seconds(total) + text
+    total = sum(seconds)
+    if factor is None:
+        return format_seconds(total)
+    ends = f"{format_seconds(total / factor)} to {format_seconds(total * factor)}"
+    return f"{format_seconds(total)} ({ends})"
 
 
-def _plan_notes(plan: Plan, cost: "ClusterCost | None") -> Iterator[tuple[str, str]]:
-    """Yield what the plan's table does not show, by subject; empty if it does not apply."""
-    settings, execution = plan.settings, plan.execution
-    for policy in sorted({row.policy for row in plan.trials}):
-        yield f"Rate, {policy}", describe_policy(policy, settings.tuning.dimensions)
-    if not plan.tokens_are_common:
-        yield "Tokens", "they differ, because equal counts would lose over 1 % of the budget"
-    if settings.target is not None:
-        yield "Target", f"a trial ends when its validation loss stays below {settings.target:g}"
-    yield "Compilation", execution.compile_reason
-    yield "Memory", execution.reason
-    if plan.epochs is not None:
-        yield "Epochs of the data", f"{'about ' * plan.epochs_are_estimated}{plan.epochs:.3g}"
-    if plan.disk_bytes is not None:
-        yield "Disk", f"at most {format_bytes(plan.disk_bytes)}"
-    if plan.code:
-        packages = [f"{name} {version}" for name, version in plan.code["packages"].items()]
-        yield "Your code, part of every trial's id", ", ".join([*plan.code["files"], *packages])
-    total = _total_time([row.forecast_seconds for row in plan.trials], plan.forecast_factor)
-    more = ""
+def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
+    """Return what the plan's table does not show, by subject; None or "" if it does not apply."""
+    settings, target, code = plan.settings, plan.settings.target, plan.code or {}
+    policies = sorted({row.policy for row in plan.trials})
+    tokens = "they differ, because equal counts would lose over 1 % of the budget"
+    packages = [" ".join(package) for package in code.get("packages", {}).items()]
+    total = _total_time(plan.trials, plan.forecast_factor)
     if any(row.id is None for row in plan.trials):
-        more = "; tuning trials that follow from these are not counted"
-    yield "Total", f"{len(plan.trials)} trials, estimated time {total}{more}"
-    if command := answering_command(plan):
-        yield "This plan cannot tell which batch size is best. The command that can", command
-    if cost:
-        yield "Cluster", f"{cost.devices} devices, {cost.trials} trials to run"
-        yield "Makespan", format_seconds(cost.makespan_seconds)
-        yield "Device-hours", f"{cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}"
-        yield "Price", "" if cost.price is None else f"{cost.price:.4g}"
+        total += "; tuning trials that follow from these are not counted"
+    answer = "This plan cannot tell which batch size is best. The command that can"
+    about = "about " if plan.epochs_are_estimated else ""
+    return {f"Rate, {p}": describe_policy(p, settings.tuning.dimensions) for p in policies} | {
+        "Tokens": None if plan.tokens_are_common else tokens,
+        "Target": target and f"a trial ends when its validation loss stays below {target:g}",
+        "Compilation": plan.execution.compile_reason,
+        "Memory": plan.execution.reason,
+        "Epochs of the data": plan.epochs and f"{about}{plan.epochs:.3g}",
+        "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
+        "Your code, part of every trial's id": ", ".join([*code.get("files", {}), *packages]),
+        "Total": f"{len(plan.trials)} trials, estimated time {total}",
+        answer: answering_command(plan),
+    }
 
 
 def status_table(rows: list[dict[str, Any]]) -> Table:
@@ -138,7 +139,7 @@ def status_table(rows: list[dict[str, Any]]) -> Table:
             format_count(row["tokens"]) if row["tokens"] else "",
             "" if loss is None else f"{loss:.4f}",
             "" if speed is None else format_count(speed),
-            format_seconds(eta) if eta and not State(row["state"]).is_finished else "",
+            format_seconds(eta) if eta else "",  # finished trials have none
         )
     return table
 
@@ -147,8 +148,11 @@ def _state_of(row: dict[str, Any]) -> str:
     return f"{row['state']} {row['cause'] or ''}".strip()
 
 
-def print_status(document: dict[str, Any]) -> None:
+def print_status(document: dict[str, Any], as_json: bool) -> None:
     """Print the document of `sweep_status` to stdout."""
+    if as_json:
+        print_document(document)
+        return
     console, eta = build_console(), document["eta_seconds"]
     time_text = f", about {format_seconds(eta)} left" if eta else ""
     console.print(f"[bold]{document['sweep']}[/]: {document['state']}{time_text}")
@@ -157,25 +161,21 @@ def print_status(document: dict[str, Any]) -> None:
         if row["state"] == State.FAILED:
             trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
             console.print(f"{trial}: {row['cause']}: {row['message']}", markup=False)
+    if "report" in document:
+        click.echo(f"Report: {document['report']}")
 
 
-def print_end(summary: "Summary", as_json: bool, failed_checks: Sequence[str]) -> None:
-    """Print the states of a sweep that has ended, the checks that failed, and the report's path."""
-    document, report = sweep_status(summary.folder), str(summary.folder.path / "report.md")
-    if as_json:
-        print_document({**document, "report": report}, as_json=True)
-    else:
-        print_status(document)
-        click.echo(f"Report: {report}")
-        for line in failed_checks:
-            click.echo(line, err=True)
+def print_end(summary: "Summary", as_json: bool) -> None:
+    """Print the states of a sweep that has ended, the report's path, and what is missing."""
+    report = str(summary.folder.path / "report.md")
+    print_status({**sweep_status(summary.folder), "report": report}, as_json)
     if summary.untracked:
         click.echo(summary.untracked, err=True)
     if summary.is_interrupted:
         click.echo("Interrupted. The same command resumes.", err=True)
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Progress of some trials (None: all) on stderr: a live table, or lines without a terminal."""
 
     def __init__(self, folder: SweepFolder, ids: Collection[str] | None, is_quiet: bool) -> None:
@@ -184,9 +184,6 @@ class Progress:
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._printed: dict[str, str] = {}  # state by trial
         self._next_update = 0.0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:

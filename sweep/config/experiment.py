@@ -2,8 +2,9 @@
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -19,10 +20,11 @@ from sweep.config.settings import (
     merge_settings,
     parse_settings,
 )
-from sweep.config.workload import GrpoSettings, WorkloadTraits, workload_traits
 from sweep.errors import SweepError
 
 AVERAGE_WITH_TARGET = 0.1
+FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
+REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
@@ -55,9 +57,8 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per milestone; None: derived from the budget
-    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = (
-        10  # noise measurements per trial
-    )
+    # noise measurements per trial
+    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
     noise_share: Share = 0.005  # share of the sequences used by all of them
     # consecutive evaluations whose mean is compared with a target; > 1 if they are noisy
     window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
@@ -80,12 +81,62 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
 
 
+class GrpoSettings(Settings, use_attribute_docstrings=True):
+    """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
+
+    task: Literal["words", "chess", "text"] = "words"  # source of prompts and rewards
+    reward: Annotated[str, Field(pattern=":")] | None = None  # your module:function
+    group_size: Annotated[Count, Field(ge=2, le=1024), Flag(Group.GRPO, metavar="N")] = 8
+    """Completions per prompt."""
+    prompt_tokens: Positive = 32  # length of every prompt, padded on the left
+    new_tokens: Positive = 64  # longest completion
+    temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
+    # grpo: mean over completions of means over tokens; dapo: mean over all tokens of the batch;
+    # dr_grpo: sum over tokens, divided by batch_size · new_tokens
+    loss: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
+    # divisor of the advantages: standard deviation of the group or of the batch, or nothing
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # lower clip of the ratio
+    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # above 1; None: clip
+    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight; 0: no reference model
+    num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1  # updates per batch
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Tokens of prompt and completion, padding included."""
+        return self.prompt_tokens + self.new_tokens
+
+
+@dataclass(frozen=True)
+class WorkloadTraits:
+    """Properties of a workload that planning, memory search and reports read."""
+
+    tokens_per_sequence: int  # training tokens that one sequence counts as
+    group_size: int = 1  # sequences that must stay together in a batch
+    samples: bool = False  # whether each step first generates its batch with the model
+    loss_unit: str = "units"  # unit of differences between losses
+    loss_label: str = ""  # on the axis of a figure
+    starts_at_log_vocabulary: bool = False  # whether an untrained model's loss is close to ln V
+
+    @classmethod
+    def of(cls, workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> Self:
+        """Return the traits of a workload; a user's `module:object` has the defaults."""
+        if grpo is not None:
+            unit, label, size = "of reward", "minus mean reward", grpo.group_size
+            tokens = grpo.tokens_per_sequence
+            return cls(tokens, size, samples=True, loss_unit=unit, loss_label=label)
+        if workload == "pretrain":
+            unit, label = "nats", "nats per token"
+            return cls(model.context, 1, False, unit, label, starts_at_log_vocabulary=True)
+        return cls(tokens_per_sequence=model.context)
+
+
 class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
-    name: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    ]  # also the default folder's name
+    # also the default folder's name
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     question: str = ""
     budget: Annotated[Count, RunFlag()]
     """Training tokens of every trial: 327M, 3.2768e8."""
@@ -124,10 +175,10 @@ class Experiment(Settings, use_attribute_docstrings=True):
 
     @property
     def traits(self) -> WorkloadTraits:
-        return workload_traits(self.workload, self.model, self.grpo)
+        return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "Experiment":
+    def _fits_together(self) -> Self:
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload
         dimensions, is_user_code = tuning.dimensions, ":" in workload
         if not is_user_code and (model.kind == "quadratic") != (workload == "quadratic"):
@@ -143,7 +194,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
         if not is_user_code and (workload == "grpo") != (grpo is not None):
             raise ValueError("settings of grpo need the workload grpo, and vice versa")
         if self.target is not None:
-            if not self.traits.supports_target:
+            if self.traits.samples:
                 raise ValueError(f"target does not apply to {workload}")
             if self.schedule.name != "constant":
                 raise ValueError("schedule.name must be constant with a target")
@@ -176,8 +227,8 @@ def load_experiment(
     if flags.get("workload") == "quadratic":
         flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
-        if ":" not in str(flags["model"]):
-            fields = {key: value for key, value in fields.items() if key not in SIZES}
+        sizes = () if ":" in str(flags["model"]) else SIZES
+        fields = {key: value for key, value in fields.items() if key not in sizes}
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)
@@ -199,7 +250,9 @@ def load_experiment(
 
 def _read_experiment(name: str) -> dict[str, Any]:
     """Read the TOML file of a shipped experiment or at a path, unchecked."""
-    shipped = experiments_dir()
+    package = Path(__file__).parent.parent
+    shipped = package / "_experiments"  # in the wheel; otherwise the repository's
+    shipped = shipped if shipped.is_dir() else package.parent / "experiments"
     is_path = name.endswith(".toml") or "/" in name
     path = Path(name) if is_path else shipped / f"{name}.toml"
     if not path.is_file():
@@ -211,20 +264,10 @@ def _read_experiment(name: str) -> dict[str, Any]:
         raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error
 
 
-def experiments_dir() -> Path:
-    """Return the folder of shipped experiments, in the wheel or in the repository."""
-    package = Path(__file__).parent.parent
-    shipped = package / "_experiments"
-    return shipped if shipped.is_dir() else package.parent / "experiments"
-
-
 def _complete_model(fields: dict[str, Any]) -> dict[str, Any]:
     """Return all fields of the model, and move vocabulary and context into them."""
     model: Any = fields.get("model", "tinystories")
-    if not isinstance(model, dict):
-        model = model_preset(model)
-    elif "kind" not in model:
-        changes = dict(model)
-        model = {**model_preset(changes.pop("preset", "tinystories")), **changes}
+    changes = dict(model) if isinstance(model, dict) else {"preset": model}
+    preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
     sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
-    return {**model, **sizes}
+    return {**preset, **changes, **sizes}

@@ -17,7 +17,7 @@ Layers = Annotated[int, Field(gt=0, le=10_000, strict=True)]
 class ModelBase(Settings):
     """Capabilities that every model declares. Other code asks for these, never for the kind."""
 
-    uses_all_parameters: ClassVar[bool] = False  # whether every step gives each one a gradient
+    uses_all_parameters: ClassVar[bool] = True  # whether every step gives each one a gradient
     is_worth_compiling: ClassVar[bool] = True  # whether torch.compile can pay for its time
     supports_half_precision: ClassVar[bool] = True  # whether bf16 may be chosen
     is_forecast_checked_on_cuda: ClassVar[bool] = False  # against published peaks
@@ -25,8 +25,6 @@ class ModelBase(Settings):
 
 class TransformerSettings(ModelBase):
     """Pre-norm transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied embeddings."""
-
-    uses_all_parameters: ClassVar[bool] = True
 
     kind: Literal["transformer"] = "transformer"
     name: str
@@ -63,7 +61,6 @@ class TransformerSettings(ModelBase):
 class ElmanSettings(ModelBase):
     """The E1 model: a gated Elman network, LayerNorm with bias, tied embeddings."""
 
-    uses_all_parameters: ClassVar[bool] = True
     is_forecast_checked_on_cuda: ClassVar[bool] = True
 
     kind: Literal["elman"] = "elman"
@@ -89,6 +86,8 @@ class ElmanSettings(ModelBase):
 
 class ForeignModel(ModelBase):
     """A model that is defined elsewhere; its parameters are counted after it is built."""
+
+    uses_all_parameters: ClassVar[bool] = False
 
     vocabulary: Positive = 10_000
     context: Positive = 256
@@ -122,7 +121,6 @@ class ObjectSettings(ForeignModel):
 class QuadraticSettings(ModelBase):
     """The noisy quadratic model: h_i = c_i = 1/i for i = 1 … dimensions (Zhang et al. 2019)."""
 
-    uses_all_parameters: ClassVar[bool] = True
     is_worth_compiling: ClassVar[bool] = False
     supports_half_precision: ClassVar[bool] = False
     vocabulary: ClassVar[None] = None

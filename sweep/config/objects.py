@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Iterable
-from importlib.machinery import PathFinder
 from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
@@ -80,12 +79,9 @@ def _split(name: str) -> tuple[str, str]:
 
 def _source_of(module: str, name: str) -> Path:
     """Return the source file of a module without importing anything."""
-    PathFinder.invalidate_caches()
-    path: list[str] | None = None
-    parts = module.split(".")
-    for depth in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
-        path = spec.submodule_search_locations if spec else []
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise SweepError(f"module {module!r} of {name!r} must be a Python file found from here.")
-    return Path(spec.origin).resolve()
+    for folder in sys.path:
+        path = Path(folder, *module.split("."))
+        for source in (path / "__init__.py", path.with_suffix(".py")):
+            if source.is_file():
+                return source.resolve()
+    raise SweepError(f"module {module!r} of {name!r} must be a Python file found from here.")

@@ -84,13 +84,11 @@ def merge_settings(
     merged = dict(fields)
     paths = {setting.name: setting.path for setting in settings_of(table)}
     for name, value in values.items():
-        *tables, field = paths.get(name, (name,))
-        inner = merged
-        for part in tables:
-            nested = inner.get(part)
-            inner[part] = dict(nested) if isinstance(nested, dict) else {}
-            inner = inner[part]
-        inner[field] = value
+        first, *rest = paths.get(name, (name,))
+        if rest:  # a field of a nested table
+            outer = merged.get(first)
+            value = {**(outer if isinstance(outer, dict) else {}), rest[0]: value}
+        merged[first] = value
     return merged
 
 
@@ -101,31 +99,26 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
     except ValidationError as error:
         mistakes = error.errors()
         first = next((e for e in mistakes if e["type"] == "extra_forbidden"), mistakes[0])
-        paths = {path for path, _ in _fields_of(table)}
-        parents: tuple[str, ...] = ()
-        for part in map(str, first["loc"]):
-            if (*parents, part) in paths:  # otherwise the tag of a union, or an index
-                parents = (*parents, part)
+        keys = {".".join(path) for path, _ in _fields_of(table)}
+        key, value = "", first["input"]
+        for part in map(str, first["loc"]):  # also the tags of unions, and indices
+            key = longer if (longer := f"{key}.{part}".strip(".")) in keys else key
         if first["type"] == "extra_forbidden":
-            key = ".".join((*parents, str(first["loc"][-1])))
-            close = difflib.get_close_matches(key, map(".".join, paths), 1)
+            key = f"{key}.{first['loc'][-1]}".strip(".")
+            close = difflib.get_close_matches(key, keys, 1)
             hint = f"Did you mean {close[0]!r}?" if close else "Remove it."
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
-        value = first.get("input")
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""
-        field = ".".join(parents) + ": " * bool(parents)
-        raise SweepError(f"{subject}: {field}{message}{got}. Correct it.") from error
+        raise SweepError(
+            f"{subject}: {key}{': ' * bool(key)}{message}{got}. Correct it."
+        ) from error
 
 
-def _read_count(value: Any, info: ValidationInfo) -> int:
-    return parse_count(value, str(info.field_name).removesuffix("_bytes"))
-
-
-def _read_count_or_zero(value: Any, info: ValidationInfo) -> int:
-    return parse_count(value, str(info.field_name), least=0)
+def _read_count(value: Any, info: ValidationInfo, least: int = 1) -> int:
+    return parse_count(value, str(info.field_name).removesuffix("_bytes"), least)
 
 
 Count = Annotated[int, BeforeValidator(_read_count)]
-CountOrZero = Annotated[int, BeforeValidator(_read_count_or_zero)]
+CountOrZero = Annotated[int, BeforeValidator(partial(_read_count, least=0))]
 Share = Annotated[float, Field(ge=0, le=1, strict=True)]

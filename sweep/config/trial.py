@@ -7,19 +7,16 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import (
     EvaluationSettings,
     Experiment,
+    GrpoSettings,
     OptimizerSettings,
     ScheduleSettings,
+    WorkloadTraits,
 )
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Count, Settings
-from sweep.config.workload import (
-    SAMPLED_MICROBATCHES,
-    GrpoSettings,
-    WorkloadTraits,
-    workload_traits,
-)
 
 FORMAT_VERSION = 2
+SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
 
 
 class TokenizerSettings(Settings):
@@ -32,14 +29,10 @@ class TokenizerSettings(Settings):
 
 
 def tokenizer_of(experiment: Experiment) -> TokenizerSettings:
-    model = experiment.model
+    model, kind = experiment.model, experiment.tokenizer
+    end, sha256 = getattr(model, "end", 0), getattr(model, "tokenizer_sha256", None)
     assert model.vocabulary is not None
-    return TokenizerSettings(
-        kind=experiment.tokenizer,
-        vocabulary=model.vocabulary,
-        end=getattr(model, "end", 0),
-        sha256=getattr(model, "tokenizer_sha256", None),
-    )
+    return TokenizerSettings(kind=kind, vocabulary=model.vocabulary, end=end, sha256=sha256)
 
 
 class Science(Settings):
@@ -67,7 +60,7 @@ class Science(Settings):
 
     @property
     def traits(self) -> WorkloadTraits:
-        return workload_traits(self.workload, self.model, self.grpo)
+        return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
 
 class TrialConfig(Settings):
@@ -101,12 +94,12 @@ class TrialConfig(Settings):
 
     def attempted(self, microbatch_size: int) -> "TrialConfig":
         """Return the config of an attempt after memory ran out: other batches shrink too."""
-        execution = self.execution
-        sizes = {"evaluation_batch_size": min(microbatch_size, execution.evaluation_batch_size)}
-        if chosen := execution.generation_batch_size:
-            sizes["generation_batch_size"] = max(
-                1, chosen * microbatch_size // self.microbatch_size
-            )
+        sizes = {
+            "evaluation_batch_size": min(microbatch_size, self.execution.evaluation_batch_size)
+        }
+        if at_once := self.execution.generation_batch_size:
+            at_once = at_once * microbatch_size // self.microbatch_size
+            sizes["generation_batch_size"] = max(1, at_once)
         return self.resized(microbatch_size, **sizes)
 
     def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":

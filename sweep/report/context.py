@@ -19,7 +19,7 @@ from sweep.analysis.frames import Sweep
 from sweep.analysis.statistics import Pair
 from sweep.analysis.target import Reached, losses_at
 from sweep.analysis.target import headline as target_headline
-from sweep.config.workload import FINAL_PROMPTS
+from sweep.config.experiment import FINAL_PROMPTS
 from sweep.version import __version__
 
 LEAST_NOISE_RECORDS = 4  # with fewer, no noise scale is reported

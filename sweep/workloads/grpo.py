@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sweep.config.experiment import FINAL_PROMPTS, GrpoSettings
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
-from sweep.config.workload import FINAL_PROMPTS, GrpoSettings
 from sweep.data.tokens import SEPARATOR_ID, TextTokenizer, TokenizedText
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast

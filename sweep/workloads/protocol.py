@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.config.workload import REWARD_STATISTICS
+from sweep.config.experiment import REWARD_STATISTICS
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 

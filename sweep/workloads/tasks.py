@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sweep.config.experiment import REWARD_STATISTICS, GrpoSettings
 from sweep.config.objects import load_object, require_extra
-from sweep.config.workload import REWARD_STATISTICS, GrpoSettings
 from sweep.data.stream import SequenceStream
 from sweep.data.tokens import SEPARATOR_ID, TextTokenizer, TokenizedText
 from sweep.errors import SweepError

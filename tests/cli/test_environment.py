@@ -1,14 +1,12 @@
 """Options read SWEEP_<COMMAND>_<FLAG>, with the same effect as on the command line."""
 
-import json
-
 import click
 import pytest
-from click.testing import CliRunner
 
 from sweep.cli import sweep
 
 ARGUMENTS = {"audit": ["x"], "clean": ["x"], "log": ["x", "y"], "status": ["x"], "ui": ["x"]}
+ARGUMENTS["data"] = ["info"]
 OPTIONS = [
     (name, option)
     for name, command in sweep.commands.items()
@@ -32,17 +30,3 @@ def test_a_variable_does_what_the_flag_does(monkeypatch, command, option):
     words = option.opts[0].strip("-").replace("-", "_").upper()
     monkeypatch.setenv(f"SWEEP_{command.upper()}_{words}", value)
     assert flags_of(command) == by_flag != without
-
-
-def test_variables_change_the_plan(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    variables = {"MICROBATCH": "2", "DEVICES_PER_TRIAL": "2", "ZERO": "3", "BATCHES": "8"}
-    variables |= {"LOSS_CHUNK_ROWS": "64", "ACTIVATION_CHECKPOINTING": "1", "BUDGET": "16384"}
-    for name, text in variables.items():
-        monkeypatch.setenv(f"SWEEP_RUN_{name}", text)
-    result = CliRunner().invoke(sweep, ["run", "quick", "--device", "cpu", "--dry-run", "--json"])
-    plan = json.loads(result.stdout)
-    ((trial,), execution) = plan["trials"], plan["execution"]
-    assert (trial["batch_size"], trial["microbatch_size"], trial["devices"]) == (8, 2, 2)
-    assert (execution["zero"], execution["loss_chunk_rows"]) == (3, 64)
-    assert execution["activation_checkpointing"] and plan["token_budget"] == 16384

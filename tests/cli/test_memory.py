@@ -2,10 +2,7 @@
 
 import json
 
-KEYS = {
-    *("experiment", "model", "device_memory_bytes", "points", "line"),
-    "largest_microbatch_size",
-}
+KEYS = {"experiment", "model", "device_memory_bytes", "points", "line", "largest_microbatch_size"}
 POINT = {"batch_size", "microbatch_size", "peak_bytes", "by_category", "status"}
 MEASURED = POINT | {
     *("rest_bytes", "reserved_bytes", "device_bytes", "headroom_bytes", "allocator_retries"),
@@ -24,10 +21,8 @@ def test_forecast_takes_a_step_in_one_unless_memory_or_a_microbatch_is_named(cal
         assert point.keys() >= POINT and point["status"] == "FORECAST"
         assert point["microbatch_size"] == point["batch_size"] and point["fits"] is None
         assert sum(point["by_category"].values()) == point["peak_bytes"]
-    halves = json.loads(
-        call("forecast", *QUICK, "--batches", "4", "--microbatch", "2", "--json")[1]
-    )
-    assert [point["microbatch_size"] for point in halves["points"]] == [2]
+    halves = call("forecast", *QUICK, "--batches", "4", "--microbatch", "2", "--json")[1]
+    assert [point["microbatch_size"] for point in json.loads(halves)["points"]] == [2]
 
 
 def test_forecast_answers_what_fits_and_the_accumulation_that_it_needs(call):
@@ -59,12 +54,3 @@ def test_probe_prints_what_was_measured_and_draws_it(call, tmp_path):
     assert "no larger size was asked for" in document["verdict"]
     assert (out / "figures" / "memory.png").stat().st_size > 10_000
     assert "Verdict" in (out / "probe.md").read_text()
-
-
-def test_grpo_is_probed_on_an_experiment_of_another_workload_without_soaks(call):
-    flags = ("--workload", "grpo", "--batches", "8,16", "--context", "96")
-    flags += ("--device-memory", "32MiB")
-    code, out = call("probe", *QUICK, *flags, "--largest", "8", "--soak", "0", "--json")
-    document = json.loads(out)
-    assert code == 0 and document["group_size"] == 8
-    assert {choice["soak"] for choice in document["recommendations"]} == {None}

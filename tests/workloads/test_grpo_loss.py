@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sweep.config.workload import GrpoSettings
+from sweep.config.experiment import GrpoSettings
 from sweep.workloads import build_workload
 from sweep.workloads.grpo import advantages, completion_mask, surrogate
 from tests.workloads.trials import CPU, grpo_config
