@@ -4,8 +4,6 @@ Every completion draws its own random numbers, so the number of completions that
 together changes rounding only.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -49,10 +47,9 @@ def generate(
     completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
     ids, past, projection = prompts, None, None
-    extend = getattr(model, "extend", None)  # protocol HasCache
+    extend = getattr(model, "extend", None)
     pad = getattr(model, "pad_past", None) if is_rehearsal and tokens > 3 else None
-    positions: Iterable[int] = range(tokens) if pad is None else (0, 1, tokens - 1)
-    for position in positions:
+    for position in range(tokens) if pad is None else (0, 1, tokens - 1):
         if pad is not None and position == tokens - 1:
             past = pad(past, tokens - 3)
         if isinstance(model, HasHidden):
@@ -68,8 +65,7 @@ def generate(
             has_ended = has_ended | (chosen == end)
         completions[:, position] = chosen
         ids = chosen[:, None] if past is not None else torch.cat((ids, chosen[:, None]), dim=1)
-        is_checked = end is not None and (position + 1) % END_CHECK_INTERVAL == 0
-        if is_checked and bool(has_ended.all()):
+        if end is not None and (position + 1) % END_CHECK_INTERVAL == 0 and bool(has_ended.all()):
             break
     return completions
 

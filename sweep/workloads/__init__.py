@@ -37,8 +37,8 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     members = ["tokens_per_sequence", *(member for member in vars(Workload) if member[0] != "_")]
     if missing := [member for member in members if not hasattr(workload, member)]:
         raise SweepError(
-            f"workload {name!r} must have the members of sweep.workloads.protocol.Workload, got an "
-            f"object of type {type(workload).__name__} without {', '.join(missing)}. Add them."
+            f"workload {name!r} must have the members of sweep.workloads.protocol.Workload, got "
+            f"type {type(workload).__name__} without {', '.join(missing)}. Add them."
         )
     return workload
 

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.config.workload import FINAL_PROMPTS, GrpoSettings
-from sweep.data.tokens import SEPARATOR_ID, TextTokenizer, TokenizedText
+from sweep.data.tokens import SEPARATOR_ID, TokenizedText
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
 from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
-from sweep.workloads.inputs import build_initial_model, open_text, open_tokenizer
+from sweep.workloads.inputs import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
 from sweep.workloads.tasks import Chess, Completion, Prompt, Task, build_task, score
 
@@ -38,31 +38,19 @@ CHECKED_PROMPTS = 32
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
 
 
-class Grpo:
+class Grpo(LanguageWorkload):
     """GRPO on the model and the task of a trial; a sequence is a prompt and its completion."""
 
     is_rehearsal = False
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
-        assert config.science.grpo and config.science.model.vocabulary
-        assert config.science.evaluation.sequences
-        self.config, self.device = config, device
+        super().__init__(config, device)
+        assert config.science.grpo
         self.settings: GrpoSettings = config.science.grpo
-        self.vocabulary: int = config.science.model.vocabulary
-        self.evaluation_prompts: int = config.science.evaluation.sequences
-        self.tokens_per_sequence = self.settings.tokens_per_sequence
         self.updates_per_step = self.settings.num_iterations
         self.meter = Meter()
         self.reference: nn.Module | None = None
         self.on_phase: Callable[[str], None] = lambda name: None
-
-    @cached_property
-    def text(self) -> TokenizedText | None:
-        return open_text(self.config)
-
-    @cached_property
-    def tokenizer(self) -> TextTokenizer:
-        return self.text.tokenizer if self.text else open_tokenizer(self.config)
 
     @cached_property
     def task(self) -> Task:
@@ -80,9 +68,6 @@ class Grpo:
         prompts = [self.task.prompt(number, True) for number in range(CHECKED_PROMPTS)]
         self.encode(prompts)
         self.task.reward(prompts[0], Completion("", True))
-
-    def build_model(self) -> nn.Module:
-        return build_initial_model(self.config)
 
     def start(self, model: nn.Module) -> None:
         if not self.settings.kl:
@@ -116,11 +101,11 @@ class Grpo:
         ids, mask, gain, sampled, reference = batch
         log_probs, entropies = self.log_probs(model, ids)
         old = sampled if self.updates_per_step > 1 else None
-        initial = reference if self.settings.kl else None
-        losses, metrics = surrogate(log_probs, old, initial, gain, self.settings)
+        losses, metrics = surrogate(log_probs, old, reference, gain, self.settings)
         self.meter.add_means({**metrics, "grpo/entropy": entropies}, mask)
-        is_mean = self.settings.loss == "grpo"  # over the tokens of each completion
-        return (losses * (mask / mask.sum(dim=1, keepdim=True) if is_mean else mask)).sum()
+        if self.settings.loss == "grpo":  # the mean over the tokens of each completion
+            mask = mask / mask.sum(dim=1, keepdim=True)
+        return (losses * mask).sum()
 
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the completions, (B, N) each, from (B, P + N).
@@ -173,11 +158,14 @@ class Grpo:
                 gain = advantages(scores, settings.group_size, settings.scale_rewards)
             mask = completion_mask(completions, SEPARATOR_ID)
             self.meter.add("completion/tokens", mask.sum(), len(mask))
-        with self._phase("log_probs"):
+        with self._phase("log_probs"), torch.no_grad():
             ids = torch.cat((ids, completions), dim=1)
-            sampling_policy = model if self.updates_per_step > 1 else None
-            old = self._log_probs_without_gradient(sampling_policy, ids, microbatch_size)
-            reference = self._log_probs_without_gradient(self.reference, ids, microbatch_size)
+            parts = torch.split(ids, microbatch_size)
+            old = reference = torch.zeros_like(mask)
+            if self.updates_per_step > 1:
+                old = torch.cat([self.log_probs(model, part)[0] for part in parts])
+            if self.reference is not None:
+                reference = torch.cat([self.log_probs(self.reference, part)[0] for part in parts])
         return ids, mask, gain, old, reference
 
     def encode(self, prompts: list[Prompt]) -> Tensor:
@@ -194,12 +182,7 @@ class Grpo:
         return torch.tensor(rows, device=self.device)
 
     def generate(
-        self,
-        model: nn.Module,
-        prompts: Tensor,
-        uniforms: Tensor,
-        size: int,
-        end: int | None = SEPARATOR_ID,
+        self, model: nn.Module, prompts: Tensor, uniforms: Tensor, size: int, end: int | None
     ) -> Tensor:
         """Sample completions (B, N) of prompts (B, P), `size` at a time, until `end` if given."""
         settings, was_training, parts = self.settings, model.training, []
@@ -212,14 +195,6 @@ class Grpo:
         model.train(was_training)
         return torch.cat(parts)
 
-    @torch.no_grad()
-    def _log_probs_without_gradient(
-        self, model: nn.Module | None, ids: Tensor, size: int
-    ) -> Tensor:
-        if model is None:
-            return torch.zeros(len(ids), self.settings.new_tokens, device=self.device)
-        return torch.cat([self.log_probs(model, part)[0] for part in torch.split(ids, size)])
-
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
@@ -231,7 +206,7 @@ class Grpo:
 
     def evaluate(self, model: nn.Module) -> float:
         """Return minus the mean reward of one completion of each held-out prompt."""
-        return -float(self._rewards(model, self.evaluation_prompts, is_held_out=True).mean())
+        return -float(self._rewards(model, self.evaluation_sequences, is_held_out=True).mean())
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Evaluate more held-out prompts, and the first training prompts."""
@@ -247,17 +222,17 @@ class Grpo:
         for first in range(0, count, size):
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
+            ids = self.encode(prompts)
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
-            completions = self.generate(model, self.encode(prompts), uniforms, at_once)
+            completions = self.generate(model, ids, uniforms, at_once, SEPARATOR_ID)
             rewards.append(score(self.task, prompts, completions, self.tokenizer)[0])
         return np.concatenate(rewards)
 
     def epochs(self) -> float | None:
         """Return the trained prompts divided by the prompts of the task; None if endless."""
-        if self.task.prompts_in_epoch is None:
-            return None
-        completions = self.config.science.tokens / self.tokens_per_sequence
-        return completions / self.settings.group_size / self.task.prompts_in_epoch
+        tokens_per_prompt = self.tokens_per_sequence * self.settings.group_size
+        prompts = self.task.prompts_in_epoch
+        return self.config.science.tokens / tokens_per_prompt / prompts if prompts else None
 
 
 def advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
@@ -285,7 +260,7 @@ def completion_mask(completions: Tensor, end: int) -> Tensor:
 def surrogate(
     log_probs: Tensor,
     old: Tensor | None,
-    reference: Tensor | None,
+    reference: Tensor,
     advantage: Tensor,
     settings: GrpoSettings,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -296,7 +271,7 @@ def surrogate(
     Args:
         log_probs: of the policy, (B, N), with gradient.
         old: of the policy that sampled, (B, N); None if it is the current policy.
-        reference: of the initial policy, (B, N); None without a divergence term.
+        reference: of the initial policy, (B, N); used only if the divergence has a weight.
         advantage: of each completion, (B,).
     """
     ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
@@ -305,7 +280,7 @@ def surrogate(
     losses = -torch.minimum(ratios * gain, ratios.clamp(low, high) * gain)
     is_clipped = ((ratios < low) & (gain < 0)) | ((ratios > high) & (gain > 0))
     metrics = {"grpo/ratio": ratios, "grpo/clip_fraction": is_clipped.float()}
-    if reference is not None:
+    if settings.kl:
         difference = reference - log_probs
         metrics["grpo/kl"] = torch.exp(difference) - difference - 1
         losses = losses + settings.kl * metrics["grpo/kl"]

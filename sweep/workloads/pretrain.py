@@ -8,31 +8,23 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.config.trial import TrialConfig
 from sweep.data.stream import SequenceStream, document_of_targets, gather
 from sweep.data.tokens import TokenizedText
 from sweep.models import HasHidden, autocast
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.workloads import ranks
-from sweep.workloads.inputs import build_initial_model, open_text
+from sweep.workloads.inputs import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation
 
 FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation sets
 
 
-class Pretrain:
+class Pretrain(LanguageWorkload):
     """Pretraining on tokenized text; a sequence has the length of the context."""
-
-    def __init__(self, config: TrialConfig, device: torch.device) -> None:
-        assert config.science.model.vocabulary and config.science.evaluation.sequences
-        self.config, self.device = config, device
-        self.vocabulary: int = config.science.model.vocabulary
-        self.tokens_per_sequence: int = config.science.model.context
-        self.evaluation_sequences: int = config.science.evaluation.sequences
 
     @cached_property
     def text(self) -> TokenizedText:
-        text = open_text(self.config)
+        text = super().text
         assert text is not None
         text.check_window(self.tokens_per_sequence)
         return text
@@ -41,9 +33,6 @@ class Pretrain:
     def stream(self) -> SequenceStream:
         seed = self.config.science.seed
         return SequenceStream(len(self.text.train), self.tokens_per_sequence, seed)
-
-    def build_model(self) -> nn.Module:
-        return build_initial_model(self.config)
 
     def build_batch(self, first: int, count: int) -> Batch:
         return (self._windows(self.text.train, self.stream.window_indices(first, count)),)

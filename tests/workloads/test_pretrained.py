@@ -24,7 +24,6 @@ from sweep.training.step import TrainingStep
 from sweep.trial.files import sha256_of_file
 from sweep.trial.folder import SweepFolder
 from sweep.workloads.grpo import Grpo
-from sweep.workloads.inputs import open_tokenizer
 
 transformers = pytest.importorskip("transformers")
 CPU, LOGISTICS, NEW = torch.device("cpu"), Execution(device="cpu"), SweepFolder(Path("nowhere"))
@@ -241,10 +240,13 @@ def test_a_start_without_tokenizer_weights_or_end_is_refused(pretrained, text, t
 
 def test_another_tokenizer_than_planned_is_refused(pretrained, text, tmp_path):
     config = trial_of(pretrained, text, tmp_path / "s")
-    assert open_tokenizer(config).vocabulary_used == config.science.model.vocabulary
+    without_text = {"science": config.science.model_copy(update={"data": None})}
+    workload = Grpo(config.model_copy(update=without_text), CPU)
+    assert workload.tokenizer.vocabulary_used == config.science.model.vocabulary
     (tmp_path / "tokenizer.json").write_text("{}")
+    other = {**without_text, "init_path": str(tmp_path)}
     with pytest.raises(SweepError, match="the tokenizer of the plan"):
-        open_tokenizer(config.model_copy(update={"init_path": str(tmp_path)}))
+        _ = Grpo(config.model_copy(update=other), CPU).tokenizer
 
 
 @pytest.mark.slow
