@@ -1,6 +1,7 @@
 """Choose by forecast: the settings of a preset, and remedies if not even one sequence fits.
 
-These functions run in a `FreshProcess`; importing this module does not import torch."""
+These functions run in a `FreshProcess`; importing this module does not import torch.
+"""
 
 import contextlib
 import itertools
@@ -123,7 +124,4 @@ def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
         if changed != config:
             with contextlib.suppress(SweepError):  # a user's model that cannot be changed like this
                 sizes.append(f"{format_bytes(forecast_step(changed).peak_bytes)} with {flag}")
-    state = sum(planned.by_category[name] for name in ("weights", "gradients", "optimizer"))
-    on_two = format_bytes(planned.peak_bytes - state // 2)
-    sizes.append(f"{on_two} with weights, gradients and optimizer split over 2 devices")
     return ", ".join(sizes) + "."

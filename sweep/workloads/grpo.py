@@ -1,11 +1,8 @@
 """Group relative policy optimization: sample, score, compare within groups, update.
 
-`build_batch` returns only the numbers of completions; `roll_out` turns them, phase by phase, into
-the input of the loss. Completion i belongs to prompt i // group_size and draws its own random
-numbers, so equal weights sample equal completions at every batch size.
-
-Losses: Shao et al. 2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Shapes: B
-completions of N tokens, prompts of P tokens.
+Completion i belongs to prompt i // group_size and draws its own random numbers. Losses: Shao et al.
+2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Shapes: B completions of N tokens,
+prompts of P tokens.
 """
 
 import copy
@@ -82,6 +79,7 @@ class Grpo(LanguageWorkload):
         return sum(weight.nbytes for weight in self.reference.parameters()) if self.reference else 0
 
     def build_batch(self, first: int, count: int) -> Batch:
+        """Return the numbers of completions, (count,)."""
         return (torch.arange(first, first + count),)
 
     def random_batch(self, count: int) -> Batch:
@@ -112,20 +110,18 @@ class Grpo(LanguageWorkload):
 
         For a model with `hidden`, at most `loss_chunk_rows` rows of logits exist at a time.
         """
-        precision, temperature = self.config.science.precision, self.settings.temperature
-        first = self.settings.prompt_tokens
+        temperature, first = self.settings.temperature, self.settings.prompt_tokens
         targets = ids[:, first:]
-        with autocast(self.device, precision):
-            if not isinstance(model, HasHidden):
-                logits = model(ids)[:, first - 1 : -1]
-                every = torch.log_softmax(widened(logits) / temperature, dim=-1)
-                entropies = -(every.detach().exp() * every.detach()).sum(-1)
-                return every.gather(-1, targets[..., None]).squeeze(-1), entropies
-            hidden = model.hidden(ids[:, :-1])[:, first - 1 :].flatten(0, 1)
-        states = hidden.to(torch.bfloat16 if precision == "bf16" else hidden.dtype)
-        rows, weight = self.config.execution.loss_chunk_rows or ALL_ROWS, model.output_weight()
-        results = linear_log_probs(states, weight, targets.flatten(), rows, temperature)
-        return results[0].view(targets.shape), results[1].view(targets.shape)
+        if isinstance(model, HasHidden):
+            states, weight = self.states(model, ids[:, :-1], first - 1), model.output_weight()
+            rows = self.config.execution.loss_chunk_rows or ALL_ROWS
+            parts = linear_log_probs(states, weight, targets.flatten(), rows, temperature)
+            return parts[0].view(targets.shape), parts[1].view(targets.shape)
+        with autocast(self.device, self.config.science.precision):
+            logits = model(ids)[:, first - 1 : -1]
+        every = torch.log_softmax(widened(logits) / temperature, dim=-1)
+        entropies = -(every.detach().exp() * every.detach()).sum(-1)
+        return every.gather(-1, targets[..., None]).squeeze(-1), entropies
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Sample completions, score them, and measure their log-probabilities.
@@ -140,15 +136,14 @@ class Grpo(LanguageWorkload):
         if is_random:
             ids, uniforms = batch
         else:
-            numbers = batch[0].numpy()
-            groups = numbers // settings.group_size
-            drawn = {group: self.task.prompt(int(group), False) for group in np.unique(groups)}
-            prompts = [drawn[group] for group in groups]
+            numbers, size = batch[0].numpy(), settings.group_size
+            for group in numbers[::size] // size:
+                prompts += [self.task.prompt(int(group), False)] * size
             ids = self.encode(prompts)
             uniforms = completion_uniforms(self.config.science.seed, numbers, settings.new_tokens)
         with self._phase("generate"):
-            size, end = self.config.sampled_at_once(microbatch_size), SEPARATOR_ID
-            completions = self.generate(model, ids, uniforms, size, None if is_random else end)
+            at_once, end = self.config.sampled_at_once(microbatch_size), SEPARATOR_ID
+            completions = self.generate(model, ids, uniforms, at_once, None if is_random else end)
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
@@ -258,11 +253,7 @@ def completion_mask(completions: Tensor, end: int) -> Tensor:
 
 
 def surrogate(
-    log_probs: Tensor,
-    old: Tensor | None,
-    reference: Tensor,
-    advantage: Tensor,
-    settings: GrpoSettings,
+    log_probs: Tensor, old: Tensor | None, reference: Tensor, gain: Tensor, settings: GrpoSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped surrogate loss of each token, (B, N), and the metrics of each token.
 
@@ -272,11 +263,11 @@ def surrogate(
         log_probs: of the policy, (B, N), with gradient.
         old: of the policy that sampled, (B, N); None if it is the current policy.
         reference: of the initial policy, (B, N); used only if the divergence has a weight.
-        advantage: of each completion, (B,).
+        gain: advantage of each completion, (B,).
     """
     ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
     low, high = 1 - settings.clip, 1 + (settings.clip_high or settings.clip)
-    gain = advantage[:, None]
+    gain = gain[:, None]
     losses = -torch.minimum(ratios * gain, ratios.clamp(low, high) * gain)
     is_clipped = ((ratios < low) & (gain < 0)) | ((ratios > high) & (gain > 0))
     metrics = {"grpo/ratio": ratios, "grpo/clip_fraction": is_clipped.float()}

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
-from torch import nn
+from torch import Tensor, nn
 
 from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
 from sweep.data import tokens
 from sweep.errors import SweepError
-from sweep.models import build_model
+from sweep.models import HasHidden, autocast, build_model
 from sweep.models.hugging_face import HuggingFace
 from sweep.trial.folder import TrialFolder, check_start
 
@@ -44,6 +44,13 @@ class LanguageWorkload:
         return tokens.load_tokenizer(
             tokens.pretrained_path(self.config.init_path, settings), settings.end
         )
+
+    def states(self, model: HasHidden, ids: Tensor, first: int = 0) -> Tensor:
+        """Return the input of the output projection from position `first`, (B·T, D), of (B, T)."""
+        precision = self.config.science.precision
+        with autocast(self.device, precision):
+            states = model.hidden(ids)[:, first:].flatten(0, 1)
+        return states.to(torch.bfloat16) if precision == "bf16" else states
 
     def build_model(self) -> nn.Module:
         """Build the model with the weights of the seed or of `init_path`; none are loaded on meta.

@@ -48,27 +48,21 @@ class Pretrain(LanguageWorkload):
         windows, rows = batch[0], self.config.execution.loss_chunk_rows
         if not (rows and isinstance(model, HasHidden) and torch.is_grad_enabled()):
             return self.token_losses(model, windows).sum()
-        return linear_cross_entropy(*self._before_logits(model, windows), rows)
+        states, targets = self.states(model, windows[:, :-1]), windows[:, 1:].flatten()
+        return linear_cross_entropy(states, model.output_weight(), targets, rows)
 
     def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
         """Return the cross-entropy of each target in nats, (B, T) from (B, T + 1)."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
         rows = self.config.execution.loss_chunk_rows
         if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
-            losses = linear_cross_entropies(*self._before_logits(model, windows), rows)
+            states, weight = self.states(model, inputs), model.output_weight()
+            losses = linear_cross_entropies(states, weight, targets.flatten(), rows)
             return losses.view(targets.shape)
         with autocast(self.device, self.config.science.precision):
             logits = model(inputs)  # (B, T, V)
         losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view(targets.shape)
-
-    def _before_logits(self, model: HasHidden, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states (B·T, D), the output projection (V, D) and targets (B·T,)."""
-        precision = self.config.science.precision
-        with autocast(self.device, precision):
-            hidden = model.hidden(windows[:, :-1])
-        dtype = torch.bfloat16 if precision == "bf16" else hidden.dtype
-        return hidden.flatten(0, 1).to(dtype), model.output_weight(), windows[:, 1:].flatten()
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean loss of evenly spaced validation windows, or of all for a target."""
