@@ -50,12 +50,8 @@ def choose_preset(
     """Choose settings by forecast for the largest step of a plan: the cheapest that fit.
 
     Stored activations come before recomputed ones, and the given precision before bf16-pure. The
-    ZeRO stage is the first with the largest microbatch.
-
-    Args:
-        config: with the largest microbatch that the plan would take.
-        preset: a key of `PRESETS`.
-        fixed: names of the returned settings that the user gave and that must be kept.
+    ZeRO stage is the first with the largest microbatch, up to that of the config. The settings
+    named in `fixed` are kept.
     """
     from sweep.memory.forecast import STAGES, Forecasts
     from sweep.training.device import usable_memory
@@ -124,4 +120,7 @@ def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
         if changed != config:
             with contextlib.suppress(SweepError):  # a user's model that cannot be changed like this
                 sizes.append(f"{format_bytes(forecast_step(changed).peak_bytes)} with {flag}")
+    state = sum(planned.by_category[name] for name in ("weights", "gradients", "optimizer"))
+    on_two = format_bytes(planned.peak_bytes - state // 2)
+    sizes.append(f"{on_two} with weights, gradients and optimizer split over 2 devices")
     return ", ".join(sizes) + "."

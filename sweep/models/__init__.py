@@ -43,10 +43,7 @@ _BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = {
 def build_model(
     settings: ModelSettings, seed: int, activation_checkpointing: bool = False
 ) -> nn.Module:
-    """Build a float32 model on the CPU. Equal settings and seeds give equal weights.
-
-    With `activation_checkpointing`, the backward pass recomputes the activations of each block.
-    """
+    """Build a float32 model on the CPU. Equal settings and seeds give equal weights."""
     if not isinstance(settings, ObjectSettings):
         return _BUILT_IN[settings.kind](settings, seed, activation_checkpointing)
     build = load_object(settings.name)
@@ -54,22 +51,17 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = build(**sizes, **settings.options)
+            model: nn.Module = build(**sizes, **settings.options)
+            if not any(parameter.requires_grad for parameter in model.parameters()):
+                raise ValueError("it has none")
+            if activation_checkpointing and not hasattr(model, "activation_checkpointing"):
+                raise AttributeError("it has no attribute activation_checkpointing")
         except (Exception, SystemExit) as error:
             raise SweepError(
                 f"model {settings.name!r} must be callable with vocabulary, context and its "
-                f"options, but raised {type(error).__name__}: {error}. Correct it."
+                f"options, and return a torch.nn.Module with trainable weights, but raised "
+                f"{type(error).__name__}: {error}. Correct it."
             ) from error
-    if not isinstance(model, nn.Module) or not any(p.requires_grad for p in model.parameters()):
-        raise SweepError(
-            f"model {settings.name!r} must return a torch.nn.Module with trainable weights, got "
-            f"an object of type {type(model).__name__}. Correct it."
-        )
-    if activation_checkpointing and not hasattr(model, "activation_checkpointing"):
-        raise SweepError(
-            f"model {settings.name!r} must have an attribute activation_checkpointing to run "
-            "with --activation-checkpointing. Add it, or omit the flag."
-        )
     if activation_checkpointing:
         model.activation_checkpointing = True  # type: ignore[assignment]
     return model

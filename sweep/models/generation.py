@@ -1,7 +1,6 @@
-"""Sample from a causal language model; a completion is the same in a batch of any size.
+"""Sample from a causal language model.
 
-Every completion draws its own random numbers, so the number of completions that are sampled
-together changes rounding only.
+Every completion draws its own random numbers, so batches of any size differ by rounding only.
 """
 
 import numpy as np
@@ -33,15 +32,10 @@ def generate(
     end: int | None = None,
     is_rehearsal: bool = False,
 ) -> Tensor:
-    """Sample one completion (B, N) per prompt (B, P); after its end, it repeats the end id.
+    """Sample completions (B, N) of prompts (B, P) with random numbers (B, N).
 
-    Args:
-        model: maps ids (B, T) to logits (B, T, V); its cache is used if it has one.
-        uniforms: random numbers of the completions, (B, N).
-        top_p: sample from the smallest set of tokens with this much probability.
-        end: id that ends a completion; None: no completion ends early.
-        is_rehearsal: compute only the first two tokens and the last, which decide the peak memory,
-            if the model can pad its cache.
+    After its `end`, if given, a completion repeats it. A rehearsal computes only the first two
+    tokens and the last, which decide the peak memory, if the model can pad its cache.
     """
     count, tokens = uniforms.shape
     completions = prompts.new_full((count, tokens), end or 0)

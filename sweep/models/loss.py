@@ -1,10 +1,8 @@
 """Cross-entropies and log-probabilities of a linear layer, without materializing its logits.
 
-Logits exist for a few rows at a time, and no (N, V) tensor is saved for the backward pass. The
-forward pass of the summed loss also computes its gradient; that of log-probabilities needs weights
-that are known only later, so its backward pass computes the logits again.
-
-Shapes: hidden (N, D) in the dtype of the matrix products, weight (V, D), targets (N,).
+Logits exist for a few rows at a time. The forward pass of the summed loss also computes its
+gradient; that of log-probabilities has factors known only later, so its backward pass computes the
+logits again. Shapes: hidden (N, D) in the dtype of the products, weight (V, D), targets (N,).
 """
 
 import importlib.util

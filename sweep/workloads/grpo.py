@@ -126,11 +126,9 @@ class Grpo(LanguageWorkload):
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Sample completions, score them, and measure their log-probabilities.
 
-        Completions of a `random_batch` have the maximum length and no advantages.
-
-        Returns:
-            ids (B, P + N), mask (B, N), advantages (B,), and log-probabilities (B, N) of the
-            sampling policy and of the reference; zeros if they are not needed.
+        Completions of a `random_batch` have the maximum length and no advantages. Returns ids
+        (B, P + N), mask (B, N), advantages (B,), and log-probabilities (B, N) of the sampling
+        policy and of the reference; zeros if they are not needed.
         """
         settings, is_random, prompts = self.settings, len(batch) > 1, list[Prompt]()
         if is_random:
@@ -257,13 +255,8 @@ def surrogate(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped surrogate loss of each token, (B, N), and the metrics of each token.
 
-    The divergence is Schulman's k3 estimate.
-
-    Args:
-        log_probs: of the policy, (B, N), with gradient.
-        old: of the policy that sampled, (B, N); None if it is the current policy.
-        reference: of the initial policy, (B, N); used only if the divergence has a weight.
-        gain: advantage of each completion, (B,).
+    The log-probabilities (B, N) are of the policy, of the one that sampled (None: the same), and of
+    the initial one; gain (B,) is the advantage. The divergence is Schulman's k3 estimate.
     """
     ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
     low, high = 1 - settings.clip, 1 + (settings.clip_high or settings.clip)

@@ -53,11 +53,7 @@ class LanguageWorkload:
         return states.to(torch.bfloat16) if precision == "bf16" else states
 
     def build_model(self) -> nn.Module:
-        """Build the model with the weights of the seed or of `init_path`; none are loaded on meta.
-
-        Raises:
-            SweepError: if the weights at `init_path` are not the planned ones or do not load.
-        """
+        """Build the model with the weights of the seed or, except on meta, of `init_path`."""
         science, path = self.config.science, self.config.init_path
         recomputes = self.config.execution.activation_checkpointing
         model = build_model(science.model, science.seed, recomputes)
