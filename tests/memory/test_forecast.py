@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_step
 from sweep.memory.probe import measure
 from sweep.orchestration.memory import ERROR_ON_CPU, forecast_memory
-from tests.plans import build_plan
+from tests.workloads.trials import trial_config
 
 TRIED_TORCH_VERSIONS = ("2.13",)  # with the private FakeTensorMode and the dispatch mode
 PUBLISHED = Path(__file__).parent / "elman-memory.csv"  # seeds/4, GiB of peak allocation
@@ -28,15 +26,9 @@ CHECKPOINTED = {"activation_checkpointing": True}
 
 
 def config(experiment="tinystories", batch=8, execution=None, microbatch=None, **settings):
-    fields = {"batches": [batch], "precision": "fp32", "budget": 10**9, **settings}
-    plan = build_plan(
-        load_experiment(experiment, fields),
-        Execution(device="cpu", threads=2, evaluation_batch_size=4, **(execution or {})),
-        data={"name": "synthetic"} if experiment != "quadratic" else None,
-        microbatch=microbatch or batch,
-    )
-    row = plan.trials[0].model_copy(update={"learning_rate": 1e-3})
-    return plan.trial_config(row, "sweep")
+    execution = {"evaluation_batch_size": 4, **(execution or {})}
+    settings = {"budget": 10**9, **settings}
+    return trial_config(experiment, batch, microbatch or batch, execution, **settings)
 
 
 @pytest.fixture(autouse=True)
