@@ -6,7 +6,6 @@ spill, the allocator did not have to retry, and throughput did not collapse.
 
 import math
 import statistics
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -204,21 +203,19 @@ def _take_steps(
     updates: list[None] = []
     if step.optimizer is not None:
         step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
-    seconds, rests, loss = [], [], math.nan
+    rests, loss = [], math.nan
     phases = Phases(memory.take_peak)
     if step.rollouts is not None:
         step.rollouts.on_phase = phases.note
     for _ in range(steps):
-        start = time.perf_counter()
         phases.begin()
         batch = step.workload.random_batch(config.science.batch_size)
         loss = step(batch, LEARNING_RATE).loss.item()
-        seconds.append(time.perf_counter() - start)
         del batch
         phases.note("update")
         rests.append(memory.allocated_bytes())
     step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size)).item()
-    fastest = min(seconds[1:] or seconds)
+    fastest = sum(phases.seconds.values())
     return {
         "rest_bytes": int(statistics.median(rests)),
         "peak_bytes": max(memory.take_peak(), *phases.peaks.values()),

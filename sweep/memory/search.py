@@ -53,7 +53,7 @@ class Measurement:
     device_bytes: int | None = None  # in use on the device by all processes; resident set on a CPU
     total_bytes: int | None = None  # the limit
     allocator_retries: int | None = None
-    seconds_per_step: float | None = None  # fastest step
+    seconds_per_step: float | None = None  # the fastest run of each phase
     tokens_per_second: float | None = None
     optimizer_steps: int | None = None  # as counted by a hook of the optimizer
     loss: float | None = None
