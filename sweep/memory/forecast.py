@@ -15,7 +15,6 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.search import Forecast, find_largest
 from sweep.models import build_without_weights, weight_dtype
-from sweep.training.noise import GradientSums
 from sweep.training.parallel import layers_of
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
@@ -23,6 +22,7 @@ from sweep.workloads import build_workload
 
 STEPS = 2  # the second one frees gradients of the first and holds optimizer states
 STAGES = (0, 1, 2, 3)  # ZeRO stages
+CPU = torch.device("cpu")
 
 
 class Forecasts:
@@ -47,16 +47,12 @@ class Forecasts:
         return replace(self._forecasts[key], batch_size=batch_size)
 
     def find_largest(
-        self,
-        config: TrialConfig,
-        limit_bytes: int,
-        cap: int | None = None,
-        is_accumulated: bool = False,
+        self, config: TrialConfig, limit_bytes: int, cap: int | None = None, is_split: bool = True
     ) -> int:
-        """Return the largest microbatch, up to `cap`, that fits, alone or accumulated; or 0."""
+        """Return the largest microbatch, up to `cap`, that fits, accumulated or alone; or 0."""
 
         def needed_bytes(size: int) -> int:
-            parts = config.telling_parts(size) if is_accumulated else 1
+            parts = config.telling_parts(size) if is_split else 1
             return self.of(config.sized(parts * size, size)).needed_bytes
 
         return find_largest(needed_bytes, limit_bytes, config.group_size, cap).largest
@@ -84,14 +80,14 @@ def forecast_step(config: TrialConfig) -> Forecast:
 
 
 def _run_without_data(config: TrialConfig) -> Forecast:
-    on_cpu = {"compile": False, "device": "cpu"}
-    here = config.model_copy(update={"execution": config.execution.model_copy(update=on_cpu)})
     size, micro = _run_size(config), config.microbatch_size
-    model = build_without_weights(build_workload(here, torch.device("cpu")).build_model)
+    eager = config.execution.model_copy(update={"compile": False, "device": "cpu"})
+    here = config.model_copy(update={"execution": eager})
+    model = build_without_weights(build_workload(here, CPU).build_model)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, LiveStorages(None, config.science.model.vocabulary) as storages:
         _allocate(model, weight_dtype(config.science.precision))
-        step = TrainingStep(here, torch.device("cpu"), micro, model)
+        step = TrainingStep(here, CPU, micro, model)
         storages.watch(step.model, step.optimizer)
         peaks: dict[str, tuple[int, dict[str, int]]] = {}
 
@@ -101,11 +97,9 @@ def _run_without_data(config: TrialConfig) -> Forecast:
 
         if step.rollouts is not None:
             step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
-        is_split = size > micro and step.rollouts is None
         for _ in range(STEPS):
             storages.forget_peak()
-            sums = GradientSums() if is_split else None
-            step(step.workload.random_batch(size), 1e-3, sums)
+            step(step.workload.random_batch(size), 1e-3)
             end_phase("update")
         phases = {name: peak for name, (peak, _) in peaks.items() if step.rollouts}
         peak, by_category = max(peaks.values(), key=lambda phase: phase[0])
@@ -141,7 +135,7 @@ def forecast_stages(config: TrialConfig, devices: int) -> list[Forecast]:
 
 def _gathered_bytes(config: TrialConfig) -> tuple[int, int]:
     """Return the bytes of a model's largest layer, and of the weights outside of its layers."""
-    model = build_without_weights(build_workload(config, torch.device("cpu")).build_model)
+    model = build_without_weights(build_workload(config, CPU).build_model)
     width = weight_dtype(config.science.precision).itemsize
     layers = [sum(weight.numel() for weight in layer.parameters()) for layer in layers_of(model)]
     total = sum(weight.numel() for weight in model.parameters())

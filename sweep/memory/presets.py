@@ -1,6 +1,7 @@
 """Choose by forecast: the settings of a preset, and remedies if not even one sequence fits.
 
-These functions run in a `FreshProcess`; importing this module does not import torch."""
+These functions run in a `FreshProcess`; importing this module does not import torch.
+"""
 
 import contextlib
 import itertools
@@ -22,8 +23,7 @@ def forecast_rows(configs: list[TrialConfig], should_stop: ShouldStop) -> list[F
     """Forecast the trials of one plan as planned."""
     from sweep.memory.forecast import Forecasts
 
-    execution = configs[0].execution
-    forecasts = Forecasts(execution.devices, execution.zero)
+    forecasts = Forecasts(configs[0].execution.devices, configs[0].execution.zero)
     return [forecasts.of(config) for config in configs]
 
 
@@ -40,8 +40,7 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int
     cap, evaluation = config.microbatch_size, config.execution.evaluation_batch_size
     if forecasts.of(config).needed_bytes <= limit:
         return cap, evaluation
-    largest = forecasts.find_largest(config, limit, cap, is_accumulated=True)
-    largest = max(config.group_size, largest)
+    largest = max(config.group_size, forecasts.find_largest(config, limit, cap))
     return largest, min(evaluation, largest)
 
 
@@ -51,55 +50,46 @@ def choose_preset(
     """Choose settings by forecast for the largest step of a plan: the cheapest that fit.
 
     Stored activations come before recomputed ones, and the given precision before bf16-pure. The
-    ZeRO stage is the first with the largest microbatch.
-
-    Args:
-        config: with the largest microbatch that the plan would take.
-        preset: a key of `PRESETS`.
-        fixed: names of the returned settings that the user gave and that must be kept.
+    ZeRO stage is the first with the largest microbatch, up to that of the config. The settings
+    named in `fixed` are kept.
     """
-    from sweep.memory.forecast import Forecasts
+    from sweep.memory.forecast import STAGES, Forecasts
     from sweep.training.device import usable_memory
 
-    execution, wanted = config.execution, config.microbatch_size
-    devices, group, is_split = execution.devices, config.group_size, "microbatch_bound" in fixed
-    usable, share = usable_memory(execution), SHARES[PRESETS[preset]]
-    part, limit = config.science.batch_size // devices, int(share * usable)
-    stages = [0, 1, 2, 3] if devices > 1 else [0]
-    if "zero" in fixed:
-        stages = [execution.zero]
-    elif preset == SAVES_MOST:
-        stages = stages[-1:]
-    recomputing = [True] if preset == SAVES_MOST else [False, True]
+    execution, given, wanted = config.execution, config.science.precision, config.microbatch_size
+    devices, group, usable = execution.devices, config.group_size, usable_memory(execution)
+    share, saves_most = SHARES[PRESETS[preset]], preset == SAVES_MOST
+    stages = STAGES[-1:] if saves_most else STAGES
+    if devices == 1 or "zero" in fixed:
+        stages = (execution.zero,)
+    recomputing = [True] if saves_most else [False, True]
     if "activation_checkpointing" in fixed:
         recomputing = [execution.activation_checkpointing]
-    precisions: list[str] = [config.science.precision]
-    if "precision" not in fixed and PRECISIONS[-1] not in precisions:
-        precisions.append(PRECISIONS[-1])
-    chosen, size, bound = config, 0, 0
+    precisions = [given] if "precision" in fixed else dict.fromkeys((given, PRECISIONS[-1]))
+    size = bound = 0
     for precision, recomputes in itertools.product(precisions, recomputing):
         for stage in stages:
             variant = _changed(config, precision, zero=stage, activation_checkpointing=recomputes)
-            forecasts = Forecasts(devices, stage)
-            largest = forecasts.find_largest(variant, limit, wanted, is_accumulated=True)
+            largest = Forecasts(devices, stage).find_largest(variant, int(share * usable), wanted)
+            part = config.science.batch_size // devices
             divisor = largest_divisor(part, largest, group) if largest else 0
-            if is_split and divisor < wanted:
+            if "microbatch_bound" in fixed and divisor < wanted:
                 divisor = 0
             if not size or divisor > size:
-                chosen, size, bound = variant, divisor, max(group, largest)
+                chosen, size, bound = variant.execution, divisor, max(group, largest)
         if size:
             break
     parts = [
         f"{preset}: {f'microbatches of {size} fit' if size else 'no microbatch fits'} in "
         f"{share:.0%} of {format_bytes(usable)} by forecast",
-        f"with ZeRO {chosen.execution.zero}" if devices > 1 else "",
-        "with activation checkpointing" if chosen.execution.activation_checkpointing else "",
-        f"in {precision}" if precision != config.science.precision else "",
+        f"with ZeRO {chosen.zero}" if devices > 1 else "",
+        "with activation checkpointing" if chosen.activation_checkpointing else "",
+        f"in {precision}" if precision != given else "",
     ]
     return {
-        "zero": chosen.execution.zero,
-        "activation_checkpointing": chosen.execution.activation_checkpointing,
-        "microbatch_bound": None if is_split else bound,
+        "zero": chosen.zero,
+        "activation_checkpointing": chosen.activation_checkpointing,
+        "microbatch_bound": None if "microbatch_bound" in fixed else bound,
         "evaluation_batch_size": min(execution.evaluation_batch_size, bound),
         "precision": precision,
         "reason": ", ".join(filter(None, parts)),

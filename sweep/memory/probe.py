@@ -6,10 +6,9 @@ spill, the allocator did not have to retry, and throughput did not collapse.
 
 import math
 import statistics
-import time
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ from sweep.plan.retry import judge_death
 from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
 from sweep.training.loop import Phases
 from sweep.training.memory_limit import oom_kills
-from sweep.training.noise import GradientSums
 from sweep.training.process import FreshProcess
 from sweep.training.progress import ShouldStop
 from sweep.training.step import TrainingStep
@@ -38,75 +36,49 @@ Measure = Callable[[int, int, int], Measurement]  # takes batch size, microbatch
 OnPoint = Callable[[Measurement], object]
 
 
-@dataclass(frozen=True)
-class Probed:
-    """Everything that was measured, and the result."""
-
-    search: SearchResult
-    points: list[Measurement]  # in the order of measurement
-    choices: list[dict[str, Any]]  # as `Probe.choose` returns them, the largest first
-    accumulated: Measurement | None  # several microbatches of the balanced choice
-
-
-def probe(
-    config: TrialConfig,
-    limit_bytes: int,
-    unit: int = 1,
-    cap: int | None = None,
-    on_point: OnPoint = lambda point: None,
-    soak_steps: int = 0,
-    sizes: Iterable[tuple[int, int]] = (),
-) -> Probed:
-    """Find the largest microbatch that fits, choose a size for each share, measure accumulation.
-
-    With `sizes`, pairs of batch size and microbatch size, measure these and do not search.
-    """
-    measured = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
-    for batch_size, microbatch_size in sizes:
-        measured.measure(batch_size, microbatch_size)
-    search = SearchResult()
-    if not measured.points:
-        search = find_largest(measured.peak_bytes, limit_bytes, unit, cap)
-    largest, line, choices, accumulated = search.largest, search.line, [], None
-    for name, share in SHARES.items() if largest else ():
-        bound = line.largest(share * limit_bytes) if line and share < 1 else largest
-        size = min(largest, max(unit, bound // unit * unit))
-        if (choice := measured.choose(name, size, unit, soak_steps)) is not None:
-            choices.append(choice)
-            if name == "balanced":
-                size = choice["microbatch_size"]
-                accumulated = measured.accumulate(size, unit, config.telling_parts)
-    return Probed(search, list(measured.points.values()), choices, accumulated)
-
-
 class Probe:
-    """Points of one configuration, each measured once by `measure`."""
+    """Points of one configuration, each measured once by `measure`, and what follows from them."""
 
     def __init__(
         self, measure: Measure, limit_bytes: int, on_point: OnPoint = lambda point: None
     ) -> None:
         self._measure, self._limit_bytes, self._on_point = measure, limit_bytes, on_point
-        self.points: dict[tuple[int, int], Measurement] = {}
-        self._soaks: dict[int, Measurement] = {}
+        self._measured: dict[tuple[int, int, int], Measurement] = {}
+        self.search = SearchResult()
+        self.choices: list[dict[str, Any]] = []  # as `choose` returns them, the largest first
+        self.accumulated: Measurement | None = None  # several microbatches of the balanced choice
+
+    @property
+    def points(self) -> list[Measurement]:
+        """The points in the order of measurement, without soaks."""
+        return [point for (*_, steps), point in self._measured.items() if steps == STEPS]
+
+    def measure(self, batch_size: int, microbatch_size: int, steps: int = STEPS) -> Measurement:
+        """Measure one point and judge whether it fits."""
+        key = batch_size, microbatch_size, steps
+        if key in self._measured:
+            return self._measured[key]
+        smaller = [point for point in self.points if point.microbatch_size < microbatch_size]
+        rates = [point.tokens_per_second or 0.0 for point in smaller if point.status == "OK"]
+        best = max(rates, default=0.0)
+        for _ in range(2):  # another process may have slowed down the first measurement
+            point = self._measure(*key)
+            rate, retries = point.tokens_per_second or 0.0, point.allocator_retries
+            if point.status != "OK" or (not retries and rate >= COLLAPSE * best):
+                break
+            message = f"{rate:,.0f} tokens/s, the best smaller point {best:,.0f}"
+            if retries:
+                message = f"the allocator had to retry {retries} times"
+            point = replace(point, status="COLLAPSED", message=message)
+        self._measured[key] = point
+        if steps == STEPS:
+            self._on_point(point)
+        return point
 
     def peak_bytes(self, size: int) -> int | None:
         """Measure one microbatch size for the search; None if it does not fit."""
         point = self.measure(size, size)
         return point.held_bytes if point.status == "OK" else None
-
-    def measure(self, batch_size: int, microbatch_size: int) -> Measurement:
-        """Measure one point and judge whether it fits."""
-        key = (batch_size, microbatch_size)
-        if key not in self.points:
-            fitting = [point for point in self.points.values() if point.status == "OK"]
-            smaller = [point for point in fitting if point.microbatch_size < microbatch_size]
-            best = max((point.tokens_per_second or 0.0 for point in smaller), default=0.0)
-            point = _judged(self._measure(*key, STEPS), best)
-            if point.status == "COLLAPSED":  # another process may have slowed it down
-                point = _judged(self._measure(*key, STEPS), best)
-            self.points[key] = point
-            self._on_point(point)
-        return self.points[key]
 
     def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
         """Choose the first size, from `largest` down, that holds at most its share of the limit.
@@ -118,10 +90,8 @@ class Probe:
             if point.status != "OK" or (point.held_bytes or 0) > SHARES[name] * self._limit_bytes:
                 continue
             if soak_steps:
-                if size not in self._soaks:
-                    steps = max(soak_steps, WARM_UP_STEPS + 3)
-                    self._soaks[size] = _judged(self._measure(size, size, steps))
-                if (many := self._soaks[size]).status != "OK":
+                many = self.measure(size, size, max(soak_steps, WARM_UP_STEPS + 3))
+                if many.status != "OK":
                     continue
                 soak = {"point": many.as_document(), "leak": find_leak(many.rests)}
             sizes = {"microbatch_size": size, "headroom_bytes": point.headroom_bytes}
@@ -140,15 +110,34 @@ class Probe:
         return point
 
 
-def _judged(point: Measurement, best_rate: float = 0.0) -> Measurement:
-    """Return the point as COLLAPSED if the allocator retried or throughput fell too far."""
-    rate = point.tokens_per_second or 0.0
-    if point.status != "OK" or (not point.allocator_retries and rate >= COLLAPSE * best_rate):
-        return point
-    message = f"{rate:,.0f} tokens/s, the best smaller point {best_rate:,.0f}"
-    if point.allocator_retries:
-        message = f"the allocator had to retry {point.allocator_retries} times"
-    return replace(point, status="COLLAPSED", message=message)
+def probe(
+    config: TrialConfig,
+    limit_bytes: int,
+    unit: int = 1,
+    cap: int | None = None,
+    on_point: OnPoint = lambda point: None,
+    soak_steps: int = 0,
+    sizes: Sequence[tuple[int, int]] = (),
+) -> Probe:
+    """Find the largest microbatch that fits, choose a size for each share, measure accumulation.
+
+    With `sizes`, pairs of batch size and microbatch size, measure these and do not search.
+    """
+    probe = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
+    for pair in sizes:
+        probe.measure(*pair)
+    if not sizes:
+        probe.search = find_largest(probe.peak_bytes, limit_bytes, unit, cap)
+    largest, line = probe.search.largest, probe.search.line
+    for name, share in SHARES.items() if largest else ():
+        bound = line.largest(share * limit_bytes) if line and share < 1 else largest
+        size = min(largest, max(unit, bound // unit * unit))
+        if (choice := probe.choose(name, size, unit, soak_steps)) is not None:
+            probe.choices.append(choice)
+            if name == "balanced":
+                size = choice["microbatch_size"]
+                probe.accumulated = probe.accumulate(size, unit, config.telling_parts)
+    return probe
 
 
 def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
@@ -158,8 +147,7 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
     kept = rests[WARM_UP_STEPS:]
     fit: Any = stats.linregress(range(len(kept)), kept)
     slope, half = float(fit.slope), float(stats.t.ppf(0.975, len(kept) - 2) * fit.stderr)
-    interval = slope - half, slope + half
-    is_found = interval[0] > 0
+    interval, is_found = (slope - half, slope + half), slope > half
     return dict(steps=len(rests), bytes_per_step=slope, interval=interval, is_found=is_found)
 
 
@@ -168,8 +156,7 @@ def measure_in_process(
 ) -> Measurement:
     """Measure one point in a fresh process."""
     killed_before = oom_kills()
-    sized = config.sized(batch_size, microbatch_size)
-    process = FreshProcess(measure, sized, limit_bytes, steps)
+    process = FreshProcess(measure, config.sized(batch_size, microbatch_size), limit_bytes, steps)
     try:
         point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
     except WorkerDied as error:
@@ -216,22 +203,19 @@ def _take_steps(
     updates: list[None] = []
     if step.optimizer is not None:
         step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
-    seconds, rests, loss = [], [], math.nan
+    rests, loss = [], math.nan
     phases = Phases(memory.take_peak)
     if step.rollouts is not None:
         step.rollouts.on_phase = phases.note
-    is_split = config.science.batch_size > config.microbatch_size and step.rollouts is None
     for _ in range(steps):
-        start = time.perf_counter()
         phases.begin()
         batch = step.workload.random_batch(config.science.batch_size)
-        loss = step(batch, LEARNING_RATE, GradientSums() if is_split else None).loss.item()
-        seconds.append(time.perf_counter() - start)
+        loss = step(batch, LEARNING_RATE).loss.item()
         del batch
         phases.note("update")
         rests.append(memory.allocated_bytes())
     step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size)).item()
-    fastest = min(seconds[1:] or seconds)
+    fastest = sum(phases.seconds.values())
     return {
         "rest_bytes": int(statistics.median(rests)),
         "peak_bytes": max(memory.take_peak(), *phases.peaks.values()),

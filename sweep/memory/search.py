@@ -53,7 +53,7 @@ class Measurement:
     device_bytes: int | None = None  # in use on the device by all processes; resident set on a CPU
     total_bytes: int | None = None  # the limit
     allocator_retries: int | None = None
-    seconds_per_step: float | None = None  # fastest step
+    seconds_per_step: float | None = None  # the fastest run of each phase
     tokens_per_second: float | None = None
     optimizer_steps: int | None = None  # as counted by a hook of the optimizer
     loss: float | None = None
@@ -70,9 +70,8 @@ class Measurement:
 
     @property
     def headroom_bytes(self) -> int | None:
-        if self.held_bytes is None or self.total_bytes is None:
-            return None
-        return self.total_bytes - self.held_bytes
+        held = self.held_bytes
+        return None if held is None or self.total_bytes is None else self.total_bytes - held
 
     def as_document(self) -> dict[str, Any]:
         """Return the fields as `sweep probe --json` prints them."""
@@ -130,15 +129,10 @@ class SearchResult:
 def find_largest(
     measure: Callable[[int], int | None], limit_bytes: float, unit: int = 1, cap: int | None = None
 ) -> SearchResult:
-    """Find the largest size that fits, assuming that no size above one that does not fit does.
+    """Find the largest multiple of `unit` up to `cap` whose peak is at most the limit.
 
-    The result was measured, and the next size too, unless that exceeds the cap.
-
-    Args:
-        measure: returns the peak bytes of one size; None if it did not fit.
-        limit_bytes: a size fits if its peak is at most this.
-        unit: sizes are multiples of it.
-        cap: the largest size of interest.
+    `measure` returns the peak bytes of one size, or None if it did not fit; then no larger one
+    does. The result was measured, and the next size too, unless that exceeds the cap.
     """
     top = max(1, cap // unit) if cap else 2**40  # units, as all sizes below
     low, high = 0, top + 1  # the largest size that fits, the smallest that does not

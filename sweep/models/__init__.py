@@ -1,8 +1,6 @@
 """Models, built from settings and a seed: the same initial weights on every machine."""
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,27 +17,19 @@ from sweep.models.transformer import Transformer
 
 @runtime_checkable
 class HasHidden(Protocol):
-    """A model whose loss can be computed without materializing all logits."""
+    """A model whose loss can be computed without materializing all logits.
+
+    With `extend`, it can also continue a sequence from cached keys and values: `extend(ids, past)`
+    returns the states of new tokens, (B, T, D), and the past that includes them. `past` is None, or
+    the previous result; then there is one new token per sequence. A member `pad_past(past, tokens)`
+    that returns a longer past makes forecasts faster.
+    """
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return the states before the output projection, (B, T, D), from ids (B, T)."""
 
     def output_weight(self) -> Tensor:
         """Return the output projection, (V, D)."""
-
-
-@runtime_checkable
-class HasCache(HasHidden, Protocol):
-    """A model that can continue a sequence from cached keys and values.
-
-    The optional member `pad_past(past, tokens)` returns a longer past, for faster forecasts.
-    """
-
-    def extend(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
-        """Return the states of new tokens, (B, T, D), and the past that includes them.
-
-        `past` is None, or the previous result. Then there is one new token per sequence.
-        """
 
 
 _BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = {
@@ -53,35 +43,26 @@ _BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = {
 def build_model(
     settings: ModelSettings, seed: int, activation_checkpointing: bool = False
 ) -> nn.Module:
-    """Build a float32 model on the CPU. Equal settings and seeds give equal weights.
-
-    With `activation_checkpointing`, the backward pass recomputes the activations of each block.
-    """
+    """Build a float32 model on the CPU. Equal settings and seeds give equal weights."""
     if not isinstance(settings, ObjectSettings):
         return _BUILT_IN[settings.kind](settings, seed, activation_checkpointing)
     build = load_object(settings.name)
+    sizes = {"vocabulary": settings.vocabulary, "context": settings.context}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = build(
-                vocabulary=settings.vocabulary, context=settings.context, **settings.options
-            )
+            model: nn.Module = build(**sizes, **settings.options)
+            if not any(parameter.requires_grad for parameter in model.parameters()):
+                raise ValueError("it has none")
+            if activation_checkpointing and not hasattr(model, "activation_checkpointing"):
+                raise AttributeError("it has no attribute activation_checkpointing")
         except (Exception, SystemExit) as error:
             raise SweepError(
                 f"model {settings.name!r} must be callable with vocabulary, context and its "
-                f"options, but raised {type(error).__name__}: {error}. Correct it."
+                f"options, and return a torch.nn.Module with trainable weights, but raised "
+                f"{type(error).__name__}: {error}. Correct it."
             ) from error
-    if not isinstance(model, nn.Module) or not any(p.requires_grad for p in model.parameters()):
-        raise SweepError(
-            f"model {settings.name!r} must return a torch.nn.Module with trainable weights, got "
-            f"an object of type {type(model).__name__}. Correct it."
-        )
     if activation_checkpointing:
-        if not hasattr(model, "activation_checkpointing"):
-            raise SweepError(
-                f"model {settings.name!r} must have an attribute activation_checkpointing to run "
-                "with --activation-checkpointing. Add it, or omit the flag."
-            )
         model.activation_checkpointing = True  # type: ignore[assignment]
     return model
 
@@ -103,10 +84,9 @@ def count_parameters(settings: ModelSettings, activation_checkpointing: bool = F
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context manager for a forward pass."""
-    is_mixed = precision == "bf16"
-    return torch.autocast(device.type, torch.bfloat16) if is_mixed else contextlib.nullcontext()
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def weight_dtype(precision: str) -> torch.dtype:

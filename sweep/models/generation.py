@@ -1,10 +1,7 @@
-"""Sample from a causal language model; a completion is the same in a batch of any size.
+"""Sample from a causal language model.
 
-Every completion draws its own random numbers, so the number of completions that are sampled
-together changes rounding only.
+Every completion draws its own random numbers, so batches of any size differ by rounding only.
 """
-
-from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -35,24 +32,18 @@ def generate(
     end: int | None = None,
     is_rehearsal: bool = False,
 ) -> Tensor:
-    """Sample one completion (B, N) per prompt (B, P); after its end, it repeats the end id.
+    """Sample completions (B, N) of prompts (B, P) with random numbers (B, N).
 
-    Args:
-        model: maps ids (B, T) to logits (B, T, V); its cache is used if it has one.
-        uniforms: random numbers of the completions, (B, N).
-        top_p: sample from the smallest set of tokens with this much probability.
-        end: id that ends a completion; None: no completion ends early.
-        is_rehearsal: compute only the first two tokens and the last, which decide the peak memory,
-            if the model can pad its cache.
+    After its `end`, if given, a completion repeats it. A rehearsal computes only the first two
+    tokens and the last, which decide the peak memory, if the model can pad its cache.
     """
     count, tokens = uniforms.shape
     completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
     ids, past, projection = prompts, None, None
-    extend = getattr(model, "extend", None)  # protocol HasCache
+    extend = getattr(model, "extend", None)
     pad = getattr(model, "pad_past", None) if is_rehearsal and tokens > 3 else None
-    positions: Iterable[int] = range(tokens) if pad is None else (0, 1, tokens - 1)
-    for position in positions:
+    for position in range(tokens) if pad is None else (0, 1, tokens - 1):
         if pad is not None and position == tokens - 1:
             past = pad(past, tokens - 3)
         if isinstance(model, HasHidden):
@@ -68,8 +59,7 @@ def generate(
             has_ended = has_ended | (chosen == end)
         completions[:, position] = chosen
         ids = chosen[:, None] if past is not None else torch.cat((ids, chosen[:, None]), dim=1)
-        is_checked = end is not None and (position + 1) % END_CHECK_INTERVAL == 0
-        if is_checked and bool(has_ended.all()):
+        if end is not None and (position + 1) % END_CHECK_INTERVAL == 0 and bool(has_ended.all()):
             break
     return completions
 

@@ -11,7 +11,9 @@ from sweep.config.objects import require_extra
 from sweep.errors import SweepError
 
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-FORECAST_ATTENTION = "sdpa_without_values"
+# For tensors without values: transformers cannot read from them whether a row packs several texts,
+# assumes so, and would build a causal mask, which real training steps do not need.
+WITHOUT_MASK = "sdpa_without_mask"
 
 
 class HuggingFace(nn.Module):
@@ -22,7 +24,8 @@ class HuggingFace(nn.Module):
     ) -> None:
         super().__init__()
         require_extra("transformers", "hf", f"model {settings.name!r}")
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         try:
             sizes = {**settings.sizes, "vocab_size": settings.vocabulary}
@@ -36,8 +39,10 @@ class HuggingFace(nn.Module):
             if "drop" in name and isinstance(value, int | float):
                 setattr(config, name, type(value)(0))
         config.use_cache = False
-        has_values = torch.get_default_device().type != "meta"
-        attention = "sdpa" if has_values else _register_forecast_attention()
+        attention = "sdpa"
+        if torch.get_default_device().type == "meta":
+            attention = WITHOUT_MASK
+            AttentionInterface.register(attention, sdpa_attention_forward)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             build: Any = AutoModelForCausalLM.from_config
@@ -80,21 +85,3 @@ class HuggingFace(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.model(ids).logits  # type: ignore[no-any-return]
-
-
-def _register_forecast_attention() -> str:
-    """Register scaled dot-product attention for tensors without values; return its name.
-
-    transformers reads from the values of the positions whether a row packs several texts. Without
-    values it assumes so and builds a causal mask, which real training steps do not need.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
-
-    def mask(*arguments: Any, **options: Any) -> Tensor | None:
-        return sdpa_mask(*arguments, **{**options, "allow_is_causal_skip": True})
-
-    AttentionInterface.register(FORECAST_ATTENTION, sdpa_attention_forward)
-    AttentionMaskInterface.register(FORECAST_ATTENTION, mask)
-    return FORECAST_ATTENTION

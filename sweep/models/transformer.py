@@ -47,20 +47,17 @@ class Transformer(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        return self._states(ids, None)
-
     def extend(self, ids: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
         """Return the states of new tokens, (B, T, D), and the past, which is extended in place."""
         cache: KeyValues = [] if past is None else past
-        return self._states(ids, cache), cache
+        return self.hidden(ids, cache), cache
 
     def pad_past(self, past: KeyValues, tokens: int) -> KeyValues:
         for index, (key, value) in enumerate(past):
             past[index] = F.pad(key, (0, 0, 0, tokens)), F.pad(value, (0, 0, 0, tokens))
         return past
 
-    def _states(self, ids: Tensor, cache: KeyValues | None) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KeyValues | None = None) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
         positions = slice(start, start + ids.shape[1])
         cos, sin = self.cos[positions], self.sin[positions]

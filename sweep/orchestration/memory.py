@@ -11,7 +11,7 @@ from sweep.config.numbers import nearest_multiples
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
-from sweep.memory.probe import OnPoint, Probed, probe
+from sweep.memory.probe import OnPoint, Probe, probe
 from sweep.memory.search import Forecast, fit_line
 from sweep.orchestration.planning import (
     Request,
@@ -84,9 +84,9 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     most, part = configs[max(configs)], 0  # part: fits in addition to accumulated gradients
     if limit is not None:
         limit = int(limit * USABLE_SHARE) if is_cuda else limit
-        largest = forecasts.find_largest(most, limit)
+        largest = forecasts.find_largest(most, limit, is_split=False)
         if max(configs) // devices > largest:
-            part = forecasts.find_largest(most, limit, largest, is_accumulated=True)
+            part = forecasts.find_largest(most, limit, largest)
     points: dict[int, Forecast] = {}
     for batch_size, config in configs.items():
         own, size = batch_size // devices, config.microbatch_size
@@ -211,7 +211,7 @@ def _to_measure(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, in
     return config, limit, basis
 
 
-def _verdict(probed: Probed, multiple: int) -> str:
+def _verdict(probed: Probe, multiple: int) -> str:
     """Return the result of the search in words.
 
     Raises:

@@ -27,19 +27,17 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     if name in _BUILT_IN:
         return _BUILT_IN[name](config, device)
     build: Any = load_object(name)
+    members = ["tokens_per_sequence", *(member for member in vars(Workload) if member[0] != "_")]
     try:
         workload: Workload = build(config, device)
+        if missing := [member for member in members if not hasattr(workload, member)]:
+            raise TypeError(f"type {type(workload).__name__} without {', '.join(missing)}")
     except Exception as error:  # from the user's code
         raise SweepError(
-            f"workload {name!r} must be built from a trial's config and a device, but raised "
-            f"{type(error).__name__}: {error}. Correct it."
+            f"workload {name!r} must build an object with the members of sweep.workloads.protocol."
+            f"Workload from a trial's config and a device, but raised {type(error).__name__}: "
+            f"{error}. Correct it."
         ) from error
-    members = ["tokens_per_sequence", *(member for member in vars(Workload) if member[0] != "_")]
-    if missing := [member for member in members if not hasattr(workload, member)]:
-        raise SweepError(
-            f"workload {name!r} must have the members of sweep.workloads.protocol.Workload, got an "
-            f"object of type {type(workload).__name__} without {', '.join(missing)}. Add them."
-        )
     return workload
 
 

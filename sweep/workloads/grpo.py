@@ -1,11 +1,8 @@
 """Group relative policy optimization: sample, score, compare within groups, update.
 
-`build_batch` returns only the numbers of completions; `roll_out` turns them, phase by phase, into
-the input of the loss. Completion i belongs to prompt i // group_size and draws its own random
-numbers, so equal weights sample equal completions at every batch size.
-
-Losses: Shao et al. 2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Shapes: B
-completions of N tokens, prompts of P tokens.
+Completion i belongs to prompt i // group_size and draws its own random numbers. Losses: Shao et al.
+2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Shapes: B completions of N tokens,
+prompts of P tokens.
 """
 
 import copy
@@ -23,12 +20,12 @@ from torch import Tensor, nn
 from sweep.config.experiment import FINAL_PROMPTS, GrpoSettings
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
-from sweep.data.tokens import SEPARATOR_ID, TextTokenizer, TokenizedText
+from sweep.data.tokens import SEPARATOR_ID, TokenizedText
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
 from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
-from sweep.workloads.inputs import build_initial_model, open_text, open_tokenizer
+from sweep.workloads.inputs import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
 from sweep.workloads.tasks import Chess, Completion, Prompt, Task, build_task, score
 
@@ -38,31 +35,19 @@ CHECKED_PROMPTS = 32
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
 
 
-class Grpo:
+class Grpo(LanguageWorkload):
     """GRPO on the model and the task of a trial; a sequence is a prompt and its completion."""
 
     is_rehearsal = False
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
-        assert config.science.grpo and config.science.model.vocabulary
-        assert config.science.evaluation.sequences
-        self.config, self.device = config, device
+        super().__init__(config, device)
+        assert config.science.grpo
         self.settings: GrpoSettings = config.science.grpo
-        self.vocabulary: int = config.science.model.vocabulary
-        self.evaluation_prompts: int = config.science.evaluation.sequences
-        self.tokens_per_sequence = self.settings.tokens_per_sequence
         self.updates_per_step = self.settings.num_iterations
         self.meter = Meter()
         self.reference: nn.Module | None = None
         self.on_phase: Callable[[str], None] = lambda name: None
-
-    @cached_property
-    def text(self) -> TokenizedText | None:
-        return open_text(self.config)
-
-    @cached_property
-    def tokenizer(self) -> TextTokenizer:
-        return self.text.tokenizer if self.text else open_tokenizer(self.config)
 
     @cached_property
     def task(self) -> Task:
@@ -81,9 +66,6 @@ class Grpo:
         self.encode(prompts)
         self.task.reward(prompts[0], Completion("", True))
 
-    def build_model(self) -> nn.Module:
-        return build_initial_model(self.config)
-
     def start(self, model: nn.Module) -> None:
         if not self.settings.kl:
             return
@@ -97,6 +79,7 @@ class Grpo:
         return sum(weight.nbytes for weight in self.reference.parameters()) if self.reference else 0
 
     def build_batch(self, first: int, count: int) -> Batch:
+        """Return the numbers of completions, (count,)."""
         return (torch.arange(first, first + count),)
 
     def random_batch(self, count: int) -> Batch:
@@ -116,54 +99,49 @@ class Grpo:
         ids, mask, gain, sampled, reference = batch
         log_probs, entropies = self.log_probs(model, ids)
         old = sampled if self.updates_per_step > 1 else None
-        initial = reference if self.settings.kl else None
-        losses, metrics = surrogate(log_probs, old, initial, gain, self.settings)
+        losses, metrics = surrogate(log_probs, old, reference, gain, self.settings)
         self.meter.add_means({**metrics, "grpo/entropy": entropies}, mask)
-        is_mean = self.settings.loss == "grpo"  # over the tokens of each completion
-        return (losses * (mask / mask.sum(dim=1, keepdim=True) if is_mean else mask)).sum()
+        if self.settings.loss == "grpo":  # the mean over the tokens of each completion
+            mask = mask / mask.sum(dim=1, keepdim=True)
+        return (losses * mask).sum()
 
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the completions, (B, N) each, from (B, P + N).
 
         For a model with `hidden`, at most `loss_chunk_rows` rows of logits exist at a time.
         """
-        precision, temperature = self.config.science.precision, self.settings.temperature
-        first = self.settings.prompt_tokens
+        temperature, first = self.settings.temperature, self.settings.prompt_tokens
         targets = ids[:, first:]
-        with autocast(self.device, precision):
-            if not isinstance(model, HasHidden):
-                logits = model(ids)[:, first - 1 : -1]
-                every = torch.log_softmax(widened(logits) / temperature, dim=-1)
-                entropies = -(every.detach().exp() * every.detach()).sum(-1)
-                return every.gather(-1, targets[..., None]).squeeze(-1), entropies
-            hidden = model.hidden(ids[:, :-1])[:, first - 1 :].flatten(0, 1)
-        states = hidden.to(torch.bfloat16 if precision == "bf16" else hidden.dtype)
-        rows, weight = self.config.execution.loss_chunk_rows or ALL_ROWS, model.output_weight()
-        results = linear_log_probs(states, weight, targets.flatten(), rows, temperature)
-        return results[0].view(targets.shape), results[1].view(targets.shape)
+        if isinstance(model, HasHidden):
+            states, weight = self.states(model, ids[:, :-1], first - 1), model.output_weight()
+            rows = self.config.execution.loss_chunk_rows or ALL_ROWS
+            parts = linear_log_probs(states, weight, targets.flatten(), rows, temperature)
+            return parts[0].view(targets.shape), parts[1].view(targets.shape)
+        with autocast(self.device, self.config.science.precision):
+            logits = model(ids)[:, first - 1 : -1]
+        every = torch.log_softmax(widened(logits) / temperature, dim=-1)
+        entropies = -(every.detach().exp() * every.detach()).sum(-1)
+        return every.gather(-1, targets[..., None]).squeeze(-1), entropies
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Sample completions, score them, and measure their log-probabilities.
 
-        Completions of a `random_batch` have the maximum length and no advantages.
-
-        Returns:
-            ids (B, P + N), mask (B, N), advantages (B,), and log-probabilities (B, N) of the
-            sampling policy and of the reference; zeros if they are not needed.
+        Completions of a `random_batch` have the maximum length and no advantages. Returns ids
+        (B, P + N), mask (B, N), advantages (B,), and log-probabilities (B, N) of the sampling
+        policy and of the reference; zeros if they are not needed.
         """
         settings, is_random, prompts = self.settings, len(batch) > 1, list[Prompt]()
         if is_random:
             ids, uniforms = batch
         else:
-            numbers = batch[0].numpy()
-            groups = numbers // settings.group_size
-            drawn = {group: self.task.prompt(int(group), False) for group in np.unique(groups)}
-            prompts = [drawn[group] for group in groups]
+            numbers, size = batch[0].numpy(), settings.group_size
+            for group in numbers[::size] // size:
+                prompts += [self.task.prompt(int(group), False)] * size
             ids = self.encode(prompts)
             uniforms = completion_uniforms(self.config.science.seed, numbers, settings.new_tokens)
         with self._phase("generate"):
-            size, end = self.config.sampled_at_once(microbatch_size), SEPARATOR_ID
-            completions = self.generate(model, ids, uniforms, size, None if is_random else end)
+            at_once, end = self.config.sampled_at_once(microbatch_size), SEPARATOR_ID
+            completions = self.generate(model, ids, uniforms, at_once, None if is_random else end)
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
@@ -173,11 +151,14 @@ class Grpo:
                 gain = advantages(scores, settings.group_size, settings.scale_rewards)
             mask = completion_mask(completions, SEPARATOR_ID)
             self.meter.add("completion/tokens", mask.sum(), len(mask))
-        with self._phase("log_probs"):
+        with self._phase("log_probs"), torch.no_grad():
             ids = torch.cat((ids, completions), dim=1)
-            sampling_policy = model if self.updates_per_step > 1 else None
-            old = self._log_probs_without_gradient(sampling_policy, ids, microbatch_size)
-            reference = self._log_probs_without_gradient(self.reference, ids, microbatch_size)
+            parts = torch.split(ids, microbatch_size)
+            old = reference = torch.zeros_like(mask)
+            if self.updates_per_step > 1:
+                old = torch.cat([self.log_probs(model, part)[0] for part in parts])
+            if self.reference is not None:
+                reference = torch.cat([self.log_probs(self.reference, part)[0] for part in parts])
         return ids, mask, gain, old, reference
 
     def encode(self, prompts: list[Prompt]) -> Tensor:
@@ -194,12 +175,7 @@ class Grpo:
         return torch.tensor(rows, device=self.device)
 
     def generate(
-        self,
-        model: nn.Module,
-        prompts: Tensor,
-        uniforms: Tensor,
-        size: int,
-        end: int | None = SEPARATOR_ID,
+        self, model: nn.Module, prompts: Tensor, uniforms: Tensor, size: int, end: int | None
     ) -> Tensor:
         """Sample completions (B, N) of prompts (B, P), `size` at a time, until `end` if given."""
         settings, was_training, parts = self.settings, model.training, []
@@ -212,14 +188,6 @@ class Grpo:
         model.train(was_training)
         return torch.cat(parts)
 
-    @torch.no_grad()
-    def _log_probs_without_gradient(
-        self, model: nn.Module | None, ids: Tensor, size: int
-    ) -> Tensor:
-        if model is None:
-            return torch.zeros(len(ids), self.settings.new_tokens, device=self.device)
-        return torch.cat([self.log_probs(model, part)[0] for part in torch.split(ids, size)])
-
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
@@ -231,7 +199,7 @@ class Grpo:
 
     def evaluate(self, model: nn.Module) -> float:
         """Return minus the mean reward of one completion of each held-out prompt."""
-        return -float(self._rewards(model, self.evaluation_prompts, is_held_out=True).mean())
+        return -float(self._rewards(model, self.evaluation_sequences, is_held_out=True).mean())
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Evaluate more held-out prompts, and the first training prompts."""
@@ -247,17 +215,17 @@ class Grpo:
         for first in range(0, count, size):
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
+            ids = self.encode(prompts)
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
-            completions = self.generate(model, self.encode(prompts), uniforms, at_once)
+            completions = self.generate(model, ids, uniforms, at_once, SEPARATOR_ID)
             rewards.append(score(self.task, prompts, completions, self.tokenizer)[0])
         return np.concatenate(rewards)
 
     def epochs(self) -> float | None:
         """Return the trained prompts divided by the prompts of the task; None if endless."""
-        if self.task.prompts_in_epoch is None:
-            return None
-        completions = self.config.science.tokens / self.tokens_per_sequence
-        return completions / self.settings.group_size / self.task.prompts_in_epoch
+        tokens_per_prompt = self.tokens_per_sequence * self.settings.group_size
+        prompts = self.task.prompts_in_epoch
+        return self.config.science.tokens / tokens_per_prompt / prompts if prompts else None
 
 
 def advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
@@ -283,29 +251,20 @@ def completion_mask(completions: Tensor, end: int) -> Tensor:
 
 
 def surrogate(
-    log_probs: Tensor,
-    old: Tensor | None,
-    reference: Tensor | None,
-    advantage: Tensor,
-    settings: GrpoSettings,
+    log_probs: Tensor, old: Tensor | None, reference: Tensor, gain: Tensor, settings: GrpoSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped surrogate loss of each token, (B, N), and the metrics of each token.
 
-    The divergence is Schulman's k3 estimate.
-
-    Args:
-        log_probs: of the policy, (B, N), with gradient.
-        old: of the policy that sampled, (B, N); None if it is the current policy.
-        reference: of the initial policy, (B, N); None without a divergence term.
-        advantage: of each completion, (B,).
+    The log-probabilities (B, N) are of the policy, of the one that sampled (None: the same), and of
+    the initial one; gain (B,) is the advantage. The divergence is Schulman's k3 estimate.
     """
     ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
     low, high = 1 - settings.clip, 1 + (settings.clip_high or settings.clip)
-    gain = advantage[:, None]
+    gain = gain[:, None]
     losses = -torch.minimum(ratios * gain, ratios.clamp(low, high) * gain)
     is_clipped = ((ratios < low) & (gain < 0)) | ((ratios > high) & (gain > 0))
     metrics = {"grpo/ratio": ratios, "grpo/clip_fraction": is_clipped.float()}
-    if reference is not None:
+    if settings.kl:
         difference = reference - log_probs
         metrics["grpo/kl"] = torch.exp(difference) - difference - 1
         losses = losses + settings.kl * metrics["grpo/kl"]

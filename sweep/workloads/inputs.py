@@ -1,61 +1,74 @@
-"""The inputs of a trial: its text, its tokenizer and its initial weights."""
+"""The inputs of language models: a text, its tokenizer and the initial weights."""
 
+from functools import cached_property
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model
-from torch import nn
+from torch import Tensor, nn
 
 from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
-from sweep.data.tokens import (
-    TextTokenizer,
-    TokenizedText,
-    load_tokenizer,
-    prepare_data,
-    pretrained_path,
-)
+from sweep.data import tokens
 from sweep.errors import SweepError
-from sweep.models import build_model
+from sweep.models import HasHidden, autocast, build_model
 from sweep.models.hugging_face import HuggingFace
 from sweep.trial.folder import TrialFolder, check_start
 
 
-def open_text(config: TrialConfig) -> TokenizedText | None:
-    """Return the tokenized text, which is prepared first if necessary; None if there is none."""
-    science, init = config.science, config.init_path
-    if science.data is None or science.tokenizer is None:
-        return None
-    return prepare_data(science.data, config.data_path, science.tokenizer, pretrained=init)
+class LanguageWorkload:
+    """Base class of the workloads that train a language model."""
 
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        assert config.science.model.vocabulary and config.science.evaluation.sequences
+        self.config, self.device = config, device
+        self.vocabulary: int = config.science.model.vocabulary
+        self.evaluation_sequences: int = config.science.evaluation.sequences
+        self.tokens_per_sequence = config.science.traits.tokens_per_sequence
 
-def open_tokenizer(config: TrialConfig) -> TextTokenizer:
-    """Return the tokenizer of a trial without a text: a pretrained one, or bytes."""
-    settings = config.science.tokenizer
-    if settings is None:
-        return load_tokenizer(None)
-    return load_tokenizer(pretrained_path(config.init_path, settings), settings.end)
+    @cached_property
+    def text(self) -> tokens.TokenizedText | None:
+        """The tokenized text, which is prepared first if necessary; None if there is none."""
+        science, path, init = self.config.science, self.config.data_path, self.config.init_path
+        if science.data is None or science.tokenizer is None:
+            return None
+        return tokens.prepare_data(science.data, path, science.tokenizer, pretrained=init)
 
+    @cached_property
+    def tokenizer(self) -> tokens.TextTokenizer:
+        """The tokenizer of the text; without a text a pretrained one, or bytes."""
+        settings = self.config.science.tokenizer
+        if self.text is not None or settings is None:
+            return self.text.tokenizer if self.text else tokens.load_tokenizer(None)
+        return tokens.load_tokenizer(
+            tokens.pretrained_path(self.config.init_path, settings), settings.end
+        )
 
-def build_initial_model(config: TrialConfig) -> nn.Module:
-    """Build the float32 model on the CPU, with the weights of the seed or of `init_path`.
+    def states(self, model: HasHidden, ids: Tensor, first: int = 0) -> Tensor:
+        """Return the input of the output projection from position `first`, (B·T, D), of (B, T)."""
+        precision = self.config.science.precision
+        with autocast(self.device, precision):
+            states = model.hidden(ids)[:, first:].flatten(0, 1)
+        return states.to(torch.bfloat16) if precision == "bf16" else states
 
-    On the meta device no weights are loaded.
-    """
-    science, path = config.science, config.init_path
-    model = build_model(science.model, science.seed, config.execution.activation_checkpointing)
-    if path is None or any(weight.is_meta for weight in model.parameters()):
+    def build_model(self) -> nn.Module:
+        """Build the model with the weights of the seed or, except on meta, of `init_path`."""
+        science, path = self.config.science, self.config.init_path
+        recomputes = self.config.execution.activation_checkpointing
+        model = build_model(science.model, science.seed, recomputes)
+        if path is None or any(weight.is_meta for weight in model.parameters()):
+            return model
+        check_start(path, science.start)
+        try:
+            if isinstance(model, HuggingFace) and find_pretrained(path) is not None:
+                model.load(Path(path))
+            else:
+                load_model(model, TrialFolder(Path(path)).weights_path)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise SweepError(
+                f"init must hold weights of the experiment's model, but those in {path} do not "
+                f"load ({reason}). Use the model that they belong to."
+            ) from error
         return model
-    check_start(path, science.start)
-    try:
-        if isinstance(model, HuggingFace) and find_pretrained(path) is not None:
-            model.load(Path(path))
-        else:
-            load_model(model, TrialFolder(Path(path)).weights_path)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise SweepError(
-            f"init must hold weights of the experiment's model, but those in {path} do not load "
-            f"({reason}). Use the model that they belong to."
-        ) from error
-    return model

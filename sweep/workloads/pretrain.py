@@ -8,31 +8,23 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.config.trial import TrialConfig
 from sweep.data.stream import SequenceStream, document_of_targets, gather
 from sweep.data.tokens import TokenizedText
 from sweep.models import HasHidden, autocast
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.workloads import ranks
-from sweep.workloads.inputs import build_initial_model, open_text
+from sweep.workloads.inputs import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation
 
 FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation sets
 
 
-class Pretrain:
+class Pretrain(LanguageWorkload):
     """Pretraining on tokenized text; a sequence has the length of the context."""
-
-    def __init__(self, config: TrialConfig, device: torch.device) -> None:
-        assert config.science.model.vocabulary and config.science.evaluation.sequences
-        self.config, self.device = config, device
-        self.vocabulary: int = config.science.model.vocabulary
-        self.tokens_per_sequence: int = config.science.model.context
-        self.evaluation_sequences: int = config.science.evaluation.sequences
 
     @cached_property
     def text(self) -> TokenizedText:
-        text = open_text(self.config)
+        text = super().text
         assert text is not None
         text.check_window(self.tokens_per_sequence)
         return text
@@ -41,9 +33,6 @@ class Pretrain:
     def stream(self) -> SequenceStream:
         seed = self.config.science.seed
         return SequenceStream(len(self.text.train), self.tokens_per_sequence, seed)
-
-    def build_model(self) -> nn.Module:
-        return build_initial_model(self.config)
 
     def build_batch(self, first: int, count: int) -> Batch:
         return (self._windows(self.text.train, self.stream.window_indices(first, count)),)
@@ -59,27 +48,21 @@ class Pretrain:
         windows, rows = batch[0], self.config.execution.loss_chunk_rows
         if not (rows and isinstance(model, HasHidden) and torch.is_grad_enabled()):
             return self.token_losses(model, windows).sum()
-        return linear_cross_entropy(*self._before_logits(model, windows), rows)
+        states, targets = self.states(model, windows[:, :-1]), windows[:, 1:].flatten()
+        return linear_cross_entropy(states, model.output_weight(), targets, rows)
 
     def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
         """Return the cross-entropy of each target in nats, (B, T) from (B, T + 1)."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
         rows = self.config.execution.loss_chunk_rows
         if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
-            losses = linear_cross_entropies(*self._before_logits(model, windows), rows)
+            states, weight = self.states(model, inputs), model.output_weight()
+            losses = linear_cross_entropies(states, weight, targets.flatten(), rows)
             return losses.view(targets.shape)
         with autocast(self.device, self.config.science.precision):
             logits = model(inputs)  # (B, T, V)
         losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view(targets.shape)
-
-    def _before_logits(self, model: HasHidden, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states (B·T, D), the output projection (V, D) and targets (B·T,)."""
-        precision = self.config.science.precision
-        with autocast(self.device, precision):
-            hidden = model.hidden(windows[:, :-1])
-        dtype = torch.bfloat16 if precision == "bf16" else hidden.dtype
-        return hidden.flatten(0, 1).to(dtype), model.output_weight(), windows[:, 1:].flatten()
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean loss of evenly spaced validation windows, or of all for a target."""

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from sweep.config.experiment import REWARD_STATISTICS
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class FinalEvaluation:
     """The measurements at the end of a trial."""
 
-    valid_losses: NDArray[np.float64]  # (documents, 2): summed loss, tokens
+    valid_losses: Floats  # (documents, 2): summed loss, tokens
     train_loss: float  # mean per token on a fixed set of training sequences
     valid_bytes: int | None  # size of the validation text; None if there is no text
 
@@ -92,27 +93,22 @@ class Meter:
     @torch.no_grad()
     def add_means(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
         """Add values (B, N) by name where the mask (B, N) is 1."""
-        count = mask.sum()
         for name, value in values.items():
-            self.add(name, (value.detach() * mask).sum(), count)
+            self.add(name, (value.detach() * mask).sum(), mask.sum())
 
     def add_rewards(
-        self,
-        rewards: NDArray[np.float64],
-        components: Mapping[str, NDArray[np.float64]],
-        group_size: int,
+        self, rewards: Floats, components: Mapping[str, Floats], group_size: int
     ) -> None:
         """Add rewards (B,) and components, (B,) each, which are 0 for completions without them."""
-        groups = rewards.reshape(-1, group_size)
-        self.add("reward/mean", rewards.sum(), rewards.size)
+        deviations = rewards.reshape(-1, group_size).std(axis=1)
         self.add("reward/std", rewards.std(), 1)
-        self.add("reward/group_std", groups.std(axis=1).sum(), len(groups))
-        for name, values in components.items():
-            self.add(f"reward/{name}", values.sum(), 0)
-        reserved = {f"reward/{name}" for name in REWARD_STATISTICS}
-        for name in self._sums:
-            if name.startswith("reward/") and name not in reserved:
-                self._sums[name] = (self._sums[name][0], self._sums["reward/mean"][1])
+        self.add("reward/group_std", deviations.sum(), len(deviations))
+        for name, values in {"mean": rewards, **components}.items():
+            self.add(f"reward/{name}", values.sum(), len(rewards))
+        count = self._sums["reward/mean"][1]
+        for name in self._sums.keys() - {f"reward/{name}" for name in REWARD_STATISTICS}:
+            if name.startswith("reward/"):
+                self._sums[name] = self._sums[name][0], count
 
     def state(self) -> dict[str, list[float]]:
         """Return sums and counts as numbers; waits for the device."""

@@ -4,7 +4,7 @@ import importlib
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,7 @@ class Prompt:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """A completion, up to its end."""
 
     text: str
@@ -95,18 +94,18 @@ class Openings:
         self._order = SequenceStream(text.train_documents + 1, 1, seed)
         self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
 
-    def story(self, number: int, is_held_out: bool, tokens: int) -> NDArray[np.integer]:
+    def story(self, number: int, is_held_out: bool, tokens: int) -> list[int]:
         split = self._text.valid if is_held_out else self._text.train
         if is_held_out not in self._ends:
             self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self._text.separator)
         ends = self._ends[is_held_out]
         index = number % len(ends) if is_held_out else self._order.window_indices(number, 1)[0]
         start = int(ends[index - 1]) + 1 if index else 0
-        return np.asarray(split[start : min(int(ends[index]), start + tokens)])
+        return list(split[start : min(int(ends[index]), start + tokens)].tolist())
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         ids = self.story(number, is_held_out, self._prompt_tokens)
-        return Prompt(self._text.tokenizer.decode(ids), tuple(int(i) for i in ids))
+        return Prompt(self._text.tokenizer.decode(ids), tuple(ids))
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         raise AssertionError("the experiment requires grpo.reward for this task")
@@ -134,8 +133,7 @@ class Words(Openings):
         return Prompt(request, ids, {"words": chosen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        present = set(WORD.findall(completion.text.lower()))
-        words = prompt.facts["words"]
+        present, words = WORD.findall(completion.text.lower()), prompt.facts["words"]
         share = sum(word in present for word in words) / len(words)
         return {"words": share, "end": END_REWARD * share * completion.has_ended}
 
@@ -168,13 +166,13 @@ class Chess:
         return Prompt(f"FEN: {fen}\nMove:", facts={"fen": fen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
+        reward = {"format": 0.0, "legal": 0.0, "best": 0.0}
         if (match := MOVE.match(completion.text)) is None:
-            return {"format": 0.0, "legal": 0.0, "best": 0.0}
+            return reward
         board = self._chess.Board(prompt.facts["fen"])
         values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
-        if match[1] not in values:
-            return {"format": FORMAT_REWARD, "legal": 0.0, "best": 0.0}
-        value = values[match[1]]
+        if (value := values.get(match[1])) is None:
+            return reward | {"format": FORMAT_REWARD}
         worse = sum(other < value for other in values.values())
         share = 1.0 if value == max(values.values()) else worse / (len(values) - 1)
         return {"format": FORMAT_REWARD, "legal": LEGAL_REWARD, "best": BEST_REWARD * share}
@@ -185,13 +183,12 @@ class Chess:
         after.push(move)
         if after.is_checkmate():
             return CHECKMATE
-        material, worst = self._material(after, board.turn), 0.0
-        for reply in list(after.legal_moves):
-            if after.is_capture(reply):
-                after.push(reply)
-                worst = min(worst, self._material(after, board.turn) - material)
-                after.pop()
-        return float(material + worst - 0.01 * after.legal_moves.count())
+        outcomes = [self._material(after, board.turn)]
+        for reply in list(after.generate_legal_captures()):
+            after.push(reply)
+            outcomes.append(self._material(after, board.turn))
+            after.pop()
+        return float(min(outcomes) - 0.01 * after.legal_moves.count())
 
     def _material(self, board: Any, side: bool) -> float:
         pieces = board.piece_map().values()
@@ -210,14 +207,13 @@ class UserReward:
             result = self._function(prompt.text, completion.text)
             components = result if isinstance(result, dict) else {"own": result}
             values = {str(name): float(value) for name, value in components.items()}
+            is_finite = all(map(math.isfinite, values.values()))
+            if not is_finite or values.keys() & set(REWARD_STATISTICS):
+                raise ValueError(f"got {result!r}")
         except Exception as error:  # from the user's code
             raise SweepError(
-                f"reward {self._name!r} must return a number, or a dict of numbers, for any "
-                f"completion, but raised {type(error).__name__}: {error}. Correct it."
-            ) from error
-        if not all(map(math.isfinite, values.values())) or values.keys() & set(REWARD_STATISTICS):
-            raise SweepError(
                 f"reward {self._name!r} must return a finite number, or a dict of them without the "
-                f"names {', '.join(REWARD_STATISTICS)}, got {result!r}. Correct it."
-            )
+                f"names {', '.join(REWARD_STATISTICS)}, for any completion, but raised "
+                f"{type(error).__name__}: {error}. Correct it."
+            ) from error
         return values

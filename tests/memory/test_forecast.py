@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_step
 from sweep.memory.probe import measure
 from sweep.orchestration.memory import ERROR_ON_CPU, forecast_memory
-from tests.plans import build_plan
+from tests.workloads.trials import trial_config
 
 TRIED_TORCH_VERSIONS = ("2.13",)  # with the private FakeTensorMode and the dispatch mode
 PUBLISHED = Path(__file__).parent / "elman-memory.csv"  # seeds/4, GiB of peak allocation
@@ -28,15 +26,9 @@ CHECKPOINTED = {"activation_checkpointing": True}
 
 
 def config(experiment="tinystories", batch=8, execution=None, microbatch=None, **settings):
-    fields = {"batches": [batch], "precision": "fp32", "budget": 10**9, **settings}
-    plan = build_plan(
-        load_experiment(experiment, fields),
-        Execution(device="cpu", threads=2, evaluation_batch_size=4, **(execution or {})),
-        data={"name": "synthetic"} if experiment != "quadratic" else None,
-        microbatch=microbatch or batch,
-    )
-    row = plan.trials[0].model_copy(update={"learning_rate": 1e-3})
-    return plan.trial_config(row, "sweep")
+    execution = {"evaluation_batch_size": 4, **(execution or {})}
+    settings = {"budget": 10**9, **settings}
+    return trial_config(experiment, batch, microbatch or batch, execution, **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +108,7 @@ def test_the_published_e1_rows_are_reproduced(batch, peak):
 
 def test_the_largest_microbatch_fits_by_forecast_and_the_next_does_not():
     trial = config("quick", batch=64)
-    largest = Forecasts().find_largest(trial, 100 << 20)
+    largest = Forecasts().find_largest(trial, 100 << 20, is_split=False)
     peaks = [forecast_step(config("quick", batch=n)).needed_bytes for n in (largest, largest + 1)]
     assert peaks[0] <= 100 << 20 < peaks[1]
 

@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
-from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError
 from sweep.memory.probe import STEPS, Probe, find_leak, measure
 from sweep.memory.search import Measurement
 from sweep.orchestration.memory import forecast_memory, probe_memory
 from sweep.report.memory import markdown_of
-from tests.plans import build_plan
+from tests.workloads.trials import trial_config
 
 MIB = 1 << 20
 GRPO = {
@@ -40,17 +37,6 @@ def within(limit):
     return {"device": "cpu", "device_memory": limit}
 
 
-def config(experiment, batch, execution=None, **fields):
-    settings = {"batches": [batch], "precision": "fp32", "budget": 10**9, **fields}
-    plan = build_plan(
-        load_experiment(experiment, {"data": "synthetic", **settings}),
-        Execution(device="cpu", threads=2, **(execution or {})),
-        data=synthetic_identity(),
-        microbatch=batch,
-    )
-    return plan.trial_config(plan.trials[0], "probe")
-
-
 def searched(document):
     """Return the points of the search by microbatch size."""
     points = document["points"]
@@ -65,7 +51,7 @@ def test_the_maximum_is_proved_and_equals_that_of_measuring_every_size(timeless)
     assert points[largest + 1]["status"] == "OUT_OF_MEMORY"
     assert points[largest]["optimizer_steps"] == 3 and points[largest]["loss"] > 0
     assert document["search_points"] <= 5 and document["line"]["r_squared"] > 0.999
-    whole = config("quick", 64, {"evaluation_batch_size": 64, "loss_chunk_rows": 1024})
+    whole = trial_config("quick", 64, 64, {"evaluation_batch_size": 64, "loss_chunk_rows": 1024})
     for size in range(1, largest + 4):
         status = measure(whole.sized(size, size), limit, 3, None).status
         assert (status == "OK") == (size <= largest)
@@ -161,11 +147,8 @@ def test_a_collapse_of_throughput_counts_if_it_is_measured_twice():
     probe, _ = fake_probe(rates)
     statuses = [probe.measure(size, size).status for size in rates]
     assert statuses == ["OK", "OK", "COLLAPSED"]
-
-
-def test_allocator_retries_are_a_collapse():
-    probe, _ = fake_probe(allocator_retries=2)
-    assert probe.measure(4, 4).status == "COLLAPSED"
+    retrying, _ = fake_probe(allocator_retries=2)
+    assert retrying.measure(4, 4).status == "COLLAPSED"
 
 
 def test_a_much_smaller_size_for_accumulation_is_found_in_few_points():
@@ -191,7 +174,8 @@ def test_a_choice_holds_at_most_its_share_or_is_left_out():
 
 @pytest.mark.parametrize(("asked", "parts"), [(None, 4), (20, 3), (1000, 125), (4, 2)])
 def test_accumulation_is_measured_with_as_many_microbatches_as_are_sampled_at_once(asked, parts):
-    trial = config("grpo-words", 8, {"generation_batch_size": asked}).sized(64, 8)
+    execution = {"generation_batch_size": asked}
+    trial = trial_config("grpo-words", 8, 8, execution, data="synthetic").sized(64, 8)
     assert trial.telling_parts(8) == parts
     assert trial.sampled_at_once(8) <= parts * 8
 
@@ -210,7 +194,8 @@ def test_grpo_is_probed_in_whole_groups_and_its_recommendations_are_soaked():
 
 def test_several_updates_on_one_sample_are_one_step():
     grpo = {**GRPO["grpo"], "num_iterations": 2}
-    point = measure(config("grpo-words", 4, model="quick", grpo=grpo), 1 << 30, 3, None)
+    trial = trial_config("grpo-words", 4, 4, **{**GRPO, "batches": [4], "grpo": grpo})
+    point = measure(trial, 1 << 30, 3, None)
     assert point.status == "OK", point.message
     assert point.optimizer_steps == 6 and point.loss is not None
 

@@ -13,16 +13,12 @@ from sweep.errors import SweepError
 from sweep.training.step import TrainingStep
 from sweep.workloads import build_workload, check_workload
 from sweep.workloads.protocol import Rollouts
-from sweep.workloads.quadratic import NoisyQuadratic
 from tests.workloads.trials import CPU, GRPO, grpo_config, trial_config
 
 MODULE = """
 from sweep.workloads.pretrain import Pretrain
-from sweep.workloads.quadratic import NoisyQuadratic
 
 class Own(Pretrain): pass
-
-class Whole(NoisyQuadratic): pass
 
 class Half:
     tokens_per_sequence = 1
@@ -127,11 +123,6 @@ def test_a_user_workload_that_cannot_start_is_refused(user_module, name, message
         check_workload(config, None)
 
 
-def test_a_user_workload_is_built(user_module):
-    config = trial_config("quadratic", workload="own_workload:Whole")
-    assert isinstance(build_workload(config, CPU), NoisyQuadratic)
-
-
 def test_a_text_that_does_not_fill_a_window_is_refused():
     config = trial_config("quick")
     text = prepare_data(config.science.data, None, config.science.tokenizer)
@@ -141,34 +132,25 @@ def test_a_text_that_does_not_fill_a_window_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("grpo", "message"),
+    ("grpo", "is_prepared", "message"),
     [
-        ({"prompt_tokens": 2}, "prompt_tokens must hold the longest prompt"),
-        ({"reward": "own_workload:absent"}, "has no attribute 'absent'"),
-        ({"reward": "own_workload:number"}, "not callable"),
-        ({"reward": "own_workload:reward"}, "raised IndexError"),  # for an empty completion
+        ({"prompt_tokens": 2}, True, "prompt_tokens must hold the longest prompt"),
+        ({"reward": "own_workload:number"}, True, "not callable"),
+        ({"reward": "own_workload:reward"}, True, "raised IndexError"),  # for an empty completion
+        ({"reward": "own_workload:absent"}, False, "has no attribute 'absent'"),
+        ({"task": "chess"}, False, "extra chess"),
     ],
 )
-def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(user_module, grpo, message):
-    config = grpo_config(**grpo)
-    text = prepare_data(synthetic_identity(), None, config.science.tokenizer)
+def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(
+    user_module, monkeypatch, grpo, is_prepared, message
+):
+    """A missing reward or extra even before the text is prepared."""
+    monkeypatch.setitem(sys.modules, "chess", None)
+    config, text = grpo_config(**grpo), None
+    if is_prepared:
+        text = prepare_data(synthetic_identity(), None, config.science.tokenizer)
     with pytest.raises(SweepError, match=message):
         check_workload(config, text)
-
-
-@pytest.mark.parametrize(
-    ("grpo", "message"),
-    [
-        ({"reward": "own_workload:absent"}, "has no attribute 'absent'"),
-        ({"task": "chess"}, "extra chess"),
-    ],
-)
-def test_a_missing_reward_or_extra_is_reported_before_the_text_is_prepared(
-    user_module, monkeypatch, grpo, message
-):
-    monkeypatch.setitem(sys.modules, "chess", None)
-    with pytest.raises(SweepError, match=message):
-        check_workload(grpo_config(**grpo), None)
 
 
 def test_random_batches_of_grpo_have_completions_of_the_maximum_length():

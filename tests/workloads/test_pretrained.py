@@ -24,10 +24,10 @@ from sweep.training.step import TrainingStep
 from sweep.trial.files import sha256_of_file
 from sweep.trial.folder import SweepFolder
 from sweep.workloads.grpo import Grpo
-from sweep.workloads.inputs import open_tokenizer
+from tests.workloads.trials import CPU, metrics
 
 transformers = pytest.importorskip("transformers")
-CPU, LOGISTICS, NEW = torch.device("cpu"), Execution(device="cpu"), SweepFolder(Path("nowhere"))
+LOGISTICS, NEW = Execution(device="cpu"), SweepFolder(Path("nowhere"))
 STORIES = [f"Once there was a {colour} cat. It liked the {thing}." for colour in
            ("red", "blue", "green") for thing in ("sun", "rain", "wind", "snow")]  # fmt: skip
 
@@ -123,8 +123,10 @@ def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, t
     step, end = TrainingStep(config, CPU, 8), config.science.model.end
     llm = transformers.AutoModelForCausalLM.from_pretrained(pretrained).eval()
     assert step.model.model.get_input_embeddings().padding_idx is None
-    ids = step.rolled_out(step.workload.build_batch(0, 8))[0]
-    assert (ids == 0).any()
+    batch = step.rolled_out(step.workload.build_batch(0, 8))
+    step.backward(batch)
+    first, ids = metrics(step.workload), batch[0]
+    assert (first["grpo/ratio"], first["grpo/kl"]) == (1, 0) and (ids == 0).any()
     own, _ = step.workload.log_probs(step.model, ids)
     theirs = torch.where(ids == 0, end, torch.where(ids == end, 0, ids))
     with torch.no_grad():
@@ -241,23 +243,10 @@ def test_a_start_without_tokenizer_weights_or_end_is_refused(pretrained, text, t
 
 def test_another_tokenizer_than_planned_is_refused(pretrained, text, tmp_path):
     config = trial_of(pretrained, text, tmp_path / "s")
-    assert open_tokenizer(config).vocabulary_used == config.science.model.vocabulary
+    without_text = {"science": config.science.model_copy(update={"data": None})}
+    workload = Grpo(config.model_copy(update=without_text), CPU)
+    assert workload.tokenizer.vocabulary_used == config.science.model.vocabulary
     (tmp_path / "tokenizer.json").write_text("{}")
+    other = {**without_text, "init_path": str(tmp_path)}
     with pytest.raises(SweepError, match="the tokenizer of the plan"):
-        open_tokenizer(config.model_copy(update={"init_path": str(tmp_path)}))
-
-
-@pytest.mark.slow
-def test_the_first_step_of_gpt2_124m_has_the_ratio_1():
-    grpo = {"task": "words", "prompt_tokens": 40, "new_tokens": 8, "group_size": 4, "kl": 0.1}
-    fields = {"workload": "grpo", "batches": "8", "data": "synthetic", "budget": "8k", "grpo": grpo}
-    logistics = Execution(device="cpu", microbatch=4)
-    plan = make_plan(load_experiment("gpt2", fields), logistics, NEW).plan
-    step = TrainingStep(plan.trial_config(plan.trials[0]), CPU, 4)
-    assert sum(p.numel() for p in step.parameters) == 124_439_808
-    step.workload.task.reward = lambda _, completion: {"letters": len(completion.text) / 10}
-    before = step.parameters[-1].detach().clone()  # a bias, which has no weight decay
-    output = step(step.workload.build_batch(0, 8), 1e-5)
-    assert output.grad_norm > 0 and not torch.equal(step.parameters[-1], before)
-    means = {name: total / count for name, (total, count) in step.workload.meter.state().items()}
-    assert (means["grpo/ratio"], means["grpo/kl"]) == (1, 0) and means["grpo/entropy"] > 10
+        _ = Grpo(config.model_copy(update=other), CPU).tokenizer

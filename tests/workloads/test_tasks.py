@@ -164,14 +164,6 @@ class TestChess:
             assert value is None or reward[name] == value
         assert 0 <= reward["best"] <= 0.5
 
-    def test_every_completion_in_the_form_of_a_move_is_graded(self, chess):
-        task, prompt = task_of(task="chess"), Prompt("", facts={"fen": START})
-        squares = [chess.square_name(square) for square in chess.SQUARES]
-        moves = [a + b + piece for a in ("b1", "e2", "e7") for b in squares for piece in ("", "q")]
-        rewards = [task.reward(prompt, Completion(move, True)) for move in moves]
-        assert {reward["format"] for reward in rewards} == {0.2}
-        assert sum(reward["legal"] > 0 for reward in rewards) == 4
-
     def test_positions_and_completions_use_different_random_streams(self, chess, monkeypatch):
         task, seeded = task_of(task="chess"), []
         drawn_from = np.random.Philox
