@@ -15,7 +15,6 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.search import Forecast, find_largest
 from sweep.models import build_without_weights, weight_dtype
-from sweep.training.noise import GradientSums
 from sweep.training.parallel import layers_of
 from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
@@ -101,11 +100,9 @@ def _run_without_data(config: TrialConfig) -> Forecast:
 
         if step.rollouts is not None:
             step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
-        is_split = size > micro and step.rollouts is None
         for _ in range(STEPS):
             storages.forget_peak()
-            sums = GradientSums() if is_split else None
-            step(step.workload.random_batch(size), 1e-3, sums)
+            step(step.workload.random_batch(size), 1e-3)
             end_phase("update")
         phases = {name: peak for name, (peak, _) in peaks.items() if step.rollouts}
         peak, by_category = max(peaks.values(), key=lambda phase: phase[0])

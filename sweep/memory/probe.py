@@ -23,7 +23,6 @@ from sweep.plan.retry import judge_death
 from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
 from sweep.training.loop import Phases
 from sweep.training.memory_limit import oom_kills
-from sweep.training.noise import GradientSums
 from sweep.training.process import FreshProcess
 from sweep.training.progress import ShouldStop
 from sweep.training.step import TrainingStep
@@ -220,12 +219,11 @@ def _take_steps(
     phases = Phases(memory.take_peak)
     if step.rollouts is not None:
         step.rollouts.on_phase = phases.note
-    is_split = config.science.batch_size > config.microbatch_size and step.rollouts is None
     for _ in range(steps):
         start = time.perf_counter()
         phases.begin()
         batch = step.workload.random_batch(config.science.batch_size)
-        loss = step(batch, LEARNING_RATE, GradientSums() if is_split else None).loss.item()
+        loss = step(batch, LEARNING_RATE).loss.item()
         seconds.append(time.perf_counter() - start)
         del batch
         phases.note("update")

@@ -124,10 +124,9 @@ def device_name(device: torch.device) -> str:
 
 def peak_flops(name: str) -> float | None:
     """Return the dense bfloat16 peak in FLOP/s of a GPU by its name, or None if not known."""
-    for words, peak in PEAK_FLOPS.items():
-        if re.search(rf"\b{words}\b", name):
-            return peak
-    return None
+    return next(
+        (PEAK_FLOPS[words] for words in PEAK_FLOPS if re.search(rf"\b{words}\b", name)), None
+    )
 
 
 def flop_utilisation(
@@ -186,7 +185,7 @@ class LimitedMemory:
             self._context_bytes = min(total - free, MOST_CONTEXT_BYTES)
             self.others_bytes = self._device_bytes() - self._context_bytes
             allowed = max(0, min((self._limit_bytes or total) - self._context_bytes, free))
-            self._set_share(allowed / total)
+            torch.cuda.set_per_process_memory_fraction(allowed / total, self._device.index)
         elif self._limit_bytes is not None:
             self._storages.__enter__()  # type: ignore[no-untyped-call]
         forget_peak_memory(self._device)
@@ -194,14 +193,9 @@ class LimitedMemory:
 
     def __exit__(self, *error: Any) -> None:
         if self._is_cuda:
-            self._set_share(1.0)
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device.index)
         elif self._limit_bytes is not None:
             self._storages.__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def _set_share(self, share: float) -> None:
-        index = self._device.index  # the allocator asks for one
-        index = torch.cuda.current_device() if index is None else index
-        torch.cuda.set_per_process_memory_fraction(share, index)
 
     def allocated_bytes(self) -> int:
         if self._is_cuda:

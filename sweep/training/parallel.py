@@ -30,6 +30,7 @@ class Parallel:
     shows_gradients = True  # after each microbatch, so that their noise can be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
+    parameters: list[nn.Parameter]  # those that are trained
 
     def place(self, model: nn.Module, device: torch.device) -> None:
         """Keep the model, and move this process's part of its weights to the device."""
@@ -55,18 +56,17 @@ class Parallel:
             loss = loss * self.devices  # torch takes the mean over devices
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def update(
-        self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
-    ) -> Tensor:
+    def update(self, learning_rate: float, max_norm: float) -> Tensor:
         """Clip the gradients, update the weights and free the gradients; return the global norm."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = whole(nn.utils.get_total_norm(gradients))
         if max_norm < math.inf:
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+            nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
         self.optimizer.step()
-        for parameter in parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         return norm
 
@@ -92,16 +92,14 @@ class Parallel:
                     tensors[f"{name}.{key}"] = value
         return tensors
 
-    def make_states(
-        self, parameters: list[nn.Parameter], backward: Callable[[int], object]
-    ) -> None:
+    def make_states(self, backward: Callable[[int], object]) -> None:
         """Allocate the optimizer's states by a step at rate 0; a checkpoint fills them next.
 
         `backward` adds the gradients of a number of random sequences.
         """
-        for parameter in parameters:
+        for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
-        Parallel.update(self, parameters, learning_rate=0.0, max_norm=1.0)
+        self.update(learning_rate=0.0, max_norm=1.0)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Use what a checkpoint filled: `weights` as `model.NAME`, `states` as `optimizer.NAME`."""
