@@ -19,16 +19,12 @@ from sweep.trial.folder import Cause, State, TrialFolder
 
 def main() -> int:
     """Run the trial to its end; 0 COMPLETE or diverged, 1 FAILED, 2 bad input, 130 stopped."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sweep.training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m sweep.training", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="the trial: results/SWEEP/trials/ID")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve()
+    if options.serve is not None:
+        serve(options.serve)
         return 0
     if options.folder is None:
         parser.error("a trial folder is required")

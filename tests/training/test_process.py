@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sweep.errors import WorkerDied
@@ -40,12 +41,12 @@ def wait_for_a_word(should_stop):
 
 
 def sleep(path, should_stop):
-    path.write_text(f"{os.getpid()} {os.getppid()}")
+    path.write_text(f"{os.getpid()} {pid_of_the_server(should_stop)}")
     time.sleep(600)
 
 
-def pid_of_the_helper(should_stop):
-    return os.getppid()
+def pid_of_the_server(should_stop):
+    return psutil.Process().parents()[1].pid
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +110,7 @@ def test_several_threads_may_start_processes():
 
 
 def test_a_helper_that_was_killed_is_replaced():
-    helper, survivor = FreshProcess(pid_of_the_helper).result(), FreshProcess(wait_for_a_word)
+    helper, survivor = FreshProcess(pid_of_the_server).result(), FreshProcess(wait_for_a_word)
     os.kill(helper, signal.SIGKILL)
     os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)
     assert FreshProcess(double, 21).result() == 42
