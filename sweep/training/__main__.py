@@ -36,9 +36,7 @@ def main() -> int:
 
 
 def _run_trial(folder: TrialFolder) -> int:
-    """Run attempts until none is left. Ctrl-C and SIGTERM make the trial save a checkpoint and end;
-    a second one kills it.
-    """
+    """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
     config, status = folder.read_config(), folder.read_status()
     stops: list[int] = []
 
@@ -57,8 +55,8 @@ def _run_trial(folder: TrialFolder) -> int:
         try:
             outcome: Outcome = process.result()
         except WorkerDied as error:
-            memory_ran_out = oom_kills() > killed_before
-            outcome = judge_death(error.exit_code, memory_ran_out, folder.log_path)
+            has_run_out = oom_kills() > killed_before
+            outcome = judge_death(error.exit_code, has_run_out, folder.log_path)
         if outcome.kind == "superseded":
             raise FolderInUse(outcome.message)
         if stops and outcome.kind in ("preempted", "lost"):

@@ -79,7 +79,17 @@ class CheckpointStore:
         path = self.folder.path / name
         part = self.folder.path / f".{name}.{self._fencing}.part"
         try:
-            _save_tensors(_tensors(step), part)
+            if ranks.are_many():
+                from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+                from torch.distributed.checkpoint.state_dict_saver import save  # takes a second
+
+                writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
+                with _as_os_error():
+                    save(_tensors(step), storage_writer=writer)
+            else:
+                part.mkdir()
+                tensors = {name: value.contiguous() for name, value in _tensors(step).items()}
+                save_file(tensors, part / WHOLE)
             if log is None:
                 return
             log.flush()
@@ -169,19 +179,6 @@ def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     if step.device.type == "cuda":
         tensors[f"rng.cuda.{ranks.rank()}"] = torch.cuda.get_rng_state(step.device)
     return tensors
-
-
-def _save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    if not ranks.are_many():
-        folder.mkdir()
-        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / WHOLE)
-        return
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save  # takes a second
-
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _as_os_error():
-        save(tensors, storage_writer=writer)
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ class Parallel:
 
     def rest_bytes(self) -> int:
         """Return the bytes of weights, gradients and optimizer states in this process."""
-        weights: list[Tensor] = list(self.model.parameters())
+        weights = list(self.model.parameters())
         gradients = [p.grad for p in weights if p.grad is not None]
         return sum(own_part(t).nbytes for t in (*weights, *gradients, *self.states().values()))
 
@@ -87,9 +87,8 @@ class Parallel:
         own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            for key, value in own.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"{name}.{key}"] = value
+            states = own.state.get(parameter, {}).items()
+            tensors |= {f"{name}.{key}": value for key, value in states if torch.is_tensor(value)}
         return tensors
 
     def make_states(self, backward: Callable[[int], object]) -> None:
