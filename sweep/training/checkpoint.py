@@ -122,8 +122,8 @@ class CheckpointStore:
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial; every process must call this."""
         with step.averaged():
-            tensors = step.weights().items()
-            weights = {name: whole(value.detach()).cpu().contiguous() for name, value in tensors}
+            tensors = step.parallel.weights().items()
+            weights = {name: whole(value).cpu().contiguous() for name, value in tensors}
         if ranks.rank() == 0:
             with replacing(self.folder.weights_path, self.check) as part:
                 save_file(weights, str(part))
@@ -169,7 +169,7 @@ def _restore(
 
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     """Return this process's state by name, to be written or to be filled."""
-    tensors = {f"model.{name}": tensor for name, tensor in step.weights().items()}
+    tensors = {f"model.{name}": tensor for name, tensor in step.parallel.weights().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in step.parallel.states().items()}
     if step.average is not None:
         names = [name for name, p in step.model.named_parameters() if p.requires_grad]

@@ -77,8 +77,10 @@ class Parallel:
         return sum(own_part(t).nbytes for t in (*weights, *gradients, *self.states().values()))
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this process's weights and buffers by name."""
-        return dict(self.model.state_dict())
+        """Return this process's weights and buffers by name; a tied weight once."""
+        tensors = self.model.state_dict(keep_vars=True)
+        names = set({id(value): name for name, value in reversed(tensors.items())}.values())
+        return {name: value.detach() for name, value in tensors.items() if name in names}
 
     def states(self) -> dict[str, Tensor]:
         """Return this process's optimizer states by name of parameter and state."""

@@ -148,9 +148,3 @@ class TrainingStep:
             loss = self.workload.loss_sum(self.model, batch) / self.workload.loss_tokens(batch)
         self.model.train()
         return loss
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return this process's weights and buffers by name; a tied weight once."""
-        tensors = reversed(self.model.state_dict(keep_vars=True).items())
-        names = set({id(value): name for name, value in tensors}.values())  # the first of each
-        return {name: value for name, value in self.parallel.weights().items() if name in names}

@@ -94,10 +94,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes -= size
 
     def _label(self, tensor: Tensor, category: str) -> None:
-        key = id(tensor.untyped_storage())
-        if key in self._storages:
-            reference, _, size = self._storages[key]
-            self._set(key, reference, category, size)
+        if entry := self._storages.get(key := id(tensor.untyped_storage())):
+            self._set(key, entry[0], category, entry[2])
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Label the weights now, and gradients and optimizer states when they are written."""

@@ -43,10 +43,6 @@ def test_estimates_are_those_of_the_definition():
     assert all(parameter.grad is None for parameter in step.parameters)
 
 
-def test_equal_gradients_have_no_noise():
-    assert noise.noise_estimates(squares=12.0, square=3.0, count=4, size=2) == (0.0, 3.0)
-
-
 def test_a_probe_is_a_small_part_of_training_and_its_parts_fit_the_microbatch():
     assert probe_sizes(1_280_000, 10, 0.01, 256) == ProbeSizes(10, 512, 32)
     assert probe_sizes(20_000, 10, 0.01, 1) == ProbeSizes(10, 20, 1)
