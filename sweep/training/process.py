@@ -76,10 +76,10 @@ class FreshProcess:
             with theirs:
                 _pass_to_server(theirs)
             self.pid = int(self._pipe.recv())
+            self._pipe.send((settings, os.getcwd(), sys.path, ends_itself))
+            self._pipe.send((function, arguments))
         except (OSError, EOFError) as error:
             raise WorkerDied(1, "the process that starts workers has ended") from error
-        self._pipe.send((settings, os.getcwd(), sys.path, ends_itself))
-        self._pipe.send((function, arguments))
 
     def stop(self) -> None:
         """Make `should_stop` answer `stopped`."""

@@ -122,13 +122,10 @@ class TrainingStep:
         return ranks.summed(sum(losses[1:], losses[0]))
 
     def warm_up(self) -> None:
-        """Compile by running once on random data; changes no state."""
-        watched = self.rollouts.meter.state() if self.rollouts else {}
+        """Compile by running once on random data; changes nothing but a workload's metrics."""
         with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
             self.backward(self.rolled_out(self.workload.random_batch(self.microbatch_size)))
             self.model.zero_grad(set_to_none=True)
-        if self.rollouts:
-            self.rollouts.meter.restore(watched)
 
     def averaged(self) -> AbstractContextManager[None]:
         """Replace the weights by their average, if one is kept: for evaluations and saving."""
