@@ -68,10 +68,10 @@ def profile(config: TrialConfig, count: int = 20) -> str:
     step = TrainingStep(config, device, config.microbatch_size)
     steps = Steps(config, step, Progress())
     for t in range(1, 11):
-        steps.take(t, None)
+        steps.take(t)
     with torch.profiler.profile() as profiler:
         for t in range(11, 11 + count):
-            output = steps.take(t, None)
+            output = steps.take(t)
         output.loss.item()  # waits for the device
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     title = f"batch size {config.science.batch_size}, {count} steps, {type(steps).__name__}"
@@ -83,13 +83,16 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
     device = torch.device(config.execution.device)
     config = config.model_copy(update={"steps": 10**7})  # longer than this measurement
     step = TrainingStep(config, device, config.microbatch_size)
-    compile_seconds = step.warm_up() if config.execution.compile else 0.0
+    start = time.perf_counter()
+    if config.execution.compile:
+        step.warm_up()
+    compile_seconds = time.perf_counter() - start
     batch_size = config.science.batch_size
     steps = Steps(config, step, Progress())
 
     def take(count: int, first: int) -> None:
         for t in range(first, first + count):
-            output = steps.take(t, None)
+            output = steps.take(t)
         output.loss.item()  # waits for the device
 
     take(20, 1)

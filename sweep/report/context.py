@@ -23,10 +23,7 @@ from sweep.config.experiment import FINAL_PROMPTS
 from sweep.version import __version__
 
 LEAST_NOISE_RECORDS = 4  # with fewer, no noise scale is reported
-NOISE_SOURCES = {
-    "probes": {"noise/trace": "trace", "noise/square": "square"},
-    "own microbatches": {"noise/train_trace": "trace", "noise/train_square": "square"},
-}
+NOISE_COLUMNS = {"noise/trace": "trace", "noise/square": "square"}
 Policies = Sequence[PolicyResult] | Sequence[Reached]
 
 
@@ -81,27 +78,24 @@ def reported_pairs(policy: PolicyResult) -> tuple[Pair, ...]:
     return () if best is None else policy.comparison.pairs_with(best)
 
 
-def noise_records(sweep: Sweep, source: str = "probes") -> pd.DataFrame:
+def noise_records(sweep: Sweep) -> pd.DataFrame:
     """Return the reporting trials' noise: label, batch_size, seed, tokens, trace, square."""
-    columns = NOISE_SOURCES[source]
     trials = report_trials(sweep.trials)[["id", "label", "batch_size", "seed"]]
-    if not set(columns) <= set(sweep.curves):
+    if not set(NOISE_COLUMNS) <= set(sweep.curves):
         return trials.iloc[:0]
-    lines = sweep.curves.dropna(subset=list(columns)).rename(columns=columns)
+    lines = sweep.curves.dropna(subset=list(NOISE_COLUMNS)).rename(columns=NOISE_COLUMNS)
     lines = lines[["id", "tokens", "trace", "square"]].astype({"id": object})
     return lines.merge(trials, on="id")
 
 
 def _noise_scales(sweep: Sweep) -> Iterator[dict[str, Any]]:
     """Yield the noise scale of each cell over the later half of training, all seeds together."""
-    for source in NOISE_SOURCES:
-        groups = noise_records(sweep, source).groupby(["label", "batch_size"], sort=False)
-        for (label, batch_size), lines in groups:
-            late = lines[lines["tokens"] >= lines["tokens"].max() / 2]
-            late = late.sort_values(["seed", "tokens"])
-            if len(late) >= LEAST_NOISE_RECORDS:
-                scale = noise_scale(late["trace"].to_list(), late["square"].to_list())
-                yield {"label": label, "batch_size": batch_size, "source": source, "scale": scale}
+    groups = noise_records(sweep).groupby(["label", "batch_size"], sort=False)
+    for (label, batch_size), lines in groups:
+        late = lines[lines["tokens"] >= lines["tokens"].max() / 2].sort_values(["seed", "tokens"])
+        if len(late) >= LEAST_NOISE_RECORDS:
+            scale = noise_scale(late["trace"].to_list(), late["square"].to_list())
+            yield {"label": label, "batch_size": batch_size, "scale": scale}
 
 
 def _steps(policy: Reached) -> list[dict[Any, Any]]:

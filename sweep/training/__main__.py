@@ -19,16 +19,12 @@ from sweep.trial.folder import Cause, State, TrialFolder
 
 def main() -> int:
     """Run the trial to its end; 0 COMPLETE or diverged, 1 FAILED, 2 bad input, 130 stopped."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sweep.training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m sweep.training", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="the trial: results/SWEEP/trials/ID")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve()
+    if options.serve is not None:
+        serve(options.serve)
         return 0
     if options.folder is None:
         parser.error("a trial folder is required")
@@ -40,9 +36,7 @@ def main() -> int:
 
 
 def _run_trial(folder: TrialFolder) -> int:
-    """Run attempts until none is left. Ctrl-C and SIGTERM make the trial save a checkpoint and end;
-    a second one kills it.
-    """
+    """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
     config, status = folder.read_config(), folder.read_status()
     stops: list[int] = []
 
@@ -61,8 +55,8 @@ def _run_trial(folder: TrialFolder) -> int:
         try:
             outcome: Outcome = process.result()
         except WorkerDied as error:
-            memory_ran_out = oom_kills() > killed_before
-            outcome = judge_death(error.exit_code, memory_ran_out, folder.log_path)
+            has_run_out = oom_kills() > killed_before
+            outcome = judge_death(error.exit_code, has_run_out, folder.log_path)
         if outcome.kind == "superseded":
             raise FolderInUse(outcome.message)
         if stops and outcome.kind in ("preempted", "lost"):

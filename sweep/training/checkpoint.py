@@ -67,19 +67,32 @@ class CheckpointStore:
             raise failure
         return 0
 
-    def save(self, step: TrainingStep, progress: Progress, log: MetricsLog) -> None:
-        """Write a checkpoint durably, unless this step has one; every process must call this."""
+    def save(self, step: TrainingStep, progress: Progress, log: MetricsLog | None) -> None:
+        """Write a checkpoint durably, unless this step has one; every process must call this.
+
+        Only the first process has the `log`.
+        """
         if progress.step == self._step:
             return
         self._step = progress.step
-        log.flush()
-        name = f"checkpoint-{progress.step:010d}-{ranks.agreed(log.length):010d}"
+        name = f"checkpoint-{progress.step:010d}-{ranks.agreed(log.length if log else 0):010d}"
         path = self.folder.path / name
         part = self.folder.path / f".{name}.{self._fencing}.part"
         try:
-            _save_tensors(_tensors(step), part)
-            if ranks.rank():
+            if ranks.are_many():
+                from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+                from torch.distributed.checkpoint.state_dict_saver import save  # takes a second
+
+                writer = HuggingFaceStorageWriter(str(part), save_distributed=True)
+                with _as_os_error():
+                    save(_tensors(step), storage_writer=writer)
+            else:
+                part.mkdir()
+                tensors = {name: value.contiguous() for name, value in _tensors(step).items()}
+                save_file(tensors, part / WHOLE)
+            if log is None:
                 return
+            log.flush()
             version, internal, gauss = random.getstate()
             notes = {
                 "progress": asdict(progress),
@@ -98,7 +111,7 @@ class CheckpointStore:
             remove(path)  # a damaged one: only an empty folder can be replaced
             part.replace(path)
         finally:
-            if not ranks.rank():
+            if log:
                 remove(part)
         sync_folder(self.folder.path)
         for other in self.folder.checkpoints():
@@ -109,8 +122,8 @@ class CheckpointStore:
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial; every process must call this."""
         with step.averaged():
-            tensors = step.weights().items()
-            weights = {name: whole(value.detach()).cpu().contiguous() for name, value in tensors}
+            tensors = step.parallel.weights().items()
+            weights = {name: whole(value).cpu().contiguous() for name, value in tensors}
         if ranks.rank() == 0:
             with replacing(self.folder.weights_path, self.check) as part:
                 save_file(weights, str(part))
@@ -129,15 +142,17 @@ def _restore(
     step: TrainingStep, folder: Path, notes: dict[str, Any], stored: dict[str, Tensor] | None
 ) -> None:
     """Fill the state from a checkpoint, whose tensors are `stored` if they lie in one file."""
-    step.parallel.make_states(
-        step.parameters, lambda count: step.backward(step.workload.random_batch(count))
-    )
+    step.parallel.make_states(lambda count: step.backward(step.workload.random_batch(count)))
     tensors, rank = _tensors(step), ranks.rank()
     has_random_state = rank < notes["processes"]  # otherwise this process keeps its own
     if not has_random_state:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
     if stored is None:
-        _load_parts(tensors, folder)
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load  # takes a second
+
+        with _as_os_error():
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     else:
         for name, tensor in tensors.items():
             tensor.copy_(stored[name])
@@ -154,7 +169,7 @@ def _restore(
 
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     """Return this process's state by name, to be written or to be filled."""
-    tensors = {f"model.{name}": tensor for name, tensor in step.weights().items()}
+    tensors = {f"model.{name}": tensor for name, tensor in step.parallel.weights().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in step.parallel.states().items()}
     if step.average is not None:
         names = [name for name, p in step.model.named_parameters() if p.requires_grad]
@@ -164,28 +179,6 @@ def _tensors(step: TrainingStep) -> dict[str, Tensor]:
     if step.device.type == "cuda":
         tensors[f"rng.cuda.{ranks.rank()}"] = torch.cuda.get_rng_state(step.device)
     return tensors
-
-
-def _save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    if not ranks.are_many():
-        folder.mkdir()
-        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / WHOLE)
-        return
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save  # takes a second
-
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _as_os_error():
-        save(tensors, storage_writer=writer)
-
-
-def _load_parts(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Fill the tensors in place from the files of several processes."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load  # takes a second
-
-    with _as_os_error():
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
 
 
 @contextlib.contextmanager

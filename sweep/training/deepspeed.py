@@ -51,10 +51,14 @@ class DeepSpeedZero(DataParallel):
             model=FunctionModule(self.model), optimizer=self.optimizer, config=engine_settings
         )
         if self.zero < 3:  # after the first group's step, 0.19 looks for the states of all groups
-            parts = [part for group in self.optimizer.param_groups for part in group["params"]]
-            super().make_states(parts, lambda _: None)
-            for part in parts:
-                self.optimizer.state[part]["step"].zero_()
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.0
+                for part in group["params"]:
+                    part.grad = torch.zeros_like(part)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            for states in self.optimizer.state.values():
+                states["step"].zero_()
 
     def compiled(self, loss_sum: LossSum) -> LossSum:
         return loss_sum
@@ -81,9 +85,7 @@ class DeepSpeedZero(DataParallel):
         if not self._is_last:
             self._engine.step()  # counts; `update` takes the last one
 
-    def update(
-        self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
-    ) -> Tensor:
+    def update(self, learning_rate: float, max_norm: float) -> Tensor:
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -113,11 +115,9 @@ class DeepSpeedZero(DataParallel):
             tensors |= {f"{name}.{moment}": read(parameter, moment) for moment in MOMENTS}
         return tensors
 
-    def make_states(
-        self, parameters: list[nn.Parameter], backward: Callable[[int], object]
-    ) -> None:
+    def make_states(self, backward: Callable[[int], object]) -> None:
         backward(self._config.science.batch_size // self.devices)
-        self.update(parameters, learning_rate=0.0, max_norm=1.0)
+        self.update(learning_rate=0.0, max_norm=1.0)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         import deepspeed

@@ -41,10 +41,7 @@ USABLE_SHARE = 0.9
 FORECAST_MARGIN = 1.02  # for a limit that counts what the forecast counts
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
 OUT_OF_MEMORY_TEXTS = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
+    *("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory"),
     "cublas_status_alloc_failed",
 )
 
@@ -54,14 +51,10 @@ def resolve_device(asked: str) -> str:
     count = torch.cuda.device_count()
     devices = ["cuda"] * bool(count) + [f"cuda:{index}" for index in range(count)]
     devices += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    if asked == "auto":
-        return devices[0]
-    if asked not in devices:
-        raise SweepError(
-            f"device must be auto, or a cpu, cuda, cuda:i or mps that this machine has, got "
-            f"{asked!r}. Use --device cpu, or see `sweep doctor`."
-        )
-    return asked
+    if asked != "auto" and asked not in devices:
+        has = ", ".join(devices)
+        raise SweepError(f"device must be auto or one of this machine's ({has}), got {asked!r}.")
+    return devices[0] if asked == "auto" else asked
 
 
 def is_here(device: str) -> bool:
@@ -124,10 +117,8 @@ def device_name(device: torch.device) -> str:
 
 def peak_flops(name: str) -> float | None:
     """Return the dense bfloat16 peak in FLOP/s of a GPU by its name, or None if not known."""
-    for words, peak in PEAK_FLOPS.items():
-        if re.search(rf"\b{words}\b", name):
-            return peak
-    return None
+    peaks = (PEAK_FLOPS[words] for words in PEAK_FLOPS if re.search(rf"\b{words}\b", name))
+    return next(peaks, None)
 
 
 def flop_utilisation(
@@ -184,9 +175,9 @@ class LimitedMemory:
         if self._is_cuda:
             free, total = torch.cuda.mem_get_info(self._device)
             self._context_bytes = min(total - free, MOST_CONTEXT_BYTES)
-            self.others_bytes = self._device_bytes() - self._context_bytes
+            self.others_bytes = total - free - self._context_bytes
             allowed = max(0, min((self._limit_bytes or total) - self._context_bytes, free))
-            self._set_share(allowed / total)
+            torch.cuda.set_per_process_memory_fraction(allowed / total, self._device.index)
         elif self._limit_bytes is not None:
             self._storages.__enter__()  # type: ignore[no-untyped-call]
         forget_peak_memory(self._device)
@@ -194,14 +185,9 @@ class LimitedMemory:
 
     def __exit__(self, *error: Any) -> None:
         if self._is_cuda:
-            self._set_share(1.0)
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device.index)
         elif self._limit_bytes is not None:
             self._storages.__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def _set_share(self, share: float) -> None:
-        index = self._device.index  # the allocator asks for one
-        index = torch.cuda.current_device() if index is None else index
-        torch.cuda.set_per_process_memory_fraction(share, index)
 
     def allocated_bytes(self) -> int:
         if self._is_cuda:
@@ -214,20 +200,14 @@ class LimitedMemory:
             return forget_peak_memory(self._device)
         return self._storages.forget_peak()
 
-    def statistics(self) -> dict[str, int | None]:
-        statistics = torch.cuda.memory_stats(self._device) if self._is_cuda else {}
-        return {
-            "reserved_bytes": statistics.get("reserved_bytes.all.current"),
-            "context_bytes": self._context_bytes,
-            "device_bytes": self._device_bytes(),
-            "allocator_retries": statistics.get("num_alloc_retries"),
-        }
-
-    def _device_bytes(self) -> int:
+    def statistics(self) -> dict[str, int]:
         if not self._is_cuda:
-            return peak_memory_bytes(self._device)  # the resident set
-        try:
-            return int(torch.cuda.device_memory_used(self._device))  # by NVML
-        except Exception:  # NVML's own classes, if it is missing or fails
-            free, total = torch.cuda.mem_get_info(self._device)
-            return total - free
+            return {"context_bytes": 0, "device_bytes": peak_memory_bytes(self._device)}
+        free, total = torch.cuda.mem_get_info(self._device)
+        statistics = torch.cuda.memory_stats(self._device)
+        return {
+            "reserved_bytes": statistics["reserved_bytes.all.current"],
+            "context_bytes": self._context_bytes,
+            "device_bytes": total - free,
+            "allocator_retries": statistics["num_alloc_retries"],
+        }

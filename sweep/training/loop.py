@@ -9,16 +9,14 @@ from typing import Any
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import learning_rate_at, milestone_steps, probe_sizes
+from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import flop_utilisation, forget_peak_memory, peak_memory_bytes
-from sweep.training.noise import GradientSums
+from sweep.training.noise import NoiseProbe
 from sweep.training.progress import Progress, ShouldStop
 from sweep.training.step import StepOutput, TrainingStep
-from sweep.trial.files import MetricsLog, SilentLog
+from sweep.trial.files import MetricsLog
 from sweep.workloads import ranks
-
-BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
 
 
 class Phases:
@@ -49,34 +47,31 @@ class Steps:
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         self.config, self.step, self.progress = config, step, progress
-        self._batch_size = config.science.batch_size // step.parallel.devices
         sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
         dtype = torch.float32 if step.device.type == "mps" else torch.float64
         self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
         self._phases: Phases | None = None
-        self._peak_bytes = 0
         if step.rollouts is not None:
             step.rollouts.meter.restore(progress.watched)
             self._phases = Phases(partial(forget_peak_memory, step.device))
             step.rollouts.on_phase = self._phases.note
 
-    def take(self, t: int, noise: GradientSums | None = None) -> StepOutput:
-        """Take step t = 1 …, S; `noise` receives the microbatches' gradients, if given."""
+    def take(self, t: int) -> StepOutput:
+        """Take step t = 1 …, S."""
+        config, science, parallel = self.config, self.config.science, self.step.parallel
         if self._phases:
             self._phases.begin()
-        parallel = self.step.parallel
-        first = ((t - 1) * parallel.devices + parallel.rank) * self._batch_size
-        batch = self.step.workload.build_batch(first, self._batch_size)
-        output = self.step(batch, self._rate(t), noise)
+        count = science.batch_size // parallel.devices
+        first = ((t - 1) * parallel.devices + parallel.rank) * count
+        batch = self.step.workload.build_batch(first, count)
+        self._learning_rate = learning_rate_at(
+            t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
+        )
+        output = self.step(batch, self._learning_rate)
         self._sums += torch.stack([output.loss, output.grad_norm, output.is_clipped])
         if self._phases:
             self._phases.note("update")
         return output
-
-    def _rate(self, t: int) -> float:
-        config, peak = self.config, self.config.science.learning_rate
-        schedule = config.science.schedule
-        return learning_rate_at(t, peak, config.steps, config.warmup_steps, schedule)
 
     def store(self) -> None:
         """Write the sums and the peak memory to the progress; waits for the device."""
@@ -98,7 +93,7 @@ class Steps:
             "train/grad_norm": progress.norm_sum / steps,
             "train/clipped": progress.clipped_sum / steps,
             **{name: total / count for name, (total, count) in progress.watched.items() if count},
-            "train/lr": self._rate(progress.step),
+            "train/lr": self._learning_rate,
             "perf/tokens_per_second": rate,
         }
         if (utilisation := flop_utilisation(config, device, rate)) is not None:
@@ -107,8 +102,9 @@ class Steps:
             line["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
             line["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
             line["memory/peak_bytes"] = self._peak_bytes
-        else:  # without statistics: weights, gradients and optimizer states
-            line["memory/allocated_bytes"] = self.step.rest_bytes()
+        else:  # without statistics: weights, gradients, optimizer states and frozen weights
+            frozen = self.step.rollouts.frozen_bytes() if self.step.rollouts else 0
+            line["memory/allocated_bytes"] = self.step.parallel.rest_bytes() + frozen
         if self._phases and self.step.rollouts:
             line["perf/completions_per_second"] = rate / config.tokens_per_sequence
             line |= {f"perf/{name}_peak_bytes": peak for name, peak in self._phases.peaks.items()}
@@ -119,47 +115,6 @@ class Steps:
         progress.loss_sum = progress.norm_sum = progress.clipped_sum = 0.0
         self._sums.zero_()
         return line
-
-
-class NoiseProbe:
-    """Measures the gradient noise at milestones, without updates.
-
-    In `splits`, the microbatches of the training step are measured too. All batch sizes use the
-    same sequences, the last of the data's first epoch. No step trains on them unless training and
-    probes together exceed one epoch.
-    """
-
-    def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
-        science, length = config.science, config.tokens_per_sequence
-        self._step, devices = step, step.parallel.devices
-        is_possible = step.rollouts is None and step.parallel.shows_gradients
-        points = science.evaluation.noise_points if is_possible else 0
-        budget, share = config.token_budget or science.tokens, science.evaluation.noise_share
-        self._sizes = probe_sizes(budget // length, points, share, step.microbatch_size, devices)
-        self._probes = milestone_steps(config.steps, self._sizes.points)
-        is_split = science.batch_size // devices > step.microbatch_size
-        self.splits = milestone_steps(config.steps, points) if is_split else ()
-        self.steps = {*self.splits, *self._probes}
-        epochs = step.workload.epochs() if self._probes else None
-        self._first = BEYOND_TRAINING
-        if epochs:  # the last sequences of the first epoch, which a shorter training does not see
-            windows = round(science.tokens // length / epochs)
-            self._first = max(0, windows - self._sizes.points * self._sizes.sequences)
-
-    def metrics(self, t: int, sums: GradientSums | None) -> dict[str, float]:
-        """Return `noise/trace` and `noise/square` of the probe, and those of the training step."""
-        metrics: dict[str, float] = {}
-        step, parallel = self._step, self._step.parallel
-        if sums is not None:
-            trace, square = sums.estimates(step.microbatch_size * parallel.devices)
-            metrics |= {"noise/train_trace": trace, "noise/train_square": square}
-        if t in self._probes:
-            count = self._sizes.sequences // parallel.devices
-            first = self._first + self._probes.index(t) * self._sizes.sequences
-            batch = step.workload.build_batch(first + parallel.rank * count, count)
-            trace, square = step.measure_noise(batch, self._sizes.part)
-            metrics |= {"noise/trace": trace, "noise/square": square}
-        return metrics
 
 
 def train(
@@ -177,17 +132,17 @@ def train(
     """
     science, device, progress = config.science, step.device, Progress()
     length, path = store.load(step, progress), store.folder.metrics_path
-    log = SilentLog() if ranks.rank() else MetricsLog(path, length, store.check)
+    log = None if ranks.rank() else MetricsLog(path, length, store.check)
     progress.charged_at = started
     progress.charge("other")
-    if progress.step and not ranks.rank():
+    if progress.step and log:
         print(f"continues from step {progress.step} of {config.steps}", flush=True)
     if config.execution.compile:
         step.warm_up()
         progress.charge("compile")
     steps, noise = Steps(config, step, progress), NoiseProbe(config, step)
-    train_points = set(milestone_steps(config.steps, science.evaluation.train_points))
-    valid_points = set(milestone_steps(config.steps, science.evaluation.points))
+    train_points = milestone_steps(config.steps, science.evaluation.train_points)
+    valid_points = milestone_steps(config.steps, science.evaluation.points)
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
         progress.start_loss = step.evaluated(step.workload.evaluate)
@@ -197,8 +152,7 @@ def train(
 
     while progress.step < config.steps and ending is None:
         t = progress.step + 1
-        noise_sums = GradientSums() if t in noise.splits else None
-        output = steps.take(t, noise_sums)
+        output = steps.take(t)
         progress.step = t
         if t == 1:
             progress.first_loss = output.loss.item()
@@ -217,12 +171,13 @@ def train(
                 ending = progress.see_valid_loss(loss, science.target, science.evaluation.window)
                 progress.charge("evaluation")
             if t in noise.steps and ending is None:
-                line |= noise.metrics(t, noise_sums)
+                line |= noise.metrics(t)
                 progress.charge("noise")
             if peak_memory_bytes(device) > progress.peak_memory_bytes:  # not by training
                 forget_peak_memory(device)
                 progress.charge("other")
-            log.append(line)
+            if log:
+                log.append(line)
 
         if ending is None:
             is_pause = pause_step is not None and t >= pause_step
@@ -242,5 +197,6 @@ def train(
     if ending == "trained" and is_kept:
         store.save(step, progress, log)
     progress.charge("checkpoint")
-    log.close()
+    if log:
+        log.close()
     return ending, progress

@@ -1,4 +1,4 @@
-"""Gradient noise, from the gradients of single microbatches (SCIENCE.md §3).
+"""Gradient noise, from the gradients of equal parts of probe batches (SCIENCE.md §3).
 
 From K gradients g_k, each the mean over b sequences, with mean ḡ over B = K·b sequences:
 trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (McCandlish et al. 2018, A.1).
@@ -8,10 +8,66 @@ trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (M
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sweep.config.trial import TrialConfig
+from sweep.plan.steps import milestone_steps, probe_sizes
 from sweep.training.optimizer import is_part, own_part
+from sweep.training.step import TrainingStep
 from sweep.workloads import ranks
+from sweep.workloads.protocol import Batch
+
+BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
+
+
+class NoiseProbe:
+    """Measures the gradient noise at milestones, without updates.
+
+    All batch sizes use the same sequences, the last of the data's first epoch. No step trains on
+    them unless training and probes together exceed one epoch.
+    """
+
+    def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
+        science, length = config.science, config.tokens_per_sequence
+        is_possible = step.rollouts is None and step.parallel.shows_gradients
+        points = science.evaluation.noise_points if is_possible else 0
+        sequences = (config.token_budget or science.tokens) // length
+        share, devices = science.evaluation.noise_share, step.parallel.devices
+        self._step = step
+        self._sizes = probe_sizes(sequences, points, share, step.microbatch_size, devices)
+        self.steps = milestone_steps(config.steps, self._sizes.points)
+        epochs = step.workload.epochs() if self.steps else None
+        self._first = BEYOND_TRAINING
+        if epochs:  # the last sequences of the first epoch, which a shorter training does not see
+            windows = round(science.tokens // length / epochs)
+            self._first = max(0, windows - self._sizes.points * self._sizes.sequences)
+
+    def metrics(self, t: int) -> dict[str, float]:
+        """Measure at step t, one of `steps`."""
+        parallel, sizes = self._step.parallel, self._sizes
+        count = sizes.sequences // parallel.devices
+        first = self._first + self.steps.index(t) * sizes.sequences + parallel.rank * count
+        batch = self._step.workload.build_batch(first, count)
+        trace, square = measure_noise(self._step, batch, sizes.part)
+        return {"noise/trace": trace, "noise/square": square}
+
+
+def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, float]:
+    """Return trΣ̂ and Ĝ² of the gradient over a batch in parts of `size` sequences; eager.
+
+    A part is at most a microbatch. On several devices batch and parts are this device's share.
+    """
+    sums, squares = [torch.zeros_like(parameter) for parameter in step.parameters], 0.0
+    count = len(batch[0]) // size
+    for first in range(0, count * size, size):
+        step.backward(tuple(part[first : first + size] for part in batch), is_eager=True)
+        squares += _square([p.grad for p in step.parameters if p.grad is not None])
+        for total, parameter in zip(sums, step.parameters, strict=True):
+            if parameter.grad is not None:
+                total += parameter.grad
+                parameter.grad = None
+    square = _square(sums) / count**2
+    return noise_estimates(squares, square, count, size * step.parallel.devices)
 
 
 def noise_estimates(squares: float, square: float, count: int, size: int) -> tuple[float, float]:
@@ -20,45 +76,9 @@ def noise_estimates(squares: float, square: float, count: int, size: int) -> tup
     return trace, square - trace / (count * size)
 
 
-class GradientSums:
-    """Sums gradients of equal microbatches' shares of the batch's loss, and their squared norms."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._squares: Tensor | float = 0.0  # Σ|g_k|²
-        self._square: Tensor | float = 0.0  # |Σg_k|²
-        self._total: list[Tensor | None] = []
-
-    def take(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add the parameters' gradients to the sum and remove them from the parameters."""
-        self._squares = self._squares + _square([parameter.grad for parameter in parameters])
-        self._total = self._total or [None] * len(parameters)
-        for i, parameter in enumerate(parameters):
-            total, gradient = self._total[i], parameter.grad
-            if total is not None and gradient is not None:
-                total += gradient
-            elif gradient is not None:  # the next backward pass overwrites buckets of several ranks
-                self._total[i] = gradient.clone() if ranks.are_many() else gradient
-            parameter.grad = None
-        self.count += 1
-
-    def give_back(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Set the parameters' gradients to the sum, and keep its squared norm only."""
-        self._square = _square(self._total)
-        for parameter, gradient in zip(parameters, self._total, strict=True):
-            parameter.grad = gradient
-        self._total = []
-
-    def estimates(self, size: int) -> tuple[float, float]:
-        """Return trΣ̂ and Ĝ², for microbatches of `size` sequences."""
-        squares = float(self._squares) * self.count**2  # squares of microbatch means
-        return noise_estimates(squares, float(self._square), self.count, size)
-
-
-def _square(gradients: Sequence[Tensor | None]) -> Tensor:
+def _square(gradients: Sequence[Tensor]) -> float:
     """Return the squared norm of all gradients together, in float64 (float32 on MPS)."""
-    parts = [gradient for gradient in gradients if gradient is not None]
-    wide = torch.float32 if parts[0].device.type == "mps" else torch.float64
-    norms = [torch.linalg.vector_norm(own_part(part), dtype=wide) for part in parts]
+    wide = torch.float32 if gradients[0].device.type == "mps" else torch.float64
+    norms = [torch.linalg.vector_norm(own_part(part), dtype=wide) for part in gradients]
     square = torch.stack(norms).square().sum()
-    return ranks.summed(square) if is_part(parts[0]) else square
+    return float(ranks.summed(square) if is_part(gradients[0]) else square)

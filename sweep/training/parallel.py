@@ -30,6 +30,7 @@ class Parallel:
     shows_gradients = True  # after each microbatch, so that their noise can be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
+    parameters: list[nn.Parameter]  # those that are trained
 
     def place(self, model: nn.Module, device: torch.device) -> None:
         """Keep the model, and move this process's part of its weights to the device."""
@@ -55,30 +56,31 @@ class Parallel:
             loss = loss * self.devices  # torch takes the mean over devices
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def update(
-        self, parameters: list[nn.Parameter], learning_rate: float, max_norm: float
-    ) -> Tensor:
+    def update(self, learning_rate: float, max_norm: float) -> Tensor:
         """Clip the gradients, update the weights and free the gradients; return the global norm."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = whole(nn.utils.get_total_norm(gradients))
         if max_norm < math.inf:
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+            nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
         self.optimizer.step()
-        for parameter in parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         return norm
 
     def rest_bytes(self) -> int:
         """Return the bytes of weights, gradients and optimizer states in this process."""
-        weights: list[Tensor] = list(self.model.parameters())
+        weights = list(self.model.parameters())
         gradients = [p.grad for p in weights if p.grad is not None]
         return sum(own_part(t).nbytes for t in (*weights, *gradients, *self.states().values()))
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this process's weights and buffers by name."""
-        return dict(self.model.state_dict())
+        """Return this process's weights and buffers by name; a tied weight once."""
+        tensors = self.model.state_dict(keep_vars=True)
+        names = set({id(value): name for name, value in reversed(tensors.items())}.values())
+        return {name: value.detach() for name, value in tensors.items() if name in names}
 
     def states(self) -> dict[str, Tensor]:
         """Return this process's optimizer states by name of parameter and state."""
@@ -87,21 +89,18 @@ class Parallel:
         own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            for key, value in own.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"{name}.{key}"] = value
+            states = own.state.get(parameter, {}).items()
+            tensors |= {f"{name}.{key}": value for key, value in states if torch.is_tensor(value)}
         return tensors
 
-    def make_states(
-        self, parameters: list[nn.Parameter], backward: Callable[[int], object]
-    ) -> None:
+    def make_states(self, backward: Callable[[int], object]) -> None:
         """Allocate the optimizer's states by a step at rate 0; a checkpoint fills them next.
 
         `backward` adds the gradients of a number of random sequences.
         """
-        for parameter in parameters:
+        for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
-        Parallel.update(self, parameters, learning_rate=0.0, max_norm=1.0)
+        self.update(learning_rate=0.0, max_norm=1.0)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Use what a checkpoint filled: `weights` as `model.NAME`, `states` as `optimizer.NAME`."""

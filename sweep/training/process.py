@@ -1,10 +1,9 @@
-"""Functions in processes of their own, forked by a helper process that has imported torch.
+"""Functions in processes of their own, forked by a server that has imported torch.
 
-The helper, `python -m sweep.training --serve`, starts with the first `FreshProcess` and ends with
+The server, `python -m sweep.training --serve`, starts with the first `FreshProcess` and ends with
 its parent. The user's own process forks nothing, so scripts and notebooks need no `__main__` guard.
-
 Each request is one end of a pipe, on which the forked process receives the function and its
-environment, and sends its pid and the result. The helper adds the exit code.
+environment, and sends its pid and the result. A process between the two adds the exit code.
 """
 
 import atexit
@@ -20,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,10 @@ from sweep.trial.files import cache_dir
 from sweep.trial.folder import TrialFolder, TrialStatus
 
 POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to stop
+FORK = multiprocessing.get_context("fork")
+
+_lock = threading.Lock()
+_server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 
 def worker_environment() -> dict[str, str]:
@@ -73,10 +76,10 @@ class FreshProcess:
             with theirs:
                 _pass_to_server(theirs)
             self.pid = int(self._pipe.recv())
+            self._pipe.send((settings, os.getcwd(), sys.path, ends_itself))
+            self._pipe.send((function, arguments))
         except (OSError, EOFError) as error:
             raise WorkerDied(1, "the process that starts workers has ended") from error
-        self._pipe.send((settings, os.getcwd(), sys.path, ends_itself))
-        self._pipe.send((function, arguments))
 
     def stop(self) -> None:
         """Make `should_stop` answer `stopped`."""
@@ -103,12 +106,8 @@ class FreshProcess:
         raise WorkerDied(answers.get("exit code", 1), message, timed_out=is_late)
 
 
-_lock = threading.Lock()
-_server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
-
-
 def _pass_to_server(pipe: Connection) -> None:
-    """Make the helper fork a process that reads from the pipe; start it if there is none."""
+    """Make the server fork a process that reads from the pipe; start it if there is none."""
     global _server
     with _lock:
         if _server is None or _server[0].poll() is not None:
@@ -117,55 +116,46 @@ def _pass_to_server(pipe: Connection) -> None:
             path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
             with theirs:
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "sweep.training", "--serve"],
-                    stdin=theirs.fileno(),
+                    [sys.executable, "-P", "-m", "sweep.training", "--serve", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
                     env={**worker_environment(), **os.environ, "PYTHONPATH": path},
                     process_group=0,  # Ctrl-C in the terminal does not reach it
                 )
-            atexit.register(process.wait)  # in reverse order: close, terminate, wait
-            atexit.register(process.terminate)  # its workers see the end of this process themselves
-            atexit.register(control.close)
+            for end in (process.wait, process.terminate, control.close):  # the last comes first
+                atexit.register(end)  # workers see the end of this process themselves
             _server = process, control
         socket.send_fds(_server[1], [b"\0"], [pipe.fileno()])
 
 
-def serve() -> None:
-    """Fork a process for each request until the parent has ended: the helper's main loop."""
+def serve(descriptor: int) -> None:
+    """Fork a process for each request until the parent has ended: the server's main loop."""
     import torch
 
     import sweep.training.worker  # noqa: F401
 
     torch.compiler.reset()  # imports the compiler's front end, which every optimizer needs
-    control = socket.socket(fileno=os.dup(sys.stdin.fileno()))
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), sys.stdin.fileno())  # forked processes must not keep the socket
-    context = multiprocessing.get_context("fork")
-    workers: dict[int, tuple[Any, Connection]] = {}
-    while True:
-        for ready in wait([control, *workers]):
-            if ready is control:
-                message, handles, _, _ = socket.recv_fds(control, 1, 1)
-                if not message:
-                    return
-                pipe = Connection(handles[0])
-                others = [control, *(other for _, other in workers.values())]
-                process = context.Process(target=_run, args=(pipe, others))
-                process.start()
-                workers[process.sentinel] = process, pipe
-            else:
-                process, pipe = workers.pop(ready)  # type: ignore[arg-type]
-                process.join()
-                with pipe, contextlib.suppress(OSError):
-                    pipe.send({"exit code": process.exitcode})
+    control = socket.socket(fileno=descriptor)
+    while handles := socket.recv_fds(control, 1, 1)[1]:
+        with Connection(handles[0]) as pipe:
+            FORK.Process(target=_supervise, args=(pipe, control)).start()
 
 
-def _run(pipe: Connection, others: list[Any]) -> None:
-    """Perform one request: the main function of a forked process."""
+def _supervise(pipe: Connection, control: socket.socket) -> None:
+    """Run a request in a process of its own, and send its exit code."""
+    control.close()
+    process = FORK.Process(target=_run, args=(pipe,))
+    process.start()
+    process.join()
+    with contextlib.suppress(OSError):
+        pipe.send({"exit code": process.exitcode})
+
+
+def _run(pipe: Connection) -> None:
+    """Perform a request."""
     stops: list[str] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
     signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
-    for other in others:
-        other.close()
 
     def listen() -> None:
         try:
@@ -212,11 +202,8 @@ def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
     """
     folder = TrialFolder(path)
     if not folder.config_path.exists():
-        return Outcome(
-            "error",
-            f"{path} must be a folder that all machines share, but {socket.gethostname()} does "
-            "not see it. Choose an --out on a shared file system.",
-        )
+        problem = f"must be a folder that all machines share; {socket.gethostname()} cannot see it"
+        return Outcome("error", f"{path} {problem}. Choose an --out on a shared file system.")
 
     def watch() -> None:
         while not folder.is_asked_to_stop(number):

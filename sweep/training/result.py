@@ -23,7 +23,7 @@ from sweep.trial.files import (
     with_nulls,
     write_json,
 )
-from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
+from sweep.trial.folder import Cause, State, TrialStatus
 from sweep.workloads.protocol import FinalEvaluation
 
 
@@ -48,10 +48,8 @@ def write_result(
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
     record = {
         "id": config.id,
-        **{name: getattr(science, name) for name in ("stage", "policy", "batch_size", "seed")},
-        "learning_rate": science.learning_rate,
-        "beta2": science.optimizer.beta2,
-        "weight_decay": science.optimizer.weight_decay,
+        **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
+        **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
         "parameters": count_parameters(science.model),
         "tokens": tokens,
         "epochs": epochs and epochs * steps / config.steps,
@@ -72,7 +70,7 @@ def write_result(
         "bits_per_byte": nats / math.log(2) / valid_bytes,
         "bytes_per_token": valid_bytes / valid_tokens,
         "best_valid_loss": progress.best_valid_loss,
-        "tokens_to_target": tokens_to_target(config, folder) if final else None,
+        "tokens_to_target": tokens_to_target(config, folder.metrics_path) if final else None,
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
         **{key: value for key, value in vars(progress).items() if key.startswith("seconds_")},
         "tokens_per_second": tokens_per_second,
@@ -89,15 +87,12 @@ def write_result(
     write_json(folder.result_path, with_nulls(record), store.check)
 
 
-def tokens_to_target(config: TrialConfig, folder: TrialFolder) -> float | None:
-    """Return the tokens at which a trial's evaluations reached its target; None if never."""
-    science = config.science
-    if science.target is None:
-        return None
-    lines = [line for line in read_metrics(folder.metrics_path) if "valid/loss" in line]
-    losses = [math.nan if line["valid/loss"] is None else line["valid/loss"] for line in lines]
-    tokens = [line["tokens"] for line in lines]
-    return crossing_tokens(tokens, losses, science.target, science.evaluation.window)
+def tokens_to_target(config: TrialConfig, metrics: Path) -> float | None:
+    """Return the tokens at which a complete trial's evaluations reached its target, if they did."""
+    target, window = config.science.target, config.science.evaluation.window
+    lines = [line for line in read_metrics(metrics) if "valid/loss" in line]
+    tokens, losses = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
+    return None if target is None else crossing_tokens(tokens, losses, target, window)
 
 
 def git_commit() -> str | None:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models import weight_dtype
-from sweep.training.noise import GradientSums
 from sweep.training.optimizer import WeightAverage
-from sweep.training.parallel import DataParallel, FullyShard, LossSum, Parallel
+from sweep.training.parallel import DataParallel, FullyShard, Parallel
 from sweep.workloads import build_workload, ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload
 
@@ -69,32 +68,30 @@ class TrainingStep:
             self.parallel.place(self.model, device)
         self.parallel.model = self.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.parallel.parameters = self.parameters
         self.parallel.build_optimizer(science.optimizer, science.learning_rate)
         self.optimizer = self.parallel.optimizer
         width = science.schedule.average
         self.average = WeightAverage(self.parameters, width) if width else None
         self.clip = science.optimizer.clip or math.inf
         self.microbatch_size = microbatch_size
-        self._loss_sum: LossSum = self.workload.loss_sum
-        if execution.compile:
-            self._loss_sum = self.parallel.compiled(self._loss_sum)
+        loss_sum = self.workload.loss_sum
+        self._loss_sum = self.parallel.compiled(loss_sum) if execution.compile else loss_sum
         self.model.train()
         self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
         if self.rollouts is not None:
             assert self.parallel.devices == 1, "a workload that samples runs on one device"
             self.rollouts.start(self.model)
 
-    def __call__(
-        self, batch: Batch, learning_rate: float, sums: GradientSums | None = None
-    ) -> StepOutput:
+    def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
         """Take one step at this rate; a workload with rollouts updates several times on one."""
         batch, start = self.rolled_out(batch), time.perf_counter()
         for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
-            loss = self.backward(batch, sums)
+            loss = self.backward(batch)
             if self.optimizer is None:
                 norm = torch.zeros_like(loss)
                 continue
-            norm = self.parallel.update(self.parameters, learning_rate, self.clip)
+            norm = self.parallel.update(learning_rate, self.clip)
             if self.average is not None:
                 self.average.update()
         if self.rollouts is not None:
@@ -109,52 +106,26 @@ class TrainingStep:
             return batch
         return self.rollouts.roll_out(self.model, batch, self.microbatch_size)
 
-    def backward(
-        self, batch: Batch, sums: GradientSums | None = None, size: int | None = None
-    ) -> Tensor:
-        """Add the gradient of the batch's mean loss, in microbatches; return that loss.
-
-        `sums` receives each microbatch's gradient, if given. With a `size` of the microbatches the
-        step is eager.
-        """
-        loss_sum = self.workload.loss_sum if size else self._loss_sum
+    def backward(self, batch: Batch, is_eager: bool = False) -> Tensor:
+        """Add the gradient of the batch's mean loss, in microbatches; return that loss."""
+        loss_sum = self.workload.loss_sum if is_eager else self._loss_sum
         tokens = self.workload.loss_tokens(batch)
         if ranks.are_many():
             tokens = ranks.summed(torch.as_tensor(tokens).clone())
-        size, losses = size or self.microbatch_size, list[Tensor]()
-        last = len(batch[0]) - size
-        for first in range(0, len(batch[0]), size):
+        losses, size, count = list[Tensor](), self.microbatch_size, len(batch[0])
+        for first in range(0, count, size):
             micro = tuple(part[first : first + size] for part in batch)
-            with self.parallel.exchanging(is_last=sums is not None or first >= last):
+            with self.parallel.exchanging(is_last=first + size >= count):
                 loss = self.parallel.call(loss_sum, micro) / tokens
                 self.parallel.backward(loss)
-            if sums is not None:
-                sums.take(self.parameters)
             losses.append(loss.detach())
-        if sums is not None:
-            sums.give_back(self.parameters)
         return ranks.summed(sum(losses[1:], losses[0]))
 
-    def measure_noise(self, batch: Batch, size: int) -> tuple[float, float]:
-        """Return trΣ̂ and Ĝ² of the gradient over a batch in parts of `size` sequences; eager.
-
-        On several devices the batch and the parts are this device's share.
-        """
-        sums = GradientSums()
-        self.backward(batch, sums, size)
-        self.model.zero_grad(set_to_none=True)
-        return sums.estimates(size * self.parallel.devices)
-
-    def warm_up(self) -> float:
-        """Compile by running once on random data; return the seconds. Changes no state."""
-        start = time.perf_counter()
-        watched = self.rollouts.meter.state() if self.rollouts else {}
+    def warm_up(self) -> None:
+        """Compile by running once on random data; changes nothing but a workload's metrics."""
         with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
             self.backward(self.rolled_out(self.workload.random_batch(self.microbatch_size)))
             self.model.zero_grad(set_to_none=True)
-        if self.rollouts:
-            self.rollouts.meter.restore(watched)
-        return time.perf_counter() - start
 
     def averaged(self) -> AbstractContextManager[None]:
         """Replace the weights by their average, if one is kept: for evaluations and saving."""
@@ -174,13 +145,3 @@ class TrainingStep:
             loss = self.workload.loss_sum(self.model, batch) / self.workload.loss_tokens(batch)
         self.model.train()
         return loss
-
-    def rest_bytes(self) -> int:
-        """Return the bytes held between steps: weights, gradients, optimizer, frozen weights."""
-        return self.parallel.rest_bytes() + (self.rollouts.frozen_bytes() if self.rollouts else 0)
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return this process's weights and buffers by name; a tied weight once."""
-        tensors = reversed(self.model.state_dict(keep_vars=True).items())
-        names = set({id(value): name for name, value in tensors}.values())  # the first of each
-        return {name: value for name, value in self.parallel.weights().items() if name in names}

@@ -75,10 +75,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if (other := reference()) is not None:  # `fully_shard` resizes storages in place
                 self._set(key, reference, category, _rounded_bytes(other))
         if self.live_bytes > self.limit:
+            used, limit = format_bytes(self.live_bytes - size + counted), format_bytes(self.limit)
+            needs = f"an operation needs {format_bytes(size - counted)} more"
             raise torch.OutOfMemoryError(
-                f"out of memory: an operation needs {format_bytes(size - counted)} more, and "
-                f"{format_bytes(self.live_bytes - size + counted)} of "
-                f"{format_bytes(self.limit)} are in use"
+                f"out of memory: {needs}, and {used} of {limit} are in use"
             )
 
     def _set(self, key: int, reference: weakref.ref[Any], category: str, size: int) -> None:
@@ -94,10 +94,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes -= size
 
     def _label(self, tensor: Tensor, category: str) -> None:
-        key = id(tensor.untyped_storage())
-        if key in self._storages:
-            reference, _, size = self._storages[key]
-            self._set(key, reference, category, size)
+        if entry := self._storages.get(key := id(tensor.untyped_storage())):
+            self._set(key, entry[0], category, entry[2])
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Label the weights now, and gradients and optimizer states when they are written."""
@@ -107,10 +105,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._label(parameter.grad, "gradients")
 
         def label_states(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            for state in optimizer.state.values():
-                for value in state.values():
-                    if isinstance(value, Tensor):
-                        self._label(value, "optimizer")
+            values = [value for state in optimizer.state.values() for value in state.values()]
+            for value in filter(torch.is_tensor, values):
+                self._label(value, "optimizer")
 
         for tensor in (*model.parameters(), *model.buffers()):
             self._label(tensor, "weights")

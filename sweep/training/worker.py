@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,11 +30,7 @@ from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training.checkpoint import CheckpointStore
-from sweep.training.device import (
-    LimitedMemory,
-    has_compiler,
-    is_out_of_memory,
-)
+from sweep.training.device import LimitedMemory, has_compiler, is_out_of_memory
 from sweep.training.loop import train
 from sweep.training.memory_limit import oom_kills
 from sweep.training.progress import ShouldStop
@@ -72,15 +67,18 @@ def run_attempt(
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
         if not ranks.are_many():  # otherwise the launcher's process has done this
             lease = Lease(folder.lease_path, status.fencing)
-            if is_logged:
-                _append_output_to(folder.log_path)
+            if is_logged:  # by native code too
+                with folder.log_path.open("ab") as file:
+                    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+                        stream.flush()
+                        os.dup2(file.fileno(), number)
+                faulthandler.enable()
             folder.remove_half_written()
         config = folder.read_config()
         if status.microbatch_size:
             config = config.attempted(status.microbatch_size)
         if config.execution.devices > 1 and not ranks.are_many():
-            run = partial(run_attempt, path, status=status)
-            return _launch(run, config.execution.device, config.execution.devices, should_stop)
+            return _launch(config, partial(run_attempt, path, status=status), should_stop)
         return _run(config, status, store, should_stop)
     except (Superseded, FolderInUse) as error:
         return Outcome("superseded", str(error))
@@ -89,22 +87,10 @@ def run_attempt(
         message = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, SweepError):
             message = f"{type(error).__name__}: {message[:500]}"
-        if is_out_of_memory(error):
-            return Outcome("out_of_memory", message)
-        return Outcome("error", message)
+        return Outcome("out_of_memory" if is_out_of_memory(error) else "error", message)
     finally:
         if lease:
             lease.release()
-
-
-def _append_output_to(log: Path) -> None:
-    """Send stdout and stderr, including native code's, to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable()
 
 
 def _run(
@@ -166,9 +152,9 @@ def _seed_everything(seed: int) -> None:
 
 
 def _launch(
-    run: Callable[[ShouldStop], Outcome], device: str, devices: int, should_stop: ShouldStop
+    config: TrialConfig, run: Callable[[ShouldStop], Outcome], should_stop: ShouldStop
 ) -> Outcome:
-    """Run an attempt in `devices` processes on this machine. The end of one process ends all."""
+    """Run an attempt in several processes on this machine. The end of one process ends all."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # takes half a second
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -184,10 +170,10 @@ def _launch(
 
         watcher = threading.Thread(target=pass_on, daemon=True)
         watcher.start()
-        config = LaunchConfig(
+        settings = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=devices,
+            nproc_per_node=config.execution.devices,
             run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
@@ -198,33 +184,30 @@ def _launch(
             signals_to_handle="SIGHUP",  # `should_stop` answers for the others
             shutdown_timeout=GRACE_SECONDS,
         )
+        launch = elastic_launch(settings, _run_rank)
         try:
-            outcome: Outcome = elastic_launch(config, _run_rank)(run, name, device)[0]
+            outcome: Outcome = launch(run, name, config.execution.device)[0]
             return outcome
         except ChildFailedError as error:
-            files = Path(name).glob("*.end")
-            reports = {int(file.stem): json.loads(file.read_text()) for file in files}
-            exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            return first_cause(exit_codes, reports, oom_kills() > killed_before)
+            rank, failure = error.get_first_failure()
+            files = sorted(Path(name).glob("*.end"))
+            reports = [Outcome(**json.loads(file.read_text())) for file in files]
+            return first_cause(rank, failure.exitcode, reports, oom_kills() > killed_before)
         finally:
             ended.set()
             watcher.join()
 
 
-def first_cause(
-    exit_codes: dict[int, int], reports: dict[int, dict[str, Any]], memory_ran_out: bool
-) -> Outcome:
-    """Return why an attempt failed: memory, or a process without a report, or the first exception.
+def first_cause(rank: int, exit_code: int, reports: list[Outcome], memory_ran_out: bool) -> Outcome:
+    """Return why an attempt failed: memory, or a killed process, or the first exception.
 
-    `reports` contains the outcome and the `time` of each rank that raised an exception.
+    The process `rank` ended first. `reports` are the outcomes of those that raised, by time.
     """
-    silent = [rank for rank in exit_codes if rank not in reports]
-    out_of_memory = [end for end in reports.values() if end["kind"] == "out_of_memory"]
-    if silent and not out_of_memory:
-        outcome = judge_death(exit_codes[silent[0]], memory_ran_out, None)
-        return Outcome(outcome.kind, f"process {silent[0]} of the trial: {outcome.message}")
-    first = min(out_of_memory or reports.values(), key=lambda end: end["time"])
-    return Outcome(first["kind"], first["message"])
+    full = [report for report in reports if report.kind == "out_of_memory"]
+    if full or (reports and exit_code > 0):
+        return (full or reports)[0]
+    outcome = judge_death(exit_code, memory_ran_out, None)
+    return Outcome(outcome.kind, f"process {rank} of the trial: {outcome.message}")
 
 
 def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> Outcome:
@@ -232,7 +215,7 @@ def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> O
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides
     faulthandler.enable()
-    parent, rank, stop = os.getppid(), int(os.environ["LOCAL_RANK"]), Path(name) / "stop"
+    parent, stop = os.getppid(), Path(name) / "stop"
 
     def watch_parent() -> None:
         while os.getppid() == parent:
@@ -241,12 +224,12 @@ def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> O
 
     threading.Thread(target=watch_parent, daemon=True).start()
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     outcome = run(lambda: stop.read_text() if stop.exists() else None)
     if outcome.kind in ("error", "out_of_memory", "superseded"):
-        with replacing(Path(name) / f"{rank}.end") as part:
-            part.write_text(json.dumps({"time": time.time(), **asdict(outcome)}))
+        with replacing(Path(name) / f"{time.time():017.6f}-{os.getpid()}.end") as part:
+            part.write_text(json.dumps(asdict(outcome)))
         time.sleep(GRACE_SECONDS)
         os._exit(1)  # without exit handlers, which may wait for the other processes
     dist.barrier()

@@ -148,18 +148,6 @@ class MetricsLog:
         os.close(self._fd)
 
 
-class SilentLog(MetricsLog):
-    """The log of ranks other than 0, which writes nothing."""
-
-    def __init__(self) -> None:
-        self.length, self.sha256 = 0, ""
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    close = flush = lambda self: None
-
-
 def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """Read the complete lines of the file, or of its first `length` bytes."""
     data = path.read_bytes()[:length] if path.exists() else b""

@@ -1,81 +1,81 @@
-"""Run an attempt that kills its own process, with SIGKILL, at a chosen moment."""
+"""Plan a trial, and run an attempt that kills its own process, with SIGKILL, at some moment."""
 
-import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sweep.config.execution import Execution
+from sweep.config.experiment import load_experiment
+from sweep.errors import WorkerDied
+from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
-from sweep.trial.folder import TrialFolder
+from sweep.training.process import FreshProcess, attempt_trial
+from sweep.training.progress import ShouldStop
+from sweep.trial.folder import SweepFolder, TrialFolder
+
+ON_CPU = Execution(device="cpu")
 
 
-def attempt(trial: TrialFolder, moment: str = "", nth: int = 1) -> int | None:
+def plan_trial(
+    path: Path,
+    experiment: str,
+    settings: Mapping[str, object],
+    asked: Execution = ON_CPU,
+    **execution: object,
+) -> TrialFolder:
+    """Plan a sweep of one trial; `execution` replaces what the plan decides."""
+    folder = SweepFolder(path)
+    plan = make_plan(load_experiment(experiment, dict(settings)), asked, folder).plan
+    chosen = plan.execution.model_copy(update=execution)
+    save_plan(plan.model_copy(update={"execution": chosen}), folder)
+    return folder.trials()[0]
+
+
+def attempt(trial: TrialFolder, moment: str = "", nth: int = 1) -> int:
     """Run an attempt in a fresh process; return its exit code.
 
     Args:
         trial: planned.
-        moment: one of `MOMENTS`; empty: the attempt runs to its end.
+        moment: `after a step` or one of `MOMENTS`; empty: the attempt runs to its end.
         nth: occurrence of the moment within the attempt at which the process dies.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sweep.training.worker", "torch._dynamo"])
-    process = context.Process(target=_run, args=(trial.path, moment, nth))
-    process.start()
-    process.join()
-    return process.exitcode
+    trial.write_status(begin_attempt(trial.read_status()))
+    try:
+        FreshProcess(_run, trial.path, moment, nth).result()
+    except WorkerDied as error:
+        return error.exit_code
+    return 0
 
 
-def _run(path: Path, moment: str, nth: int) -> None:
-    from sweep.training.process import attempt_trial
-
-    trial, steps = TrialFolder(path), 0
+def _run(path: Path, moment: str, nth: int, _: ShouldStop) -> None:
+    steps = 0
 
     def should_stop() -> None:  # polled after every step, before its checkpoint
         nonlocal steps
         steps += 1
         if (moment, nth) == ("after a step", steps):
-            _die()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     if moment in MOMENTS:
-        owner, name, is_moment, act = MOMENTS[moment]
-        _die_at(nth, owner, name, is_moment, act)
-    trial.write_status(begin_attempt(trial.read_status()))
+        _die_at(nth, *MOMENTS[moment])
     attempt_trial(path, None, should_stop)
 
 
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _die_at(
-    nth: int, owner: Any, name: str, is_moment: Callable[..., bool], act: Callable[..., object]
-) -> None:
-    """Replace a function so that the process acts and dies at its nth call of a kind."""
+def _die_at(nth: int, owner: Any, name: str, text: str, act: Callable[..., object]) -> None:
+    """Replace a function so that the process acts and dies at its nth call with such a text."""
     real, calls = getattr(owner, name), 0
 
     def replacement(*arguments: Any) -> Any:
         nonlocal calls
-        calls += is_moment(*arguments)
+        calls += text in str(arguments[1])
         if calls == nth:
             act(real, *arguments)
-            _die()
+            os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments)
 
     setattr(owner, name, replacement)
-
-
-def _is_checkpoint(path: Path, target: Path) -> bool:
-    return target.name.startswith("checkpoint")
-
-
-def _is_result(path: Path, target: Path) -> bool:
-    return target.name == "result.json"
-
-
-def _is_log_line(descriptor: int, data: bytes) -> bool:
-    return b'"tokens"' in data and b'"time"' in data
 
 
 def _call(real: Callable[..., object], *arguments: object) -> None:
@@ -95,11 +95,12 @@ def _write_half(real: Callable[..., object], descriptor: int, data: bytes) -> No
     real(descriptor, data[: len(data) // 2])
 
 
-MOMENTS: dict[str, tuple[Any, str, Callable[..., bool], Callable[..., object]]] = {
-    "in a checkpoint": (Path, "replace", _is_checkpoint, _truncate),
-    "before a checkpoint's rename": (Path, "replace", _is_checkpoint, _skip),
-    "after a checkpoint's rename": (Path, "replace", _is_checkpoint, _call),
-    "in a log line": (os, "write", _is_log_line, _write_half),
-    "before the result": (Path, "replace", _is_result, _skip),
-    "after the result": (Path, "replace", _is_result, _call),
+# The function that is called at a moment, a part of its second argument, and the last act.
+MOMENTS: dict[str, tuple[Any, str, str, Callable[..., object]]] = {
+    "in a checkpoint": (Path, "replace", "/checkpoint-", _truncate),
+    "before a checkpoint's rename": (Path, "replace", "/checkpoint-", _skip),
+    "after a checkpoint's rename": (Path, "replace", "/checkpoint-", _call),
+    "in a log line": (os, "write", '"tokens": ', _write_half),
+    "before the result": (Path, "replace", "/result.json", _skip),
+    "after the result": (Path, "replace", "/result.json", _call),
 }

@@ -42,9 +42,8 @@ def test_a_trained_model_approaches_the_bound_from_above(tmp_path, budget, share
     noise = 3 * per_document.std(ddof=1) / np.sqrt(len(per_document))
     bound = true_nats.sum() / tokens.sum()
     result = trial.read_result()
-    lines = [
-        line["valid/loss"] for line in read_metrics(trial.metrics_path) if "valid/loss" in line
-    ]
+    metrics = read_metrics(trial.metrics_path)
+    lines = [line["valid/loss"] for line in metrics if "valid/loss" in line]
     excess = np.array([result["initial_train_loss"], *lines, result["final_valid_loss"]]) - bound
     assert len(lines) == 4
     assert excess[-1] == pytest.approx(per_document.mean())

@@ -20,9 +20,8 @@ GOLDEN = {
 def test_the_first_twenty_steps_have_the_golden_losses(name, rows):
     data = {"quick": {"name": "synthetic"}, "quadratic": None}[name]
     experiment = load_experiment(name, {"precision": "fp32", "batches": "8", "budget": 8 * 64 * 20})
-    plan = build_plan(
-        experiment, Execution(device="cpu", threads=1, loss_chunk_rows=rows), data=data
-    )
+    execution = Execution(device="cpu", threads=1, loss_chunk_rows=rows)
+    plan = build_plan(experiment, execution, data=data)
     config = plan.trial_config(plan.trials[0], "golden")
     step = TrainingStep(config, torch.device("cpu"), 8)
     generator = torch.Generator().manual_seed(0)

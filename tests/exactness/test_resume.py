@@ -9,13 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
-from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics, sha256_of_file
-from sweep.trial.folder import State, SweepFolder, TrialFolder
-from tests.exactness.attempts import attempt
+from sweep.trial.folder import State, TrialFolder
+from tests.exactness.attempts import attempt, plan_trial
 
 STEPS = 30
 DEATHS = [  # moment, its occurrence, and the steps that the next attempt need not take again
@@ -31,6 +28,7 @@ DEATHS = [  # moment, its occurrence, and the steps that the next attempt need n
     ("before the result", 1, STEPS),
     ("after the result", 1, None),  # no attempt goes on
 ]
+ALWAYS = {"checkpoint_seconds": 0.0, "threads": 1}
 SHORT = {"batches": "8", "budget": 8 * 64 * STEPS, "lr": "3e-3"}
 GRPO = {"prompt_tokens": 40, "new_tokens": 8, "group_size": 4, "num_iterations": 2, "kl": 0.1}
 WORDS = {"batches": "8", "model": "quick", "data": "synthetic"}
@@ -41,12 +39,7 @@ def planned_trial(
     path: Path, experiment: str = "quick", settings: dict[str, object] = SHORT, **execution: object
 ) -> TrialFolder:
     """Plan one trial that checkpoints after every step."""
-    folder = SweepFolder(path)
-    plan = make_plan(load_experiment(experiment, settings), Execution(device="cpu"), folder).plan
-    changes = {"checkpoint_seconds": 0.0, "threads": 1, **execution}
-    changed = plan.execution.model_copy(update=changes)
-    save_plan(plan.model_copy(update={"execution": changed}), folder)
-    return folder.trials()[0]
+    return plan_trial(path, experiment, settings, **ALWAYS | execution)
 
 
 def run_to_the_end(trial: TrialFolder) -> dict[str, object]:
@@ -119,31 +112,27 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_older_one(tmp_path, unint
     assert resumed_steps(trial) == [3]
 
 
+COMPILED = {"compile": True}
+
+
 @pytest.mark.parametrize(
-    ("experiment", "settings", "execution", "kills", "resumed"),
+    ("experiment", "settings", "execution", "death"),
     [
-        pytest.param("quick", SHORT, {"threads": 2}, [10], [9], id="two threads"),
-        pytest.param("quadratic", {"batches": "16", "budget": 16 * 100}, {}, [70], [69],
-                     id="quadratic"),
-        pytest.param("grpo-words", {**WORDS, "grpo": GRPO, "lr": "3e-3", "budget": 8 * 48 * 8}, {},
-                     [5], [4], id="grpo"),
-        pytest.param("quick", SHORT, {"compile": True}, [17], [16], id="compiled",
-                     marks=pytest.mark.slow),
-        pytest.param("quick", SHORT, {"compile": True, "threads": 2}, [17], [16],
-                     id="compiled, two threads", marks=pytest.mark.slow),
+        ("quick", SHORT, {"threads": 2}, 10),
+        ("quadratic", {"batches": "16", "budget": 16 * 100}, {}, 70),
+        ("grpo-words", {**WORDS, "grpo": GRPO, "lr": "3e-3", "budget": 8 * 48 * 8}, {}, 5),
+        pytest.param("quick", SHORT, COMPILED, 17, marks=pytest.mark.slow),
+        pytest.param("quick", SHORT, COMPILED | {"threads": 2}, 17, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
-def test_every_kind_of_trial_resumes_exactly(
-    tmp_path, experiment, settings, execution, kills, resumed
-):
+)
+def test_every_kind_of_trial_resumes_exactly(tmp_path, experiment, settings, execution, death):
     whole = planned_trial(tmp_path / "whole", experiment, settings, **execution)
     result = run_to_the_end(whole)
     trial = planned_trial(tmp_path / "killed", experiment, settings, **execution)
-    for nth in kills:
-        assert attempt(trial, "after a step", nth) == -signal.SIGKILL
+    assert attempt(trial, "after a step", death) == -signal.SIGKILL
     run_to_the_end(trial)
     assert_same(trial, whole)
-    assert resumed_steps(trial) == resumed
+    assert resumed_steps(trial) == [death - 1]
     assert bool(result["seconds_compile"]) == ("compile" in execution)
     if experiment == "grpo-words":
         assert_grpo_metrics(trial)

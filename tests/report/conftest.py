@@ -43,11 +43,11 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     half = max(row.tokens for row in plan.trials) / 2
     for trial in SweepFolder(path).trials():
         lines = [json.loads(line) for line in trial.metrics_path.read_text().splitlines()]
+        square = -0.01 if trial.read_result()["batch_size"] == 4 else 0.25
         for line in lines:
             if "valid/loss" in line:
                 trace = NOISE_SCALE / 4 if line["tokens"] >= half else 900.0
-                line |= {"noise/trace": trace, "noise/square": 0.25}
-                line |= {"noise/train_trace": 6.0, "noise/train_square": -0.01}
+                line |= {"noise/trace": trace, "noise/square": square}
         trial.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_report(path)
     return path

@@ -10,12 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
-from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training.process import FreshProcess, attempt_trial
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.trial.folder import TrialFolder
+from tests.exactness.attempts import plan_trial
 
 STEPS, MIDDLE = 30, 17
 # The norm of a gradient is above 0.6 in some steps and below in others.
@@ -39,11 +38,7 @@ def planned(
 ) -> TrialFolder:
     """Plan one trial; `execution` replaces what the plan decides."""
     asked = Execution(device="cpu", microbatch=2, devices=devices, zero=zero, strategy=strategy)
-    folder = SweepFolder(path)
-    plan = make_plan(load_experiment("quick", SETTINGS | settings), asked, folder).plan
-    chosen = plan.execution.model_copy(update={"threads": 1, **(execution or {})})
-    save_plan(plan.model_copy(update={"execution": chosen}), folder)
-    return folder.trials()[0]
+    return plan_trial(path, "quick", SETTINGS | settings, asked, threads=1, **execution or {})
 
 
 def start(trial: TrialFolder, pause_step: int | None = None) -> FreshProcess:

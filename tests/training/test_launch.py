@@ -30,19 +30,16 @@ FULL = Outcome("out_of_memory", "OutOfMemoryError: 2 GiB")
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "exit_codes", "memory_ran_out", "kind", "message"),
+    ("exit_code", "reports", "memory_ran_out", "kind", "message"),
     [
-        ({0: BROKEN}, {1: -9}, False, "lost", "process 1 of the trial"),
-        ({}, {1: -9}, True, "out_of_memory", "process 1 of the trial"),
-        ({0: OWN, 1: BROKEN}, {1: 1}, False, "error", "a shape"),
-        ({0: BROKEN, 1: FULL}, {0: 1}, False, "out_of_memory", "2 GiB"),
+        (-9, [BROKEN], False, "lost", "process 1 of the trial"),
+        (-9, [], True, "out_of_memory", "process 1 of the trial"),
+        (1, [OWN, BROKEN], False, "error", "a shape"),
+        (1, [BROKEN, FULL], False, "out_of_memory", "2 GiB"),
     ],
 )
-def test_the_first_cause_is_reported_and_not_its_consequences(
-    outcomes, exit_codes, memory_ran_out, kind, message
-):
-    reports = {rank: {"time": 10.0 + rank, **vars(end)} for rank, end in outcomes.items()}
-    outcome = first_cause(exit_codes, reports, memory_ran_out)
+def test_the_first_cause_counts(exit_code, reports, memory_ran_out, kind, message):
+    outcome = first_cause(1, exit_code, reports, memory_ran_out)
     assert outcome.kind == kind and message in outcome.message
 
 

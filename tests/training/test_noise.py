@@ -10,8 +10,7 @@ from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.steps import ProbeSizes, probe_sizes
-from sweep.training.loop import NoiseProbe
-from sweep.training.noise import GradientSums, noise_estimates
+from sweep.training import noise
 from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
@@ -19,54 +18,29 @@ from sweep.trial.folder import SweepFolder
 from tests.plans import build_plan
 
 
-def step_of(microbatch, experiment="quick", batch=16, **execution):
-    fields = {"batches": [batch], "precision": "fp32", "budget": 10**6}
-    plan = build_plan(
-        load_experiment(experiment, fields),
-        Execution(device="cpu", threads=2, **execution),
-        data={"name": "synthetic"} if experiment == "quick" else None,
-        microbatch=microbatch,
-    )
-    config = plan.trial_config(plan.trials[0], "s")
-    return TrainingStep(config, torch.device("cpu"), microbatch)
-
-
-def gradients(step):
-    return [parameter.grad.clone() for parameter in step.parameters]
-
-
-@pytest.mark.parametrize("experiment", ["quick", "quadratic"])
-def test_measuring_does_not_change_a_bit_of_the_gradient(experiment):
-    step = step_of(4, experiment)
-    batch = step.workload.random_batch(16)
-    step.backward(batch)
-    plain = gradients(step)
-    step.model.zero_grad(set_to_none=True)
-    step.backward(batch, GradientSums())
-    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(step), strict=True))
+def plan_of(batches, **settings):
+    fields = {"batches": batches, "precision": "fp32"}
+    experiment = load_experiment("quick", fields | settings)
+    return build_plan(experiment, Execution(device="cpu", threads=2), data={"name": "synthetic"})
 
 
 def test_estimates_are_those_of_the_definition():
-    step = step_of(4)
+    plan = plan_of([16], budget=10**6)
+    step = TrainingStep(plan.trial_config(plan.trials[0], "s"), torch.device("cpu"), 4)
     batch = step.workload.random_batch(16)
     each = []
-    for start in range(0, 16, 4):
+    for part in batch[0].split(4):
+        step.backward((part,))
+        each.append(torch.cat([p.grad.flatten() for p in step.parameters]).double())
         step.model.zero_grad(set_to_none=True)
-        step.backward((batch[0][start : start + 4],))
-        each.append(torch.cat([g.flatten() for g in gradients(step)]).double())
-    step.model.zero_grad(set_to_none=True)
     stacked = torch.stack(each)
     mean = stacked.mean(0)
     trace = 4 / 3 * float(((stacked - mean) ** 2).sum())
     square = float((mean**2).sum()) - trace / 16
-    measured_trace, measured_square = step.measure_noise(batch, 4)
+    measured_trace, measured_square = noise.measure_noise(step, batch, 4)
     assert measured_trace == pytest.approx(trace, rel=1e-4)
     assert measured_square == pytest.approx(square, abs=1e-5 * trace)  # of nearly equal numbers
     assert all(parameter.grad is None for parameter in step.parameters)
-
-
-def test_equal_gradients_have_no_noise():
-    assert noise_estimates(squares=12.0, square=3.0, count=4, size=2) == (0.0, 3.0)
 
 
 def test_a_probe_is_a_small_part_of_training_and_its_parts_fit_the_microbatch():
@@ -100,31 +74,30 @@ class ProbedWindows:
     def build_batch(self, first, count):
         self.probed += self.stream.window_indices(first, count).tolist()
 
-    def measure_noise(self, batch, size):
-        return 1.0, 1.0
 
-
-def probed_windows(batches, sequences, windows, share):
+@pytest.fixture
+def probed_windows(monkeypatch):
     """Return for each batch size the windows that its probes see, and those that it trains on."""
-    fields = {"batches": batches, "precision": "fp32", "budget": sequences * CONTEXT}
-    plan = build_plan(
-        load_experiment("quick", fields | {"evaluation": {"noise_share": share}}),
-        Execution(device="cpu", threads=2),
-        data={"name": "synthetic"},
-    )
-    pairs = []
-    for row in plan.trials:
-        step = ProbedWindows(plan.trial_config(row, "s"), windows)
-        probe = NoiseProbe(step.config, step)
-        for milestone in sorted(probe.steps):
-            probe.metrics(milestone, None)
-        trained = step.stream.window_indices(0, row.tokens // CONTEXT).tolist()
-        pairs.append((step.probed, set(trained)))
-    return pairs
+    monkeypatch.setattr(noise, "measure_noise", lambda *_: (1.0, 1.0))
+
+    def windows_of(batches, sequences, windows, share):
+        evaluation = {"noise_share": share}
+        plan = plan_of(batches, budget=sequences * CONTEXT, evaluation=evaluation)
+        pairs = []
+        for row in plan.trials:
+            step = ProbedWindows(plan.trial_config(row, "s"), windows)
+            probe = noise.NoiseProbe(step.config, step)
+            for milestone in probe.steps:
+                probe.metrics(milestone)
+            trained = step.stream.window_indices(0, row.tokens // CONTEXT).tolist()
+            pairs.append((step.probed, set(trained)))
+        return pairs
+
+    return windows_of
 
 
 @pytest.mark.parametrize("sequences", [1024, 3000, 8176])
-def test_no_step_trains_on_what_is_probed_up_to_one_epoch_of_data(sequences):
+def test_no_step_trains_on_what_is_probed_up_to_one_epoch(sequences, probed_windows):
     sizes = probe_sizes(sequences, 10, 0.02, 1)
     count = sizes.points * sizes.sequences
     for windows in (sequences + count, 2 * sequences, 7 * sequences):
@@ -134,7 +107,7 @@ def test_no_step_trains_on_what_is_probed_up_to_one_epoch_of_data(sequences):
 
 
 @pytest.mark.parametrize("windows", [500, 100_000])
-def test_batch_sizes_that_train_on_other_tokens_have_the_same_probes(windows):
+def test_batch_sizes_that_train_on_other_tokens_have_the_same_probes(windows, probed_windows):
     pairs = probed_windows([1, 10, 1000], 1030, windows, 0.2)
     assert len({len(trained) for _, trained in pairs}) > 1 or windows == 500
     first, *others = [probed for probed, _ in pairs]
@@ -142,7 +115,7 @@ def test_batch_sizes_that_train_on_other_tokens_have_the_same_probes(windows):
     assert all(probed == first[: len(probed)] for probed in others)
 
 
-def test_data_smaller_than_the_probes_are_probed_from_their_start():
+def test_data_smaller_than_the_probes_are_probed_from_their_start(probed_windows):
     ((probed, _),) = probed_windows([8], 4096, 30, 0.1)
     assert len(probed) == 400 and set(probed) == set(range(30))
 
@@ -167,4 +140,3 @@ def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the
         assert small["tokens"] == large["tokens"]
         for name in ("noise/trace", "noise/square"):
             assert small[name] == pytest.approx(large[name], rel=1e-4)
-        assert "noise/train_trace" in large and "noise/train_trace" not in small

@@ -21,8 +21,8 @@ def take_step(model, optimizer, clip):
     model(x).square().mean().backward()
     exact = sum(float(p.grad.double().square().sum()) for p in model.parameters()) ** 0.5
     parallel = Parallel()
-    parallel.optimizer = optimizer
-    return float(parallel.update(list(model.parameters()), 1e-2, clip)), exact
+    parallel.optimizer, parallel.parameters = optimizer, list(model.parameters())
+    return float(parallel.update(1e-2, clip)), exact
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])

@@ -1,13 +1,15 @@
 """Functions in fresh processes, and the helper that forks them."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sweep.errors import WorkerDied
@@ -40,12 +42,12 @@ def wait_for_a_word(should_stop):
 
 
 def sleep(path, should_stop):
-    path.write_text(f"{os.getpid()} {os.getppid()}")
+    path.write_text(f"{os.getpid()} {pid_of_the_server(should_stop)}")
     time.sleep(600)
 
 
-def pid_of_the_helper(should_stop):
-    return os.getppid()
+def pid_of_the_server(should_stop):
+    return psutil.Process().parents()[1].pid
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +58,6 @@ def importable(monkeypatch):
 def wait_for(is_so):
     while not is_so():  # the test's own time limit applies
         time.sleep(0.02)
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_results_deaths_and_exceptions_come_back():
@@ -96,20 +90,13 @@ def test_stop_signals_and_timeouts_end_it(tmp_path):
 
 
 def test_several_threads_may_start_processes():
-    results = []
-    threads = [
-        threading.Thread(target=lambda i=i: results.append(FreshProcess(double, i).result()))
-        for i in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(results) == [0, 2, 4, 6]
+    with ThreadPoolExecutor(4) as pool:
+        processes = list(pool.map(functools.partial(FreshProcess, double), range(4)))
+    assert [process.result() for process in processes] == [0, 2, 4, 6]
 
 
 def test_a_helper_that_was_killed_is_replaced():
-    helper, survivor = FreshProcess(pid_of_the_helper).result(), FreshProcess(wait_for_a_word)
+    helper, survivor = FreshProcess(pid_of_the_server).result(), FreshProcess(wait_for_a_word)
     os.kill(helper, signal.SIGKILL)
     os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)
     assert FreshProcess(double, 21).result() == 42
@@ -152,10 +139,10 @@ FreshProcess(sleep, Path(sys.argv[1])).result()
     parent = run_script(tmp_path / "script.py", script, written)
     wait_for(lambda: written.exists() and written.read_text())
     child, helper = map(int, written.read_text().split())
-    assert is_alive(helper) and is_alive(child)
+    assert psutil.pid_exists(helper) and psutil.pid_exists(child)
     parent.kill()
     parent.communicate()
-    wait_for(lambda: not is_alive(child) and not is_alive(helper))
+    wait_for(lambda: not psutil.pid_exists(child) and not psutil.pid_exists(helper))
 
 
 def test_ctrl_c_while_the_helper_imports_torch_shows_no_traceback(tmp_path):

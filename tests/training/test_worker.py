@@ -1,62 +1,38 @@
 """Attempts that a cluster starts: by folder and number, with signal handlers of its own."""
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from sweep.config.execution import Execution
-from sweep.config.experiment import load_experiment
 from sweep.orchestration.executors import InlineExecutor
-from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import worker
-from sweep.trial.folder import SweepFolder, TrialFolder
+from sweep.training.process import FreshProcess, run_cluster_attempt
+from sweep.training.progress import ShouldStop
+from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import is_locked
-
-PROGRAM = """
-import json, os, signal, sys
-from dataclasses import asdict
-from pathlib import Path
-from sweep.training.process import run_cluster_attempt
-stops, stdout = [], os.fdopen(os.dup(1), "w")  # the attempt's own output goes to log.txt
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
-outcome = run_cluster_attempt(Path(sys.argv[1]), 1, stops)
-stdout.write(json.dumps(asdict(outcome)))
-"""
+from tests.exactness.attempts import plan_trial
 
 
-def start(trial: TrialFolder) -> subprocess.Popen[str]:
+def run_as_a_cluster_does(path: Path, _: ShouldStop) -> Outcome:
+    stops: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
+    return run_cluster_attempt(path, 1, stops)
+
+
+def start(trial: TrialFolder) -> FreshProcess:
     """Start attempt 1 of a trial in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(trial.path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
+    return FreshProcess(run_as_a_cluster_does, trial.path)
 
 
-def outcome_of(process: subprocess.Popen[str]) -> Outcome:
-    output, _ = process.communicate()
-    assert process.returncode == 0
-    return Outcome(**json.loads(output))
-
-
-def planned(path, budget: int, **execution: object) -> TrialFolder:
-    folder = SweepFolder(path)
-    experiment = load_experiment("quadratic", {"batches": "4", "budget": budget})
-    plan = make_plan(experiment, Execution(device="cpu"), folder).plan
-    chosen = plan.execution.model_copy(update=execution)
-    save_plan(plan.model_copy(update={"execution": chosen}), folder)
-    (trial,) = folder.trials()
+def planned(path: Path, budget: int, **execution: object) -> TrialFolder:
+    settings = {"batches": "4", "budget": budget}
+    trial = plan_trial(path, "quadratic", settings, **execution)
     trial.write_status(begin_attempt(trial.read_status()))
     return trial
 
@@ -68,42 +44,41 @@ def trial(tmp_path) -> TrialFolder:
 
 
 @pytest.fixture
-def attempt(trial) -> subprocess.Popen[str]:
+def attempt(trial) -> FreshProcess:
     """The first attempt of the trial, which trains."""
     process = start(trial)
     while not trial.metrics_path.exists():  # the test's own time limit applies
-        assert process.poll() is None
         time.sleep(0.05)
     return process
 
 
 def test_a_file_in_its_folder_stops_it_after_a_checkpoint(trial, attempt):
     trial.ask_to_stop(0)  # an older attempt
-    second = outcome_of(start(trial))  # leaves the trial to the first
+    second = start(trial).result()  # leaves the trial to the first
     assert second.kind == "superseded" and "in use by process" in second.message
     assert is_locked(trial.lease_path)
     trial.ask_to_stop(1)
-    assert outcome_of(attempt).kind == "stopped"
+    assert attempt.result().kind == "stopped"
     assert trial.checkpoints() and trial.is_asked_to_stop(1) and not trial.is_asked_to_stop(2)
 
 
 def test_sigterm_means_preempted_and_sigint_nothing(trial, attempt):
-    attempt.send_signal(signal.SIGINT)
-    attempt.send_signal(signal.SIGTERM)
-    assert outcome_of(attempt).kind == "preempted"
+    os.kill(attempt.pid, signal.SIGINT)
+    os.kill(attempt.pid, signal.SIGTERM)
+    assert attempt.result().kind == "preempted"
     assert trial.checkpoints()
 
 
 def test_after_a_newer_attempt_nothing_is_run_and_the_log_stays(trial):
     trial.log_path.write_text("of the newer one")
     trial.write_status(begin_attempt(trial.read_status()))
-    assert outcome_of(start(trial)).kind == "superseded"
+    assert start(trial).result().kind == "superseded"
     assert trial.log_path.read_text() == "of the newer one" and not trial.lease_path.exists()
 
 
 def test_a_folder_that_is_not_shared_is_named(trial):
     shutil.rmtree(trial.path)
-    outcome = outcome_of(start(trial))
+    outcome = start(trial).result()
     assert outcome.kind == "error" and "shared file system" in outcome.message
 
 

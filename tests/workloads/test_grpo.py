@@ -189,7 +189,7 @@ def test_metrics_continue_after_a_checkpoint():
             progress.step = t
             if is_interrupted and t == 2:
                 steps.store()
-                step.workload.meter.clear()
+                step.warm_up()
                 steps = Steps(config, step, progress)
         steps.store()
         line = steps.end_interval()
@@ -215,17 +215,6 @@ def test_a_component_that_is_paid_now_and_then_is_averaged_over_all_completions(
     workload.meter.clear()
     step.rolled_out(workload.build_batch(0, 8))
     assert metrics(workload)["reward/bonus"] == 0
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_warm_up_leaves_the_metrics_as_they_were(steps):
-    """At the start, and in an interval that a checkpoint interrupted."""
-    step = TrainingStep(grpo_config(kl=0.1, num_iterations=2), CPU, 8)
-    for _ in range(steps):
-        step(step.workload.build_batch(0, 8), 1e-3)
-    before = step.workload.meter.state()
-    step.warm_up()
-    assert step.workload.meter.state() == before and bool(before) == bool(steps)
 
 
 def test_a_reward_can_be_learned():
