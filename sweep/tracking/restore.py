@@ -21,15 +21,12 @@ def restore_sweep(
 ) -> SweepFolder:
     """Restore the plan of a sweep, the states of its trials, and the files of finished ones.
 
-    Args:
-        tracking_uri: a server or a database.
-        experiment: name of the MLflow experiment.
-        run_id: a parent run; None: the newest.
-        parent: existing folder in which the sweep folder is created, under the sweep's name.
+    The sweep is that of a parent run, by default the newest one of the MLflow experiment. Its
+    folder is created in `parent`, under the sweep's name.
     """
     uri = store.check_tracking_uri(tracking_uri)
     address = store.without_password(uri)
-    if uri.startswith("sqlite") and not store.sqlite_path(uri).is_file():
+    if (path := store.sqlite_path(uri)) and not path.is_file():
         raise SweepError(f"tracking URI must be an existing MLflow database, got {address!r}.")
     try:
         client = store.connect(uri)

@@ -7,7 +7,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import read_json, remove, sha256_of, sha256_of_file, write_json
@@ -26,8 +25,7 @@ class State(StrEnum):
     FAILED = "FAILED"
 
     @property
-    def is_finished(self) -> bool:
-        """Whether no attempt is running or to be started."""
+    def is_finished(self) -> bool:  # no attempt is running or to be started
         return self not in (State.WAITING, State.RUNNING)
 
 
@@ -54,7 +52,6 @@ class TrialStatus:
     pause_step: int | None = None  # step at which the attempt checkpoints and ends
 
     def changed(self, **fields: Any) -> "TrialStatus":
-        """Return a copy with some fields changed."""
         return replace(self, **fields)
 
 
@@ -83,7 +80,6 @@ class TrialFolder:
         self.log_path = path / "log.txt"
 
     def read_config(self) -> TrialConfig:
-        """Read config.json."""
         try:
             data = read_json(self.config_path)
         except FileNotFoundError:
@@ -95,7 +91,6 @@ class TrialFolder:
         return TrialConfig.model_validate(data)
 
     def write_config(self, config: TrialConfig) -> None:
-        """Write config.json; create the folder if necessary."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.config_path, config.model_dump(mode="json"))
 
@@ -112,7 +107,6 @@ class TrialFolder:
         return TrialStatus(**{**data, "state": State(data["state"]), "cause": cause})
 
     def write_status(self, status: TrialStatus) -> None:
-        """Write state.json."""
         write_json(self.state_path, asdict(status))
 
     def read_result(self) -> dict[str, Any] | None:
@@ -186,7 +180,6 @@ class SweepFolder:
         return data_path and os.path.normpath(self.path.absolute() / data_path)
 
     def trial(self, trial_id: str) -> TrialFolder:
-        """Return the folder of a trial."""
         return TrialFolder(self.path / "trials" / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
@@ -212,17 +205,15 @@ class SweepFolder:
 
 def identify_start(path: str) -> dict[str, Any]:
     """Return the hash of initial weights, and for a trial its model, tokenizer and data."""
-    if (pretrained := find_pretrained(path)) is not None:
-        files = sorted(pretrained.glob("*.safetensors"))
-        if not files:
-            raise SweepError(f"init must contain weights in safetensors, got {path!r}.")
-        return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     folder = TrialFolder(Path(path).expanduser())
-    if not folder.config_path.is_file() or not folder.weights_path.is_file():
+    files = sorted(folder.path.glob("*.safetensors"))
+    if not files or not folder.config_path.is_file():
         raise SweepError(
-            "init must be the folder of a complete trial, with config.json and "
-            f"weights.safetensors, or of a pretrained model of transformers, got {path!r}."
+            "init must be the folder of a complete trial, or of a pretrained model of "
+            f"transformers, with config.json and weights in safetensors, got {path!r}."
         )
+    if folder.weights_path not in files:
+        return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     science = folder.read_config().science
     start = {
         "weights": sha256_of_file(folder.weights_path),
@@ -232,9 +223,3 @@ def identify_start(path: str) -> dict[str, Any]:
     if science.tokenizer is None or science.tokenizer.kind != "pretrained":
         start["data"] = science.data  # a pretrained model's tokenizer does not depend on them
     return start
-
-
-def check_start(path: str, start: dict[str, Any] | None) -> None:
-    """Check that the weights are those that a trial was planned with."""
-    if start is None or identify_start(path)["weights"] != start["weights"]:
-        raise SweepError(f"init must contain the weights of the plan, got others in {path}.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sweep.errors import CorruptFile, FolderInUse
-from sweep.trial.files import canonical_json, parse_sealed, seal
+from sweep.trial.files import canonical_json, read_json, seal
 
 BEAT_SECONDS = 5.0  # between two increments of the counter
 DEAD_SECONDS = 20.0  # without an increment, by the watcher's clock
@@ -37,14 +37,14 @@ class Lease:
             time.sleep(0.02)
         else:
             raise _in_use(path)
-        self._fencing, self._ended = fencing, threading.Event()
+        self._owner = {"pid": os.getpid(), "host": socket.gethostname(), "fencing": fencing}
+        self._ended = threading.Event()
         self._write(counter=0)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
 
     def _write(self, **fields: Any) -> None:
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "fencing": self._fencing}
-        line = canonical_json(seal({**owner, **fields}))
+        line = canonical_json(seal({**self._owner, **fields}))
         os.pwrite(self._fd, line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
         os.fsync(self._fd)  # a network file system shows it to other machines only then
 
@@ -83,7 +83,7 @@ def is_locked(path: Path) -> bool:
 def read_owner(path: Path) -> dict[str, Any]:
     """Return what the last owner wrote, or {} if it cannot be read now."""
     try:
-        return parse_sealed(path.read_bytes(), str(path))
+        return read_json(path)
     except (OSError, CorruptFile):
         return {}
 
@@ -92,21 +92,17 @@ class LeaseWatch:
     """A lease as another process sees it, judged by that process's monotonic clock."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._changed = path, time.monotonic()
         self._seen: dict[str, Any] = {}
-        self._changed = time.monotonic()
 
     def is_alive(self) -> bool:
         """Return True if the owner lives: on this machine by its lock, elsewhere by its counter."""
         owner = read_owner(self._path) or self._seen  # unreadable now: as last read
         if not owner or owner.get("host") == socket.gethostname():
             return is_locked(self._path)
-        if owner.get("ended"):
-            self._seen = {}
-            return False
         if owner != self._seen:
             self._seen, self._changed = owner, time.monotonic()
-        return time.monotonic() - self._changed < DEAD_SECONDS
+        return not owner.get("ended") and time.monotonic() - self._changed < DEAD_SECONDS
 
 
 def refuse_live_owner_elsewhere(path: Path) -> None:

@@ -6,19 +6,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import nn
 
-from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
-from sweep.data.tokens import (
-    TextTokenizer,
-    TokenizedText,
-    load_tokenizer,
-    prepare_data,
-    pretrained_path,
-)
+from sweep.data.tokens import TextTokenizer, TokenizedText, prepare_data, pretrained_path
 from sweep.errors import SweepError
 from sweep.models import build_model
 from sweep.models.hugging_face import HuggingFace
-from sweep.trial.folder import TrialFolder, check_start
+from sweep.trial.folder import TrialFolder, identify_start
 
 
 def open_text(config: TrialConfig) -> TokenizedText | None:
@@ -33,8 +26,8 @@ def open_tokenizer(config: TrialConfig) -> TextTokenizer:
     """Return the tokenizer of a trial without a text: a pretrained one, or bytes."""
     settings = config.science.tokenizer
     if settings is None:
-        return load_tokenizer(None)
-    return load_tokenizer(pretrained_path(config.init_path, settings), settings.end)
+        return TextTokenizer(None)
+    return TextTokenizer(pretrained_path(config.init_path, settings), settings.end)
 
 
 def build_initial_model(config: TrialConfig) -> nn.Module:
@@ -46,12 +39,14 @@ def build_initial_model(config: TrialConfig) -> nn.Module:
     model = build_model(science.model, science.seed, config.execution.activation_checkpointing)
     if path is None or any(weight.is_meta for weight in model.parameters()):
         return model
-    check_start(path, science.start)
+    if science.start is None or identify_start(path)["weights"] != science.start["weights"]:
+        raise SweepError(f"init must contain the weights of the plan, got others in {path}.")
+    weights = TrialFolder(Path(path)).weights_path
     try:
-        if isinstance(model, HuggingFace) and find_pretrained(path) is not None:
+        if isinstance(model, HuggingFace) and not weights.exists():  # a folder of transformers
             model.load(Path(path))
         else:
-            load_model(model, TrialFolder(Path(path)).weights_path)
+            load_model(model, weights)
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise SweepError(

@@ -11,10 +11,10 @@ from sweep.data import tokens
 from sweep.data.sources import identify_data
 from sweep.data.text import Piece, read_text
 from sweep.data.tokens import (
+    TextTokenizer,
     check_tokenizer,
     describe_data,
     find_prepared,
-    load_tokenizer,
     prepare_data,
     train_bpe,
     write_tokens,
@@ -245,12 +245,12 @@ def pieces(stories):
 @pytest.fixture
 def bpe(tmp_path, stories):
     train_bpe(pieces(stories), 400, tmp_path / "tokenizer.json")
-    return load_tokenizer(tmp_path / "tokenizer.json")
+    return TextTokenizer(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])
 def test_decoding_what_was_encoded_gives_the_text_back(kind, bpe):
-    tokenizer = bpe if kind == "bpe" else load_tokenizer(None)
+    tokenizer = bpe if kind == "bpe" else TextTokenizer(None)
     for text in (ODD_TEXT, "", " ", "a"):
         [ids] = tokenizer.encode_batch([text])
         assert tokenizer.decode(ids.tolist()) == text
@@ -261,7 +261,7 @@ def test_decoding_what_was_encoded_gives_the_text_back(kind, bpe):
 def test_separators_decode_visibly_and_unused_ids_to_nothing(bpe):
     a = bpe.encode_batch(["a"])[0].tolist()
     assert bpe.decode([*a, 0, *a, 399_999]) == "a<|endoftext|>a"
-    assert load_tokenizer(None).decode([97, 300, 98]) == "ab"
+    assert TextTokenizer(None).decode([97, 300, 98]) == "ab"
 
 
 def test_a_text_cut_where_pieces_are_cut_gives_the_same_tokens(bpe):
@@ -279,7 +279,7 @@ def test_training_takes_merges_from_the_text_up_to_the_vocabulary(bpe, stories, 
     assert bpe.vocabulary_used == 400
     assert len(bpe.encode_batch([stories[0]])[0]) < len(stories[0].encode()) / 2
     train_bpe(pieces(["ab ab"]), 400, tmp_path / "small.json")
-    assert 257 <= load_tokenizer(tmp_path / "small.json").vocabulary_used < 262
+    assert 257 <= TextTokenizer(tmp_path / "small.json").vocabulary_used < 262
 
 
 def test_training_is_deterministic_across_processes_and_threads(tmp_path, stories, python):
