@@ -176,25 +176,19 @@ def prepare_data(
     if text := find_prepared(identity, tokenizer):
         return text
     folder = _folder(identity, tokenizer)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_name(f"{folder.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
-            if text := find_prepared(identity, tokenizer):
-                return text
-            shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, or damaged
-            folder.mkdir()
-            try:
-                on_progress("reading the data")
-                _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-    except OSError as error:
-        raise SweepError(
-            f"the cache {cache_dir()} must be writable, but {error.strerror or error}. Free some "
-            "space, or set SWEEP_CACHE to another folder."
-        ) from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
+        if text := find_prepared(identity, tokenizer):
+            return text
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, or damaged
+        folder.mkdir()
+        try:
+            on_progress("reading the data")
+            _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     text = find_prepared(identity, tokenizer)
     assert text is not None
     return text

@@ -56,8 +56,6 @@ class TrialStatus:
 
 
 class CheckpointName(NamedTuple):
-    """A checkpoint's file name."""
-
     step: int
     metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
     path: Path
