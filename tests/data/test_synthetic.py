@@ -2,9 +2,7 @@ import hashlib
 import math
 import random
 import re
-import runpy
 import statistics
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +14,7 @@ from sweep.data.synthetic import (
     synthetic_identity,
 )
 from sweep.errors import SweepError
-
-PARSER = runpy.run_path(str(Path(__file__).with_name("grammar_parser.py")))
-log_probability, entropy = PARSER["log_probability"], PARSER["entropy"]
-derivation_count = PARSER["derivation_count"]
+from tests.data.grammar_parser import derivation_count, entropy, log_probability
 
 
 @pytest.fixture(scope="module")

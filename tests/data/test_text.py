@@ -1,6 +1,5 @@
 import gzip
 
-import numpy as np
 import pytest
 
 from sweep.data import text as text_module
@@ -61,19 +60,6 @@ def test_a_long_document_comes_in_parts_that_are_cut_before_white_space(tmp_path
     for piece in pieces[:-1]:
         assert not piece.text[-1].isspace()
     assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-
-
-def test_damage_in_the_middle_of_a_file_is_found_while_reading(tmp_path):
-    path = tmp_path / "a.txt"
-    filler = b"word " * (1 << 19)
-    for damage in (b"\0", b"\xff"):
-        path.write_bytes(filler + damage + filler)
-        with pytest.raises(SweepError, match="UTF-8 text"):
-            read(path)
-    packed = gzip.compress(np.random.default_rng(0).integers(97, 123, 3 << 20, np.uint8).tobytes())
-    (tmp_path / "a.txt.gz").write_bytes(packed[:-100])
-    with pytest.raises(SweepError, match="whole gzip file"):
-        read(tmp_path / "a.txt.gz")
 
 
 def split_of(path):

@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import signal
@@ -20,9 +21,9 @@ from sweep.data.tokens import (
     write_tokens,
 )
 from sweep.errors import SweepError
+from tests.data.conftest import BYTES
 
 BPE = TokenizerSettings(kind="bpe", vocabulary=300)
-BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
 
 PREPARE = """
 import hashlib, sys, time
@@ -79,17 +80,6 @@ def test_tokenizing_in_batches_equals_tokenizing_at_once(
         counts = write_tokens(read_text(story_file), tokenizer, tmp_path / name, dtype)
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
     assert (tmp_path / "whole").stat().st_size == counts["tokens"] * np.dtype(dtype).itemsize
-
-
-def test_a_long_document_tokenizes_as_if_it_were_whole(tmp_path, story_file, stories):
-    tokenizer = prepare(story_file).tokenizer
-    long = "\n\n".join(stories * 10)
-    (tmp_path / "long.txt").write_text(long, encoding="utf-8")
-    pieces = list(read_text(tmp_path / "long.txt"))
-    assert len(pieces) > 1
-    write_tokens(iter(pieces), tokenizer, tmp_path / "a.bin", "<u2")
-    [whole] = tokenizer.encode_batch([long])
-    np.testing.assert_array_equal(np.fromfile(tmp_path / "a.bin", "<u2"), [*whole, 0])
 
 
 def test_preparing_again_reads_the_cache_and_the_text_may_be_gone(story_file, cache):
@@ -158,22 +148,32 @@ def test_a_split_shorter_than_a_window_is_refused(story_file):
 
 
 @pytest.mark.parametrize(
-    ("train", "says"),
-    [("<|endoftext|>\n \n", "train data .* must contain text"), ("a" * 10**6 + "\0", "UTF-8")],
+    ("name", "content", "says"),
+    [
+        ("empty.txt", b"", "at least two different documents, got 0"),
+        ("bom.txt", b"\xef\xbb\xbf \n", "at least two different documents, got 0"),
+        ("nul.txt", b"abc\0def", "UTF-8 text"),
+        ("late.txt", b"a" * 10**6 + b"\0", "UTF-8 text"),
+        ("latin.txt", "café".encode("latin-1"), "UTF-8 text"),
+        ("cut.txt", "é".encode()[:1], "UTF-8 text"),
+        ("text.txt.gz", b"this is not gzip", "whole gzip file"),
+        ("cut.txt.gz", gzip.compress(os.urandom(999))[:500], "whole gzip file"),
+        ("folder/train.txt", b"<|endoftext|>\n \n", "train data must hold a document"),
+    ],
 )
-def test_unusable_text_leaves_nothing_in_the_cache(tmp_path, cache, train, says):
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "train.txt").write_text(train)
-    (tmp_path / "d" / "valid.txt").write_text("a")
-    with pytest.raises(SweepError, match=says):
-        prepare(tmp_path / "d")
-    assert not (cache / "tokens").exists() or files_of(cache) == []
-
-
-def test_an_unwritable_cache_names_the_variable(story_file, cache):
-    cache.write_text("a file where the folder should be")
-    with pytest.raises(SweepError, match="SWEEP_CACHE"):
-        prepare(story_file)
+def test_a_file_that_is_not_text_is_refused_and_leaves_nothing(
+    tmp_path, cache, name, content, says
+):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    if name.startswith("folder"):
+        (path.parent / "valid.txt").write_text("a")
+        path = path.parent
+    with pytest.raises(SweepError, match=says) as caught:
+        prepare(path)
+    assert "\n" not in str(caught.value)
+    assert files_of(cache) == []
 
 
 def test_two_processes_at_once_tokenize_once_and_agree(story_file, python, cache):

@@ -2,7 +2,6 @@
 
 import socket
 import sys
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -13,8 +12,9 @@ from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.cli import main
 from sweep.orchestration.studies import named_trials, open_storage
 from sweep.tracking.store import connect, is_mirrored, search_runs
-from sweep.trial.files import read_json, read_metrics
+from sweep.trial.files import read_json
 from sweep.trial.folder import State, SweepFolder
+from tests.servers import is_healthy, logged_points, stored_points
 
 pytestmark = pytest.mark.postgres
 
@@ -52,20 +52,7 @@ def assert_tracked_once(folder, uri):
     assert sorted(children) == sorted(trial_ids) and len(runs) == 1 + len(trial_ids)
     for trial in folder.trials():
         assert trial.read_status().state is State.COMPLETE
-        logged = [
-            (key, line["tokens"], round(line["time"] * 1000), value)
-            for line in read_metrics(trial.metrics_path)
-            for key, value in line.items()
-            if "/" in key and value is not None
-        ]
-        run = children[trial.id]
-        points = [
-            (point.key, point.step, point.timestamp, point.value)
-            for key in run.data.metrics
-            if not key.startswith("final/")
-            for point in client.get_metric_history(run.info.run_id, key)
-        ]
-        assert sorted(points) == sorted(logged)
+        assert stored_points(client, children[trial.id].info.run_id) == logged_points(trial)
     return [run.info.run_id for run in runs]
 
 
@@ -105,9 +92,9 @@ def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, 
     assert files and not [path for path in files if secret.encode() in path.read_bytes()]
 
 
-def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow):
+def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow, both):
     names = [f"{parent}/{name}" for name in ("red", "green", "blue", "grey") for parent in "ab"]
-    runs = [command(name, mlflow.environment()).start() for name in names]
+    runs = [command(name, both).start() for name in names]
     assert [run.wait() for run in runs] == [0] * 8
     folders = [SweepFolder(run.folder) for run in runs]
     run_ids = [run_id for folder in folders for run_id in assert_tracked_once(folder, mlflow.uri)]
@@ -124,8 +111,8 @@ def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow):
         assert {len(study.trials) for study in studies} == {len(tuned_losses(a))}
 
 
-def test_a_sweep_outlives_the_death_of_both_servers(command, postgres, mlflow):
-    run = command("outlived", mlflow.environment()).start()
+def test_a_sweep_outlives_the_death_of_both_servers(command, postgres, mlflow, both):
+    run = command("outlived", both).start()
     run.until(lambda: count_finished(run.folder) >= 1 and is_training(run.folder))
     mlflow.die()
     postgres.die()
@@ -220,5 +207,4 @@ def test_a_database_that_cannot_be_opened_is_refused_in_one_sentence(
 def test_optuna_refuses_the_database_of_mlflow(refused, postgres, mlflow):
     sentence = refused("--storage", postgres.address("mlflow"))
     assert "a database of its own" in sentence and postgres.password not in sentence
-    with urllib.request.urlopen(f"{mlflow.uri}/health") as answer:
-        assert answer.status == 200
+    assert is_healthy(f"{mlflow.uri}/health")

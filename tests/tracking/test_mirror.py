@@ -18,6 +18,7 @@ from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.folder import Cause, State
 from sweep.trial.lease import Lease
+from tests.servers import logged_points
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +104,9 @@ def test_a_line_that_was_half_accepted_is_completed(sweep):
     sweep.sync()
     run_id = sweep.run(0).info.run_id
     sweep.write_lines(0, 30)
-    points = [
-        Metric(key, value, round(line["time"] * 1000), line["tokens"])
-        for line in sweep.lines(0)[:7]
-        for key, value in line.items()
-        if "/" in key
-    ]
-    connect(sweep.record["tracking_uri"]).log_batch(run_id, metrics=points[:-1])
+    rows = sorted(logged_points(sweep.trial(0)), key=lambda row: row[1])[:17]
+    points = [Metric(key, value, time, tokens) for key, tokens, time, value in rows]
+    connect(sweep.record["tracking_uri"]).log_batch(run_id, metrics=points)
     sweep.sync()
     sweep.assert_mirrored(0)
 
