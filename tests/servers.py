@@ -1,5 +1,6 @@
 """Real servers on loopback that a test can kill, and what an MLflow store holds of a trial."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -47,7 +48,8 @@ class Service:
     def die(self) -> None:
         """End the server and its children as a crash would."""
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
 

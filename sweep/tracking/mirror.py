@@ -241,11 +241,10 @@ class Mirror(threading.Thread):
 
         run = self._runs[key]
         run_id = run.info.run_id
-        if not tags.items() <= run.data.tags.items():
-            pairs = [] if run.data.params else params.items()
-            new_params = [Param(key, str(value)) for key, value in pairs if value is not None]
-            new_tags = [RunTag(key, value) for key, value in tags.items()]
-            self._client.log_batch(run_id, params=new_params, tags=new_tags, synchronous=True)
+        pairs = [] if run.data.params else params.items()
+        new_params = [Param(name, str(value)) for name, value in pairs if value is not None]
+        new_tags = [RunTag(name, value) for name, value in tags.items()]
+        self._client.log_batch(run_id, params=new_params, tags=new_tags, synchronous=True)
         if status != run.info.status and status == "RUNNING":
             self._client.update_run(run_id, status)
         elif status != run.info.status:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweep.config.trial import TrialConfig
-from sweep.errors import CorruptFile, Superseded, SweepError
+from sweep.errors import Superseded, SweepError
 from sweep.trial.files import read_json, remove, sha256_of, sha256_of_file, write_json
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
@@ -16,8 +16,6 @@ CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
 
 
 class State(StrEnum):
-    """The state of a trial."""
-
     WAITING = "WAITING"
     RUNNING = "RUNNING"
     COMPLETE = "COMPLETE"
@@ -134,8 +132,7 @@ class TrialFolder:
 
     def fence(self, number: int) -> None:
         """Raise Superseded if there is a newer attempt than this."""
-        newest = self.read_status().fencing
-        if newest != number:
+        if (newest := self.read_status().fencing) != number:
             raise Superseded(f"trial {self.id}: attempt {number} was superseded by {newest}")
 
     def ask_to_stop(self, number: int) -> None:
@@ -183,12 +180,9 @@ class SweepFolder:
     def read_plan(self) -> dict[str, Any] | None:
         """Read plan.json; return None if it does not exist."""
         try:
-            plan = read_json(self.plan_path)
+            return read_json(self.plan_path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if not isinstance(plan.get("trials"), list):
-            raise CorruptFile(f"{self.plan_path} must list trials. Restore it from a copy.")
-        return plan
 
     def require_plan(self) -> dict[str, Any]:
         """Read plan.json of a folder that must have one."""

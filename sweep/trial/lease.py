@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sweep.errors import CorruptFile, FolderInUse
 from sweep.trial.files import canonical_json, read_json, seal
@@ -20,7 +20,7 @@ DEAD_SECONDS = 20.0  # without an increment, by the watcher's clock
 LINE_BYTES = 512
 
 
-class Lease:
+class Lease(contextlib.AbstractContextManager["Lease"]):
     """An OS lock on a file that names its owner, and a thread that increments its counter.
 
     The constructor raises FolderInUse if another live process holds the lock.
@@ -62,9 +62,6 @@ class Lease:
         with contextlib.suppress(OSError):
             self._write(ended=True)
         os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

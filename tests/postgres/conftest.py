@@ -134,50 +134,39 @@ def both(postgres: Postgres, mlflow: MlflowServer) -> dict[str, str]:
     }
 
 
-class Command:
+class Command(Service):
     """`sweep run` of a tuned experiment, in another process."""
 
     def __init__(self, folder: Path, environment: dict[str, str], *flags: str) -> None:
-        self.folder, self.log = folder, folder.with_name(f"{folder.name}.log")
-        toml = folder.with_name(f"{folder.name}.toml")
-        toml.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder.with_name(f"{folder.name} command"))
+        self.folder.mkdir(parents=True)
+        self.results, toml = folder, self.folder / f"{folder.name}.toml"
         toml.write_text(EXPERIMENT)
         self.arguments = [sys.executable, "-m", "sweep", "run", str(toml), "--out", str(folder)]
         self.arguments += ["--device", "cpu", *flags]
         paths = f"{FAULTY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         self.environment = os.environ | environment | {"PYTHONPATH": paths}
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def output(self) -> str:
         """Everything that it has printed, over all starts."""
-        return self.log.read_text()
+        return (self.folder / "log").read_text()
 
     def start(self) -> "Command":
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.arguments,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                start_new_session=True,
-            )
+        self.launch(self.arguments, lambda: True, env=self.environment)
         return self
 
     def wait(self) -> int:
-        assert self.process is not None
-        self.process.wait()
+        code = self.process.wait()
         print(self.output)
-        return self.process.returncode
+        return code
 
     def kill(self) -> None:
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def until(self, is_true: Callable[[], Any]) -> None:
         """Wait until a condition becomes true while the command runs."""
-        assert self.process is not None
         while not is_true():
             assert self.process.poll() is None, self.output
             time.sleep(0.05)
@@ -194,7 +183,4 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
     yield build
     for started in commands:
-        if started.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.process.pid, signal.SIGKILL)
-            started.process.wait()
+        started.die()

@@ -76,10 +76,10 @@ def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, 
     )
     for finished in (1, 6):
         run.start()
-        run.until(lambda n=finished: count_finished(run.folder) >= n and is_training(run.folder))
+        run.until(lambda n=finished: count_finished(run.results) >= n and is_training(run.results))
         run.kill()
     assert run.start().wait() == 0
-    folder = SweepFolder(run.folder)
+    folder = SweepFolder(run.results)
     assert_tracked_once(folder, mlflow.uri)
     (study,) = studies_of(postgres.address("optuna"), "killed")
     assert study_losses(study) == tuned_losses(folder)
@@ -88,7 +88,7 @@ def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, 
     ]
     assert {trial.state.name for trial in unnamed} <= {"FAIL"}  # asked for, but not yet planned
     assert secret not in run.output
-    files = [path for path in run.folder.rglob("*") if path.is_file()]
+    files = [path for path in run.results.rglob("*") if path.is_file()]
     assert files and not [path for path in files if secret.encode() in path.read_bytes()]
 
 
@@ -96,7 +96,7 @@ def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow, bot
     names = [f"{parent}/{name}" for name in ("red", "green", "blue", "grey") for parent in "ab"]
     runs = [command(name, both).start() for name in names]
     assert [run.wait() for run in runs] == [0] * 8
-    folders = [SweepFolder(run.folder) for run in runs]
+    folders = [SweepFolder(run.results) for run in runs]
     run_ids = [run_id for folder in folders for run_id in assert_tracked_once(folder, mlflow.uri)]
     assert len(set(run_ids)) == len(run_ids)
     attempts = {trial.read_status().attempts for folder in folders for trial in folder.trials()}
@@ -113,16 +113,16 @@ def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow, bot
 
 def test_a_sweep_outlives_the_death_of_both_servers(command, postgres, mlflow, both):
     run = command("outlived", both).start()
-    run.until(lambda: count_finished(run.folder) >= 1 and is_training(run.folder))
+    run.until(lambda: count_finished(run.results) >= 1 and is_training(run.results))
     mlflow.die()
     postgres.die()
-    finished = count_finished(run.folder)
+    finished = count_finished(run.results)
     run.until(lambda: "Optuna's storage does not answer" in run.output)
-    assert count_finished(run.folder) > finished, "training went on"
+    assert count_finished(run.results) > finished, "training went on"
     postgres.start()
     mlflow.start()
     assert run.wait() == 0
-    folder = SweepFolder(run.folder)
+    folder = SweepFolder(run.results)
     while not is_mirrored(folder, None):  # on a busy machine the last delivery may time out
         assert run.start().wait() == 0
     assert "Traceback" not in run.output
