@@ -2,7 +2,6 @@ import gzip
 
 import pytest
 
-from sweep.data import text as text_module
 from sweep.data.sources import identify_data, open_data
 from sweep.data.text import SPLIT_RULE, read_text
 from sweep.errors import SweepError
@@ -127,11 +126,3 @@ def test_the_files_of_a_folder_are_documents_whatever_their_extensions(tmp_path,
     train, valid = split_of(folder)
     assert sorted(train + valid) == sorted(stories)
     assert len(valid) == 10
-
-
-def test_no_white_space_at_all_is_cut_at_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 100)
-    path = write(tmp_path / "a.txt", "x" * 1050)
-    pieces = list(read_text(path, block=200))
-    assert "".join(piece.text for piece in pieces) == "x" * 1050
-    assert max(len(piece.text) for piece in pieces) <= 100

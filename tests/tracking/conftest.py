@@ -81,14 +81,14 @@ class FakeSweep:
             position = {"time": round(now + number * 0.1234567, 3), "step": step, "tokens": tokens}
             loss = 6.0 / (1 + number) + index / 3
             line = {**position, "train/loss": loss, "train/lr": 1e-3 / 3, "perf/mfu": None}
-            log.append(
-                line | ({"valid/loss": loss + 0.1, "train/clipped": 0} if number % 5 == 0 else {})
-            )
+            if number % 5 == 0:
+                line |= {"valid/loss": loss + 0.1, "train/clipped": 0}
+            log.append(line)
         log.close()
-        for path in [kept.path for kept in trial.checkpoints()] if settled else []:
-            path.unlink()
-        for step in (10 * (first + count), 10 * (first + count) + 1) if settled else ():
-            (trial.path / f"checkpoint-{step}-{log.length}").write_bytes(b"tensors")
+        if settled:
+            trial.remove_checkpoints()
+            for step in (10 * (first + count), 10 * (first + count) + 1):
+                (trial.path / f"checkpoint-{step}-{log.length}").write_bytes(b"tensors")
 
     def finish(self, index: int, state: State = State.COMPLETE, **fields: Any) -> None:
         """Write what a worker leaves at the end, and the state."""
@@ -103,9 +103,6 @@ class FakeSweep:
             "final_valid_loss": 2.0 / 3 + index,
             "mfu": None,
             "execution": self.plan.execution.model_dump(mode="json"),
-            "device": "cpu",
-            "torch_version": "2.13.0",
-            "git_commit": "abc1234",
         }
         write_json(trial.result_path, result)
         self.set_state(index, state, **fields)
@@ -146,21 +143,10 @@ class FakeSweep:
             run_id = runs[self.ids[index]].info.run_id
             assert stored_points(client, run_id) == logged_points(self.trial(index))
 
-    def sibling(self, name: str) -> "FakeSweep":
-        """Create another sweep with the same plan."""
-        folder = SweepFolder(self.folder.path.with_name(name))
-        folder.path.mkdir()
-        shutil.copy(self.folder.plan_path, folder.plan_path)
-        return FakeSweep(folder, self.plan)
-
     def grow(self, **overrides: Any) -> None:
         """Plan the same experiment with more batch sizes or seeds."""
-        self.write_plan(grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides)))
-
-    def write_plan(self, plan: Plan) -> None:
-        """Write plan.json."""
-        self.plan = plan
-        write_json(self.folder.plan_path, plan.model_dump(mode="json"))
+        self.plan = grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides))
+        write_json(self.folder.plan_path, self.plan.model_dump(mode="json"))
 
 
 def make_plan(tmp_path: Path, **overrides: Any) -> Plan:
@@ -187,7 +173,7 @@ def sweep(tmp_path: Path, empty_store: Path) -> FakeSweep:
     folder.path.mkdir()
     shutil.copy(empty_store, folder.path / "mlflow.db")
     made = FakeSweep(folder, make_plan(tmp_path))
-    made.write_plan(made.plan)
+    made.grow()
     return made
 
 

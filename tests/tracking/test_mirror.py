@@ -61,15 +61,6 @@ def test_a_finished_sweep_is_mirrored_whole(sweep):
     assert sweep.run(0).to_dictionary() == run.to_dictionary()
 
 
-def test_a_lost_store_is_rebuilt(sweep):
-    for index in range(3):
-        sweep.train(index, 400)  # more than one request each
-    sweep.sync()
-    (sweep.folder.path / "mlflow.db").unlink()
-    sweep.sync()
-    sweep.assert_mirrored()
-
-
 def test_runs_that_a_lost_answer_created_twice_are_deleted(sweep):
     sweep.train(0, 3)
     sweep.sync()
