@@ -139,7 +139,7 @@ class Command(Service):
 
     def __init__(self, folder: Path, environment: dict[str, str], *flags: str) -> None:
         super().__init__(folder.with_name(f"{folder.name} command"))
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.results, toml = folder, self.folder / f"{folder.name}.toml"
         toml.write_text(EXPERIMENT)
         self.arguments = [sys.executable, "-m", "sweep", "run", str(toml), "--out", str(folder)]

@@ -160,16 +160,12 @@ def refused(tmp_path, monkeypatch, capfd):
     """Return a function that calls `sweep run`, which must be refused, and returns its message."""
 
     def call(*flags):
-        work = tmp_path / "work"
-        work.mkdir()
-        monkeypatch.chdir(work)
-        monkeypatch.setattr(
-            sys, "argv", ["sweep", "run", "quick", "--lr", "tuned", "--yes", *flags]
-        )
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["sweep", "run", "quick", "--lr=tuned", "--yes", *flags])
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capfd.readouterr()
-        assert (ended.value.code, out, list(work.iterdir())) == (2, "", [])
+        assert (ended.value.code, out, list(tmp_path.iterdir())) == (2, "", [])
         assert err.startswith("Error: ") and err.count("\n") == 1, err
         return err
 
