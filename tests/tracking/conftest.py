@@ -14,6 +14,7 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.plan.plan import Plan, grow_plan
+from sweep.tracking import mirror
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
 from sweep.trial.files import MetricsLog, read_json, read_metrics, write_json
@@ -36,8 +37,9 @@ EPOCH = 1_760_000_000.0
 
 
 @pytest.fixture(autouse=True)
-def no_warnings_of_mlflow() -> None:
-    """MLflow 3.17 on SQLAlchemy 2.1 uses a deprecated loader."""
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also ignore that MLflow 3.17 uses a deprecated loader of SQLAlchemy 2.1."""
+    monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.1)
     warnings.filterwarnings("ignore", message="The ``noload`` loader strategy")
 
 

@@ -13,17 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from sweep.cli import sweep as command
-from sweep.tracking import mirror as mirror_module
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.folder import Cause, State
 from sweep.trial.lease import Lease
 from tests.servers import logged_points
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(mirror_module, "PAUSE_SECONDS", 0.1)
 
 
 def statuses(sweep):
@@ -33,9 +27,8 @@ def statuses(sweep):
 
 
 def artifacts(sweep, run):
-    return {
-        file.path for file in connect(sweep.record["tracking_uri"]).list_artifacts(run.info.run_id)
-    }
+    client = connect(sweep.record["tracking_uri"])
+    return {file.path for file in client.list_artifacts(run.info.run_id)}
 
 
 def test_a_finished_sweep_is_mirrored_whole(sweep):

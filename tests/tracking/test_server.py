@@ -5,10 +5,7 @@ import socket
 import threading
 import time
 
-import pytest
-
 from sweep.analysis.frames import load_stored_sweep
-from sweep.tracking import mirror as mirror_module
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, is_mirrored
 from sweep.trial.folder import State
@@ -22,11 +19,6 @@ def assert_stored_once(sweep, uri, *indices):
     for index in indices:
         result = sweep.trial(index).read_result()
         assert stored.loc[sweep.ids[index], "final_valid_loss"] == result["final_valid_loss"]
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(mirror_module, "PAUSE_SECONDS", 0.2)
 
 
 def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server, until):
