@@ -169,8 +169,7 @@ def prepare_data(
 ) -> TokenizedText:
     """Return the tokens of a data set; download and tokenize it unless it is in the cache.
 
-    `path` is the location of the text if the identity is that of a path, and `pretrained` the
-    folder of the pretrained model whose tokenizer is used.
+    `path` locates the text of a path, and `pretrained` the model whose tokenizer is used.
     """
     check_tokenizer(tokenizer)
     if text := find_prepared(identity, tokenizer):
@@ -274,8 +273,7 @@ class SequenceStream:
     """The order in which training reads the tokens: endless, seeded, the same at every batch size.
 
     Window i is tokens[iT … iT+T]: T = `context` inputs and, shifted by one, T targets. The stream
-    concatenates one permutation of all windows per epoch; its position p depends on the seed and p
-    alone.
+    concatenates one permutation of all windows per epoch.
     """
 
     def __init__(self, token_count: int, context: int, seed: int) -> None:

@@ -31,10 +31,7 @@ NO_PARAMS = {"id", "forecast_bytes", "forecast_seconds"}  # fields of a planned 
 
 
 class Mirror(threading.Thread):
-    """A thread that mirrors one sweep to MLflow; the caller holds the sweep's lock.
-
-    Without a tracking URI, the store is the recorded one, else SQLite in the folder.
-    """
+    """A thread that mirrors one sweep to MLflow; the caller holds the sweep's lock."""
 
     def __init__(self, folder: SweepFolder, plan: Plan, tracking_uri: str | None) -> None:
         super().__init__(name="mirror", daemon=True)
@@ -161,8 +158,8 @@ class Mirror(threading.Thread):
         trial = self.folder.trial(str(row.id))
         status, length = trial.read_status(), trial.settled_length()
         run, is_finished = self._runs.get(trial.id), status.state.is_finished
-        is_new = self._sent.get(trial.id) != (status, length, is_last)
-        if not is_new or (run is None and status.state is State.WAITING):
+        is_sent = self._sent.get(trial.id) == (status, length, is_last)
+        if is_sent or (run is None and status.state is State.WAITING):
             return
         is_running = status.state is State.RUNNING and not is_last
         run_status = "RUNNING" if is_running else END_STATUS.get(status.state, "KILLED")
@@ -186,10 +183,7 @@ class Mirror(threading.Thread):
         self._sent[trial.id] = status, length, is_last
 
     def _mirror_lines(self, trial: TrialFolder, row: PlannedTrial, length: int) -> "Run":
-        """Send the lines in the first `length` bytes that a trial's run lacks, and its results.
-
-        If the trial began again, its old run is deleted. Returns the run.
-        """
+        """Send what a trial's run lacks: lines in the first `length` bytes, and results."""
         from mlflow.entities import Metric
 
         run = self._runs.get(trial.id)
@@ -200,7 +194,7 @@ class Mirror(threading.Thread):
             histories = [self._client.get_metric_history(run.info.run_id, key) for key in keys]
             stored = ((point.step, point.timestamp) for history in histories for point in history)
             newest = max(stored, default=None)
-            if newest and newest not in points:
+            if newest and newest not in points:  # the trial began again
                 self._client.delete_run(run.info.run_id)
                 run = newest = None
         if run is None:

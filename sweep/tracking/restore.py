@@ -19,11 +19,7 @@ FILES = ("result.json", "metrics.jsonl", "valid_losses.npy")  # artifacts of a t
 def restore_sweep(
     tracking_uri: str, experiment: str, run_id: str | None, parent: Path
 ) -> SweepFolder:
-    """Restore the plan of a sweep, the states of its trials, and the files of finished ones.
-
-    The sweep is that of a parent run, by default the newest one of the MLflow experiment. Its
-    folder is created in `parent`, under the sweep's name.
-    """
+    """Restore plan, states and results of a parent run, by default the newest, in a new folder."""
     uri = store.check_tracking_uri(tracking_uri)
     address = store.without_password(uri)
     if (path := store.sqlite_path(uri)) and not path.is_file():

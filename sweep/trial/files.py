@@ -57,6 +57,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def find_json(path: Path) -> dict[str, Any] | None:
+    """Read a sealed JSON file; return None if it does not exist."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | None = None) -> None:
     """Write a sealed JSON file atomically; `check` runs before the rename."""
     text = json.dumps(seal(data), indent=1, allow_nan=False) + "\n"
@@ -66,10 +74,7 @@ def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | Non
 
 @contextlib.contextmanager
 def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yield a temporary path that durably replaces `path` on success.
-
-    `check` runs between writing and renaming and raises to keep the old file.
-    """
+    """Yield a temporary path that durably replaces `path`, unless the block or `check` raises."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part

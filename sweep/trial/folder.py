@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import Superseded, SweepError
-from sweep.trial.files import read_json, remove, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import find_json, read_json, remove, sha256_of, sha256_of_file, write_json
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
 CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
@@ -76,10 +76,8 @@ class TrialFolder:
         self.log_path = path / "log.txt"
 
     def read_config(self) -> TrialConfig:
-        try:
-            data = read_json(self.config_path)
-        except FileNotFoundError:
-            raise SweepError(f"{self.path} must be a trial folder with a config.json.") from None
+        if (data := find_json(self.config_path)) is None:
+            raise SweepError(f"{self.path} must be a trial folder with a config.json.")
         data.pop("format_version")
         sweep = SweepFolder(self.path.absolute().parents[1])
         for name in ("data_path", "init_path"):
@@ -92,10 +90,7 @@ class TrialFolder:
 
     def read_status(self) -> TrialStatus:
         """Read state.json. A trial without one is WAITING, and one with a result has ended."""
-        try:
-            data = read_json(self.state_path)
-        except FileNotFoundError:
-            data = asdict(TrialStatus())
+        data = find_json(self.state_path) or asdict(TrialStatus())
         data.pop("format_version", None)
         if data["state"] in (State.WAITING, State.RUNNING) and (result := self.read_result()):
             data |= {name: result[name] for name in ("state", "cause")}  # by a bare worker
@@ -107,10 +102,7 @@ class TrialFolder:
 
     def read_result(self) -> dict[str, Any] | None:
         """Read result.json, the final record; return None if it does not exist yet."""
-        try:
-            return read_json(self.result_path)
-        except FileNotFoundError:
-            return None
+        return find_json(self.result_path)
 
     def checkpoints(self) -> list[CheckpointName]:
         """Return the checkpoints, newest first."""
@@ -179,10 +171,7 @@ class SweepFolder:
 
     def read_plan(self) -> dict[str, Any] | None:
         """Read plan.json; return None if it does not exist."""
-        try:
-            return read_json(self.plan_path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return find_json(self.plan_path)
 
     def require_plan(self) -> dict[str, Any]:
         """Read plan.json of a folder that must have one."""

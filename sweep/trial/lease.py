@@ -103,10 +103,7 @@ class LeaseWatch:
 
 
 def refuse_live_owner_elsewhere(path: Path) -> None:
-    """Raise FolderInUse if the folder's owner on another machine increments its counter.
-
-    OS locks may not show such an owner. Waits until the counter has stood still for 20 s.
-    """
+    """Raise FolderInUse if an owner on another machine increments its counter within 20 s."""
     watch, before = LeaseWatch(path), read_owner(path)
     while watch.is_alive() and before.get("host") != socket.gethostname():
         if read_owner(path).get("counter", 0) > before.get("counter", 0):
