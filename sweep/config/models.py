@@ -181,21 +181,14 @@ NOT_SIZES = {
 }
 
 
-def _load_config(source: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads((Path(source).expanduser() / "config.json").read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def find_pretrained(source: str) -> Path | None:
-    """Return the folder of a pretrained model, or None if the path is not such a folder."""
-    return Path(source).expanduser() if "model_type" in _load_config(source) else None
-
-
 def find_initial_model(source: str) -> dict[str, Any] | None:
     """Return the model fields of a pretrained model, or of a trial that started from one."""
-    config, tokenizer = _load_config(source), Path(source).expanduser() / "tokenizer.json"
+    folder = Path(source).expanduser()
+    tokenizer = folder / "tokenizer.json"
+    try:
+        config = dict(json.loads((folder / "config.json").read_bytes()))
+    except (OSError, ValueError, TypeError):  # planning refuses this folder
+        return None
     if "model_type" not in config:
         science = config.get("science") or {}
         is_pretrained = (science.get("tokenizer") or {}).get("kind") == "pretrained"

@@ -26,8 +26,6 @@ TINYSTORIES = {  # sha256 by split
     "train": "6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
     "valid": "6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
 }
-TINYSTORIES_BYTES = 2_227_753_162  # size of the training split
-STORY_BYTES = 205.5  # mean size of a synthetic story
 HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?")
 VALID_NAMES = ("valid", "validation", "val")  # names of files and splits
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # beginnings of file names
@@ -57,8 +55,7 @@ def identify_data(source: str) -> dict[str, Any]:
     if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):  # a commit needs no network
         remedy = f"Correct the name, or name a downloaded commit: hf:{repository}@COMMIT."
         with _hugging_face("huggingface_hub", f"hf:{repository}", remedy) as hub:
-            information = hub.HfApi().dataset_info(repository, revision=revision, timeout=10)
-        revision = str(information.sha)
+            revision = hub.HfApi().dataset_info(repository, revision=revision, timeout=10).sha
     return {"name": "hf", "repository": repository, "revision": revision, "split": SPLIT_RULE}
 
 
@@ -73,15 +70,11 @@ def _identify_files(files: dict[str, list[Path]]) -> dict[str, Any]:
 
 
 def find_files(source: str) -> dict[str, list[Path]]:
-    """Return the files of a path by role: train and valid, or text, which is still to be split.
-
-    Refuses files that do not begin with text.
-    """
+    """Return the files of a path by role: train and valid, or text, which is still to be split."""
     path = Path(source).expanduser().absolute()
     if not source or not path.exists():
         choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
         raise SweepError(f"data must be {choices}, got {source!r}.")
-    files = {"text": [path]}
     if path.is_dir():
         usable = [file for file in sorted(path.iterdir()) if file.is_file()]
         usable = [file for file in usable if not file.name.lower().startswith(SKIPPED_NAMES)]
@@ -93,24 +86,8 @@ def find_files(source: str) -> dict[str, list[Path]]:
                 f"data folder {source!r} must hold text files, at most one named train and, only "
                 f"with that, one named valid, got {names}."
             )
-        files = {"train": train, "valid": valid} if valid else {"text": train or usable}
-    for role, paths in files.items():
-        starts = [_table_format(file) or any(read_text(file)) for file in paths]
-        if not any(starts) or not any(file.stat().st_size for file in paths):
-            raise SweepError(f"the {role} data of {source!r} must contain text, got empty files.")
-    return files
-
-
-def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int | None:
-    """Return the approximate bytes of training text; None if they are not known yet."""
-    if identity["name"] == "tinystories":
-        return TINYSTORIES_BYTES
-    if identity["name"] == "synthetic":
-        return int(identity["documents"]["train"] * STORY_BYTES)
-    if path is None:
-        return None
-    files = find_files(path)
-    return sum(file.stat().st_size for file in files.get("train") or files["text"])
+        return {"train": train, "valid": valid} if valid else {"text": train or usable}
+    return {"text": [path]}
 
 
 def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
@@ -124,22 +101,12 @@ def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
     elif path is None or _identify_files(files := find_files(path)) != identity:
         raise SweepError(f"data {path!r} must be unchanged since it was planned. Restore it.")
     else:
-        readers = {role: partial(_read_files, paths) for role, paths in files.items()}
+        readers = {role: partial(read_files, paths) for role, paths in files.items()}
     return readers if "valid" in readers else split_documents(*readers.values())
 
 
 def _read_stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:
     return map(Piece, synthetic_documents(identity, split))
-
-
-def _read_files(paths: list[Path]) -> Iterator[Piece]:
-    for path in paths:
-        yield from read_table(path) if _table_format(path) else read_text(path)
-
-
-def _table_format(path: Path) -> str | None:
-    """Return json, csv or parquet for a table; None for plain text."""
-    return TABLE_FORMATS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
 
 
 def download(split: str) -> Path:
@@ -156,13 +123,21 @@ def download(split: str) -> Path:
     return path
 
 
-def read_table(path: Path) -> Iterator[Piece]:
-    """Yield the rows of a local table in order, each as a document."""
-    loader, name = _table_format(path), glob.escape(str(path))
-    options = CSV_OPTIONS if loader == "csv" else {}
-    files = {"data_files": [name], "split": "train", "streaming": True}
-    with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
-        yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
+def _table_format(path: Path) -> str | None:
+    """Return json, csv or parquet for a table; None for plain text."""
+    return TABLE_FORMATS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+
+
+def read_files(paths: list[Path]) -> Iterator[Piece]:
+    """Yield the documents of texts and tables in order; each row of a table is one."""
+    for path in paths:
+        if not (loader := _table_format(path)):
+            yield from read_text(path)
+            continue
+        options = CSV_OPTIONS if loader == "csv" else {}
+        files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
+        with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
+            yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
 
 
 def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
@@ -172,10 +147,9 @@ def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
         raise SweepError(f"data {name!r} must not be a local path too. Use another folder.")
     with _hugging_face("datasets", name, "It must have a split train.") as datasets:
         splits = datasets.load_dataset(repository, revision=revision)
-        readers: dict[str, Reader] = {"train": partial(_read_rows, splits["train"], name)}
-    for split in set(VALID_NAMES) & set(splits):
-        readers["valid"] = partial(_read_rows, splits[split], name)
-    return readers
+        tables = [splits["train"], *(splits[split] for split in VALID_NAMES if split in splits)]
+    readers = [partial(_read_rows, rows, name) for rows in tables]
+    return dict(zip(SPLITS, readers, strict=False))
 
 
 def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
@@ -191,11 +165,10 @@ def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
 @contextmanager
 def _hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
     """Import a library with telemetry off, and turn its errors into one sentence."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # our message contains its errors
-    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
-        if not sys.stderr.isatty():
-            os.environ.setdefault(name, "1")
+    defaults = {"HF_HUB_DISABLE_TELEMETRY": "1", "DATASETS_VERBOSITY": "critical"}
+    if not sys.stderr.isatty():
+        defaults |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    os.environ.update({**defaults, **os.environ})
     try:
         yield importlib.import_module(library)
     except SweepError:

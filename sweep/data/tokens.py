@@ -1,4 +1,4 @@
-"""Tokenize data, and keep the token ids in memory-mapped files in the cache.
+"""Tokenize data, keep the token ids in memory-mapped files in the cache, and order their windows.
 
     tokens/<key>/  train.bin  valid.bin    little-endian uint16 (vocabulary ≤ 65,536) or uint32;
                                            a separator id after each document
@@ -32,61 +32,46 @@ from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, w
 TOKENIZER = "tokenizer.json"
 TOKENS_FORMAT = 1
 SEPARATOR_ID = 0
+Ints = NDArray[np.int64]
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
 BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per character
 
 
-class BytesTokenizer:
-    """The UTF-8 bytes of the text."""
-
-    vocabulary_used = 256
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the bytes of each text."""
-        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of bytes; bytes that are not UTF-8 become U+FFFD."""
-        return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
-
-
-class LibraryTokenizer:
-    """A tokenizer of the library, whose end-of-text id `end` is exchanged with id 0.
+class TextTokenizer:
+    """A tokenizer of the library, whose end-of-text id `end` is exchanged with id 0; or bytes.
 
     `<|endoftext|>` inside text is encoded as ordinary text.
     """
 
-    def __init__(self, path: Path, end: int = 0) -> None:
-        from tokenizers import Tokenizer
+    def __init__(self, path: Path | None, end: int = 0) -> None:
+        self._end, self._library, self.vocabulary_used = end, None, 256
+        if path is not None:
+            from tokenizers import Tokenizer
 
-        self._tokenizer, self._end = Tokenizer.from_file(str(path)), end
-        self._tokenizer.encode_special_tokens = True
-        self._tokenizer.no_truncation()  # a saved tokenizer may have these two enabled
-        self._tokenizer.no_padding()
-        self.vocabulary_used = max(int(self._tokenizer.get_vocab_size()), end + 1)
+            self._library = Tokenizer.from_file(str(path))
+            self._library.encode_special_tokens = True
+            self._library.no_truncation()  # a saved tokenizer may have these two enabled
+            self._library.no_padding()
+            self.vocabulary_used = max(int(self._library.get_vocab_size()), end + 1)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text, without separators; all cores work on one batch."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        if self._library is None:
+            return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._exchange(np.array(encoding.ids, np.uint32)) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids."""
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
+        if self._library is None:
+            return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
         own_ids = self._exchange(np.array(list(ids), np.int64)).tolist()
-        return str(self._tokenizer.decode(own_ids, skip_special_tokens=False))
+        return str(self._library.decode(own_ids, skip_special_tokens=False))
 
     def _exchange(self, ids: np.ndarray) -> np.ndarray:
         if self._end == 0:
             return ids
         return np.where(ids == 0, self._end, np.where(ids == self._end, 0, ids)).astype(ids.dtype)
-
-
-TextTokenizer = BytesTokenizer | LibraryTokenizer
-
-
-def load_tokenizer(path: Path | None, end: int = 0) -> TextTokenizer:
-    """Load a saved tokenizer of the library; without a path, return the one of bytes."""
-    return LibraryTokenizer(path, end) if path else BytesTokenizer()
 
 
 def check_tokenizer(settings: TokenizerSettings) -> None:
@@ -109,6 +94,14 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
     """Learn up to `vocabulary` ids from the first `TRAINING_BYTES` of text and save them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    def first_texts() -> Iterator[str]:
+        size = 0
+        for piece in pieces:
+            yield piece.text
+            size += len(piece.text.encode())
+            if size >= TRAINING_BYTES:
+                return
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -118,17 +111,8 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_first_texts(pieces), trainer)
+    tokenizer.train_from_iterator(first_texts(), trainer)
     tokenizer.save(str(path))
-
-
-def _first_texts(pieces: Iterable[Piece]) -> Iterator[str]:
-    size = 0
-    for piece in pieces:
-        yield piece.text
-        size += len(piece.text.encode())
-        if size >= TRAINING_BYTES:
-            return
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +132,7 @@ class TokenizedText:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the ids."""
-        return load_tokenizer(self.tokenizer_path, self.end)
+        return TextTokenizer(self.tokenizer_path, self.end)
 
     def check_window(self, context: int) -> None:
         """Refuse a split that does not fill one window of context + 1 tokens."""
@@ -186,35 +169,25 @@ def prepare_data(
 ) -> TokenizedText:
     """Return the tokens of a data set; download and tokenize it unless it is in the cache.
 
-    Args:
-        identity: from `identify_data`.
-        path: location of the text if the identity is that of a path.
-        on_progress: called with a description of each part of the work.
-        pretrained: folder of the pretrained model whose tokenizer is used.
+    `path` locates the text of a path, and `pretrained` the model whose tokenizer is used.
     """
     check_tokenizer(tokenizer)
     if text := find_prepared(identity, tokenizer):
         return text
     folder = _folder(identity, tokenizer)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_name(f"{folder.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
-            if text := find_prepared(identity, tokenizer):
-                return text
-            shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, or damaged
-            folder.mkdir()
-            try:
-                on_progress("reading the data")
-                _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-    except OSError as error:
-        raise SweepError(
-            f"the cache {cache_dir()} must be writable, but {error.strerror or error}. Free some "
-            "space, or set SWEEP_CACHE to another folder."
-        ) from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
+        if text := find_prepared(identity, tokenizer):
+            return text
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, or damaged
+        folder.mkdir()
+        try:
+            on_progress("reading the data")
+            _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     text = find_prepared(identity, tokenizer)
     assert text is not None
     return text
@@ -233,7 +206,7 @@ def _write(
     elif settings.kind == "bpe":
         on_progress("training the tokenizer")
         train_bpe(readers["train"](), settings.vocabulary, folder / TOKENIZER)
-    tokenizer = load_tokenizer(path, settings.end)
+    tokenizer = TextTokenizer(path, settings.end)
     dtype = "<u2" if tokenizer.vocabulary_used <= 65_536 else "<u4"
     data = {"dtype": dtype, "vocabulary_used": tokenizer.vocabulary_used, "end": settings.end}
     for split in SPLITS:
@@ -249,19 +222,19 @@ def write_tokens(
     pieces: Iterable[Piece], tokenizer: TextTokenizer, path: Path, dtype: str
 ) -> dict[str, int]:
     """Tokenize pieces into a file, batch by batch; return its tokens, documents and text bytes."""
-    tokens = documents = size = 0
+    counts = dict.fromkeys(("tokens", "documents", "bytes"), 0)
     separator = np.array([SEPARATOR_ID], dtype).tobytes()
     with path.open("wb") as file:
         for batch in _batches(pieces):
             encoded = tokenizer.encode_batch([piece.text for piece in batch])
             for piece, ids in zip(batch, encoded, strict=True):
                 file.write(ids.astype(dtype).tobytes() + separator * piece.ends_document)
-                tokens += len(ids) + piece.ends_document
-                documents += piece.ends_document
-                size += len(piece.text.encode())
+                counts["tokens"] += len(ids) + piece.ends_document
+                counts["documents"] += piece.ends_document
+                counts["bytes"] += len(piece.text.encode())
         file.flush()
         os.fsync(file.fileno())
-    return {"tokens": tokens, "documents": documents, "bytes": size}
+    return counts
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -294,3 +267,44 @@ def _folder(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Path:
     settings = tokenizer.model_dump() if tokenizer.kind != "bytes" else {"kind": "bytes"}
     key = {"identity": identity, "tokenizer": settings, "format": TOKENS_FORMAT}
     return cache_dir() / "tokens" / sha256_of(key)[:24]
+
+
+class SequenceStream:
+    """The order in which training reads the tokens: endless, seeded, the same at every batch size.
+
+    Window i is tokens[iT … iT+T]: T = `context` inputs and, shifted by one, T targets. The stream
+    concatenates one permutation of all windows per epoch.
+    """
+
+    def __init__(self, token_count: int, context: int, seed: int) -> None:
+        self.windows = (token_count - 1) // context  # per epoch
+        self._context, self._seed = context, seed
+        self._permutations: dict[int, Ints] = {}  # by epoch; those that the last call read
+
+    def epochs(self, tokens: int) -> float:
+        """Return how often `tokens` training tokens pass through all windows."""
+        return tokens / (self.windows * self._context)
+
+    def window_indices(self, start: int, count: int) -> Ints:
+        """Return the windows at stream positions start … start + count − 1, (count,)."""
+        permutations, parts = {}, [np.empty(0, np.int64)]
+        for epoch in range(start // self.windows, (start + count - 1) // self.windows + 1):
+            if (permutation := self._permutations.get(epoch)) is None:
+                rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+                permutation = rng.permutation(self.windows)
+            first = epoch * self.windows
+            parts.append(permutation[max(start - first, 0) : start + count - first])
+            permutations[epoch] = permutation
+        self._permutations = permutations
+        return np.concatenate(parts)
+
+
+def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
+    """Return the tokens of windows, (n, T + 1): inputs are [:, :-1], targets [:, 1:]."""
+    positions = indices[:, None] * context + np.arange(context + 1)
+    return np.asarray(tokens[positions], dtype=np.int64)
+
+
+def document_of_targets(tokens: NDArray[np.integer], separator: int) -> Ints:
+    """Return the document of every target, (N − 1,); a separator belongs to the one it ends."""
+    return np.cumsum(tokens[:-1] == separator, dtype=np.int64)

@@ -31,18 +31,15 @@ NO_PARAMS = {"id", "forecast_bytes", "forecast_seconds"}  # fields of a planned 
 
 
 class Mirror(threading.Thread):
-    """A thread that mirrors one sweep to MLflow; the caller holds the sweep's lock.
-
-    Without a tracking URI, the store is the recorded one, else SQLite in the folder.
-    """
+    """A thread that mirrors one sweep to MLflow; the caller holds the sweep's lock."""
 
     def __init__(self, folder: SweepFolder, plan: Plan, tracking_uri: str | None) -> None:
         super().__init__(name="mirror", daemon=True)
         self.folder, self.plan = folder, plan
         address = store.check_tracking_uri(tracking_uri) if tracking_uri else None
-        self._record = store.load_record(folder, address)
-        self._address = address or self._record.tracking_uri
-        self.sweep_uid = self._record.sweep_uid
+        self._record = store.choose_store(folder, address)
+        self._address: str = address or self._record["tracking_uri"]
+        self.sweep_uid: str = self._record["sweep_uid"]
         self._client: MlflowClient
         self._is_connected = False  # the runs are known; otherwise the store has to be searched
         self._experiment_id = ""
@@ -60,25 +57,18 @@ class Mirror(threading.Thread):
         self._closing.set()
         if self.is_alive():
             self.join(seconds)
-        return self._undelivered()
-
-    def deliver(self) -> str:
-        """Do one pass in the calling thread; return a sentence if the store lacks something."""
-        self._try_pass(is_last=True)
-        return self._undelivered()
-
-    def _undelivered(self) -> str:
-        if self._record.mirrored_sha256:
+        if self._record["mirrored_sha256"]:
             return ""
         return (
-            f"MLflow at {self._record.tracking_uri} does not hold all of this sweep yet "
+            f"MLflow at {self._record['tracking_uri']} does not hold all of this sweep yet "
             f"({self._error or 'the time limit has passed'}). "
             f"Nothing is lost: `sweep report {self.folder.path}` delivers the rest."
         )
 
-    def _save_record(self, mirrored_sha256: str) -> None:
-        self._record.mirrored_sha256 = mirrored_sha256
-        write_json(self.folder.tracking_path, asdict(self._record))
+    def deliver(self) -> str:
+        """Do one pass in the calling thread; return a sentence if the store lacks something."""
+        self._try_pass(is_last=True)
+        return self.close(0)
 
     def run(self) -> None:
         """Do passes until the mirror is closed, and then one that reaches the store."""
@@ -89,6 +79,10 @@ class Mirror(threading.Thread):
         while not self._is_connected and time.monotonic() < self._deadline:
             time.sleep(1.0)
             self._try_pass(is_last=True)
+
+    def _save_record(self, mirrored_sha256: str) -> None:
+        self._record["mirrored_sha256"] = mirrored_sha256
+        write_json(self.folder.tracking_path, self._record)
 
     def _try_pass(self, is_last: bool) -> None:
         """Send everything that the store lacks; after a failure, the next pass searches again."""
@@ -103,11 +97,7 @@ class Mirror(threading.Thread):
                     raise TimeoutError("the time limit has passed")
                 try:
                     self._mirror_trial(row, is_last)
-                except (
-                    SweepError,
-                    ValueError,
-                    KeyError,
-                ) as damage:  # this trial's files are damaged
+                except (SweepError, ValueError, KeyError) as damage:  # of this trial's files
                     self._error = self._error or f"trial {row.id}: {store.one_sentence(damage)}"
             if is_last and not self._error:
                 self._save_record(digest)
@@ -115,10 +105,17 @@ class Mirror(threading.Thread):
             self._error, self._is_connected = store.one_sentence(error), False
 
     def _connect(self) -> None:
-        """Connect, and find the sweep's runs by their tags; create the parent run if necessary."""
-        client = self._client = store.connect(self._address)
-        name = self.plan.experiment
-        self._experiment_id = store.require_experiment(client, name, self._address, self.folder)
+        """Connect, and find the experiment and the sweep's runs by their tags, or create them."""
+        client, name = store.connect(self._address), self.plan.experiment
+        if experiment := client.get_experiment_by_name(name):
+            self._experiment_id = experiment.experiment_id  # if deleted, MLflow refuses new runs
+        elif self._address.startswith("http"):  # a server chooses the location of artifacts
+            self._experiment_id = client.create_experiment(name)
+        else:
+            database = store.sqlite_path(self._address) or self.folder.plan_path.absolute()
+            location = (database.parent / "mlartifacts").as_uri()
+            self._experiment_id = client.create_experiment(name, location)
+        self._client = client
         self._runs, self._plan_time = {}, 0
         for run in store.search_runs(client, self._experiment_id, "sweep.uid", self.sweep_uid):
             trial_id = run.data.tags.get("sweep.trial_id", "")
@@ -128,13 +125,14 @@ class Mirror(threading.Thread):
             self._runs[trial_id] = run
         if "" not in self._runs:
             tags = {"sweep.role": "sweep", "sweep.name": self.folder.name}
-            self._runs[""] = self._create_run(self.folder.name, tags)
+            self._create_run("", self.folder.name, tags, None)
         self._is_connected = True
 
-    def _create_run(self, name: str, tags: dict[str, str], start_time: int | None = None) -> "Run":
-        tags = {"mlflow.runName": name, "mlflow.source.name": "sweep", **tags}
+    def _create_run(self, key: str, name: str, tags: dict[str, str], start: int | None) -> "Run":
+        tags |= {"mlflow.runName": name, "mlflow.source.name": "sweep"}
         tags |= {"sweep.uid": self.sweep_uid, "sweep.version": __version__}
-        return self._client.create_run(self._experiment_id, start_time, tags)
+        self._runs[key] = run = self._client.create_run(self._experiment_id, start, tags)
+        return run
 
     def _mirror_parent(self, is_last: bool) -> None:
         """Upload plan.json if it has grown, and at the end the report; set the run's status."""
@@ -153,16 +151,15 @@ class Mirror(threading.Thread):
             if any(s.state is State.FAILED and s.cause is not Cause.DIVERGED for s in statuses):
                 run_status = "FAILED"
         settings = self.plan.settings.model_dump(mode="json")
-        self._runs[""] = self._update(run, settings, {"sweep.files": "plan.json"}, run_status, None)
+        self._update("", settings, {"sweep.files": "plan.json"}, run_status, None)
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
         """Bring a trial's run up to date if the trial has changed since the last pass."""
         trial = self.folder.trial(str(row.id))
         status, length = trial.read_status(), trial.settled_length()
         run, is_finished = self._runs.get(trial.id), status.state.is_finished
-        if self._sent.get(trial.id) == (status, length, is_last):
-            return
-        if run is None and status.state is State.WAITING:
+        is_sent = self._sent.get(trial.id) == (status, length, is_last)
+        if is_sent or (run is None and status.state is State.WAITING):
             return
         is_running = status.state is State.RUNNING and not is_last
         run_status = "RUNNING" if is_running else END_STATUS.get(status.state, "KILLED")
@@ -177,22 +174,19 @@ class Mirror(threading.Thread):
         }
         is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
         if run is None or not (is_finished and is_current):
-            run = self._mirror_lines(trial, row, run, length)
+            run = self._mirror_lines(trial, row, length)
             if is_finished:
                 self._log_files(run, trial.path, TRIAL_FILES)
             last = trial.result_path if trial.result_path.exists() else trial.state_path
             end_time = last.stat().st_mtime_ns // 10**6
-            params = row.model_dump(exclude=NO_PARAMS)
-            self._runs[trial.id] = self._update(run, params, tags, run_status, end_time)
+            self._update(trial.id, row.model_dump(exclude=NO_PARAMS), tags, run_status, end_time)
         self._sent[trial.id] = status, length, is_last
 
-    def _mirror_lines(
-        self, trial: TrialFolder, row: PlannedTrial, run: "Run | None", length: int
-    ) -> "Run":
-        """Send the lines in the first `length` bytes that a trial's run lacks, and its results.
+    def _mirror_lines(self, trial: TrialFolder, row: PlannedTrial, length: int) -> "Run":
+        """Send what a trial's run lacks: lines in the first `length` bytes, and results."""
+        from mlflow.entities import Metric
 
-        If the trial began again, its old run is deleted. Returns the run.
-        """
+        run = self._runs.get(trial.id)
         lines, result = read_metrics(trial.metrics_path), trial.read_result() or {}
         points, newest = [_point(line) for line in lines], None
         if run is not None:
@@ -200,39 +194,33 @@ class Mirror(threading.Thread):
             histories = [self._client.get_metric_history(run.info.run_id, key) for key in keys]
             stored = ((point.step, point.timestamp) for history in histories for point in history)
             newest = max(stored, default=None)
-            if newest and newest not in points:
+            if newest and newest not in points:  # the trial began again
                 self._client.delete_run(run.info.run_id)
                 run = newest = None
         if run is None:
             stage = "tune: " if row.stage == "tune" else ""
             name = f"{stage}batch {row.batch_size} seed {row.seed} lr {row.learning_rate:g}"
-            start_time = points[0][1] if points else None
-            run = self._create_run(name, {"sweep.trial_id": trial.id}, start_time)
-            self._runs[trial.id] = run
+            start = points[0][1] if points else None
+            run = self._create_run(trial.id, name, {"sweep.trial_id": trial.id}, start)
         first = newest[0] if newest else 0  # sent again, as it may be incomplete
-        settled = read_metrics(trial.metrics_path, length)
         final = {
             f"final/{name.removeprefix('final_')}": value
             for name, value in result.items()
             if isinstance(value, int | float) and name not in PlannedTrial.model_fields
         }
         position = {key: lines[-1][key] if lines else 0 for key in POSITION}
-        self._log_lines(run, [line for line in settled if line["tokens"] >= first])
-        self._log_lines(run, [position | final])
-        return run
-
-    def _log_lines(self, run: "Run", lines: list[dict[str, Any]]) -> None:
-        from mlflow.entities import Metric
-
+        settled = read_metrics(trial.metrics_path, length)
+        new_lines = [line for line in settled if line["tokens"] >= first]
         metrics = [
             Metric(key, float(value), _point(line)[1], line["tokens"])
-            for line in lines
+            for line in [*new_lines, position | final]
             for key, value in line.items()
             if key not in POSITION and value is not None
         ]
-        for start in range(0, len(metrics), BATCH_METRICS):
-            batch = metrics[start : start + BATCH_METRICS]
+        for index in range(0, len(metrics), BATCH_METRICS):
+            batch = metrics[index : index + BATCH_METRICS]
             self._client.log_batch(run.info.run_id, batch, synchronous=True)
+        return run
 
     def _log_files(self, run: "Run", folder: Path, names: tuple[str, ...]) -> None:
         for name in names:
@@ -240,22 +228,22 @@ class Mirror(threading.Thread):
                 self._client.log_artifact(run.info.run_id, str(folder / name))
 
     def _update(
-        self, run: "Run", params: dict[str, Any], tags: dict[str, str], status: str, end: int | None
-    ) -> "Run":
-        """Set a run's tags and status, and its params unless it has some; return it as stored."""
+        self, key: str, params: dict[str, Any], tags: dict[str, str], status: str, end: int | None
+    ) -> None:
+        """Set a run's tags and status, and its params unless it has some."""
         from mlflow.entities import Param, RunTag
 
+        run = self._runs[key]
         run_id = run.info.run_id
-        if not tags.items() <= run.data.tags.items():
-            pairs = [] if run.data.params else params.items()
-            new_params = [Param(key, str(value)) for key, value in pairs if value is not None]
-            new_tags = [RunTag(key, value) for key, value in tags.items()]
-            self._client.log_batch(run_id, params=new_params, tags=new_tags, synchronous=True)
+        pairs = [] if run.data.params else params.items()
+        new_params = [Param(name, str(value)) for name, value in pairs if value is not None]
+        new_tags = [RunTag(name, value) for name, value in tags.items()]
+        self._client.log_batch(run_id, params=new_params, tags=new_tags, synchronous=True)
         if status != run.info.status and status == "RUNNING":
             self._client.update_run(run_id, status)
         elif status != run.info.status:
             self._client.set_terminated(run_id, status, end)
-        return self._client.get_run(run_id)
+        self._runs[key] = self._client.get_run(run_id)
 
 
 def _point(line: dict[str, Any]) -> tuple[int, int]:

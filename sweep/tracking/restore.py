@@ -19,17 +19,10 @@ FILES = ("result.json", "metrics.jsonl", "valid_losses.npy")  # artifacts of a t
 def restore_sweep(
     tracking_uri: str, experiment: str, run_id: str | None, parent: Path
 ) -> SweepFolder:
-    """Restore the plan of a sweep, the states of its trials, and the files of finished ones.
-
-    Args:
-        tracking_uri: a server or a database.
-        experiment: name of the MLflow experiment.
-        run_id: a parent run; None: the newest.
-        parent: existing folder in which the sweep folder is created, under the sweep's name.
-    """
+    """Restore plan, states and results of a parent run, by default the newest, in a new folder."""
     uri = store.check_tracking_uri(tracking_uri)
     address = store.without_password(uri)
-    if uri.startswith("sqlite") and not store.sqlite_path(uri).is_file():
+    if (path := store.sqlite_path(uri)) and not path.is_file():
         raise SweepError(f"tracking URI must be an existing MLflow database, got {address!r}.")
     try:
         client = store.connect(uri)

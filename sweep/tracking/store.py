@@ -3,15 +3,16 @@
 MLflow is imported by `connect` only, so that a mirrored sweep is recognised without it.
 """
 
+import contextlib
 import logging
 import os
 import re
 import sys
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sweep.config.objects import require_extra
 from sweep.errors import CorruptFile, SweepError
@@ -52,6 +53,12 @@ def hide_passwords(text: str) -> str:
     return re.sub(r"(?<=://)([^:@/?#\s]*):[^@/?#\s]*@", r"\1@", text)
 
 
+def one_sentence(error: BaseException) -> str:
+    """Return the first line of an error of a database, a driver or a server, shortened."""
+    text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+    return hide_passwords(text.splitlines()[0][:300])
+
+
 def with_driver(address: str) -> str:
     """Add the driver psycopg to a PostgreSQL address that names none."""
     if not address.startswith("postgresql://"):
@@ -60,20 +67,14 @@ def with_driver(address: str) -> str:
     return address.replace("postgresql", "postgresql+psycopg", 1)
 
 
-def one_sentence(error: BaseException) -> str:
-    """Return the first line of an error of a database, a driver or a server, shortened."""
-    text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
-    return hide_passwords(text.splitlines()[0][:300])
-
-
 def default_tracking_uri(folder: SweepFolder) -> str:
     """Return the address of the SQLite store in the sweep folder."""
     return f"sqlite:///{folder.path.absolute() / 'mlflow.db'}"
 
 
-def sqlite_path(uri: str) -> Path:
-    """Return the file of a `sqlite:///` address."""
-    return Path(uri.partition(":///")[2])
+def sqlite_path(uri: str) -> Path | None:
+    """Return the file of a `sqlite:///` address; None for other addresses."""
+    return Path(uri.partition(":///")[2]).absolute() if uri.startswith("sqlite") else None
 
 
 def check_tracking_uri(uri: str) -> str:
@@ -81,20 +82,19 @@ def check_tracking_uri(uri: str) -> str:
     scheme, _, rest = uri.partition("://")
     shown = without_password(uri)
     if scheme.partition("+")[0] not in SCHEMES or not rest.strip("/"):
-        examples = "http://host:5000 or sqlite:////absolute/path/mlflow.db"
         raise SweepError(
-            f"tracking URI must be a server or a database ({examples}), got {shown!r}."
+            "tracking URI must be a server or a database (http://host:5000 or "
+            f"sqlite:////absolute/path/mlflow.db), got {shown!r}."
         )
-    if scheme.startswith("sqlite"):
-        return f"sqlite:///{sqlite_path(uri).absolute()}"
     with_driver(uri)
+    if path := sqlite_path(uri):
+        return f"sqlite:///{path}"
     return uri.rstrip("/") if scheme.startswith("http") else uri
 
 
 def check_answers(uri: str) -> None:
     """Refuse a wrong address, or a database that cannot be opened; a server may be down."""
-    uri = check_tracking_uri(uri)
-    if uri.startswith(("http", "sqlite")):
+    if check_tracking_uri(uri).startswith(("http", "sqlite")):
         return
     import sqlalchemy
 
@@ -106,52 +106,45 @@ def check_answers(uri: str) -> None:
         raise SweepError(f"{shown!r} cannot be opened: {one_sentence(error)}") from error
 
 
-@dataclass
-class Record:
-    """tracking.json: the store of a sweep, and the name of the sweep in it."""
+def read_record(folder: SweepFolder) -> dict[str, Any]:
+    """Return what tracking.json records, or the record of a sweep that was never mirrored.
 
-    tracking_uri: str  # without its password
-    is_default: bool  # mlflow.db in the sweep folder
-    sweep_uid: str  # random; tags the sweep's runs and names its Optuna studies
-    mirrored_sha256: str = ""  # `digest` of the folder when the store last held all of it
+    sweep_uid is random; it tags the sweep's runs and names its Optuna studies. mirrored_sha256 is
+    the `digest` of the folder when the store last held all of it. is_default means mlflow.db.
+    """
+    record = {"tracking_uri": default_tracking_uri(folder), "is_default": True}
+    record |= {"sweep_uid": uuid.uuid4().hex, "mirrored_sha256": ""}
+    with contextlib.suppress(FileNotFoundError, CorruptFile):
+        record |= read_json(folder.tracking_path)
+    return record
 
 
-def load_record(folder: SweepFolder, tracking_uri: str | None) -> Record:
-    """Read tracking.json, or create a record if it is missing or names another store."""
-    default, old = default_tracking_uri(folder), _read_record(folder)
-    recorded = old.tracking_uri if old and not old.is_default else default
-    uri = without_password(tracking_uri or recorded)
-    if old and uri == old.tracking_uri:
-        return old
-    if old and old.is_default and uri == default and sqlite_path(uri).exists():
+def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any]:
+    """Return the record of this store; None: the recorded store, by default the folder's own."""
+    record, default = read_record(folder), default_tracking_uri(folder)
+    uri = tracking_uri or (default if record["is_default"] else record["tracking_uri"])
+    uri = without_password(uri)
+    if uri == record["tracking_uri"]:
+        return record
+    if record["is_default"] and uri == default and (folder.path / "mlflow.db").exists():
         # The folder was moved, and its store names artifacts by their old paths.
-        sqlite_path(uri).replace(folder.path / "mlflow-moved.db")
-    return Record(uri, uri == default, old.sweep_uid if old else uuid.uuid4().hex)
-
-
-def _read_record(folder: SweepFolder) -> Record | None:
-    try:
-        data = read_json(folder.tracking_path)
-        data.pop("format_version")
-        return Record(**data)
-    except (FileNotFoundError, CorruptFile, TypeError):
-        return None
+        (folder.path / "mlflow.db").replace(folder.path / "mlflow-moved.db")
+    return record | {"tracking_uri": uri, "is_default": uri == default, "mirrored_sha256": ""}
 
 
 def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
     """Return True if this store (None: the recorded one) holds all of the folder; ask no store."""
-    record = _read_record(folder)
-    uri = tracking_uri and without_password(check_tracking_uri(tracking_uri))
-    if record is None or (uri and record.tracking_uri != uri):
+    record, uri = read_record(folder), tracking_uri
+    if uri and without_password(check_tracking_uri(uri)) != record["tracking_uri"]:
         return False
-    if record.is_default and not sqlite_path(default_tracking_uri(folder)).exists():
+    if record["is_default"] and not (folder.path / "mlflow.db").exists():
         return False
-    return record.mirrored_sha256 == digest(folder)
+    return bool(record["mirrored_sha256"]) and record["mirrored_sha256"] == digest(folder)
 
 
 def digest(folder: SweepFolder) -> str:
     """Return a hash of the plan, the trials' states and the report."""
-    states = [asdict(t.read_status()) for t in folder.trials()]
+    states = [asdict(trial.read_status()) for trial in folder.trials()]
     paths = [folder.path / name for name in REPORT_FILES]
     reports = [sha256_of_file(path) for path in paths if path.exists()]
     return sha256_of([folder.require_plan(), states, reports])
@@ -172,22 +165,11 @@ def connect(uri: str) -> "MlflowClient":
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     uri = with_driver(uri)
-    if uri.startswith("sqlite") and not sqlite_path(uri).exists():
+    if (path := sqlite_path(uri)) and not path.exists():
         # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
-        with replacing(sqlite_path(uri)) as part:
+        with replacing(path) as part:
             MlflowClient(f"sqlite:///{part}", f"sqlite:///{part}").search_experiments()
     return MlflowClient(uri, uri)
-
-
-def require_experiment(client: "MlflowClient", name: str, uri: str, folder: SweepFolder) -> str:
-    """Return the id of an MLflow experiment, created if necessary."""
-    if experiment := client.get_experiment_by_name(name):
-        return str(experiment.experiment_id)  # if it is deleted, MLflow refuses new runs
-    # Artifacts lie next to an SQLite file, else in the first folder that uses the database; a
-    # server chooses their location itself.
-    parent = sqlite_path(uri).parent if uri.startswith("sqlite") else folder.path.absolute()
-    location = None if uri.startswith("http") else (parent / "mlartifacts").as_uri()
-    return str(client.create_experiment(name, artifact_location=location))
 
 
 def search_runs(
@@ -200,13 +182,11 @@ def search_runs(
 
 def ui_command(folder: SweepFolder, port: int) -> list[str]:
     """Return the command that serves this sweep's store with MLflow's UI, on loopback only."""
-    record = _read_record(folder)
-    uri = (
-        default_tracking_uri(folder) if record is None or record.is_default else record.tracking_uri
-    )
+    record = read_record(folder)
+    uri = default_tracking_uri(folder) if record["is_default"] else record["tracking_uri"]
     if uri.startswith("http"):
         raise SweepError(f"{folder.path} is tracked by a server. Open {uri} in a browser.")
-    if uri.startswith("sqlite") and not sqlite_path(uri).exists():
+    if (path := sqlite_path(uri)) and not path.exists():
         remedy = f"Create it with `sweep report {folder.path}`."
         raise SweepError(f"{folder.path} must have an MLflow store, got none at {uri}. {remedy}")
     prepare_environment()

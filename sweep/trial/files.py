@@ -42,24 +42,27 @@ def seal(data: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "sha256": sha256_of(rest)}
 
 
-def parse_sealed(text: str | bytes, subject: str) -> dict[str, Any]:
-    """Read a sealed document; raise CorruptFile if it is not what was sealed."""
-    damage = CorruptFile(f"{subject} does not match its sha256. Restore it, or start again.")
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a sealed JSON file; raise FileNotFoundError, or CorruptFile if it has changed."""
+    damage = CorruptFile(f"{path} does not match its sha256. Restore it, or start again.")
     try:
-        data = json.loads(text)
+        data = dict(json.loads(path.read_bytes()))
         sha256, version = data.pop("sha256"), data["format_version"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise damage from error
     if version != FORMAT_VERSION:
-        raise SweepError(f"{subject} must have format_version {FORMAT_VERSION}, got {version!r}.")
+        raise SweepError(f"{path} must have format_version {FORMAT_VERSION}, got {version!r}.")
     if sha256 != sha256_of(data):
         raise damage
-    return dict(data)
+    return data
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a sealed JSON file; raise FileNotFoundError or CorruptFile."""
-    return parse_sealed(path.read_bytes(), str(path))
+def find_json(path: Path) -> dict[str, Any] | None:
+    """Read a sealed JSON file; return None if it does not exist."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | None = None) -> None:
@@ -71,10 +74,7 @@ def write_json(path: Path, data: dict[str, Any], check: Callable[[], None] | Non
 
 @contextlib.contextmanager
 def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yield a temporary path that durably replaces `path` on success.
-
-    `check` runs between writing and renaming and raises to keep the old file.
-    """
+    """Yield a temporary path that durably replaces `path`, unless the block or `check` raises."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -121,7 +121,7 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, length: int, check: Callable[[], None]) -> None:
-        start = path.read_bytes()[:length] if length and path.exists() else b""
+        start = _read_start(path, length)
         with replacing(path, check) as part:
             part.write_bytes(start)
         self.path, self.length = path, length
@@ -144,17 +144,21 @@ class MetricsLog:
 
     def close(self) -> None:
         """Make the lines durable and close the file."""
-        os.fsync(self._fd)
+        self.flush()
         os.close(self._fd)
 
 
 def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """Read the complete lines of the file, or of its first `length` bytes."""
-    data = path.read_bytes()[:length] if path.exists() else b""
-    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    lines = _read_start(path, length).splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def is_start_intact(path: Path, length: int, sha256: str) -> bool:
     """Return True if the first `length` bytes have this hash."""
-    data = path.read_bytes()[:length] if path.exists() else b""
+    data = _read_start(path, length)
     return len(data) == length and hashlib.sha256(data).hexdigest() == sha256
+
+
+def _read_start(path: Path, length: int | None) -> bytes:
+    return path.read_bytes()[:length] if path.exists() else b""

@@ -7,18 +7,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
-from sweep.errors import CorruptFile, Superseded, SweepError
-from sweep.trial.files import read_json, remove, sha256_of, sha256_of_file, write_json
+from sweep.errors import Superseded, SweepError
+from sweep.trial.files import find_json, read_json, remove, sha256_of, sha256_of_file, write_json
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
 CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
 
 
 class State(StrEnum):
-    """The state of a trial."""
-
     WAITING = "WAITING"
     RUNNING = "RUNNING"
     COMPLETE = "COMPLETE"
@@ -26,8 +23,7 @@ class State(StrEnum):
     FAILED = "FAILED"
 
     @property
-    def is_finished(self) -> bool:
-        """Whether no attempt is running or to be started."""
+    def is_finished(self) -> bool:  # no attempt is running or to be started
         return self not in (State.WAITING, State.RUNNING)
 
 
@@ -54,13 +50,10 @@ class TrialStatus:
     pause_step: int | None = None  # step at which the attempt checkpoints and ends
 
     def changed(self, **fields: Any) -> "TrialStatus":
-        """Return a copy with some fields changed."""
         return replace(self, **fields)
 
 
 class CheckpointName(NamedTuple):
-    """A checkpoint's file name."""
-
     step: int
     metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
     path: Path
@@ -83,11 +76,8 @@ class TrialFolder:
         self.log_path = path / "log.txt"
 
     def read_config(self) -> TrialConfig:
-        """Read config.json."""
-        try:
-            data = read_json(self.config_path)
-        except FileNotFoundError:
-            raise SweepError(f"{self.path} must be a trial folder with a config.json.") from None
+        if (data := find_json(self.config_path)) is None:
+            raise SweepError(f"{self.path} must be a trial folder with a config.json.")
         data.pop("format_version")
         sweep = SweepFolder(self.path.absolute().parents[1])
         for name in ("data_path", "init_path"):
@@ -95,16 +85,12 @@ class TrialFolder:
         return TrialConfig.model_validate(data)
 
     def write_config(self, config: TrialConfig) -> None:
-        """Write config.json; create the folder if necessary."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.config_path, config.model_dump(mode="json"))
 
     def read_status(self) -> TrialStatus:
         """Read state.json. A trial without one is WAITING, and one with a result has ended."""
-        try:
-            data = read_json(self.state_path)
-        except FileNotFoundError:
-            data = asdict(TrialStatus())
+        data = find_json(self.state_path) or asdict(TrialStatus())
         data.pop("format_version", None)
         if data["state"] in (State.WAITING, State.RUNNING) and (result := self.read_result()):
             data |= {name: result[name] for name in ("state", "cause")}  # by a bare worker
@@ -112,15 +98,11 @@ class TrialFolder:
         return TrialStatus(**{**data, "state": State(data["state"]), "cause": cause})
 
     def write_status(self, status: TrialStatus) -> None:
-        """Write state.json."""
         write_json(self.state_path, asdict(status))
 
     def read_result(self) -> dict[str, Any] | None:
         """Read result.json, the final record; return None if it does not exist yet."""
-        try:
-            return read_json(self.result_path)
-        except FileNotFoundError:
-            return None
+        return find_json(self.result_path)
 
     def checkpoints(self) -> list[CheckpointName]:
         """Return the checkpoints, newest first."""
@@ -142,8 +124,7 @@ class TrialFolder:
 
     def fence(self, number: int) -> None:
         """Raise Superseded if there is a newer attempt than this."""
-        newest = self.read_status().fencing
-        if newest != number:
+        if (newest := self.read_status().fencing) != number:
             raise Superseded(f"trial {self.id}: attempt {number} was superseded by {newest}")
 
     def ask_to_stop(self, number: int) -> None:
@@ -186,18 +167,11 @@ class SweepFolder:
         return data_path and os.path.normpath(self.path.absolute() / data_path)
 
     def trial(self, trial_id: str) -> TrialFolder:
-        """Return the folder of a trial."""
         return TrialFolder(self.path / "trials" / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
         """Read plan.json; return None if it does not exist."""
-        try:
-            plan = read_json(self.plan_path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        if not isinstance(plan.get("trials"), list):
-            raise CorruptFile(f"{self.plan_path} must list trials. Restore it from a copy.")
-        return plan
+        return find_json(self.plan_path)
 
     def require_plan(self) -> dict[str, Any]:
         """Read plan.json of a folder that must have one."""
@@ -212,17 +186,15 @@ class SweepFolder:
 
 def identify_start(path: str) -> dict[str, Any]:
     """Return the hash of initial weights, and for a trial its model, tokenizer and data."""
-    if (pretrained := find_pretrained(path)) is not None:
-        files = sorted(pretrained.glob("*.safetensors"))
-        if not files:
-            raise SweepError(f"init must contain weights in safetensors, got {path!r}.")
-        return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     folder = TrialFolder(Path(path).expanduser())
-    if not folder.config_path.is_file() or not folder.weights_path.is_file():
+    files = sorted(folder.path.glob("*.safetensors"))
+    if not files or not folder.config_path.is_file():
         raise SweepError(
-            "init must be the folder of a complete trial, with config.json and "
-            f"weights.safetensors, or of a pretrained model of transformers, got {path!r}."
+            "init must be the folder of a complete trial, or of a pretrained model of "
+            f"transformers, with config.json and weights in safetensors, got {path!r}."
         )
+    if folder.weights_path not in files:
+        return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     science = folder.read_config().science
     start = {
         "weights": sha256_of_file(folder.weights_path),
@@ -232,9 +204,3 @@ def identify_start(path: str) -> dict[str, Any]:
     if science.tokenizer is None or science.tokenizer.kind != "pretrained":
         start["data"] = science.data  # a pretrained model's tokenizer does not depend on them
     return start
-
-
-def check_start(path: str, start: dict[str, Any] | None) -> None:
-    """Check that the weights are those that a trial was planned with."""
-    if start is None or identify_start(path)["weights"] != start["weights"]:
-        raise SweepError(f"init must contain the weights of the plan, got others in {path}.")

@@ -10,17 +10,17 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from sweep.errors import CorruptFile, FolderInUse
-from sweep.trial.files import canonical_json, parse_sealed, seal
+from sweep.trial.files import canonical_json, read_json, seal
 
 BEAT_SECONDS = 5.0  # between two increments of the counter
 DEAD_SECONDS = 20.0  # without an increment, by the watcher's clock
 LINE_BYTES = 512
 
 
-class Lease:
+class Lease(contextlib.AbstractContextManager["Lease"]):
     """An OS lock on a file that names its owner, and a thread that increments its counter.
 
     The constructor raises FolderInUse if another live process holds the lock.
@@ -37,14 +37,14 @@ class Lease:
             time.sleep(0.02)
         else:
             raise _in_use(path)
-        self._fencing, self._ended = fencing, threading.Event()
+        self._owner = {"pid": os.getpid(), "host": socket.gethostname(), "fencing": fencing}
+        self._ended = threading.Event()
         self._write(counter=0)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
 
     def _write(self, **fields: Any) -> None:
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "fencing": self._fencing}
-        line = canonical_json(seal({**owner, **fields}))
+        line = canonical_json(seal({**self._owner, **fields}))
         os.pwrite(self._fd, line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
         os.fsync(self._fd)  # a network file system shows it to other machines only then
 
@@ -63,9 +63,6 @@ class Lease:
             self._write(ended=True)
         os.close(self._fd)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.release()
 
@@ -83,7 +80,7 @@ def is_locked(path: Path) -> bool:
 def read_owner(path: Path) -> dict[str, Any]:
     """Return what the last owner wrote, or {} if it cannot be read now."""
     try:
-        return parse_sealed(path.read_bytes(), str(path))
+        return read_json(path)
     except (OSError, CorruptFile):
         return {}
 
@@ -92,28 +89,21 @@ class LeaseWatch:
     """A lease as another process sees it, judged by that process's monotonic clock."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._changed = path, time.monotonic()
         self._seen: dict[str, Any] = {}
-        self._changed = time.monotonic()
 
     def is_alive(self) -> bool:
         """Return True if the owner lives: on this machine by its lock, elsewhere by its counter."""
         owner = read_owner(self._path) or self._seen  # unreadable now: as last read
         if not owner or owner.get("host") == socket.gethostname():
             return is_locked(self._path)
-        if owner.get("ended"):
-            self._seen = {}
-            return False
         if owner != self._seen:
             self._seen, self._changed = owner, time.monotonic()
-        return time.monotonic() - self._changed < DEAD_SECONDS
+        return not owner.get("ended") and time.monotonic() - self._changed < DEAD_SECONDS
 
 
 def refuse_live_owner_elsewhere(path: Path) -> None:
-    """Raise FolderInUse if the folder's owner on another machine increments its counter.
-
-    OS locks may not show such an owner. Waits until the counter has stood still for 20 s.
-    """
+    """Raise FolderInUse if an owner on another machine increments its counter within 20 s."""
     watch, before = LeaseWatch(path), read_owner(path)
     while watch.is_alive() and before.get("host") != socket.gethostname():
         if read_owner(path).get("counter", 0) > before.get("counter", 0):

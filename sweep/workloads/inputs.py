@@ -8,13 +8,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from sweep.config.models import find_pretrained
 from sweep.config.trial import TrialConfig
-from sweep.data import tokens
+from sweep.data.tokens import TextTokenizer, TokenizedText, prepare_data, pretrained_path
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast, build_model
 from sweep.models.hugging_face import HuggingFace
-from sweep.trial.folder import TrialFolder, check_start
+from sweep.trial.folder import TrialFolder, identify_start
 
 
 class LanguageWorkload:
@@ -28,22 +27,22 @@ class LanguageWorkload:
         self.tokens_per_sequence = config.science.traits.tokens_per_sequence
 
     @cached_property
-    def text(self) -> tokens.TokenizedText | None:
+    def text(self) -> TokenizedText | None:
         """The tokenized text, which is prepared first if necessary; None if there is none."""
         science, path, init = self.config.science, self.config.data_path, self.config.init_path
         if science.data is None or science.tokenizer is None:
             return None
-        return tokens.prepare_data(science.data, path, science.tokenizer, pretrained=init)
+        return prepare_data(science.data, path, science.tokenizer, pretrained=init)
 
     @cached_property
-    def tokenizer(self) -> tokens.TextTokenizer:
+    def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the text; without a text a pretrained one, or bytes."""
         settings = self.config.science.tokenizer
-        if self.text is not None or settings is None:
-            return self.text.tokenizer if self.text else tokens.load_tokenizer(None)
-        return tokens.load_tokenizer(
-            tokens.pretrained_path(self.config.init_path, settings), settings.end
-        )
+        if self.text is not None:
+            return self.text.tokenizer
+        if settings is None:
+            return TextTokenizer(None)
+        return TextTokenizer(pretrained_path(self.config.init_path, settings), settings.end)
 
     def states(self, model: HasHidden, ids: Tensor, first: int = 0) -> Tensor:
         """Return the input of the output projection from position `first`, (B·T, D), of (B, T)."""
@@ -59,12 +58,14 @@ class LanguageWorkload:
         model = build_model(science.model, science.seed, recomputes)
         if path is None or any(weight.is_meta for weight in model.parameters()):
             return model
-        check_start(path, science.start)
+        if science.start is None or identify_start(path)["weights"] != science.start["weights"]:
+            raise SweepError(f"init must contain the weights of the plan, got others in {path}.")
+        weights = TrialFolder(Path(path)).weights_path
         try:
-            if isinstance(model, HuggingFace) and find_pretrained(path) is not None:
+            if isinstance(model, HuggingFace) and not weights.exists():  # a folder of transformers
                 model.load(Path(path))
             else:
-                load_model(model, TrialFolder(Path(path)).weights_path)
+                load_model(model, weights)
         except (OSError, SafetensorError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise SweepError(

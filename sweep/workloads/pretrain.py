@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sweep.data.stream import SequenceStream, document_of_targets, gather
-from sweep.data.tokens import TokenizedText
+from sweep.data.tokens import SequenceStream, TokenizedText, document_of_targets, gather
 from sweep.models import HasHidden, autocast
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.workloads import ranks

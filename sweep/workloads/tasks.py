@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sweep.config.experiment import REWARD_STATISTICS, GrpoSettings
 from sweep.config.objects import load_object, require_extra
-from sweep.data.stream import SequenceStream
-from sweep.data.tokens import SEPARATOR_ID, TextTokenizer, TokenizedText
+from sweep.data.tokens import SEPARATOR_ID, SequenceStream, TextTokenizer, TokenizedText
 from sweep.errors import SweepError
 
 WORDS = 3  # words in a prompt

@@ -12,11 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from sweep.config.trial import TokenizerSettings
+
 STORIES = [
     f"Story {i} is about a cat that had {i * 7} hats.\nIt met the dog number {i % 13}. “Hello!”"
     for i in range(200)
 ]
 COMMIT = "ab" * 20
+BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
+
+
+def json_lines(texts):
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sweep.data.stream import SequenceStream, document_of_targets, gather
+from sweep.data.tokens import SequenceStream, document_of_targets, gather
 
 
 def test_every_epoch_is_a_permutation_of_all_windows():

@@ -1,19 +1,12 @@
 import gzip
-import json
 
 import pandas as pd
 import pytest
 
-from sweep.config.trial import TokenizerSettings
-from sweep.data.sources import identify_data, read_table
+from sweep.data.sources import identify_data, read_files
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
-
-BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
-
-
-def json_lines(texts):
-    return "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts).encode()
+from tests.data.conftest import BYTES, json_lines
 
 
 def write_table(path, texts):
@@ -22,18 +15,15 @@ def write_table(path, texts):
         table.to_parquet(path)
     elif path.suffix == ".csv":
         table.to_csv(path, index=False)
-    elif path.suffix == ".json":
-        table.to_json(path, orient="records")
     else:
-        data = json_lines(texts)
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+        table.to_json(path, orient="records", lines=path.suffix != ".json")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a[1].csv", "a.parquet", "a.json"])
 def test_every_row_of_a_table_is_a_document(tmp_path, stories, name):
     texts = ["NA", "007", " with spaces\n", *stories]
     write_table(tmp_path / name, texts)
-    pieces = list(read_table(tmp_path / name))
+    pieces = list(read_files([tmp_path / name]))
     assert [piece.text for piece in pieces] == [text.strip() for text in texts]
     assert all(piece.ends_document for piece in pieces)
 
@@ -55,6 +45,7 @@ def test_a_folder_may_hold_tables(tmp_path, stories):
         ("nul.jsonl", b'{"text": "a\\u0000b"}\n'),
         ("broken.jsonl", b'{"text": \n'),
         ("other.csv", b"a,b\n1,2\n"),
+        ("empty.csv", b""),
         ("latin.csv", "text\ncafé\n".encode("latin-1")),
         ("damaged.parquet", b"PAR1"),
         ("damaged.jsonl.gz", gzip.compress(json_lines(["a"] * 9999), mtime=0)[:50]),

@@ -1,9 +1,7 @@
 import gzip
 
-import numpy as np
 import pytest
 
-from sweep.data import text as text_module
 from sweep.data.sources import identify_data, open_data
 from sweep.data.text import SPLIT_RULE, read_text
 from sweep.errors import SweepError
@@ -61,19 +59,6 @@ def test_a_long_document_comes_in_parts_that_are_cut_before_white_space(tmp_path
     for piece in pieces[:-1]:
         assert not piece.text[-1].isspace()
     assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-
-
-def test_damage_in_the_middle_of_a_file_is_found_while_reading(tmp_path):
-    path = tmp_path / "a.txt"
-    filler = b"word " * (1 << 19)
-    for damage in (b"\0", b"\xff"):
-        path.write_bytes(filler + damage + filler)
-        with pytest.raises(SweepError, match="UTF-8 text"):
-            read(path)
-    packed = gzip.compress(np.random.default_rng(0).integers(97, 123, 3 << 20, np.uint8).tobytes())
-    (tmp_path / "a.txt.gz").write_bytes(packed[:-100])
-    with pytest.raises(SweepError, match="whole gzip file"):
-        read(tmp_path / "a.txt.gz")
 
 
 def split_of(path):
@@ -141,11 +126,3 @@ def test_the_files_of_a_folder_are_documents_whatever_their_extensions(tmp_path,
     train, valid = split_of(folder)
     assert sorted(train + valid) == sorted(stories)
     assert len(valid) == 10
-
-
-def test_no_white_space_at_all_is_cut_at_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 100)
-    path = write(tmp_path / "a.txt", "x" * 1050)
-    pieces = list(read_text(path, block=200))
-    assert "".join(piece.text for piece in pieces) == "x" * 1050
-    assert max(len(piece.text) for piece in pieces) <= 100

@@ -6,17 +6,17 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.servers import MlflowServer, Service
 
 ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "orchestration"
@@ -36,33 +36,6 @@ dimensions = 30
 centre = 0.05
 prune = false
 """
-
-
-class Service:
-    """A server that can die and come back."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def _start(self, command: list[str], is_ready: Callable[[], bool], **settings: Any) -> None:
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, **settings
-            )
-        while not is_ready():
-            assert self._process.poll() is None, (self.folder / "log").read_text()
-            time.sleep(0.1)
-
-    def die(self) -> None:
-        """End the server and its children as a crash would."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
 
 
 class Postgres(Service):
@@ -104,14 +77,14 @@ class Postgres(Service):
                 return True
             return False
 
-        self._start([*command, f"-p{self.port}"], is_ready, cwd=self.folder, **self.user)
+        self.launch([*command, f"-p{self.port}"], is_ready, cwd=self.folder, **self.user)
 
     def die(self) -> None:
         """Shut down immediately: sessions are cut, and the next start replays the log."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGQUIT)
-            self._process.wait()
-            self._process = None
+        if self.process is not None:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait()
+            self.process = None
 
     def execute(self, database: str, statement: str) -> None:
         import psycopg
@@ -123,38 +96,6 @@ class Postgres(Service):
         password = self.password if password is None else password
         user = f"sweep:{password}" if password else "sweep"
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
-
-
-class Mlflow(Service):
-    """An MLflow server that keeps its runs in PostgreSQL."""
-
-    def __init__(self, folder: Path, postgres: Postgres) -> None:
-        super().__init__(folder)
-        self.postgres, self.uri = postgres, f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        if self._process is None:
-            store = self.postgres.address("mlflow", "").replace("://", "+psycopg://")
-            command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
-            command += ["--artifacts-destination", str(self.folder / "artifacts")]
-            command += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "2"]
-            password = {"PGPASSWORD": self.postgres.password}
-            self._start(command, self._is_ready, env=os.environ | password)
-
-    def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
-                return True
-        except OSError:
-            return False
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables with which `sweep run` uses both servers."""
-        return {
-            "SWEEP_RUN_TRACKING_URI": self.uri,
-            "SWEEP_RUN_STORAGE": self.postgres.address("optuna", ""),
-            "PGPASSWORD": self.postgres.password,
-        }
 
 
 @pytest.fixture(scope="session")
@@ -172,9 +113,10 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
-def mlflow(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
-    """The MLflow server."""
-    server = Mlflow(tmp_path_factory.mktemp("mlflow"), postgres)
+def mlflow(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """An MLflow server that keeps its runs in PostgreSQL."""
+    store = postgres.address("mlflow", "").replace("://", "+psycopg://")
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), store, PGPASSWORD=postgres.password)
     try:
         server.start()
         yield server
@@ -182,50 +124,49 @@ def mlflow(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
         server.die()
 
 
-class Command:
+@pytest.fixture
+def both(postgres: Postgres, mlflow: MlflowServer) -> dict[str, str]:
+    """Return the variables with which `sweep run` uses both servers."""
+    return {
+        "SWEEP_RUN_TRACKING_URI": mlflow.uri,
+        "SWEEP_RUN_STORAGE": postgres.address("optuna", ""),
+        "PGPASSWORD": postgres.password,
+    }
+
+
+class Command(Service):
     """`sweep run` of a tuned experiment, in another process."""
 
     def __init__(self, folder: Path, environment: dict[str, str], *flags: str) -> None:
-        self.folder, self.log = folder, folder.with_name(f"{folder.name}.log")
-        toml = folder.with_name(f"{folder.name}.toml")
-        toml.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder.with_name(f"{folder.name} command"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.results, toml = folder, self.folder / f"{folder.name}.toml"
         toml.write_text(EXPERIMENT)
         self.arguments = [sys.executable, "-m", "sweep", "run", str(toml), "--out", str(folder)]
         self.arguments += ["--device", "cpu", *flags]
         paths = f"{FAULTY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         self.environment = os.environ | environment | {"PYTHONPATH": paths}
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def output(self) -> str:
         """Everything that it has printed, over all starts."""
-        return self.log.read_text()
+        return (self.folder / "log").read_text()
 
     def start(self) -> "Command":
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.arguments,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                start_new_session=True,
-            )
+        self.launch(self.arguments, lambda: True, env=self.environment)
         return self
 
     def wait(self) -> int:
-        assert self.process is not None
-        self.process.wait()
+        code = self.process.wait()
         print(self.output)
-        return self.process.returncode
+        return code
 
     def kill(self) -> None:
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def until(self, is_true: Callable[[], Any]) -> None:
         """Wait until a condition becomes true while the command runs."""
-        assert self.process is not None
         while not is_true():
             assert self.process.poll() is None, self.output
             time.sleep(0.05)
@@ -242,7 +183,4 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
     yield build
     for started in commands:
-        if started.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.process.pid, signal.SIGKILL)
-            started.process.wait()
+        started.die()

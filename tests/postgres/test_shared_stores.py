@@ -2,7 +2,6 @@
 
 import socket
 import sys
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -13,8 +12,9 @@ from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.cli import main
 from sweep.orchestration.studies import named_trials, open_storage
 from sweep.tracking.store import connect, is_mirrored, search_runs
-from sweep.trial.files import read_json, read_metrics
+from sweep.trial.files import read_json
 from sweep.trial.folder import State, SweepFolder
+from tests.servers import is_healthy, logged_points, stored_points
 
 pytestmark = pytest.mark.postgres
 
@@ -52,20 +52,7 @@ def assert_tracked_once(folder, uri):
     assert sorted(children) == sorted(trial_ids) and len(runs) == 1 + len(trial_ids)
     for trial in folder.trials():
         assert trial.read_status().state is State.COMPLETE
-        logged = [
-            (key, line["tokens"], round(line["time"] * 1000), value)
-            for line in read_metrics(trial.metrics_path)
-            for key, value in line.items()
-            if "/" in key and value is not None
-        ]
-        run = children[trial.id]
-        points = [
-            (point.key, point.step, point.timestamp, point.value)
-            for key in run.data.metrics
-            if not key.startswith("final/")
-            for point in client.get_metric_history(run.info.run_id, key)
-        ]
-        assert sorted(points) == sorted(logged)
+        assert stored_points(client, children[trial.id].info.run_id) == logged_points(trial)
     return [run.info.run_id for run in runs]
 
 
@@ -89,10 +76,10 @@ def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, 
     )
     for finished in (1, 6):
         run.start()
-        run.until(lambda n=finished: count_finished(run.folder) >= n and is_training(run.folder))
+        run.until(lambda n=finished: count_finished(run.results) >= n and is_training(run.results))
         run.kill()
     assert run.start().wait() == 0
-    folder = SweepFolder(run.folder)
+    folder = SweepFolder(run.results)
     assert_tracked_once(folder, mlflow.uri)
     (study,) = studies_of(postgres.address("optuna"), "killed")
     assert study_losses(study) == tuned_losses(folder)
@@ -101,15 +88,15 @@ def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, 
     ]
     assert {trial.state.name for trial in unnamed} <= {"FAIL"}  # asked for, but not yet planned
     assert secret not in run.output
-    files = [path for path in run.folder.rglob("*") if path.is_file()]
+    files = [path for path in run.results.rglob("*") if path.is_file()]
     assert files and not [path for path in files if secret.encode() in path.read_bytes()]
 
 
-def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow):
+def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow, both):
     names = [f"{parent}/{name}" for name in ("red", "green", "blue", "grey") for parent in "ab"]
-    runs = [command(name, mlflow.environment()).start() for name in names]
+    runs = [command(name, both).start() for name in names]
     assert [run.wait() for run in runs] == [0] * 8
-    folders = [SweepFolder(run.folder) for run in runs]
+    folders = [SweepFolder(run.results) for run in runs]
     run_ids = [run_id for folder in folders for run_id in assert_tracked_once(folder, mlflow.uri)]
     assert len(set(run_ids)) == len(run_ids)
     attempts = {trial.read_status().attempts for folder in folders for trial in folder.trials()}
@@ -124,18 +111,18 @@ def test_eight_sweeps_tune_at_once_and_stay_apart(command, postgres, mlflow):
         assert {len(study.trials) for study in studies} == {len(tuned_losses(a))}
 
 
-def test_a_sweep_outlives_the_death_of_both_servers(command, postgres, mlflow):
-    run = command("outlived", mlflow.environment()).start()
-    run.until(lambda: count_finished(run.folder) >= 1 and is_training(run.folder))
+def test_a_sweep_outlives_the_death_of_both_servers(command, postgres, mlflow, both):
+    run = command("outlived", both).start()
+    run.until(lambda: count_finished(run.results) >= 1 and is_training(run.results))
     mlflow.die()
     postgres.die()
-    finished = count_finished(run.folder)
+    finished = count_finished(run.results)
     run.until(lambda: "Optuna's storage does not answer" in run.output)
-    assert count_finished(run.folder) > finished, "training went on"
+    assert count_finished(run.results) > finished, "training went on"
     postgres.start()
     mlflow.start()
     assert run.wait() == 0
-    folder = SweepFolder(run.folder)
+    folder = SweepFolder(run.results)
     while not is_mirrored(folder, None):  # on a busy machine the last delivery may time out
         assert run.start().wait() == 0
     assert "Traceback" not in run.output
@@ -173,16 +160,12 @@ def refused(tmp_path, monkeypatch, capfd):
     """Return a function that calls `sweep run`, which must be refused, and returns its message."""
 
     def call(*flags):
-        work = tmp_path / "work"
-        work.mkdir()
-        monkeypatch.chdir(work)
-        monkeypatch.setattr(
-            sys, "argv", ["sweep", "run", "quick", "--lr", "tuned", "--yes", *flags]
-        )
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["sweep", "run", "quick", "--lr=tuned", "--yes", *flags])
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capfd.readouterr()
-        assert (ended.value.code, out, list(work.iterdir())) == (2, "", [])
+        assert (ended.value.code, out, list(tmp_path.iterdir())) == (2, "", [])
         assert err.startswith("Error: ") and err.count("\n") == 1, err
         return err
 
@@ -220,5 +203,4 @@ def test_a_database_that_cannot_be_opened_is_refused_in_one_sentence(
 def test_optuna_refuses_the_database_of_mlflow(refused, postgres, mlflow):
     sentence = refused("--storage", postgres.address("mlflow"))
     assert "a database of its own" in sentence and postgres.password not in sentence
-    with urllib.request.urlopen(f"{mlflow.uri}/health") as answer:
-        assert answer.status == 200
+    assert is_healthy(f"{mlflow.uri}/health")

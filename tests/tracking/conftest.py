@@ -1,13 +1,7 @@
 """Small sweep folders of real files, and real MLflow servers to mirror them to."""
 
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,11 +14,13 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.plan.plan import Plan, grow_plan
+from sweep.tracking import mirror
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect
 from sweep.trial.files import MetricsLog, read_json, read_metrics, write_json
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from tests.plans import build_plan
+from tests.servers import MlflowServer, Service, logged_points, stored_points
 
 TOML = """
 budget = "200k"
@@ -41,8 +37,9 @@ EPOCH = 1_760_000_000.0
 
 
 @pytest.fixture(autouse=True)
-def no_warnings_of_mlflow() -> None:
-    """MLflow 3.17 on SQLAlchemy 2.1 uses a deprecated loader."""
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also ignore that MLflow 3.17 uses a deprecated loader of SQLAlchemy 2.1."""
+    monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.1)
     warnings.filterwarnings("ignore", message="The ``noload`` loader strategy")
 
 
@@ -86,14 +83,14 @@ class FakeSweep:
             position = {"time": round(now + number * 0.1234567, 3), "step": step, "tokens": tokens}
             loss = 6.0 / (1 + number) + index / 3
             line = {**position, "train/loss": loss, "train/lr": 1e-3 / 3, "perf/mfu": None}
-            log.append(
-                line | ({"valid/loss": loss + 0.1, "train/clipped": 0} if number % 5 == 0 else {})
-            )
+            if number % 5 == 0:
+                line |= {"valid/loss": loss + 0.1, "train/clipped": 0}
+            log.append(line)
         log.close()
-        for path in [kept.path for kept in trial.checkpoints()] if settled else []:
-            path.unlink()
-        for step in (10 * (first + count), 10 * (first + count) + 1) if settled else ():
-            (trial.path / f"checkpoint-{step}-{log.length}").write_bytes(b"tensors")
+        if settled:
+            trial.remove_checkpoints()
+            for step in (10 * (first + count), 10 * (first + count) + 1):
+                (trial.path / f"checkpoint-{step}-{log.length}").write_bytes(b"tensors")
 
     def finish(self, index: int, state: State = State.COMPLETE, **fields: Any) -> None:
         """Write what a worker leaves at the end, and the state."""
@@ -108,9 +105,6 @@ class FakeSweep:
             "final_valid_loss": 2.0 / 3 + index,
             "mfu": None,
             "execution": self.plan.execution.model_dump(mode="json"),
-            "device": "cpu",
-            "torch_version": "2.13.0",
-            "git_commit": "abc1234",
         }
         write_json(trial.result_path, result)
         self.set_state(index, state, **fields)
@@ -120,11 +114,6 @@ class FakeSweep:
         self.set_state(index, State.RUNNING)
         self.write_lines(index, lines)
         self.finish(index)
-
-    def lines(self, index: int) -> list[dict[str, Any]]:
-        """Read metrics.jsonl without nulls."""
-        lines = read_metrics(self.trial(index).metrics_path)
-        return [{key: v for key, v in line.items() if v is not None} for line in lines]
 
     def sync(self, uri: str | None = None) -> None:
         """Bring the store up to date, as `sweep report` does."""
@@ -153,29 +142,13 @@ class FakeSweep:
         """Check that the runs of these trials hold their lines, each point once."""
         client, runs = connect(uri or self.record["tracking_uri"]), self.runs(uri)
         for index in indices or range(len(self.ids)):
-            expected = [
-                (key, line["tokens"], round(line["time"] * 1000), value)
-                for line in self.lines(index)
-                for key, value in line.items()
-                if "/" in key
-            ]
-            assert stored_points(client, runs[self.ids[index]].info.run_id) == sorted(expected)
-
-    def sibling(self, name: str) -> "FakeSweep":
-        """Create another sweep with the same plan."""
-        folder = SweepFolder(self.folder.path.with_name(name))
-        folder.path.mkdir()
-        shutil.copy(self.folder.plan_path, folder.plan_path)
-        return FakeSweep(folder, self.plan)
+            run_id = runs[self.ids[index]].info.run_id
+            assert stored_points(client, run_id) == logged_points(self.trial(index))
 
     def grow(self, **overrides: Any) -> None:
         """Plan the same experiment with more batch sizes or seeds."""
-        self.write_plan(grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides)))
-
-    def write_plan(self, plan: Plan) -> None:
-        """Write plan.json."""
-        self.plan = plan
-        write_json(self.folder.plan_path, plan.model_dump(mode="json"))
+        self.plan = grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides))
+        write_json(self.folder.plan_path, self.plan.model_dump(mode="json"))
 
 
 def make_plan(tmp_path: Path, **overrides: Any) -> Plan:
@@ -202,66 +175,22 @@ def sweep(tmp_path: Path, empty_store: Path) -> FakeSweep:
     folder.path.mkdir()
     shutil.copy(empty_store, folder.path / "mlflow.db")
     made = FakeSweep(folder, make_plan(tmp_path))
-    made.write_plan(made.plan)
+    made.grow()
     return made
 
 
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
-def free_port() -> int:
-    """A port without a listener."""
-    return find_free_port()
-
-
-class Server:
-    """A real MLflow server on loopback, that can be killed and started again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.port = path, find_free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        if self._process is not None:
-            return
-        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{self.path}/server.db"]
-        command += ["--artifacts-destination", str(self.path / "artifacts")]
-        command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with (self.path / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-        self.wait()
-
-    def wait(self) -> None:
-        for _ in range(600):
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
-                    return
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError((self.path / "server.log").read_text())
-
-    def kill(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+def down(tmp_path: Path) -> Service:
+    """A server that has not started."""
+    return Service(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     """A server that the first test of the module starts."""
-    made = Server(tmp_path_factory.mktemp("server"))
+    made = MlflowServer(tmp_path_factory.mktemp("server"))
     yield made
-    made.kill()
+    made.die()
 
 
 @pytest.fixture
@@ -275,10 +204,3 @@ def until() -> Callable[[Callable[[], Any]], None]:
             time.sleep(0.05)
 
     return wait
-
-
-def stored_points(client: Any, run_id: str) -> list[tuple[Any, ...]]:
-    """Return the raw points of a run except its final ones; a point stored twice is there twice."""
-    keys = [key for key in client.get_run(run_id).data.metrics if not key.startswith("final/")]
-    points = [point for key in keys for point in client.get_metric_history(run_id, key)]
-    return sorted((p.key, p.step, p.timestamp, p.value) for p in points)

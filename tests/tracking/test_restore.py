@@ -1,12 +1,15 @@
 """A sweep folder that is restored from a store reads like the original."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 
 from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.errors import SweepError
 from sweep.tracking.restore import restore_sweep
 from sweep.tracking.store import connect, default_tracking_uri
-from sweep.trial.folder import Cause, State
+from sweep.trial.folder import Cause, State, SweepFolder
 
 
 def test_the_folder_comes_back_as_it_was(sweep, tmp_path):
@@ -50,8 +53,10 @@ def test_the_newest_sweep_is_restored_unless_one_is_named(sweep, tmp_path):
     uri = default_tracking_uri(sweep.folder)
     sweep.train(0, 2)
     sweep.sync(uri)
-    other = sweep.sibling("other")
-    other.train(0, 2)
+    folder = SweepFolder(tmp_path / "other")
+    shutil.copytree(sweep.folder.path / "trials", folder.path / "trials")
+    shutil.copy(sweep.folder.plan_path, folder.plan_path)
+    other = replace(sweep, folder=folder)
     other.sync(uri)
     assert load_stored_sweep(uri, "words").name == "other"
     first = sweep.runs()["parent"].info.run_id

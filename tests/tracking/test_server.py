@@ -5,10 +5,7 @@ import socket
 import threading
 import time
 
-import pytest
-
 from sweep.analysis.frames import load_stored_sweep
-from sweep.tracking import mirror as mirror_module
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, is_mirrored
 from sweep.trial.folder import State
@@ -24,11 +21,6 @@ def assert_stored_once(sweep, uri, *indices):
         assert stored.loc[sweep.ids[index], "final_valid_loss"] == result["final_valid_loss"]
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(mirror_module, "PAUSE_SECONDS", 0.2)
-
-
 def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server, until):
     mirror = Mirror(sweep.folder, sweep.plan, server.uri)
     mirror.start()
@@ -42,7 +34,7 @@ def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server, unt
     sweep.write_lines(0, 2000)
     before = sweep.run(0, server.uri).data.metrics["train/loss"]
     until(lambda: sweep.run(0, server.uri).data.metrics["train/loss"] != before)
-    server.kill()  # between two requests, or during one
+    server.die()  # between two requests, or during one
     sweep.finish(0)
     sweep.train(1, 50)
     assert "Nothing is lost" in mirror.close(1.0)
@@ -124,13 +116,13 @@ def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server,
     proxy.close()
 
 
-def test_a_password_in_the_address_is_used_and_neither_stored_nor_shown(sweep, server, free_port):
+def test_a_password_in_the_address_is_used_and_neither_stored_nor_shown(sweep, server, down):
     def with_password(port):
         return f"http://user:secret@127.0.0.1:{port}"
 
     server.start()
     sweep.train(0, 3)
-    sentence = Mirror(sweep.folder, sweep.plan, with_password(free_port)).deliver()
+    sentence = Mirror(sweep.folder, sweep.plan, with_password(down.port)).deliver()
     assert sentence and "secret" not in sentence
     sweep.sync(with_password(server.port))
     stored = with_password(server.port).replace(":secret", "")

@@ -1,7 +1,6 @@
 """Addresses and passwords, the cost of importing, a new database, and MLflow's UI."""
 
 import os
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -13,11 +12,13 @@ from sweep.tracking.store import (
     check_tracking_uri,
     connect,
     hide_passwords,
+    prepare_environment,
     ui_command,
     with_driver,
     without_password,
 )
 from sweep.trial.files import write_json
+from tests.servers import is_healthy
 
 
 @pytest.mark.parametrize(
@@ -88,24 +89,13 @@ def test_recognising_a_mirrored_sweep_imports_no_mlflow(tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [
-        (None, b"true None"),
-        ("DO_NOT_TRACK", b"None false"),
-        ("MLFLOW_DISABLE_TELEMETRY", b"false None"),
-    ],
-)
-def test_telemetry_is_off_unless_the_user_chose(chosen, expected):
-    names = ("DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY")
-    environment = {key: value for key, value in os.environ.items() if key not in names}
-    environment |= {chosen: "false"} if chosen else {}
-    code = (
-        "import os, sweep.tracking.store as s; s.prepare_environment()\n"
-        "print(os.environ.get('MLFLOW_DISABLE_TELEMETRY'), os.environ.get('DO_NOT_TRACK'))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert done.stdout.strip() == expected
+@pytest.mark.parametrize("chosen", [None, "DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY"])
+def test_telemetry_is_off_unless_the_user_chose(chosen, monkeypatch):
+    values = dict.fromkeys(("DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY"))
+    monkeypatch.setattr(os, "environ", {chosen: "false"} if chosen else {})
+    prepare_environment()
+    values[chosen or "MLFLOW_DISABLE_TELEMETRY"] = "false" if chosen else "true"
+    assert {name: os.environ.get(name) for name in values} == values
 
 
 def test_a_new_database_has_its_tables_and_leaves_no_other_file(tmp_path):
@@ -127,23 +117,12 @@ def test_the_ui_needs_a_store_of_its_own_and_serves_on_loopback(sweep):
 
 
 @pytest.mark.slow
-def test_the_ui_serves_the_sweep_on_loopback(sweep, free_port, until):
+def test_the_ui_serves_the_sweep_on_loopback(sweep, down):
     sweep.train(0, 3)
     sweep.sync()
-    command = ui_command(sweep.folder, free_port)
-
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{free_port}", timeout=2) as page:
-                return b"<html" in page.read()
-        except OSError:
-            return False
-
-    process = subprocess.Popen(
-        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
     try:
-        until(answers)
+        down.launch(ui_command(sweep.folder, down.port), lambda: is_healthy(down.uri))
+        with urllib.request.urlopen(down.uri) as page:
+            assert b"<html" in page.read()
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        down.die()

@@ -5,7 +5,7 @@ import torch
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.data.stream import SequenceStream
+from sweep.data.tokens import SequenceStream
 from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan

@@ -35,10 +35,6 @@ def test_damaged_and_changed_files_are_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(CorruptFile, match=r"a\.json"):
         read_json(path)
-
-
-def test_a_newer_format_is_refused(tmp_path):
-    path = tmp_path / "a.json"
     path.write_text(json.dumps({**seal({"x": 1}), "format_version": 99}))
     with pytest.raises(SweepError, match="format_version"):
         read_json(path)
@@ -60,12 +56,8 @@ def test_a_failed_check_or_write_keeps_the_old_file_and_leaves_no_part(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
-def allow():
-    pass
-
-
 def test_lines_are_read_back_and_non_finite_values_become_null(tmp_path):
-    log = MetricsLog(tmp_path / "m", 0, allow)
+    log = MetricsLog(tmp_path / "m", 0, lambda: None)
     log.append({"time": 1.5, "step": 1, "tokens": 8, "train/loss": 9.25})
     log.append({"time": 2.5, "step": 2, "tokens": 16, "train/loss": math.nan})
     log.close()
@@ -76,14 +68,14 @@ def test_lines_are_read_back_and_non_finite_values_become_null(tmp_path):
 
 def test_resume_keeps_the_known_start_and_orphans_reach_nothing(tmp_path):
     path = tmp_path / "m"
-    orphan = MetricsLog(path, 0, allow)
+    orphan = MetricsLog(path, 0, lambda: None)
     orphan.append({"step": 1})
     length, sha256 = orphan.length, orphan.sha256
     orphan.append({"step": 2})
     with path.open("ab") as file:
         file.write(b'{"step": 3, "torn')  # killed in the middle of a line
     assert is_start_intact(path, length, sha256)
-    log = MetricsLog(path, length, allow)
+    log = MetricsLog(path, length, lambda: None)
     orphan.append({"step": 4})
     log.append({"step": 2})
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]

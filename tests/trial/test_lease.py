@@ -114,35 +114,17 @@ def test_on_another_machine_a_lease_that_was_given_up_is_dead_at_once(tmp_path):
     assert not LeaseWatch(path).is_alive()
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(lease, "DEAD_SECONDS", 0.3)
-
-
-def test_an_owner_on_another_machine_that_raises_its_counter_is_refused(tmp_path, quick):
+def test_an_owner_on_another_machine_is_refused_while_it_raises_its_counter(tmp_path, monkeypatch):
     """The two machines share the folder but no locks."""
-    path, ended = tmp_path / "sweep.lock", threading.Event()
-
-    def beat():
-        counter = 0
-        while not ended.wait(0.02):
-            counter += 1
-            path.with_suffix(".new").write_text(
-                canonical_json(seal({"host": "elsewhere", "pid": 1, "counter": counter}))
-            )
-            path.with_suffix(".new").replace(path)
-
+    path, now = tmp_path / "sweep.lock", [0.0]
+    monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(lease.time, "sleep", lambda seconds: write_elsewhere(path, counter=1))
     write_elsewhere(path, counter=0)
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.raises(FolderInUse, match="process 1 on elsewhere"):
-            refuse_live_owner_elsewhere(path)
-    finally:
-        ended.set()
-        thread.join()
-    refuse_live_owner_elsewhere(path)  # dead by now, which takes a while to see
+    with pytest.raises(FolderInUse, match="process 1 on elsewhere"):
+        refuse_live_owner_elsewhere(path)
+    monkeypatch.setattr(lease.time, "sleep", lambda seconds: now.append(now.pop() + seconds))
+    refuse_live_owner_elsewhere(path)
+    assert 20 <= now[0] <= 21
 
 
 def test_a_torn_owner_line_is_not_an_error(tmp_path):
