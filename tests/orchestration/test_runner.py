@@ -10,12 +10,13 @@ from sweep.analysis.frames import load_stored_sweep, load_sweep, write_trials_cs
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
 from sweep.errors import FolderInUse, SweepError
-from sweep.orchestration.executors import InlineExecutor, attempt_slots
+from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
+from tests.fakes.executors import InlineExecutor
 
 
 def by_batch(summary):
@@ -187,7 +188,7 @@ class Scripted(InlineExecutor):
             folder.clear()
         return future
 
-    def stop(self):
+    def stop(self, force=False):
         self.ended.append("stop")
         super().stop()
 
@@ -217,7 +218,7 @@ def test_an_error_before_the_first_trial_closes_the_executor(tmp_path):
     planned = make_plan(experiment, Execution(device="cpu"), folder)
     with pytest.raises(SweepError, match="tracking URI"):
         run_plan(planned, folder, Services(tracking_uri="ftp://nowhere"), executor=executor)
-    assert executor.ended == ["stop", "close"]
+    assert executor.ended == ["close"]
 
 
 def test_a_command_without_slots_stops_and_the_same_one_resumes(run):

@@ -92,7 +92,7 @@ def submit(tmp_path, go, cluster) -> Iterator[Callable]:
 
     yield submit_here
     for executor in executors:
-        executor.kill()
+        executor.stop(force=True)
         executor.close()
 
 

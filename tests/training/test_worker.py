@@ -13,12 +13,12 @@ import torch
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import worker
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
+from tests.fakes.executors import InlineExecutor
 
 PROGRAM = """
 import json, os, signal, sys
