@@ -16,7 +16,6 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 COMMANDS = ("sbatch", "srun", "sacct", "scancel", "scontrol")
-PARTITIONS = ("cpu", "gpu")
 ACTIONS = {  # of scontrol: the next state, and the signal that the job receives
     "requeue": ("REQUEUED", signal.SIGTERM),
     "suspend": ("SUSPENDED", signal.SIGSTOP),
@@ -29,7 +28,6 @@ class Job:
     """A job."""
 
     id: str
-    script: Path
     flags: dict[str, str]
     environment: dict[str, str]
     state: str = "PENDING"
@@ -44,7 +42,6 @@ class Job:
                 os.killpg(self.step, number)
 
     def kill(self) -> None:
-        """Send SIGKILL to all processes of the job."""
         self.signal(signal.SIGKILL)
         if self.batch:
             self.batch.kill()
@@ -105,14 +102,12 @@ class LittleSlurm:
             with self._listener.accept() as client, contextlib.suppress(EOFError, OSError):
                 if (request := client.recv()) is None:
                     return
+                command, *arguments = request
                 with self._lock:
-                    client.send(self._answer(*request))
-
-    def _answer(self, command: str, words: list[str], *caller: object) -> tuple[int, str]:
-        try:
-            return 0, getattr(self, f"_{command}")(words, *caller)
-        except Exception as error:
-            return 1, f"{command}: error: {error}\n"
+                    try:
+                        client.send((0, getattr(self, f"_{command}")(*arguments)))
+                    except Exception as error:
+                        client.send((1, f"{command}: error: {error}\n"))
 
     def _sbatch(self, words: list[str], environment: dict[str, str], _: int) -> str:
         if self.refusals:
@@ -122,12 +117,9 @@ class LittleSlurm:
         lines = [line for line in text.splitlines() if line.startswith("#SBATCH --")]
         pairs = [shlex.split(line)[1].removeprefix("--").partition("=") for line in lines]
         flags = {flag: value for flag, _, value in pairs}
-        if flags.get("partition", PARTITIONS[0]) not in PARTITIONS:
-            raise RuntimeError("invalid partition specified: " + flags["partition"])
         name = str(1000 + len(self.jobs))
-        script = self.folder / f"{name}.sh"
-        script.write_text(text)
-        self.jobs[name] = Job(name, script, flags, {**environment, "SLURM_JOB_ID": name})
+        (self.folder / f"{name}.sh").write_text(text)
+        self.jobs[name] = Job(name, flags, {**environment, "SLURM_JOB_ID": name})
         self._start_pending()
         return f"Submitted batch job {name}\n"
 
@@ -136,7 +128,8 @@ class LittleSlurm:
         free = self.nodes - sum(job.batch is not None for job in self.jobs.values())
         for job in pending[: max(0, free)]:
             job.state, job.starts = "RUNNING", job.starts + 1
-            job.batch = subprocess.Popen(["bash", job.script], env=job.environment)
+            script = ["bash", self.folder / f"{job.id}.sh"]
+            job.batch = subprocess.Popen(script, env=job.environment)
             self._threads.append(threading.Thread(target=self._await_end, args=(job, job.batch)))
             self._threads[-1].start()
 
