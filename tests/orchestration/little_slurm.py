@@ -1,7 +1,6 @@
-"""A fake SLURM cluster: `sbatch`, `srun`, `sacct`, `scancel` and `scontrol` to put on PATH.
+"""A fake SLURM: commands to put on PATH, which are clients of this process, as of slurmctld.
 
-Jobs are processes of this machine. Their states live in this process, as in slurmctld, and the
-commands are clients of it. They accept what submitit passes and refuse everything else.
+Jobs are processes of this machine. The commands accept what submitit passes and nothing else.
 """
 
 import contextlib
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
-COMMANDS = ("sbatch", "srun", "sacct", "scancel", "scontrol")
 ACTIONS = {  # of scontrol: the next state, and the signal that the job receives
     "requeue": ("REQUEUED", signal.SIGTERM),
     "suspend": ("SUSPENDED", signal.SIGSTOP),
@@ -25,8 +23,6 @@ ACTIONS = {  # of scontrol: the next state, and the signal that the job receives
 
 @dataclass
 class Job:
-    """A job."""
-
     id: str
     flags: dict[str, str]
     environment: dict[str, str]
@@ -36,7 +32,6 @@ class Job:
     step: int | None = None  # process of srun, which leads a process group
 
     def signal(self, number: int) -> None:
-        """Send a signal to the step, which runs the attempt."""
         if self.step:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.step, number)
@@ -63,7 +58,7 @@ class LittleSlurm:
         self._lock, self._threads = threading.RLock(), [threading.Thread(target=self._serve)]
         self._listener = Listener()
         self.folder.mkdir()
-        for name in COMMANDS:
+        for name in ("sbatch", "srun", "sacct", "scancel", "scontrol"):
             words = shlex.join([sys.executable, __file__, str(self._listener.address), name])
             (self.folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (self.folder / name).chmod(0o755)
@@ -81,7 +76,6 @@ class LittleSlurm:
         self._listener.close()
 
     def resize(self, nodes: int) -> None:
-        """Change how many jobs may run at the same time; running jobs continue."""
         with self._lock:
             self.nodes = nodes
             self._start_pending()

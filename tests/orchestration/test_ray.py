@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -21,7 +20,6 @@ from sweep.training.device import available_cores
 from sweep.trial.folder import Cause, State, SweepFolder
 from sweep.trial.lease import is_locked, read_owner
 from tests.orchestration.clusters import (
-    IMPORTED,
     SECONDS,
     STEPS,
     assert_resumed,
@@ -40,6 +38,7 @@ pytestmark = [
     pytest.mark.timeout(900),  # starts many processes, also on a busy machine
 ]
 ON_RAY = ("--executor", "ray")
+TOKEN = secrets.token_hex()
 
 
 class RayCluster:
@@ -53,52 +52,24 @@ class RayCluster:
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self.cluster.address
         self.options = (*ON_RAY, "--ray-address", self.address)
-        self.nodes = []
 
     def add(self, **resources: int):
-        node = self.cluster.add_node(**{"num_cpus": available_cores(), **resources})
-        self.nodes.append(node)
-        return node
-
-    def kill(self, node) -> None:
-        self.nodes.remove(node)
-        self.cluster.remove_node(node, allow_graceful=False)
+        return self.cluster.add_node(**{"num_cpus": available_cores(), **resources})
 
 
-@pytest.fixture(scope="module")
-def importable(tmp_path_factory) -> Iterator[Path]:
-    """Let nodes import this project and faulty.py; return the folder of its files."""
-    folder = tmp_path_factory.mktemp("faulty")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        settings = {"PYTHONPATH": IMPORTED, "FAULTY_FOLDER": str(folder), **ENVIRONMENT}
-        settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        yield folder
+@pytest.fixture
+def ray_environment(go, monkeypatch) -> None:
+    """Let nodes import this project and faulty.py."""
+    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **ENVIRONMENT}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(scope="module")
-def running_cluster(importable) -> Iterator[RayCluster]:
+@pytest.fixture
+def cluster(ray_environment) -> Iterator[RayCluster]:
     cluster = RayCluster()
     yield cluster
     cluster.cluster.shutdown()
-
-
-@pytest.fixture
-def cluster(running_cluster) -> Iterator[RayCluster]:
-    """The cluster, without nodes that could hold a trial."""
-    yield running_cluster
-    for node in list(running_cluster.nodes):
-        running_cluster.kill(node)
-
-
-@pytest.fixture
-def go(importable) -> Iterator[Path]:
-    """The file that lets trials continue after step 50."""
-    path = importable / "go"
-    yield path
-    path.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -116,7 +87,7 @@ def test_a_trial_survives_the_death_of_its_node_and_then_of_its_worker(
 ):
     first, run = cluster.add(), command(plan_trials(tmp_path / "ray"), *cluster.options)
     trial = run.start_and_wait_for_trial()
-    cluster.kill(first)
+    cluster.cluster.remove_node(first, allow_graceful=False)
     lines = checkpointed(trial)
     cluster.add()
     wait_until(lambda: is_locked(trial.lease_path) and trial.read_status().attempts == 2, run)
@@ -177,7 +148,7 @@ def test_failures_are_judged_as_on_one_machine(cluster, command, tmp_path, workl
 
 
 def test_a_worker_that_ray_kills_for_memory_shrinks_the_microbatch(
-    importable, command, tmp_path, monkeypatch
+    ray_environment, command, tmp_path, monkeypatch
 ):
     memory = psutil.virtual_memory()
     if memory.available < 12 * 2**30:
@@ -191,7 +162,7 @@ def test_a_worker_that_ray_kills_for_memory_shrinks_the_microbatch(
     assert trial.read_result()["microbatch_size"] == 2 and trial.read_status().attempts == 3
 
 
-def test_a_local_cluster_ends_with_its_killed_command(command, tmp_path, go):
+def test_a_local_cluster_ends_with_its_killed_command(ray_environment, command, tmp_path, go):
     run = command(plan_trials(tmp_path), *ON_RAY)
     trial = run.start_and_wait_for_trial()
     processes = psutil.Process(run.process.pid).children(recursive=True)
@@ -232,14 +203,12 @@ def test_a_command_without_its_head_node_ends_and_resumes_on_another_cluster(
 
 @pytest.mark.parametrize(("device", "devices", "parallel"), [("cuda", 2, 2), ("cpu", 1, 1)])
 def test_attempts_share_neither_device_nor_process(
-    cluster, importable, tmp_path, go, device, devices, parallel
+    cluster, tmp_path, go, device, devices, parallel
 ):
     """Ray does not check that the GPUs exist; the trials run on the CPU."""
     fields = {"batches": [4, 8, 16], "budget": 16 * STEPS}  # all of them wait for go
     folder = plan_trials(tmp_path, "faulty:NotesItsDevices", **fields)
-    notes = [importable / f"devices-{trial.id}" for trial in folder.trials()]
-    for note in notes:  # of the other case
-        note.unlink(missing_ok=True)
+    notes = [tmp_path / f"devices-{trial.id}" for trial in folder.trials()]
     cluster.add(**({"num_cpus": 4, "num_gpus": 4} if device == "cuda" else {}))
     execution = Execution(device=device, devices=devices, threads=available_cores())
     executor = RayExecutor(execution, cluster.address)
@@ -276,7 +245,7 @@ def test_a_trial_on_two_devices_ends_with_the_same_weights(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "value"), [("--ray-address", "127.0.0.1:1"), ("--device", "cuda")]
 )
-def test_a_cluster_that_cannot_run_the_trials_is_refused(importable, tmp_path, flag, value):
+def test_a_cluster_that_cannot_run_the_trials_is_refused(ray_environment, tmp_path, flag, value):
     out = tmp_path / "deep" / "sweep"
     words = [sys.executable, "-m", "sweep", "run", "quadratic", *ON_RAY, flag, value]
     done = subprocess.run([*words, "--out", str(out)], capture_output=True, text=True)

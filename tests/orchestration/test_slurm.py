@@ -85,33 +85,25 @@ def submit(tmp_path, go, cluster) -> Iterator[Callable]:
         executor.close()
 
 
-@pytest.mark.parametrize("is_local", [False, True])
-def test_a_preempted_job_requeues_itself_and_ends_with_the_same_weights(
-    run, go, cluster, tmp_path, is_local
-):
-    fields = {"batches": [4]} if is_local else {"batches": [4, 8, 16], "budget": 16 * STEPS}
+def test_a_preempted_job_requeues_itself_and_ends_with_the_same_weights(run, go, cluster, tmp_path):
+    fields = {"batches": [4, 8, 16], "budget": 16 * STEPS}
     preempted, folder = [], plan_trials(tmp_path / "jobs", **fields)
 
     def preempt() -> None:
         trial = wait_for_trial(folder)
         preempted.extend([trial, checkpointed(trial)])
         pid = read_owner(trial.lease_path)["pid"]
-        if is_local:
-            os.kill(pid, slurm_executor.NOTICE)
-        else:
-            (job,) = (job for job in cluster.jobs.values() if job.step == pid)
-            cluster.give_notice(job.id)
+        (job,) = (job for job in cluster.jobs.values() if job.step == pid)
+        cluster.give_notice(job.id)
         go.touch()
 
     with ThreadPoolExecutor() as pool:
         pool.submit(preempt)
-        jobs = run("jobs", LOCALLY if is_local else ON_SLURM, **fields)
+        jobs = run("jobs", ON_SLURM, **fields)
     assert jobs.exit_code == 0
     assert {status.attempts for status in jobs.states.values()} == {1}
     assert_resumed(*preempted, attempts=1)
     assert_same(folder, run("here", Services(), **fields).folder)
-    if is_local:
-        return
     wait_until(lambda: {job.state for job in cluster.jobs.values()} == {"COMPLETED"})
     assert sorted(job.starts for job in cluster.jobs.values()) == [1, 1, 2]
 
