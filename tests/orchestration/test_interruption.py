@@ -126,15 +126,17 @@ def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_stopped_bare_worker_resumes_from_its_checkpoint(slow, uninterrupted):
-    trial = slow.folder.trials()[0]
-    slow.words = [sys.executable, "-m", "sweep.training", str(trial.path)]
-    slow.start()
-    until_step(slow, 20)
-    second = subprocess.run(slow.words, capture_output=True, text=True)
+def test_a_stopped_bare_worker_resumes_from_its_checkpoint(tmp_path, command, go, uninterrupted):
+    worker = command(plan_trials(tmp_path, **FIELDS))  # its trials wait
+    trial = worker.folder.trials()[0]
+    worker.words = [sys.executable, "-m", "sweep.training", str(trial.path)]
+    worker.start()
+    until_step(worker, 40)
+    second = subprocess.run(worker.words, capture_output=True, text=True)
     assert second.returncode == 2 and "in use" in second.stderr
-    slow.process.terminate()
-    assert slow.wait() == 130
+    worker.process.terminate()
+    go.touch()
+    assert worker.wait() == 130
     assert not trial.state_path.exists() and trial.checkpoints()
-    assert slow.run() == 0
+    assert worker.run() == 0
     assert science(trial) == uninterrupted[trial.read_config().science.batch_size]
