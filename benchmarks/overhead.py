@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from record import record
@@ -30,10 +31,10 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     from sweep.cli.show import Progress
     from sweep.config.execution import Execution, Services
     from sweep.config.experiment import load_experiment
-    from sweep.orchestration.executors import InlineExecutor
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.runner import run_plan
     from sweep.trial.folder import SweepFolder
+    from tests.fakes.executors import InlineExecutor
 
     folder, started = SweepFolder(out), time.perf_counter()
     fields = {"batches": BATCHES, "seeds": count // len(BATCHES), "budget": TOKENS}

@@ -67,9 +67,13 @@ def stop(folder: "SweepFolder") -> None:
 @click.argument("trial", metavar="ID")
 def log(folder: "SweepFolder", trial: str) -> None:
     """Print a trial's log. The start of its id is enough."""
-    from sweep.orchestration.status import find_trial
-
-    path = find_trial(folder, trial).log_path
+    trials = [planned for planned in folder.trials() if planned.id.startswith(trial)]
+    if len(trials) != 1:
+        raise SweepError(
+            f"a trial id must match one trial of {folder.path}, got {trial!r}, which matches "
+            f"{len(trials)}. `sweep status {folder.path}` lists the ids."
+        )
+    path = trials[0].log_path
     if not path.exists():
         raise SweepError(f"trial {path.parent.name} must have started to have a log. Run it first.")
     click.echo(path.read_text(errors="replace"), nl=False)
@@ -81,17 +85,31 @@ def log(folder: "SweepFolder", trial: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(folder: "SweepFolder", weights: bool, yes: bool) -> int:
     """List what a sweep no longer needs, then remove it."""
-    from sweep.orchestration.status import list_unneeded, remove
+    from sweep.trial.files import remove
+    from sweep.trial.folder import State
+    from sweep.trial.lease import Lease
 
-    unneeded = list_unneeded(folder, weights)
-    for item in unneeded:
-        click.echo(f"{format_bytes(item.size):>10}  {item.reason}: {item.path}")
-    subject = f"{len(unneeded)} files, {format_bytes(sum(item.size for item in unneeded))}"
+    unneeded = dict.fromkeys(folder.path.glob(".*.part"), "half-written")
+    for trial in folder.trials():
+        if trial.read_status().state in (State.COMPLETE, State.PRUNED):
+            for checkpoint in trial.checkpoints():
+                unneeded[checkpoint.path] = "checkpoint of a finished trial"
+            if weights and trial.weights_path.exists():
+                unneeded[trial.weights_path] = "weights"
+        unneeded |= dict.fromkeys(trial.path.glob(".*.part"), "half-written")
+    total = 0
+    for path, reason in unneeded.items():
+        size = sum(part.stat().st_size for part in (path, *path.rglob("*")) if part.is_file())
+        click.echo(f"{format_bytes(size):>10}  {reason}: {path}")
+        total += size
+    subject = f"{len(unneeded)} files, {format_bytes(total)}"
     if unneeded and not yes:
         if not os.isatty(0):
             raise SweepError(f"removing {subject}, needs confirmation. Add --yes.")
         click.confirm(f"Remove {subject}?", abort=True)
-    remove(folder, unneeded)
+    with Lease(folder.lock_path):
+        for path in unneeded:
+            remove(path)
     click.echo(f"Removed {subject}.")
     return 0
 

@@ -18,22 +18,18 @@ def examine() -> dict[str, Any]:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         lines += importlib.metadata.requires("batch-size-sweep") or ()
     for line in lines:
-        name, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"](\w+)", line)
-        assert name
-        version = None
+        name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
+        versions = required.setdefault(extra[1] if extra else "", {})
+        versions[name] = None
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(name[0])
-        required.setdefault(extra[1] if extra else "", {})[name[0]] = version
+            versions[name] = importlib.metadata.version(name)
     packages = required.pop("")
     problems = [
         f"{name} is not installed: run `make install` in the project's folder"
         for name, version in packages.items()
         if version is None
     ]
-    devices: list[dict[str, Any]] = []
-    if packages["torch"]:
-        devices, device_problems = _devices()
-        problems += device_problems
+    devices = _devices(problems) if packages["torch"] else []
     cache = cache_dir()
     parent = next(path for path in (cache, *cache.parents) if path.exists())
     if not os.access(parent, os.W_OK):
@@ -49,18 +45,16 @@ def examine() -> dict[str, Any]:
     }
 
 
-def _devices() -> tuple[list[dict[str, Any]], list[str]]:
+def _devices(problems: list[str]) -> list[dict[str, Any]]:
+    """List the devices of this machine; add to its problems."""
     import torch
 
     from sweep.training.device import available_cores, device_name, has_compiler
 
-    name, problems = device_name(torch.device("cpu")), []
+    name, load = device_name(torch.device("cpu")), os.getloadavg()[0]
     devices: list[dict[str, Any]] = [{"device": "cpu", "name": name, "cores": available_cores()}]
-    if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) >= 1:
-        problems.append(
-            f"other processes used {load:.1f} cores in the last minute: trials on the CPU will be "
-            "slow"
-        )
+    if load >= 1:
+        problems.append(f"other processes used {load:.1f} cores in the last minute and slow trials")
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         gpu = {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}
@@ -69,7 +63,7 @@ def _devices() -> tuple[list[dict[str, Any]], list[str]]:
         devices.append({"device": "mps", "name": "Apple GPU"})
     elif len(devices) == 1:
         problems.append("no CUDA device is visible: trials run on the CPU")
-    for kind in {entry["device"].partition(":")[0] for entry in devices} - {"mps"}:
+    for kind in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
         if not has_compiler(kind):
             problems.append(f"no compiler for {kind}: steps run eagerly; install a C++ compiler")
-    return devices, problems
+    return devices

@@ -20,19 +20,13 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> list[dict[str, str]]:
-        """Environment variables of each attempt that may be submitted at the same time.
-
-        If it is empty, no attempt can ever run again, and the command stops.
-        """
+        """The environment of each attempt that may run now; empty: the command has to stop."""
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         """Start the newest attempt of a trial; the future raises WorkerDied if its process dies."""
 
-    def stop(self) -> None:
-        """Ask all attempts to checkpoint and end."""
-
-    def kill(self) -> None:
-        """End all attempts at once."""
+    def stop(self, force: bool = False) -> None:
+        """Ask all attempts to checkpoint and end; with `force` end them at once."""
 
     def close(self) -> None:
         """Wait for all attempts."""
@@ -45,8 +39,8 @@ class LocalExecutor:
         self.slots = attempt_slots(device, devices)
         if not self.slots:
             raise SweepError(
-                f"each trial of this sweep needs {devices} devices, but this machine has fewer. "
-                "Run it on a machine that has them, or choose another --out."
+                f"this machine must have {devices} GPUs for each trial, and has fewer. Run the "
+                "sweep on another one, or choose another --out."
             )
         self._attempts: set[FreshProcess] = set()
         self._threads = ThreadPoolExecutor(len(self.slots), "attempt")
@@ -63,50 +57,17 @@ class LocalExecutor:
         future.add_done_callback(lambda _: self._attempts.discard(process))
         return future
 
-    def stop(self) -> None:
+    def stop(self, force: bool = False) -> None:
         self._is_stopping = True
         for process in list(self._attempts):
-            process.stop()
-
-    def kill(self) -> None:
-        for process in list(self._attempts):
-            process.kill()
+            process.kill() if force else process.stop()
 
     def close(self) -> None:
         self._threads.shutdown()
 
 
-class InlineExecutor:
-    """Runs each attempt in this process when it is submitted: for tests and debugging."""
-
-    def __init__(self) -> None:
-        self.slots: list[dict[str, str]] = [{}]
-        self._answer: str | None = None
-
-    def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        import torch
-
-        from sweep.training.worker import run_attempt
-
-        future, mode = Future[Outcome](), torch.get_deterministic_debug_mode()
-        future.set_result(run_attempt(folder.path, lambda: self._answer))
-        torch.set_deterministic_debug_mode(mode)  # `run_attempt` changes it
-        return future
-
-    def stop(self) -> None:
-        self._answer = "stopped"
-
-    kill = stop
-
-    def close(self) -> None:
-        """Do nothing: every submitted attempt has ended."""
-
-
 def attempt_slots(device: str, devices: int = 1) -> list[dict[str, str]]:
-    """Return the environment of each attempt that may run at the same time on this machine.
-
-    On `cuda` this is one slot for each group of `devices` visible GPUs, otherwise one slot.
-    """
+    """Return a slot for each group of `devices` visible GPUs on `cuda`, otherwise one slot."""
     if device != "cuda":
         return [{}]
     import torch
@@ -115,9 +76,6 @@ def attempt_slots(device: str, devices: int = 1) -> list[dict[str, str]]:
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     groups = [names[i : i + devices] for i in range(0, len(names) - devices + 1, devices)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
-
-
-PACKAGES = {"ray": "ray", "slurm": "submitit"}  # by executor, which is also the extra's name
 
 
 def check_services(services: Services) -> None:
@@ -129,7 +87,8 @@ def check_services(services: Services) -> None:
                 f"{executor}, or leave it out."
             )
     parse_request(services.slurm)
-    if package := PACKAGES.get(services.executor):
+    package = {"ray": "ray", "slurm": "submitit"}.get(services.executor)
+    if package:
         require_extra(package, services.executor, f"executor {services.executor}")
 
 
@@ -140,8 +99,8 @@ def build_executor(services: Services, execution: Execution, folder: SweepFolder
         return LocalExecutor(execution.device, execution.devices)
     if ":" in execution.device:
         raise SweepError(
-            f"device must be cuda, cpu or auto with the executor {services.executor}, which "
-            f"assigns devices itself, got {execution.device!r}. Leave the number out."
+            f"device must be cuda, cpu or auto with the executor {services.executor}, got "
+            f"{execution.device!r}. Leave the number out."
         )
     if services.executor == "slurm":
         return SlurmExecutor(execution, folder, parse_request(services.slurm))

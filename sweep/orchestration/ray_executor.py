@@ -1,7 +1,6 @@
 """Run attempts as tasks of a Ray cluster, each in a fresh process with its own devices.
 
-An attempt belongs to the command that submitted it: when the command dies, Ray ends the attempt,
-and its last checkpoint stays. Ray never retries a task: `sweep.plan.retry` decides about retries.
+If the command dies, Ray ends its attempts, and their checkpoints stay. Ray never retries a task.
 """
 
 import logging
@@ -43,22 +42,17 @@ class RayExecutor:
         import ray
 
         self._ray, cores = ray, execution.threads * execution.devices
-        local: dict[str, Any] = {"include_dashboard": False, "num_cpus": cores}
+        local = {} if address else {"include_dashboard": False, "num_cpus": cores}
         self._needs = {"num_cpus": cores}
         if execution.device == "cuda":
             self._needs = dict.fromkeys(("num_gpus", "num_cpus"), execution.devices)
-            del local["num_cpus"]
         self._lock = threading.RLock()  # held while Ray is called and could be left
         self._attempts: dict[Any, tuple[Future[Outcome], Path]] = {}  # future and log, by task
         self._is_stopping = self._is_closing = False
         try:
             _check_reachable(address)
-            ray.init(
-                address or "local",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **({} if address else local),
-            )
+            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            ray.init(address or "local", **quiet, **local)
         except (OSError, RuntimeError, ValueError) as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise SweepError(
@@ -71,8 +65,8 @@ class RayExecutor:
             ray.shutdown()
             needs = " and ".join(f"{n} {RESOURCES[name]}" for name, n in self._needs.items())
             raise SweepError(
-                f"the Ray cluster must have a node with {needs} for each trial, and has none. "
-                "Add such a node, or choose another --device."
+                f"the Ray cluster must have a node with {needs} for each trial. Add one, or choose "
+                "another --device."
             )
         self.slots: list[dict[str, str]] = [{}] * (2 * capacity)  # so that Ray has a queue
         self._watcher = threading.Thread(target=self._watch, name="ray", daemon=True)
@@ -96,9 +90,6 @@ class RayExecutor:
             for task in list(self._attempts):
                 self._ray.cancel(task, force=force)
 
-    def kill(self) -> None:
-        self.stop(force=True)
-
     def close(self) -> None:
         """Wait for all attempts; end the cluster if it was started by this executor."""
         self._is_closing = True
@@ -112,7 +103,14 @@ class RayExecutor:
                 self.slots = [{}] * (2 * max(1, capacity))
                 answered = time.monotonic()
             elif time.monotonic() - answered > DEAD_SECONDS:
-                return self._leave()
+                LOG.warning("The head of the Ray cluster at %s does not answer.", self._address)
+                with self._lock:  # leave before Ray ends this process
+                    self.slots = []
+                    for future, _ in self._attempts.values():
+                        future.set_result(Outcome("stopped", "its Ray cluster is gone"))
+                    self._attempts.clear()
+                    self._ray.shutdown()
+                return
             if not self._attempts:
                 time.sleep(POLL_SECONDS)
                 continue
@@ -121,7 +119,6 @@ class RayExecutor:
                 self._attempts.pop(task)[0].set_result(outcome)
 
     def _outcome(self, task: Any) -> Outcome:
-        """Return how an attempt ended that is over."""
         errors, log = self._ray.exceptions, self._attempts[task][1]
         try:
             return Outcome(**self._ray.get(task))
@@ -137,12 +134,9 @@ class RayExecutor:
             return Outcome("lost", f"the worker died: {type(error).__name__}; see {log}")
 
     def _capacity(self) -> int | None:
-        """Return how many attempts fit the cluster's nodes; None if its head does not answer.
-
-        Without a head Ray's own calls would block, and end this process after a minute.
-        """
+        """Return how many attempts fit the cluster's nodes; None if its head does not answer."""
         try:
-            _check_reachable(self._address)
+            _check_reachable(self._address)  # else Ray would block, and end this process
         except OSError:
             return None
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
@@ -150,16 +144,6 @@ class RayExecutor:
             min(int(node.get(RESOURCES[name], 0) // count) for name, count in self._needs.items())
             for node in nodes
         )
-
-    def _leave(self) -> None:
-        """Leave a cluster whose head is gone, before Ray ends this process."""
-        LOG.warning("The Ray cluster at %s is gone: its head does not answer.", self._address)
-        with self._lock:
-            self.slots = []
-            for future, _ in self._attempts.values():
-                future.set_result(Outcome("stopped", "its Ray cluster is gone"))
-            self._attempts.clear()
-            self._ray.shutdown()
 
 
 def _run_attempt(path: str, number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sweep.config.execution import Services
 from sweep.config.trial import tokenizer_of
@@ -22,18 +22,15 @@ from sweep.orchestration.planning import (
     read_request,
     save_plan,
 )
-from sweep.orchestration.schedule import POLL_SECONDS, Schedule
+from sweep.orchestration.schedule import Schedule
 from sweep.plan.plan import Plan, grow_plan, load_plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
-if TYPE_CHECKING:
-    from sweep.orchestration.tuning import Round, Tuning
-
 MIRROR_SECONDS = 30.0  # for the last pass of the mirror
 STOPPING_MIRROR_SECONDS = 10.0  # the same, if the user stopped the command
-STORAGE_SECONDS = 5.0  # between two attempts to reach Optuna's storage
+STORAGE_SECONDS = 2.0  # between two attempts to reach Optuna's storage
 LOCAL = Services()
 LOG = logging.getLogger(__name__)
 
@@ -44,26 +41,16 @@ class Summary:
 
     folder: SweepFolder
     states: dict[str, TrialStatus]  # by id of the trials that the command named
-    is_stopped: bool = False  # by the user
-    lacks_slots: bool = False  # the executor had no machines left
+    is_interrupted: bool = False  # by the user, or because the executor lost its machines
     untracked: str = ""  # one sentence about what the tracking server did not get
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the same command would continue."""
-        causes = {s.cause for s in self.states.values() if s.state is State.FAILED}
-        return self.is_stopped or (self.lacks_slots and causes <= {Cause.DIVERGED})
 
     @property
     def exit_code(self) -> int:
         """0 complete, pruned or diverged; 1 any other failure; 130 interrupted."""
         if self.is_interrupted:
             return 130
-        is_fine = all(
-            status.state in (State.COMPLETE, State.PRUNED) or status.cause is Cause.DIVERGED
-            for status in self.states.values()
-        )
-        return 0 if is_fine else 1
+        fine, ends = (State.COMPLETE, State.PRUNED), self.states.values()
+        return int(any(s.state not in fine and s.cause is not Cause.DIVERGED for s in ends))
 
 
 def run_sweep(
@@ -113,11 +100,7 @@ def check_trains(plan: Plan) -> None:
         )
 
 
-def prepare(
-    planned: Planned,
-    folder: SweepFolder,
-    on_progress: Callable[[str], None] = lambda work: None,
-) -> None:
+def _prepare(planned: Planned, folder: SweepFolder, on_progress: Callable[[str], None]) -> None:
     """Check the machine and tokenize the data, before anything of the sweep is written."""
     from sweep.data.tokens import prepare_data
 
@@ -148,80 +131,75 @@ def run_plan(
     """Prepare the data, write the plan, and run the trials that the command names.
 
     Args:
-        executor: in place of the one that `services` names.
-        also: causes of failure that the user asked to retry.
+        also: causes of failure to retry.
         on_prepare: called with a description of each part of the preparation.
-        on_change: called a few times per second, to show progress.
-        on_finished: called after the trials, before tracking is closed: writes the report.
+        on_change: called a few times per second.
+        on_finished: called after the trials, before tracking is closed.
     """
     from sweep.tracking.mirror import Mirror
 
-    with holding(folder):
-        prepare(planned, folder, on_prepare)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(holding(folder))
+        _prepare(planned, folder, on_prepare)
         executor = executor or build_executor(services, planned.plan.execution, folder)
-        mirror: Mirror | None = None
+        stack.callback(executor.close)
+        check_disk(planned.plan, folder, len(executor.slots))
+        schedule = Schedule(save_grown(planned.plan, folder), folder, executor)
+        mirror = Mirror(folder, schedule.plan, services.tracking_uri)
+        mirror.start()
         try:
-            check_disk(planned.plan, folder, len(executor.slots))
-            schedule = Schedule(save_grown(planned.plan, folder), folder, executor)
-            mirror = Mirror(folder, schedule.plan, services.tracking_uri)
-            tuning = None
-            if planned.is_tuned:
-                from sweep.orchestration.tuning import Tuning
-
-                tuning = Tuning(planned.plan, schedule, services.storage, mirror.sweep_uid)
-            mirror.start()
             with _stopping_on_signals(schedule):
-                requested = _run_rounds(planned, schedule, tuning, also, on_change)
+                uid = mirror.sweep_uid
+                requested = _run_rounds(planned, schedule, services, uid, also, on_change)
             on_finished()
         except BaseException:
             executor.stop()
             raise
         finally:
-            executor.close()
-            seconds = STOPPING_MIRROR_SECONDS if mirror and schedule.is_stopping else MIRROR_SECONDS
-            untracked = mirror.close(seconds) if mirror else ""
+            seconds = STOPPING_MIRROR_SECONDS if schedule.is_stopping else MIRROR_SECONDS
+            untracked = mirror.close(seconds)
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
-    return Summary(folder, states, schedule.is_stopping, not executor.slots, untracked)
+    return Summary(folder, states, schedule.is_ending, untracked)
 
 
 def _run_rounds(
     planned: Planned,
     schedule: Schedule,
-    tuning: "Tuning | None",
+    services: Services,
+    uid: str,
     also: frozenset[Cause],
     on_change: Callable[[], None],
 ) -> list[str]:
     """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
     requested = list(planned.requested)
-    tried = {row.id for row in planned.plan.known_trials if tuning and row.stage == "tune"}
-    schedule.run(dict.fromkeys(i for i in requested if i not in tried), also, on_change)
-    while tuning and not schedule.is_ending and (following := _next_round(tuning, schedule)):
-        if following.rows:
-            rows = (*schedule.plan.trials, *following.rows)
-            plan = schedule.plan.model_copy(update={"trials": rows})
-            schedule.plan = save_grown(plan, schedule.folder)
-            requested += [str(row.id) for row in following.rows]
-        schedule.run(following.pauses, also, on_change)
-    return requested
-
-
-def _next_round(tuning: "Tuning", schedule: Schedule) -> "Round | None":
-    """Ask for the next round; retry while the storage of the studies does not answer."""
+    if not planned.is_tuned:
+        schedule.run(dict.fromkeys(requested), also, on_change)
+        return requested
     from sweep.orchestration.studies import is_without_answer
+    from sweep.orchestration.tuning import Tuning
 
-    is_warned = False
-    while not schedule.is_stopping:
+    tuning, is_warned = Tuning(planned.plan, schedule, services.storage, uid), False
+    tried = {row.id for row in planned.plan.known_trials if row.stage == "tune"}
+    schedule.run(dict.fromkeys(i for i in requested if i not in tried), also, on_change)
+    while not schedule.is_ending:
         try:
-            return tuning.next_round(schedule.plan)
+            following = tuning.next_round(schedule.plan)
         except Exception as error:
             if not is_without_answer(error):
                 raise
-        if not is_warned:
-            LOG.warning("Optuna's storage does not answer. Tuning continues when it does.")
-        is_warned, end = True, time.monotonic() + STORAGE_SECONDS
-        while time.monotonic() < end and not schedule.is_stopping:
-            time.sleep(POLL_SECONDS)
-    return None
+            if not is_warned:
+                LOG.warning("Optuna's storage does not answer. Tuning continues when it does.")
+            is_warned = True
+            time.sleep(STORAGE_SECONDS)
+            continue
+        if following is None:
+            break
+        rows = (*schedule.plan.trials, *following.rows)
+        plan = schedule.plan.model_copy(update={"trials": rows})
+        schedule.plan = save_grown(plan, schedule.folder) if following.rows else plan
+        requested += [str(row.id) for row in following.rows]
+        schedule.run(following.pauses, also, on_change)
+    return requested
 
 
 def save_grown(plan: Plan, folder: SweepFolder) -> Plan:
@@ -234,11 +212,7 @@ def save_grown(plan: Plan, folder: SweepFolder) -> Plan:
 
 @contextlib.contextmanager
 def holding(folder: SweepFolder) -> Iterator[None]:
-    """Hold the sweep's lock. If no plan is written, leave no new folder.
-
-    Raises:
-        FolderInUse: if another command holds it.
-    """
+    """Hold the sweep's lock, or raise FolderInUse. If no plan is written, leave no new folder."""
     created = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
     folder.path.mkdir(parents=True, exist_ok=True)
     try:
@@ -258,10 +232,8 @@ def holding(folder: SweepFolder) -> Iterator[None]:
 @contextlib.contextmanager
 def _stopping_on_signals(schedule: Schedule) -> Iterator[None]:
     """Stop the schedule on Ctrl-C and SIGTERM; a second signal kills the attempts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     before = [signal.signal(number, lambda *_: schedule.stop()) for number in numbers]
     try:
         yield

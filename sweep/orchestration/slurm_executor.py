@@ -6,6 +6,7 @@ into the queue. The next command finds running attempts by their leases and adop
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -43,8 +44,8 @@ def parse_request(text: str | None) -> dict[str, Any]:
     if not (words.keys() <= set(KEYS) and all(words.values()) and cluster in ("slurm", "local")):
         keys = ", ".join(KEYS) + " (slurm or local)"
         raise SweepError(f"slurm must be KEY=VALUE,… with the keys {keys}, got {text!r}.")
-    count, unit = time_limit[:-1], time_limit[-1]
-    minutes = int(count) * MINUTES.get(unit, 0) if count.isdecimal() else 0
+    match = re.fullmatch(r"(\d+)([mhd])", time_limit)
+    minutes = int(match[1]) * MINUTES[match[2]] if match else 0
     if minutes < 5:  # SLURM announces the end of a job 90 s before
         raise SweepError(f"slurm's time must be 5m or longer, got {time_limit!r}. Write it as 4h.")
     request: dict[str, Any] = {"timeout_min": minutes, "cluster": cluster}
@@ -79,7 +80,6 @@ class Job:
         return asdict(outcome)
 
     def checkpoint(self) -> Any:
-        """Return what the requeued job runs: the same attempt, from its checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -115,17 +115,13 @@ class SlurmExecutor:
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         return self._threads.submit(self._run, folder, folder.read_status().fencing)
 
-    def stop(self) -> None:
-        """Ask all attempts of the sweep to checkpoint and end, also those of an earlier command."""
-        self._is_stopping = True
-        for trial in self._folder.trials() if self._folder.plan_path.exists() else ():
+    def stop(self, force: bool = False) -> None:
+        """Ask all attempts of the sweep to end, also an earlier command's; or cancel all jobs."""
+        self._is_stopping, self._is_killing = True, force or self._is_killing
+        for trial in self._folder.trials():
             status = trial.read_status()
             if status.fencing and not status.state.is_finished:
                 trial.ask_to_stop(status.fencing)
-
-    def kill(self) -> None:
-        """Cancel all jobs."""
-        self._is_stopping = self._is_killing = True
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -134,8 +130,7 @@ class SlurmExecutor:
         """Submit a job and wait until it has ended."""
         try:
             job = self._submitit.submit(Job(str(trial.path.absolute()), number))
-        except Exception as error:  # submitit passes on whatever sbatch reports
-            # The next attempt has a higher number: SLURM may have accepted this job all the same.
+        except Exception as error:  # whatever sbatch reports; SLURM may have accepted the job
             kind = "error" if trial.id in self._refused else "preempted"
             self._refused.add(trial.id)
             time.sleep(RETRY_SECONDS)

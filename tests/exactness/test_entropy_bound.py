@@ -9,11 +9,11 @@ import pytest
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_documents
-from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
-from sweep.orchestration.runner import prepare, run_plan
+from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
+from tests.fakes.executors import InlineExecutor
 
 PARSER = runpy.run_path(str(Path(__file__).parents[1] / "data" / "grammar_parser.py"))
 WHOLE_SPLIT = 1000  # more windows than the validation split has: milestones measure all of it
@@ -25,7 +25,6 @@ def train(path, budget):
     evaluation = {"points": 4, "sequences": WHOLE_SPLIT}
     settings = {"batches": "16", "budget": budget, "lr": "1e-2", "evaluation": evaluation}
     planned = make_plan(load_experiment("quick", settings), Execution(device="cpu"), folder)
-    prepare(planned, folder)
     assert run_plan(planned, folder, executor=InlineExecutor()).exit_code == 0
     documents = synthetic_documents(planned.plan.data, "valid")
     return folder.trials()[0], np.array([-PARSER["log_probability"](text) for text in documents])

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.execution import Execution
+from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
 from sweep.orchestration import runner
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import Summary, run_plan
 from sweep.trial.folder import SweepFolder
-from tests.orchestration.clusters import IMPORTED
+from tests.orchestration.clusters import IMPORTED, Command
 
 
 @pytest.fixture
@@ -22,17 +22,44 @@ def faulty(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def go(faulty, tmp_path):
+    """The file that lets trials of faulty:WaitsForGo continue after step 50."""
+    yield tmp_path / "go"
+    (tmp_path / "go").touch()  # no worker is left waiting
+
+
+@pytest.fixture
+def command():
+    """Make commands that run the trials of a folder; none outlives the test."""
+    commands = []
+
+    def make(folder, *options) -> Command:
+        commands.append(Command(folder, *options))
+        return commands[-1]
+
+    yield make
+    for one in commands:
+        one.kill()
+
+
+@pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run a sweep of 100 steps at batch size 8 in a folder of tmp_path, with real workers."""
     monkeypatch.setattr(runner, "MIRROR_SECONDS", 300.0)  # MLflow is slow on a busy machine
 
     def run_here(
-        executor=None, also=frozenset(), logistics=None, name="sweep", **settings
+        executor=None,
+        also=frozenset(),
+        execution=None,
+        name="sweep",
+        experiment="quadratic",
+        tracking_uri=None,
+        **settings,
     ) -> Summary:
-        folder = SweepFolder(tmp_path / name)
+        folder, services = SweepFolder(tmp_path / name), Services(tracking_uri=tracking_uri)
         fields = {"batches": "4,8", "budget": "800", **settings}
-        experiment = load_experiment("quadratic", fields)
-        planned = make_plan(experiment, logistics or Execution(device="cpu"), folder)
-        return run_plan(planned, folder, executor=executor, also=also)
+        execution = execution or Execution(device="cpu")
+        planned = make_plan(load_experiment(experiment, fields), execution, folder)
+        return run_plan(planned, folder, services, executor=executor, also=also)
 
     return run_here

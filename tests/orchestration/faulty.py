@@ -11,9 +11,12 @@ from sweep.trial.folder import TrialFolder
 from sweep.workloads.quadratic import NoisyQuadratic
 
 
-class OutOfMemoryAboveTwo(NoisyQuadratic):
-    """Has memory for two sequences at once."""
+def file(name):
+    """Return the path of a file that tests and workloads share."""
+    return Path(os.environ["FAULTY_FOLDER"]) / name
 
+
+class OutOfMemoryAboveTwo(NoisyQuadratic):
     def loss_sum(self, model, batch):
         if batch[0].shape[0] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")
@@ -21,123 +24,15 @@ class OutOfMemoryAboveTwo(NoisyQuadratic):
 
 
 class OutOfMemoryAlways(NoisyQuadratic):
-    """Not even one sequence fits."""
-
     def loss_sum(self, model, batch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate …")
 
 
-class BatchEightRaises(NoisyQuadratic):
-    """Raises an error at batch size 8 only."""
-
-    def build_batch(self, first, count):
-        if count == 8:
-            raise ValueError("a mistake in the user's code")
-        return super().build_batch(first, count)
-
-
-class Dies(NoisyQuadratic):
-    """Kills its process at step 20: once, of which a file is the record, or every time."""
-
-    how, is_stubborn = signal.SIGKILL, False
-
-    def build_batch(self, first, count):
-        marker = Path(os.environ["FAULTY_FOLDER"]) / f"died-{count}"
-        if first == 20 * count and (self.is_stubborn or not marker.exists()):
-            marker.touch()
-            os.kill(os.getpid(), self.how)
-            time.sleep(10)
-        return super().build_batch(first, count)
-
-
-class DiesOfSegfault(Dies):
-    how = signal.SIGSEGV
-
-
-class DiesAlways(Dies):
-    is_stubborn = True
-
-
-class IsPreempted(NoisyQuadratic):
-    """Receives SIGTERM once, as from a cluster that takes the device away with notice."""
-
-    def build_batch(self, first, count):
-        marker = Path(os.environ["FAULTY_FOLDER"]) / f"died-{count}"
-        if first == 20 * count and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().build_batch(first, count)
-
-
-class RaisesOnceAtTheBestRate(NoisyQuadratic):
-    """Raises an error at one rate, once."""
-
-    def build_batch(self, first, count):
-        marker = Path(os.environ["FAULTY_FOLDER"]) / "raised"
-        rate = self.config.science.learning_rate
-        if rate == float(os.environ["FAULTY_RATE"]) and not marker.exists():
-            marker.touch()
-            raise ValueError("an error that does not depend on the rate")
-        return super().build_batch(first, count)
-
-
-class Slow(NoisyQuadratic):
-    """Is slow enough for a test to interrupt it."""
-
-    def build_batch(self, first, count):
-        time.sleep(0.02)
-        return super().build_batch(first, count)
-
-
-class WaitsForGo(NoisyQuadratic):
-    """Waits after step 50 for the file `go`, so that a test can disturb it."""
-
-    def build_batch(self, first, count):
-        while first == 50 * count and not (Path(os.environ["FAULTY_FOLDER"]) / "go").exists():
-            time.sleep(0.05)
-        return super().build_batch(first, count)
-
-
-class NotesItsDevices(WaitsForGo):
-    """Writes its process id and its visible GPUs to a file at the first step."""
-
-    def build_batch(self, first, count):
-        note = Path(os.environ["FAULTY_FOLDER"]) / f"devices-{self.config.id}"
-        if not note.exists():
-            note.write_text(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
-        return super().build_batch(first, count)
-
-
-class EndsInNan(NoisyQuadratic):
-    """Has a loss that is not a number in the final evaluation only."""
-
-    def evaluate_finally(self, model):
-        final = super().evaluate_finally(model)
-        final.valid_losses[0, 0] = float("nan")
-        return final
-
-
-class LeavesHalfACheckpoint(Dies):
-    """Dies once while it writes a checkpoint."""
-
-    def build_batch(self, first, count):
-        (trial,) = Path(os.environ["FAULTY_FOLDER"]).glob("sweep/trials/*")
-        if not (Path(os.environ["FAULTY_FOLDER"]) / f"died-{count}").exists():
-            (trial / ".checkpoint-0000000001-0000000001.1.part").write_bytes(b"half")
-        return super().build_batch(first, count)
-
-
-class IsSuperseded(NoisyQuadratic):
-    """Another machine takes over the trial once, while this worker continues."""
-
-    def build_batch(self, first, count):
-        marker = Path(os.environ["FAULTY_FOLDER"]) / f"superseded-{count}"
-        if first == 20 * count and not marker.exists():
-            marker.touch()
-            (path,) = Path(os.environ["FAULTY_FOLDER"]).glob("sweep/trials/*")
-            status = TrialFolder(path).read_status()
-            TrialFolder(path).write_status(status.changed(fencing=status.fencing + 1))
-        return super().build_batch(first, count)
+class EvaluatesTwoAtATime(NoisyQuadratic):
+    def evaluate(self, model):
+        if self.config.execution.evaluation_batch_size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return super().evaluate(model)
 
 
 class TakesTheMachinesMemory(NoisyQuadratic):
@@ -151,17 +46,104 @@ class TakesTheMachinesMemory(NoisyQuadratic):
         return super().build_batch(first, count)
 
 
-class EvaluatesTwoAtATime(NoisyQuadratic):
-    """Runs out of memory if more than two sequences are evaluated at once."""
+class BatchEightRaises(NoisyQuadratic):
+    def build_batch(self, first, count):
+        if count == 8:
+            raise ValueError("a mistake in the user's code")
+        return super().build_batch(first, count)
 
-    def evaluate(self, model):
-        if self.config.execution.evaluation_batch_size > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
-        return super().evaluate(model)
+
+class RaisesOnceAtTheBestRate(NoisyQuadratic):
+    """Raises an error at one rate, once."""
+
+    def build_batch(self, first, count):
+        rate, record = self.config.science.learning_rate, file("raised")
+        if rate == float(os.environ["FAULTY_RATE"]) and not record.exists():
+            record.touch()
+            raise ValueError("an error that does not depend on the rate")
+        return super().build_batch(first, count)
+
+
+class EndsInNan(NoisyQuadratic):
+    """Has a loss that is not a number in the final evaluation only."""
+
+    def evaluate_finally(self, model):
+        final = super().evaluate_finally(model)
+        final.valid_losses[0, 0] = float("nan")
+        return final
 
 
 class NeverFinite(NoisyQuadratic):
-    """Its loss is infinite at every rate."""
-
     def loss_sum(self, model, batch):
         return super().loss_sum(model, batch) * float("inf")
+
+
+class Dies(NoisyQuadratic):
+    """Receives a signal at step 20: once, of which a file is the record, or in every attempt."""
+
+    number, is_stubborn = signal.SIGKILL, False
+
+    def build_batch(self, first, count):
+        record = file(f"died-{count}")
+        if first == 20 * count and (self.is_stubborn or not record.exists()):
+            record.touch()
+            self.leave(TrialFolder(file(f"sweep/trials/{self.config.id}")))
+            os.kill(os.getpid(), self.number)
+        return super().build_batch(first, count)
+
+    def leave(self, trial):
+        """Change the trial's folder before the end."""
+
+
+class DiesAlways(Dies):
+    is_stubborn = True
+
+
+class LeavesHalfACheckpoint(Dies):
+    """Dies while it writes a checkpoint."""
+
+    number = signal.SIGSEGV
+
+    def leave(self, trial):
+        (trial.path / ".checkpoint-0000000001-0000000001.1.part").write_bytes(b"half")
+
+
+class IsPreempted(Dies):
+    """Is told to end, as by a cluster that takes the device away with notice."""
+
+    number = signal.SIGTERM
+
+
+class IsSuperseded(Dies):
+    """Another machine takes over the trial, while this worker continues."""
+
+    number = 0  # no signal
+
+    def leave(self, trial):
+        status = trial.read_status()
+        trial.write_status(status.changed(fencing=status.fencing + 1))
+
+
+class Slow(NoisyQuadratic):
+    def build_batch(self, first, count):
+        time.sleep(0.02)
+        return super().build_batch(first, count)
+
+
+class WaitsForGo(NoisyQuadratic):
+    """Waits after step 50 for the file `go`, so that a test can disturb it."""
+
+    def build_batch(self, first, count):
+        while first == 50 * count and not file("go").exists():
+            time.sleep(0.05)
+        return super().build_batch(first, count)
+
+
+class NotesItsDevices(WaitsForGo):
+    """Writes its process id and its visible GPUs to a file at the first step."""
+
+    def build_batch(self, first, count):
+        note = file(f"devices-{self.config.id}")
+        if not note.exists():
+            note.write_text(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
+        return super().build_batch(first, count)

@@ -1,7 +1,6 @@
-"""A fake SLURM cluster: `sbatch`, `srun`, `sacct`, `scancel` and `scontrol` to put on PATH.
+"""A fake SLURM: commands to put on PATH, which are clients of this process, as of slurmctld.
 
-Jobs are processes of this machine. Their states live in this process, as in slurmctld, and the
-commands are clients of it. They accept what submitit passes and refuse everything else.
+Jobs are processes of this machine. The commands accept what submitit passes and nothing else.
 """
 
 import contextlib
@@ -15,8 +14,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
-COMMANDS = ("sbatch", "srun", "sacct", "scancel", "scontrol")
-PARTITIONS = ("cpu", "gpu")
 ACTIONS = {  # of scontrol: the next state, and the signal that the job receives
     "requeue": ("REQUEUED", signal.SIGTERM),
     "suspend": ("SUSPENDED", signal.SIGSTOP),
@@ -26,10 +23,7 @@ ACTIONS = {  # of scontrol: the next state, and the signal that the job receives
 
 @dataclass
 class Job:
-    """A job."""
-
     id: str
-    script: Path
     flags: dict[str, str]
     environment: dict[str, str]
     state: str = "PENDING"
@@ -38,13 +32,11 @@ class Job:
     step: int | None = None  # process of srun, which leads a process group
 
     def signal(self, number: int) -> None:
-        """Send a signal to the step, which runs the attempt."""
         if self.step:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.step, number)
 
     def kill(self) -> None:
-        """Send SIGKILL to all processes of the job."""
         self.signal(signal.SIGKILL)
         if self.batch:
             self.batch.kill()
@@ -66,7 +58,7 @@ class LittleSlurm:
         self._lock, self._threads = threading.RLock(), [threading.Thread(target=self._serve)]
         self._listener = Listener()
         self.folder.mkdir()
-        for name in COMMANDS:
+        for name in ("sbatch", "srun", "sacct", "scancel", "scontrol"):
             words = shlex.join([sys.executable, __file__, str(self._listener.address), name])
             (self.folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (self.folder / name).chmod(0o755)
@@ -84,7 +76,6 @@ class LittleSlurm:
         self._listener.close()
 
     def resize(self, nodes: int) -> None:
-        """Change how many jobs may run at the same time; running jobs continue."""
         with self._lock:
             self.nodes = nodes
             self._start_pending()
@@ -105,14 +96,12 @@ class LittleSlurm:
             with self._listener.accept() as client, contextlib.suppress(EOFError, OSError):
                 if (request := client.recv()) is None:
                     return
+                command, *arguments = request
                 with self._lock:
-                    client.send(self._answer(*request))
-
-    def _answer(self, command: str, words: list[str], *caller: object) -> tuple[int, str]:
-        try:
-            return 0, getattr(self, f"_{command}")(words, *caller)
-        except Exception as error:
-            return 1, f"{command}: error: {error}\n"
+                    try:
+                        client.send((0, getattr(self, f"_{command}")(*arguments)))
+                    except Exception as error:
+                        client.send((1, f"{command}: error: {error}\n"))
 
     def _sbatch(self, words: list[str], environment: dict[str, str], _: int) -> str:
         if self.refusals:
@@ -122,12 +111,9 @@ class LittleSlurm:
         lines = [line for line in text.splitlines() if line.startswith("#SBATCH --")]
         pairs = [shlex.split(line)[1].removeprefix("--").partition("=") for line in lines]
         flags = {flag: value for flag, _, value in pairs}
-        if flags.get("partition", PARTITIONS[0]) not in PARTITIONS:
-            raise RuntimeError("invalid partition specified: " + flags["partition"])
         name = str(1000 + len(self.jobs))
-        script = self.folder / f"{name}.sh"
-        script.write_text(text)
-        self.jobs[name] = Job(name, script, flags, {**environment, "SLURM_JOB_ID": name})
+        (self.folder / f"{name}.sh").write_text(text)
+        self.jobs[name] = Job(name, flags, {**environment, "SLURM_JOB_ID": name})
         self._start_pending()
         return f"Submitted batch job {name}\n"
 
@@ -136,7 +122,8 @@ class LittleSlurm:
         free = self.nodes - sum(job.batch is not None for job in self.jobs.values())
         for job in pending[: max(0, free)]:
             job.state, job.starts = "RUNNING", job.starts + 1
-            job.batch = subprocess.Popen(["bash", job.script], env=job.environment)
+            script = ["bash", self.folder / f"{job.id}.sh"]
+            job.batch = subprocess.Popen(script, env=job.environment)
             self._threads.append(threading.Thread(target=self._await_end, args=(job, job.batch)))
             self._threads[-1].start()
 

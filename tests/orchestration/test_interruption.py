@@ -13,18 +13,16 @@ from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State
 from sweep.trial.lease import is_locked, read_owner
-from tests.orchestration.clusters import SECONDS, Command, plan_trials, planned, wait_until
+from tests.orchestration.clusters import SECONDS, plan_trials, planned, states, wait_until
 
 FIELDS = {"batches": [4, 8], "budget": 1200}
 SWEEP = (sys.executable, "-m", "sweep")
 
 
 @pytest.fixture
-def command(tmp_path, faulty):
+def slow(tmp_path, faulty, command):
     """`sweep run` on slow trials."""
-    command = Command(plan_trials(tmp_path, "faulty:Slow", **FIELDS), "--device", "cpu")
-    yield command
-    command.kill()
+    return command(plan_trials(tmp_path, "faulty:Slow", **FIELDS), "--device", "cpu")
 
 
 def until_step(command, step):
@@ -36,10 +34,6 @@ def until_step(command, step):
         return any(line and line[-1]["step"] >= step for line in lines)
 
     wait_until(is_reached, command)
-
-
-def states(command):
-    return {trial.read_status().state for trial in command.folder.trials()}
 
 
 def science(trial):
@@ -57,7 +51,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def assert_finished(command, uninterrupted):
-    assert states(command) == {State.COMPLETE}
+    assert states(command.folder) == {State.COMPLETE}
     stored = load_stored_sweep(default_tracking_uri(command.folder), "question")
     folder = load_sweep(command.folder.path)
     assert stored.curves.equals(folder.curves) and stored.trials.equals(folder.trials)
@@ -75,54 +69,39 @@ def assert_finished(command, uninterrupted):
             assert [(point.step, point.value) for point in history] == logged
 
 
-def test_killed_with_sigkill_and_started_again_at_once(command, uninterrupted):
+def test_killed_with_sigkill_and_started_again_at_once(slow, uninterrupted):
     for step in (20, 90):
-        command.start()
-        until_step(command, step)
-        command.kill()
-    command.start()
-    assert command.wait() == 0
-    assert_finished(command, uninterrupted)
+        slow.start()
+        until_step(slow, step)
+        slow.kill()
+    assert slow.run() == 0
+    assert_finished(slow, uninterrupted)
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "Ctrl-C", "sweep stop"])
-def test_a_stopped_command_checkpoints_and_resumes(command, uninterrupted, how):
-    command.start()
-    until_step(command, 30)
-    if how == "SIGTERM":
-        command.process.terminate()
-    elif how == "Ctrl-C":  # reaches the whole group
-        os.killpg(command.process.pid, signal.SIGINT)
-    else:
-        subprocess.run([*SWEEP, "stop", str(command.folder.path)], check=True)
-        assert not is_locked(command.folder.lock_path)
-    assert command.wait() == 130
-    assert states(command) == {State.WAITING}
-    assert any(trial.checkpoints() for trial in command.folder.trials())
-    command.start()
-    assert command.wait() == 0
-    assert_finished(command, uninterrupted)
+@pytest.mark.parametrize("how", ["Ctrl-C", "sweep stop"])
+def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted, how):
+    slow.start()
+    until_step(slow, 30)
+    if how == "Ctrl-C":  # reaches the whole group
+        os.killpg(slow.process.pid, signal.SIGINT)
+    else:  # sends SIGTERM
+        subprocess.run([*SWEEP, "stop", str(slow.folder.path)], check=True)
+        assert not is_locked(slow.folder.lock_path)
+    assert slow.wait() == 130
+    assert states(slow.folder) == {State.WAITING}
+    assert any(trial.checkpoints() for trial in slow.folder.trials())
+    assert slow.run() == 0
+    assert_finished(slow, uninterrupted)
 
 
-def test_a_killed_worker_is_retried(command, uninterrupted):
-    command.start()
-    until_step(command, 30)
-    running = next(trial for trial in command.folder.trials() if is_locked(trial.lease_path))
+def test_a_killed_worker_is_retried(slow, uninterrupted):
+    slow.start()
+    until_step(slow, 30)
+    running = next(trial for trial in slow.folder.trials() if is_locked(trial.lease_path))
     os.kill(read_owner(running.lease_path)["pid"], signal.SIGKILL)
-    assert command.wait() == 0
+    assert slow.wait() == 0
     assert running.read_status().attempts == 2
-    assert_finished(command, uninterrupted)
-
-
-def test_a_second_command_is_refused_while_the_first_lives(tmp_path, faulty):
-    folder = plan_trials(tmp_path)  # its trials wait
-    command = Command(folder, "--device", "cpu")
-    command.start()
-    until_step(command, 40)
-    second = subprocess.run(command.words, capture_output=True, text=True)
-    command.kill()
-    assert second.returncode == 2
-    assert "in use by process" in second.stderr and "Traceback" not in second.stderr
+    assert_finished(slow, uninterrupted)
 
 
 def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path):
@@ -147,16 +126,17 @@ def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_stopped_bare_worker_resumes_from_its_checkpoint(command, uninterrupted):
-    trial = command.folder.trials()[0]
-    command.words = [sys.executable, "-m", "sweep.training", str(trial.path)]
-    command.start()
-    until_step(command, 20)
-    second = subprocess.run(command.words, capture_output=True, text=True)
+def test_a_stopped_bare_worker_resumes_from_its_checkpoint(tmp_path, command, go, uninterrupted):
+    worker = command(plan_trials(tmp_path, **FIELDS))  # its trials wait
+    trial = worker.folder.trials()[0]
+    worker.words = [sys.executable, "-m", "sweep.training", str(trial.path)]
+    worker.start()
+    until_step(worker, 40)
+    second = subprocess.run(worker.words, capture_output=True, text=True)
     assert second.returncode == 2 and "in use" in second.stderr
-    command.process.terminate()
-    assert command.wait() == 130
+    worker.process.terminate()
+    go.touch()
+    assert worker.wait() == 130
     assert not trial.state_path.exists() and trial.checkpoints()
-    command.start()
-    assert command.wait() == 0
+    assert worker.run() == 0
     assert science(trial) == uninterrupted[trial.read_config().science.batch_size]

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -21,16 +20,14 @@ from sweep.training.device import available_cores
 from sweep.trial.folder import Cause, State, SweepFolder
 from sweep.trial.lease import is_locked, read_owner
 from tests.orchestration.clusters import (
-    IMPORTED,
     SECONDS,
     STEPS,
-    Command,
     assert_resumed,
     assert_same,
     checkpointed,
     plan_trials,
     planned,
-    wait_for_trial,
+    states,
     wait_until,
 )
 
@@ -40,6 +37,8 @@ pytestmark = [
     pytest.mark.skipif(not has_ray, reason="needs the extra ray"),
     pytest.mark.timeout(900),  # starts many processes, also on a busy machine
 ]
+ON_RAY = ("--executor", "ray")
+TOKEN = secrets.token_hex()
 
 
 class RayCluster:
@@ -52,76 +51,25 @@ class RayCluster:
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self.cluster.address
-        self.nodes = []
+        self.options = (*ON_RAY, "--ray-address", self.address)
 
     def add(self, **resources: int):
-        node = self.cluster.add_node(**{"num_cpus": available_cores(), **resources})
-        self.nodes.append(node)
-        return node
-
-    def kill(self, node) -> None:
-        self.nodes.remove(node)
-        self.cluster.remove_node(node, allow_graceful=False)
+        return self.cluster.add_node(**{"num_cpus": available_cores(), **resources})
 
 
-@pytest.fixture(scope="module")
-def importable(tmp_path_factory) -> Iterator[Path]:
-    """Let nodes import this project and faulty.py; return the folder of its files."""
-    folder = tmp_path_factory.mktemp("faulty")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent))
-        settings = {"PYTHONPATH": IMPORTED, "FAULTY_FOLDER": str(folder), **ENVIRONMENT}
-        settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        yield folder
+@pytest.fixture
+def ray_environment(go, monkeypatch) -> None:
+    """Let nodes import this project and faulty.py."""
+    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **ENVIRONMENT}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(scope="module")
-def running_cluster(importable) -> Iterator[RayCluster]:
+@pytest.fixture
+def cluster(ray_environment) -> Iterator[RayCluster]:
     cluster = RayCluster()
     yield cluster
     cluster.cluster.shutdown()
-
-
-@pytest.fixture
-def cluster(running_cluster) -> Iterator[RayCluster]:
-    """The cluster, without nodes that could hold a trial."""
-    yield running_cluster
-    for node in list(running_cluster.nodes):
-        running_cluster.kill(node)
-
-
-@pytest.fixture
-def two_clusters(importable) -> Iterator[list[RayCluster]]:
-    """Clusters of which a test may lose the head."""
-    clusters = [RayCluster(), RayCluster()]
-    yield clusters
-    for cluster in clusters:
-        cluster.cluster.shutdown()
-
-
-@pytest.fixture
-def command(importable) -> Iterator[Callable[..., Command]]:
-    """Commands that run a sweep on Ray; none outlives the test."""
-    commands = []
-
-    def make(folder: SweepFolder, cluster: RayCluster | None) -> Command:
-        address = ("--ray-address", cluster.address) if cluster else ()
-        commands.append(Command(folder, "--executor", "ray", *address))
-        return commands[-1]
-
-    yield make
-    for one in commands:
-        one.kill()
-
-
-@pytest.fixture
-def go(importable) -> Iterator[Path]:
-    """The file that lets trials continue after step 50."""
-    path = importable / "go"
-    yield path
-    path.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -137,10 +85,9 @@ def uninterrupted(tmp_path, go) -> SweepFolder:
 def test_a_trial_survives_the_death_of_its_node_and_then_of_its_worker(
     cluster, command, tmp_path, uninterrupted, go
 ):
-    first, run = cluster.add(), command(plan_trials(tmp_path / "ray"), cluster)
-    run.start()
-    trial = wait_for_trial(run.folder, run)
-    cluster.kill(first)
+    first, run = cluster.add(), command(plan_trials(tmp_path / "ray"), *cluster.options)
+    trial = run.start_and_wait_for_trial()
+    cluster.cluster.remove_node(first, allow_graceful=False)
     lines = checkpointed(trial)
     cluster.add()
     wait_until(lambda: is_locked(trial.lease_path) and trial.read_status().attempts == 2, run)
@@ -155,135 +102,113 @@ def test_an_attempt_ends_with_its_killed_command_and_the_next_command_resumes_it
     cluster, command, tmp_path, uninterrupted, go
 ):
     folder = plan_trials(tmp_path / "ray")
-    first, refused, second = (command(folder, cluster) for _ in range(3))
+    first, second = (command(folder, *cluster.options) for _ in range(2))
     cluster.add()
-    first.start()
-    trial = wait_for_trial(folder, first)
-    refused.start()
-    assert refused.wait() == 2
+    trial = first.start_and_wait_for_trial()
+    assert second.run() == 2
     first.kill()
     wait_until(lambda: not is_locked(trial.lease_path))
     lines = checkpointed(trial)
     go.touch()
-    second.start()
-    assert second.wait() == 0
+    assert second.run() == 0
     assert_resumed(trial, lines, attempts=2)
     assert_same(folder, uninterrupted)
 
 
 def test_stop_lets_running_trials_checkpoint_and_drops_queued_ones(cluster, command, tmp_path, go):
-    run = command(plan_trials(tmp_path / "ray", seeds=2), cluster)
+    run = command(plan_trials(tmp_path / "ray", seeds=2), *cluster.options)
     cluster.add()
-    run.start()
-    trial = wait_for_trial(run.folder, run)
+    trial = run.start_and_wait_for_trial()
     run.process.send_signal(signal.SIGINT)
     time.sleep(3)  # until the attempt has been told
     go.touch()
     assert run.wait() == 130
-    assert {one.read_status().state for one in run.folder.trials()} == {State.WAITING}
+    assert states(run.folder) == {State.WAITING}
     assert trial.checkpoints()[0].step < STEPS
     lines = checkpointed(trial)
-    run.start()
-    assert run.wait() == 0
-    assert {one.read_status().state for one in run.folder.trials()} == {State.COMPLETE}
+    assert run.run() == 0
+    assert states(run.folder) == {State.COMPLETE}
     assert_resumed(trial, lines, attempts=2)
 
 
 @pytest.mark.parametrize(
-    ("workload", "state", "cause", "attempts"),
+    ("workload", "end"),
     [
-        ("OutOfMemoryAboveTwo", State.COMPLETE, None, 3),
-        ("BatchEightRaises", State.FAILED, Cause.ERROR, 1),
-        ("DiesAlways", State.FAILED, Cause.LOST, 2),
+        ("OutOfMemoryAboveTwo", (State.COMPLETE, None, 3)),
+        ("BatchEightRaises", (State.FAILED, Cause.ERROR, 1)),
+        ("DiesAlways", (State.FAILED, Cause.LOST, 2)),
     ],
 )
-def test_failures_are_judged_as_on_one_machine(
-    cluster, command, tmp_path, workload, state, cause, attempts
-):
-    run = command(plan_trials(tmp_path / "ray", f"faulty:{workload}", batches=[8]), cluster)
+def test_failures_are_judged_as_on_one_machine(cluster, command, tmp_path, workload, end):
+    folder = plan_trials(tmp_path / "ray", f"faulty:{workload}", batches=[8])
     cluster.add()
-    run.start()
-    assert run.wait() == (0 if state is State.COMPLETE else 1)
-    (trial,) = run.folder.trials()
-    status = trial.read_status()
-    assert (status.state, status.cause, status.attempts) == (state, cause, attempts)
-    assert cause is not Cause.LOST or str(trial.log_path) in status.message
+    assert command(folder, *cluster.options).run() == (1 if State.FAILED in end else 0)
+    (status,) = (trial.read_status() for trial in folder.trials())
+    assert (status.state, status.cause, status.attempts) == end
 
 
-def test_a_worker_that_ray_kills_for_memory_shrinks_the_microbatch(command, tmp_path, monkeypatch):
+def test_a_worker_that_ray_kills_for_memory_shrinks_the_microbatch(
+    ray_environment, command, tmp_path, monkeypatch
+):
     memory = psutil.virtual_memory()
     if memory.available < 12 * 2**30:
         pytest.skip("needs 12 GiB of free memory")
     share = (memory.total - memory.available + 4 * 2**30) / memory.total
     monkeypatch.setenv("RAY_memory_usage_threshold", str(share))
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
-    run = command(plan_trials(tmp_path, "faulty:TakesTheMachinesMemory", batches=[8]), None)
-    run.start()
-    assert run.wait() == 0
-    (trial,) = run.folder.trials()
+    folder = plan_trials(tmp_path, "faulty:TakesTheMachinesMemory", batches=[8])
+    assert command(folder, *ON_RAY).run() == 0
+    (trial,) = folder.trials()
     assert trial.read_result()["microbatch_size"] == 2 and trial.read_status().attempts == 3
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_local_cluster_ends_with_its_command(command, tmp_path, go, is_killed):
-    run = command(plan_trials(tmp_path), None)
-    run.start()
-    trial = wait_for_trial(run.folder, run)
+def test_a_local_cluster_ends_with_its_killed_command(ray_environment, command, tmp_path, go):
+    run = command(plan_trials(tmp_path), *ON_RAY)
+    trial = run.start_and_wait_for_trial()
     processes = psutil.Process(run.process.pid).children(recursive=True)
     processes = [one for one in processes if "Agent" not in one.name()]  # these take a minute
     assert {"gcs_server", "raylet"} < {process.name() for process in processes}
     assert read_owner(trial.lease_path)["pid"] in {process.pid for process in processes}
-    if is_killed:
-        run.kill()
-    else:
-        go.touch()
-        assert run.wait() == 0
+    run.kill()
     _, alive = psutil.wait_procs(processes, timeout=SECONDS)
     assert not alive
-    lines = b""
-    if is_killed:
-        lines = checkpointed(trial)
-        go.touch()
-        run.start()
-        assert run.wait() == 0
-    assert_resumed(trial, lines, attempts=1 + is_killed)
+    lines = checkpointed(trial)
+    go.touch()
+    assert run.run() == 0
+    assert_resumed(trial, lines, attempts=2)
 
 
 def test_a_command_without_its_head_node_ends_and_resumes_on_another_cluster(
-    two_clusters, command, tmp_path, go, monkeypatch
+    cluster, command, tmp_path, go, monkeypatch, request
 ):
     folder = plan_trials(tmp_path, batches=[4, 8], budget=8 * STEPS)  # one of them is queued
-    first, second = two_clusters
+    first = RayCluster()
+    request.addfinalizer(first.cluster.shutdown)
     with monkeypatch.context() as patch:  # how long a node lives without a head
         patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "30")
         first.add()
-    run = command(folder, first)
-    run.start()
-    trial = wait_for_trial(folder, run)
+    run = command(folder, *first.options)
+    trial = run.start_and_wait_for_trial()
     first.cluster.remove_node(first.cluster.head_node, allow_graceful=False)
     assert run.wait() == 130
-    assert {one.read_status().state for one in folder.trials()} == {State.WAITING}
+    assert states(folder) == {State.WAITING}
     assert (folder.path / "report.md").exists()
     lines = checkpointed(trial)
     go.touch()
-    second.add()
-    run = command(folder, second)
-    run.start()
-    assert run.wait() == 0
-    assert {one.read_status().state for one in folder.trials()} == {State.COMPLETE}
+    cluster.add()
+    assert command(folder, *cluster.options).run() == 0
+    assert states(folder) == {State.COMPLETE}
     assert trial.metrics_path.read_bytes().startswith(lines)
 
 
 @pytest.mark.parametrize(("device", "devices", "parallel"), [("cuda", 2, 2), ("cpu", 1, 1)])
 def test_attempts_share_neither_device_nor_process(
-    cluster, importable, tmp_path, go, device, devices, parallel
+    cluster, tmp_path, go, device, devices, parallel
 ):
     """Ray does not check that the GPUs exist; the trials run on the CPU."""
     fields = {"batches": [4, 8, 16], "budget": 16 * STEPS}  # all of them wait for go
     folder = plan_trials(tmp_path, "faulty:NotesItsDevices", **fields)
-    notes = [importable / f"devices-{trial.id}" for trial in folder.trials()]
-    for note in notes:  # of the other case
-        note.unlink(missing_ok=True)
+    notes = [tmp_path / f"devices-{trial.id}" for trial in folder.trials()]
     cluster.add(**({"num_cpus": 4, "num_gpus": 4} if device == "cuda" else {}))
     execution = Execution(device=device, devices=devices, threads=available_cores())
     executor = RayExecutor(execution, cluster.address)
@@ -306,7 +231,7 @@ def test_attempts_share_neither_device_nor_process(
 def test_a_trial_on_two_devices_ends_with_the_same_weights(cluster, tmp_path):
     cluster.add()
     weights = []
-    for options in ((), ("--executor", "ray", "--ray-address", cluster.address)):
+    for options in ((), cluster.options):
         out = tmp_path / f"sweep-{len(options)}"
         settings = ("--batches", "8", "--budget", "4096", "--devices-per-trial", "2", "--quiet")
         words = [sys.executable, "-m", "sweep", "run", "quick", *settings, *options]
@@ -320,9 +245,9 @@ def test_a_trial_on_two_devices_ends_with_the_same_weights(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "value"), [("--ray-address", "127.0.0.1:1"), ("--device", "cuda")]
 )
-def test_a_cluster_that_cannot_run_the_trials_is_refused(importable, tmp_path, flag, value):
+def test_a_cluster_that_cannot_run_the_trials_is_refused(ray_environment, tmp_path, flag, value):
     out = tmp_path / "deep" / "sweep"
-    words = [sys.executable, "-m", "sweep", "run", "quadratic", "--executor", "ray", flag, value]
+    words = [sys.executable, "-m", "sweep", "run", "quadratic", *ON_RAY, flag, value]
     done = subprocess.run([*words, "--out", str(out)], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("Error: ")
     assert "Traceback" not in done.stderr and not out.parent.exists()

@@ -6,31 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from sweep.analysis.frames import load_stored_sweep, load_sweep, write_trials_csv
-from sweep.config.execution import Execution, Services
+from sweep.analysis.frames import load_stored_sweep, load_sweep
+from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import FolderInUse, SweepError
-from sweep.orchestration.executors import InlineExecutor, attempt_slots
+from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
+from tests.fakes.executors import InlineExecutor
 
 
 def by_batch(summary):
     """Return each trial and its status by batch size."""
-    trials = {}
-    for trial in summary.folder.trials():
-        batch = trial.read_config().science.batch_size
-        trials[batch] = (trial, trial.read_status())
-    return trials
+    trials = summary.folder.trials()
+    return {t.read_config().science.batch_size: (t, t.read_status()) for t in trials}
 
 
-def losses(summary):
-    return {
-        b: trial.read_result()["final_valid_loss"] for b, (trial, _) in by_batch(summary).items()
-    }
+def end_of(trial_and_status):
+    """Return how a trial ended."""
+    _, status = trial_and_status
+    return status.state, status.cause, status.attempts
 
 
 def test_the_same_command_runs_nothing_again_and_a_grown_one_only_new_trials(run):
@@ -44,19 +42,10 @@ def test_the_same_command_runs_nothing_again_and_a_grown_one_only_new_trials(run
     assert after.keys() == {4, 8, 16} and after.items() > before.items()
     assert set(grown.states) == {by_batch(grown)[16][0].id}
     with pytest.raises(SweepError, match="microbatch was decided as"):
-        run(logistics=Execution(device="cpu", microbatch=2))
+        run(execution=Execution(device="cpu", microbatch=2))
     lock = Lease(summary.folder.lock_path)
     with lock, pytest.raises(FolderInUse, match="sweep stop"):
         run()
-
-
-def test_the_inline_executor_gives_the_same_losses_as_processes(run):
-    first = run()
-    before = losses(first)
-    for trial, _ in by_batch(first).values():
-        trial.clear()
-        trial.state_path.unlink()
-    assert losses(run(InlineExecutor())) == before
 
 
 def test_out_of_memory_shrinks_the_microbatch_and_keeps_the_batch_size(run, faulty):
@@ -78,13 +67,7 @@ def test_out_of_memory_shrinks_the_microbatch_and_keeps_the_batch_size(run, faul
     assert (status.attempts, trial.read_result()["microbatch_size"]) == (2, 2)
 
 
-def test_memory_that_runs_out_in_an_evaluation_halves_the_microbatch_too(run, faulty):
-    trial, status = by_batch(run(workload="faulty:EvaluatesTwoAtATime", batches="4"))[4]
-    assert (status.state, status.attempts) == (State.COMPLETE, 2)
-    assert trial.read_result()["microbatch_size"] == 2
-
-
-def test_out_of_memory_at_one_sequence_fails_in_the_folder_and_in_mlflow(run, faulty, tmp_path):
+def test_out_of_memory_at_one_sequence_fails_in_the_folder_and_in_mlflow(run, faulty):
     summary = run(workload="faulty:OutOfMemoryAlways", batches="4")
     trial, status = by_batch(summary)[4]
     assert (status.state, status.cause) == (State.FAILED, Cause.OUT_OF_MEMORY)
@@ -92,18 +75,14 @@ def test_out_of_memory_at_one_sequence_fails_in_the_folder_and_in_mlflow(run, fa
     assert summary.exit_code == 1 and trial.read_result() is None
     folder = load_sweep(summary.folder.path)
     stored = load_stored_sweep(f"sqlite:///{summary.folder.path}/mlflow.db", "quadratic")
-    tables = [tmp_path / "folder.csv", tmp_path / "store.csv"]
-    for sweep, table in zip((folder, stored), tables, strict=True):
-        write_trials_csv(sweep, table)
-    assert tables[0].read_bytes() == tables[1].read_bytes()
+    assert folder.trials.equals(stored.trials)
     assert folder.trials.microbatch_size.tolist() == [1]
 
 
-def test_remedies_are_named_if_not_even_one_sequence_fits(tmp_path):
+def test_remedies_are_named_if_not_even_one_sequence_fits(run):
     limit = Execution(device="cpu", device_memory_bytes=2 << 20)
-    experiment = load_experiment("quick", {"batches": "4", "budget": "8192"})
-    folder = SweepFolder(tmp_path / "sweep")
-    _, status = by_batch(run_plan(make_plan(experiment, limit, folder), folder))[4]
+    summary = run(experiment="quick", execution=limit, batches="4", budget="8192")
+    (status,) = summary.states.values()
     assert (status.state, status.cause) == (State.FAILED, Cause.OUT_OF_MEMORY)
     for remedy in ("by forecast", "--activation-checkpointing", "--precision bf16", "2 devices"):
         assert remedy in status.message
@@ -111,44 +90,39 @@ def test_remedies_are_named_if_not_even_one_sequence_fits(tmp_path):
 
 def test_an_error_in_one_trial_does_not_stop_the_others(run, faulty):
     summary = run(workload="faulty:BatchEightRaises", batches="4,8,16")
-    states = {batch: (s.state, s.cause) for batch, (_, s) in by_batch(summary).items()}
-    assert states[4] == states[16] == (State.COMPLETE, None)
-    assert states[8] == (State.FAILED, Cause.ERROR)
-    trial, status = by_batch(summary)[8]
+    trials = by_batch(summary)
+    assert end_of(trials[4]) == end_of(trials[16]) == (State.COMPLETE, None, 1)
+    assert end_of(trials[8]) == (State.FAILED, Cause.ERROR, 1)
+    trial, status = trials[8]
     assert "a mistake in the user's code" in status.message
     assert "Traceback" in trial.log_path.read_text()
     assert summary.exit_code == 1
 
 
-@pytest.mark.parametrize("workload", ["Dies", "DiesOfSegfault", "LeavesHalfACheckpoint"])
-def test_a_worker_that_dies_is_retried_once(run, faulty, workload):
+@pytest.mark.parametrize(
+    ("workload", "line", "fencing"),
+    [
+        ("LeavesHalfACheckpoint", "attempt 2", 2),
+        ("EvaluatesTwoAtATime", "in microbatches of 2", 2),
+        ("IsPreempted", "step 21 of 200", 2),
+        ("IsSuperseded", "attempt 2", 3),
+    ],
+)
+def test_a_second_attempt_ends_the_trial(run, faulty, workload, line, fencing):
     trial, status = by_batch(run(workload=f"faulty:{workload}", batches="4"))[4]
-    assert (status.state, status.attempts) == (State.COMPLETE, 2)
-    assert trial.read_result()["steps"] == 200
+    assert (status.state, status.attempts, status.fencing) == (State.COMPLETE, 2, fencing)
+    assert trial.read_result()["attempts"] == 2 and line in trial.log_path.read_text()
+    steps = [row["step"] for row in read_metrics(trial.metrics_path)]
+    assert steps == sorted(set(steps)) and steps[-1] == 200
     assert not list(trial.path.glob(".*.part"))
 
 
 def test_a_worker_that_dies_twice_is_lost_and_named(run, faulty):
     summary = run(workload="faulty:DiesAlways", batches="4")
     trial, status = by_batch(summary)[4]
-    assert (status.state, status.cause, status.attempts) == (State.FAILED, Cause.LOST, 2)
+    assert end_of((trial, status)) == (State.FAILED, Cause.LOST, 2)
     assert "SIGKILL" in status.message and str(trial.log_path) in status.message
     assert summary.exit_code == 1
-
-
-def test_a_preempted_attempt_resumes_from_its_checkpoint(run, faulty):
-    trial, status = by_batch(run(workload="faulty:IsPreempted", batches="4"))[4]
-    assert (status.state, status.attempts) == (State.COMPLETE, 2)
-    steps = [line["step"] for line in read_metrics(trial.metrics_path)]
-    assert steps == sorted(set(steps)) and steps[-1] == 200
-    assert "step 21 of 200" in trial.log_path.read_text()
-
-
-def test_a_superseded_worker_that_still_runs_writes_nothing_more(run, faulty):
-    trial, status = by_batch(run(workload="faulty:IsSuperseded", batches="4"))[4]
-    # The superseded attempt ended without a result; the next one has number 3 and finished.
-    assert (status.state, status.attempts, status.fencing) == (State.COMPLETE, 2, 3)
-    assert trial.read_result()["attempts"] == 2
 
 
 @pytest.mark.parametrize("settings", [{"lr": "5"}, {"workload": "faulty:EndsInNan"}])
@@ -166,8 +140,7 @@ def test_divergence_is_data_and_is_only_retried_on_request(run, faulty, settings
 def test_a_result_that_the_runner_did_not_record_is_not_computed_again(run):
     trial, status = by_batch(run())[4]
     trial.write_status(status.changed(state=State.RUNNING))
-    again = by_batch(run())[4][1]
-    assert (again.state, again.attempts) == (State.COMPLETE, 1)
+    assert end_of(by_batch(run())[4]) == (State.COMPLETE, None, 1)
 
 
 class Scripted(InlineExecutor):
@@ -187,7 +160,7 @@ class Scripted(InlineExecutor):
             folder.clear()
         return future
 
-    def stop(self):
+    def stop(self, force=False):
         self.ended.append("stop")
         super().stop()
 
@@ -195,10 +168,13 @@ class Scripted(InlineExecutor):
         self.ended.append("close")
 
 
+def plan_in(folder, **settings):
+    return make_plan(load_experiment("quadratic", settings), Execution(device="cpu"), folder)
+
+
 def test_if_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
     folder, executor = SweepFolder(tmp_path / "sweep"), Scripted(slots=2)
-    experiment = load_experiment("quadratic", {"batches": "2,4,8,16", "budget": "800"})
-    planned = make_plan(experiment, Execution(device="cpu"), folder)
+    planned = plan_in(folder, batches="2,4,8,16", budget="800")
     seconds = {2: 3.0, 4: 1.0, 8: 4.0, 16: 2.0}
     rows = tuple(
         row.model_copy(update={"forecast_seconds": seconds[row.batch_size]})
@@ -211,13 +187,11 @@ def test_if_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
     assert executor.ended == ["close"], "attempts of an earlier command are not stopped"
 
 
-def test_an_error_before_the_first_trial_closes_the_executor(tmp_path):
-    folder, executor = SweepFolder(tmp_path / "sweep"), Scripted()
-    experiment = load_experiment("quadratic", {"batches": "4", "budget": "800"})
-    planned = make_plan(experiment, Execution(device="cpu"), folder)
+def test_an_error_before_the_first_trial_closes_the_executor(run):
+    executor = Scripted()
     with pytest.raises(SweepError, match="tracking URI"):
-        run_plan(planned, folder, Services(tracking_uri="ftp://nowhere"), executor=executor)
-    assert executor.ended == ["stop", "close"]
+        run(executor, tracking_uri="ftp://nowhere")
+    assert executor.ended == ["close"]
 
 
 def test_a_command_without_slots_stops_and_the_same_one_resumes(run):
@@ -251,8 +225,7 @@ def test_reads_and_writes_grow_no_faster_than_the_number_of_trials(tmp_path, mon
     def counts_of(trials):
         calls.clear()
         folder = SweepFolder(tmp_path / str(trials))
-        settings = {"batches": "4", "budget": "4", "seeds": trials}
-        planned = make_plan(load_experiment("quadratic", settings), Execution(device="cpu"), folder)
+        planned = plan_in(folder, batches="4", budget="4", seeds=trials)
         run_plan(planned, folder, executor=InlineExecutor())
         return dict(calls)
 

@@ -16,13 +16,13 @@ from sweep.analysis.target import headline, judge_target, steps_to_target
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.plan import load_plan
 from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder
+from tests.fakes.executors import InlineExecutor
 
 TRUTH = runpy.run_path(str(Path(__file__).parents[1] / "analysis" / "noisy_quadratic.py"))
 TARGET = 0.01

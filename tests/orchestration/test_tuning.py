@@ -11,7 +11,6 @@ import pytest
 
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
-from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import finished_summary, run_plan
 from sweep.orchestration.schedule import Schedule
@@ -22,6 +21,7 @@ from sweep.plan.tuning import EXTENSIONS
 from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
+from tests.fakes.executors import InlineExecutor
 
 SMALL = {
     "batches": "16,32",

@@ -6,7 +6,6 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.tokens import SequenceStream
-from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.steps import ProbeSizes, probe_sizes
@@ -15,6 +14,7 @@ from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
+from tests.fakes.executors import InlineExecutor
 from tests.plans import build_plan
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweep.orchestration.executors import InlineExecutor
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import worker
 from sweep.training.process import FreshProcess, run_cluster_attempt
@@ -17,6 +16,7 @@ from sweep.training.progress import ShouldStop
 from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import is_locked
 from tests.exactness.attempts import plan_trial
+from tests.fakes.executors import InlineExecutor
 
 
 def run_as_a_cluster_does(path: Path, _: ShouldStop) -> Outcome:

@@ -11,13 +11,13 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration.executors import InlineExecutor
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.loop import Steps
 from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
+from tests.fakes.executors import InlineExecutor
 from tests.workloads.trials import (
     CPU,
     GRPO,
