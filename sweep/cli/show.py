@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -19,7 +18,6 @@ from sweep.plan.policy import describe_policy
 from sweep.trial.folder import State, SweepFolder
 
 if TYPE_CHECKING:
-    from sweep.orchestration.costs import ClusterCost
     from sweep.orchestration.runner import Summary
 
 PLAIN_WIDTH = 140  # columns if the output is not a terminal
@@ -40,12 +38,12 @@ def build_table(*columns: str) -> Table:
 
 
 def print_plan(
-    plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: "ClusterCost | None" = None
+    plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: dict[str, Any] | None = None
 ) -> None:
     """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
     if as_json:
         document = plan.model_dump(mode="json")
-        print_document({**document, "cluster": asdict(cost)} if cost else document, True)
+        print_document({**document, "cluster": cost} if cost else document, True)
         return
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"
@@ -91,7 +89,7 @@ def _total_time(seconds: Sequence[float | None], factor: float | None = None) ->
     return format_seconds(total) + text
 
 
-def _plan_notes(plan: Plan, cost: "ClusterCost | None") -> Iterator[tuple[str, str]]:
+def _plan_notes(plan: Plan, cost: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Yield what the plan's table does not show, by subject; empty if it does not apply."""
     settings, execution = plan.settings, plan.execution
     for policy in sorted({row.policy for row in plan.trials}):
@@ -103,7 +101,7 @@ def _plan_notes(plan: Plan, cost: "ClusterCost | None") -> Iterator[tuple[str, s
     yield "Compilation", execution.compile_reason
     yield "Memory", execution.reason
     if plan.epochs is not None:
-        yield "Epochs of the data", f"{'about ' * plan.epochs_are_estimated}{plan.epochs:.3g}"
+        yield "Epochs of the data", f"{plan.epochs:.3g}"
     if plan.disk_bytes is not None:
         yield "Disk", f"at most {format_bytes(plan.disk_bytes)}"
     if plan.code:
@@ -117,10 +115,10 @@ def _plan_notes(plan: Plan, cost: "ClusterCost | None") -> Iterator[tuple[str, s
     if command := answering_command(plan):
         yield "This plan cannot tell which batch size is best. The command that can", command
     if cost:
-        yield "Cluster", f"{cost.devices} devices, {cost.trials} trials to run"
-        yield "Makespan", format_seconds(cost.makespan_seconds)
-        yield "Device-hours", f"{cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}"
-        yield "Price", "" if cost.price is None else f"{cost.price:.4g}"
+        yield "Cluster", f"{cost['devices']} devices, {cost['trials']} trials to run"
+        yield "Makespan", format_seconds(cost["makespan_seconds"])
+        yield "Device-hours", f"{cost['device_hours']:.4g}, busy {cost['busy_device_hours']:.4g}"
+        yield "Price", "" if cost["price"] is None else f"{cost['price']:.4g}"
 
 
 def status_table(rows: list[dict[str, Any]]) -> Table:

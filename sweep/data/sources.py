@@ -26,8 +26,6 @@ TINYSTORIES = {  # sha256 by split
     "train": "6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
     "valid": "6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
 }
-TINYSTORIES_BYTES = 2_227_753_162  # size of the training split
-STORY_BYTES = 205.5  # mean size of a synthetic story
 HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?")
 VALID_NAMES = ("valid", "validation", "val")  # names of files and splits
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # beginnings of file names
@@ -99,18 +97,6 @@ def find_files(source: str) -> dict[str, list[Path]]:
         if not any(starts) or not any(file.stat().st_size for file in paths):
             raise SweepError(f"the {role} data of {source!r} must contain text, got empty files.")
     return files
-
-
-def estimate_training_bytes(identity: dict[str, Any], path: str | None) -> int | None:
-    """Return the approximate bytes of training text; None if they are not known yet."""
-    if identity["name"] == "tinystories":
-        return TINYSTORIES_BYTES
-    if identity["name"] == "synthetic":
-        return int(identity["documents"]["train"] * STORY_BYTES)
-    if path is None:
-        return None
-    files = find_files(path)
-    return sum(file.stat().st_size for file in files.get("train") or files["text"])
 
 
 def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:

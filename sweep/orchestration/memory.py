@@ -32,17 +32,15 @@ HERE = SweepFolder(Path())
 
 
 def _plan_steps(
-    request: Request, is_elsewhere: bool
-) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any], bool]:
+    request: Request, is_elsewhere: bool = False
+) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
     """Plan one trial per batch size, in one microbatch unless the user chose a split.
 
-    Returns:
-        The plan, trials by batch size, the first fields of the document, whether it is a split.
+    Returns the plan, the trials by batch size, and the first fields of the document.
     """
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
-    is_split = execution.microbatch is not None or execution.accumulation is not None
-    if not is_split:
+    if not _is_split(request):
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     inputs = identify_inputs(experiment, HERE)
     plan = first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(HERE)
@@ -57,8 +55,11 @@ def _plan_steps(
         "group_size": plan.settings.traits.group_size,
         "device": plan.execution.device,
     }
-    configs = {row.batch_size: plan.trial_config(row, "") for row in plan.trials}
-    return plan, configs, head, is_split
+    return plan, {row.batch_size: plan.trial_config(row) for row in plan.trials}, head
+
+
+def _is_split(request: Request) -> bool:
+    return bool(request.execution.microbatch or request.execution.accumulation)
 
 
 def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[str, Any]:
@@ -67,37 +68,35 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     Args:
         experiment: a shipped name or the path of a TOML file.
         **settings: any setting of `sweep forecast` by name: batches, model, precision, … With
-            `device_memory` the largest microbatch that fits is found and used, with
-            `microbatch` that one is used; with neither each step is one microbatch.
+            `device_memory` the largest microbatch that fits is used, with `microbatch` that one;
+            with neither each step is one microbatch.
 
     Returns:
         The document that `sweep forecast --json` prints (DESIGN.md §5).
-
-    Raises:
-        SweepError: for bad input, or a model that fake tensors cannot run.
     """
     request = read_request(experiment, {"device": "cpu", **settings})
     is_cuda = request.execution.device_type == "cuda"
-    plan, configs, head, is_split = _plan_steps(request, is_elsewhere=is_cuda)
+    plan, configs, head = _plan_steps(request, is_elsewhere=is_cuda)
     devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
-    forecasts, largest, group = Forecasts(devices, zero), None, head["group_size"]
-    most, part = configs[max(configs)], 0  # part: fits in addition to accumulated gradients
+    forecasts, most, last = Forecasts(devices, zero), configs[max(configs)], max(configs)
+    largest, part = None, last  # the largest microbatch that fits, alone and accumulated
     if limit is not None:
         limit = int(limit * USABLE_SHARE) if is_cuda else limit
         largest = forecasts.find_largest(most, limit)
-        if max(configs) // devices > largest:
+        if last // devices > largest:
             part = forecasts.find_largest(most, limit, largest, is_accumulated=True)
     points: dict[int, Forecast] = {}
     for batch_size, config in configs.items():
         own, size = batch_size // devices, config.microbatch_size
-        if largest is not None and own > largest and not is_split:
-            size = largest_divisor(own, max(1, part), group)
+        if largest is not None and own > largest and not _is_split(request):
+            size = largest_divisor(own, part, head["group_size"])
         points[batch_size] = forecasts.of(config.sized(own, size))
     if len(forecasts.whole_steps) < 2:
+        group = head["group_size"]
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
             forecasts.of(most.sized(size, size))
-    line, last = fit_line(forecasts.whole_steps), points[max(points)]
-    sized = most.sized(last.batch_size, last.microbatch_size)
+    line, point = fit_line(forecasts.whole_steps), points[last]
+    sized = most.sized(point.batch_size, point.microbatch_size)
     stages = forecast_stages(sized, devices) if devices > 1 else []
 
     def row(batch_size: int, point: Forecast) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
         "devices": devices,
         "zero": zero,
         "points": [row(batch_size, point) for batch_size, point in points.items()],
-        "stages": [{**row(max(points), one), "zero": stage} for stage, one in enumerate(stages)],
+        "stages": [{**row(last, one), "zero": stage} for stage, one in enumerate(stages)],
         "line": line and asdict(line),
         "largest_microbatch_size": largest,
         "basis": f"live tensors of eager steps, {basis}",
@@ -123,12 +122,11 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
 
 def _accuracy(plan: Plan) -> tuple[str, float | None]:
     """Return how a forecast was checked, and its error as a share of a peak; None if unknown."""
-    is_cuda = plan.execution.device_type == "cuda"
     if plan.execution.compile:
         return "an upper bound for compiled steps, which usually keep less; not calibrated", None
     if plan.execution.devices > 1:
         return "computed from one device's forecast by ZeRO's formulas; not measured", None
-    if not is_cuda:
+    if plan.execution.device_type != "cuda":
         return f"within {ERROR_ON_CPU:.0%} of peaks measured on a CPU", ERROR_ON_CPU
     if plan.settings.model.is_forecast_checked_on_cuda:
         return f"within {ERROR_ON_CUDA:.1%} of peaks published for a GPU", ERROR_ON_CUDA
@@ -150,8 +148,7 @@ def probe_memory(
         experiment: a shipped name or the path of a TOML file.
         cap: the largest size of interest.
         multiple: sizes must be multiples of it; GRPO adds its group size.
-        soak_steps: steps that each recommended size must complete; 0 for none; by default 20 for
-            GRPO, else none.
+        soak_steps: steps that each recommended size must complete; by default 20 for GRPO, else 0.
         on_point: called after each measured point.
         **settings: any setting of `sweep probe` by name: batches, model, precision, … On a CPU
             `device_memory` is half of the available memory by default. With a `microbatch`
@@ -159,24 +156,30 @@ def probe_memory(
 
     Returns:
         The document that `sweep probe --json` prints (DESIGN.md §5).
-
-    Raises:
-        SweepError: for bad input, or if steps fail for another reason than memory.
     """
     request = read_request(experiment, settings)
-    plan, configs, head, is_split = _plan_steps(request, is_elsewhere=False)
-    config, limit, basis = _to_measure(configs[max(configs)], head["device_memory_bytes"])
+    plan, configs, head = _plan_steps(request)
+    if plan.execution.devices > 1:
+        raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")
+    config, device = configs[max(configs)], torch.device(plan.execution.device)
+    limit, basis = head["device_memory_bytes"], "live tensors of eager steps"
+    if device.type == "cuda":
+        basis = "bytes reserved by the allocator, plus the context"
+        limit = min(limit or device_memory(device), device_memory(device))
+    elif device.type == "cpu":  # counting every tensor needs eager steps
+        config = config.resized(config.microbatch_size, compile=False)
+    limit = limit or device_memory(device)
     multiple = math.lcm(multiple, config.group_size)
     if cap is not None and cap % multiple:
         near = nearest_multiples(cap, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
     if soak_steps is None:
         soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
+    is_split = _is_split(request)
     sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
-    sizes = sizes if is_split else []
-    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
-    search, choices = probed.search, probed.choices
-    balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
+    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes if is_split else ())
+    search, choices = probed.search, {choice["name"]: choice for choice in probed.choices}
+    balanced = choices.get("balanced")
     return head | {
         "device_memory_bytes": limit,
         "multiple": multiple,
@@ -188,35 +191,13 @@ def probe_memory(
         "search_points": len(search.peaks),
         "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
         "accumulated": probed.accumulated and probed.accumulated.as_document(),
-        "recommendations": choices,
+        "recommendations": probed.choices,
         "soak": balanced and balanced["soak"],
     }
 
 
-def _to_measure(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int, str]:
-    """Return the config to measure with, the limit in bytes, and what will be counted."""
-    if config.execution.devices > 1:
-        raise SweepError(
-            "devices-per-trial must be 1 in a probe, which measures one device, got "
-            f"{config.execution.devices}. Ask `sweep forecast` about several devices."
-        )
-    device, basis = torch.device(config.execution.device), "live tensors of eager steps"
-    limit = limit or device_memory(device)
-    if device.type == "cuda":
-        basis = "bytes reserved by the allocator, plus the context"
-        limit = min(limit, device_memory(device))
-    elif device.type == "cpu":  # counting every tensor needs eager steps
-        eager = config.execution.model_copy(update={"compile": False})
-        config = config.model_copy(update={"execution": eager})
-    return config, limit, basis
-
-
 def _verdict(probed: Probed, multiple: int) -> str:
-    """Return the result of the search in words.
-
-    Raises:
-        SweepError: if steps of every size failed for another reason than memory.
-    """
+    """Describe the result of a search; refuse it if not even the smallest step can run."""
     search, by_size = probed.search, {p.microbatch_size: p for p in reversed(probed.points)}
     if not search.peaks:
         return "measured as asked, without a search"

@@ -12,7 +12,6 @@ from sweep.config.trial import TokenizerSettings
 from sweep.data import sources
 from sweep.data.sources import (
     download,
-    estimate_training_bytes,
     find_files,
     identify_data,
     is_path,
@@ -148,16 +147,6 @@ def test_folders_without_usable_files_are_refused(tmp_path, files, says):
 def test_an_unknown_source_lists_the_choices(source):
     with pytest.raises(SweepError, match=r"tinystories, synthetic, hf:OWNER/NAME.*got"):
         identify_data(source)
-
-
-def test_the_size_of_the_training_text_is_estimated_before_it_is_prepared(tmp_path):
-    folder = put(tmp_path / "data", train__txt=TEXT, valid__txt="x" * 64)
-    assert estimate_training_bytes(identify_data(folder), folder) == len(TEXT)
-    assert estimate_training_bytes(identify_data("tinystories"), None) == 2_227_753_162
-    synthetic = prepare_data(identify_data("synthetic"), None, BYTES).train_bytes
-    estimate = estimate_training_bytes(identify_data("synthetic"), None)
-    assert estimate == pytest.approx(synthetic, rel=0.01)
-    assert estimate_training_bytes({"name": "hf"}, None) is None
 
 
 HUB = """
