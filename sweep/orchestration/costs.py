@@ -194,11 +194,10 @@ def cost_on_cluster(
     """
     if price_per_device_hour is not None and not 0 <= price_per_device_hour < math.inf:
         raise SweepError(f"price must be at least 0 and finite, got {price_per_device_hour}.")
-    per_trial = plan.execution.devices
-    if per_trial > gpus:
+    if (per_trial := plan.execution.devices) > gpus:
         raise SweepError(
-            f"a trial must fit on one node of the cluster, got {per_trial} devices per trial and "
-            f"gpus={gpus}. Use larger nodes, or fewer devices per trial."
+            f"a trial must fit on one node, got {per_trial} devices per trial and gpus={gpus}. Use "
+            "larger nodes, or fewer devices per trial."
         )
     rows = [row for row in plan.trials if row.id not in finished]
     unknown = sorted({row.batch_size for row in rows if row.forecast_seconds is None})

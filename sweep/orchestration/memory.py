@@ -34,13 +34,10 @@ HERE = SweepFolder(Path())
 def _plan_steps(
     request: Request, is_elsewhere: bool = False
 ) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
-    """Plan one trial per batch size, in one microbatch unless the user chose a split.
-
-    Returns the plan, the trials by batch size, and the first fields of the document.
-    """
+    """Plan one trial per batch size; return the plan, these trials, and what documents share."""
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
-    if not _is_split(request):
+    if not request.is_split:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     inputs = identify_inputs(experiment, HERE)
     plan = first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(HERE)
@@ -56,10 +53,6 @@ def _plan_steps(
         "device": plan.execution.device,
     }
     return plan, {row.batch_size: plan.trial_config(row) for row in plan.trials}, head
-
-
-def _is_split(request: Request) -> bool:
-    return bool(request.execution.microbatch or request.execution.accumulation)
 
 
 def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[str, Any]:
@@ -78,7 +71,8 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     is_cuda = request.execution.device_type == "cuda"
     plan, configs, head = _plan_steps(request, is_elsewhere=is_cuda)
     devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
-    forecasts, most, last = Forecasts(devices, zero), configs[max(configs)], max(configs)
+    forecasts, last, group = Forecasts(devices, zero), max(configs), head["group_size"]
+    most = configs[last]
     largest, part = None, last  # the largest microbatch that fits, alone and accumulated
     if limit is not None:
         limit = int(limit * USABLE_SHARE) if is_cuda else limit
@@ -88,11 +82,10 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     points: dict[int, Forecast] = {}
     for batch_size, config in configs.items():
         own, size = batch_size // devices, config.microbatch_size
-        if largest is not None and own > largest and not _is_split(request):
-            size = largest_divisor(own, part, head["group_size"])
+        if largest is not None and own > largest and not request.is_split:
+            size = largest_divisor(own, part, group)
         points[batch_size] = forecasts.of(config.sized(own, size))
     if len(forecasts.whole_steps) < 2:
-        group = head["group_size"]
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
             forecasts.of(most.sized(size, size))
     line, point = fit_line(forecasts.whole_steps), points[last]
@@ -106,7 +99,10 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
             "fits": None if limit is None else point.needed_bytes <= limit,
         }
 
-    basis, error = _accuracy(plan)
+    error = _known_error(plan)
+    accuracy = (
+        f"within {error:.1%} of measured peaks" if error else "not compared with measurements"
+    )
     return head | {
         "usable_bytes": limit,  # without the context and the fragmentation of a GPU
         "devices": devices,
@@ -115,22 +111,18 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
         "stages": [{**row(last, one), "zero": stage} for stage, one in enumerate(stages)],
         "line": line and asdict(line),
         "largest_microbatch_size": largest,
-        "basis": f"live tensors of eager steps, {basis}",
+        "basis": f"live tensors of eager steps, {accuracy}",
         "error_bar_share": error,
     }
 
 
-def _accuracy(plan: Plan) -> tuple[str, float | None]:
-    """Return how a forecast was checked, and its error as a share of a peak; None if unknown."""
-    if plan.execution.compile:
-        return "an upper bound for compiled steps, which usually keep less; not calibrated", None
-    if plan.execution.devices > 1:
-        return "computed from one device's forecast by ZeRO's formulas; not measured", None
+def _known_error(plan: Plan) -> float | None:
+    """Return the error of a forecast as a share of a peak; None if it was never measured."""
+    if plan.execution.compile or plan.execution.devices > 1:
+        return None
     if plan.execution.device_type != "cuda":
-        return f"within {ERROR_ON_CPU:.0%} of peaks measured on a CPU", ERROR_ON_CPU
-    if plan.settings.model.is_forecast_checked_on_cuda:
-        return f"within {ERROR_ON_CUDA:.1%} of peaks published for a GPU", ERROR_ON_CUDA
-    return "this model has not been compared with measurements on a GPU", None
+        return ERROR_ON_CPU
+    return ERROR_ON_CUDA if plan.settings.model.is_forecast_checked_on_cuda else None
 
 
 def probe_memory(
@@ -170,28 +162,29 @@ def probe_memory(
         config = config.resized(config.microbatch_size, compile=False)
     limit = limit or device_memory(device)
     multiple = math.lcm(multiple, config.group_size)
-    if cap is not None and cap % multiple:
+    if cap and cap % multiple:
         near = nearest_multiples(cap, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
     if soak_steps is None:
         soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
-    is_split = _is_split(request)
     sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
-    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes if is_split else ())
-    search, choices = probed.search, {choice["name"]: choice for choice in probed.choices}
-    balanced = choices.get("balanced")
+    probed = probe(
+        config, limit, multiple, cap, on_point, soak_steps, sizes if request.is_split else ()
+    )
+    search, choices = probed.search, probed.choices
+    balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
     return head | {
         "device_memory_bytes": limit,
         "multiple": multiple,
         "basis": basis,
         "points": [point.as_document() for point in probed.points],
         "line": search.line and asdict(search.line),
-        "largest_microbatch_size": None if is_split else search.largest,
+        "largest_microbatch_size": None if request.is_split else search.largest,
         "verdict": _verdict(probed, multiple),
         "search_points": len(search.peaks),
         "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
         "accumulated": probed.accumulated and probed.accumulated.as_document(),
-        "recommendations": probed.choices,
+        "recommendations": choices,
         "soak": balanced and balanced["soak"],
     }
 

@@ -48,16 +48,16 @@ class Request:
     folder: SweepFolder
     command: tuple[str, ...]  # words that make the same request on the command line
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the user chose the microbatch."""
+        return bool(self.execution.microbatch or self.execution.accumulation)
+
     def plan(self, is_elsewhere: bool = False) -> "Planned":
         """Make the plan; `is_elsewhere` if trials run on other machines, with other devices."""
         is_elsewhere = is_elsewhere or self.services.executor != "local"
-        return make_plan(
-            self.experiment,
-            self.execution,
-            self.folder,
-            command=self.command,
-            is_elsewhere=is_elsewhere and self.execution.device == "cuda",
-        )
+        arguments = self.experiment, self.execution, self.folder, self.command
+        return make_plan(*arguments, is_elsewhere and self.execution.device == "cuda")
 
 
 def read_request(
@@ -75,7 +75,7 @@ def read_request(
     command = typed_command(experiment, {**settings, "out": out})
     execution = parse(Execution)
     parsed = load_experiment(experiment, settings)
-    folder = SweepFolder(Path(out) if out else Path("results") / parsed.name)
+    folder = SweepFolder(Path(out or Path("results") / parsed.name))
     return Request(parsed, execution, services, folder, command)
 
 
@@ -102,14 +102,13 @@ def make_plan(
     experiment: Experiment,
     chosen: Execution,
     folder: SweepFolder,
-    *,
     command: tuple[str, ...] = (),
     is_elsewhere: bool = False,
 ) -> Planned:
     """Plan what a command names on top of what the folder holds.
 
-    The user's choices are in `chosen.model_fields_set`. `is_elsewhere` if the device may be on
-    another machine.
+    The user's choices are in `chosen.model_fields_set`. The device may be on another machine if
+    trials run elsewhere.
     """
     inputs, old = identify_inputs(experiment, folder), load_plan(folder)
     if old is None:
@@ -122,7 +121,13 @@ def make_plan(
         new = build_plan(settings, execution, inputs, command=command)
         plan = new = new.model_copy(update={"model": {**new.model, "parameters": parameters}})
     else:
-        _refuse_other_execution(old, chosen, folder)
+        for name in sorted(chosen.model_fields_set):
+            decided, value = getattr(old.execution, name), getattr(chosen, name)
+            if value != decided:
+                raise SweepError(
+                    f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
+                    f"got {value!r}. Leave the flag out, or choose another --out."
+                )
         if experiment.precision == "auto":
             experiment = experiment.model_copy(update={"precision": old.settings.precision})
         new = build_plan(experiment, old.execution, inputs, command=command, old=old)
@@ -195,13 +200,10 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
             )
         if not is_elsewhere:
             require_extra("deepspeed", "deepspeed", "strategy deepspeed")
-    sequence = experiment.traits.tokens_per_sequence
-    decided: dict[str, Any] = {
-        "device": device,
-        "devices": devices,
-        "threads": max(1, available_cores() // devices),
-        "evaluation_batch_size": max(1, tokens_at_once(device) // sequence),
-    }
+    decided: dict[str, Any] = {"device": device, "devices": devices}
+    decided["threads"] = max(1, available_cores() // devices)
+    sequences = tokens_at_once(device) // experiment.traits.tokens_per_sequence
+    decided["evaluation_batch_size"] = max(1, sequences)
     if "loss_chunk_rows" not in chosen.model_fields_set:
         decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
     return chosen.model_copy(update=decided)
@@ -242,8 +244,8 @@ def _fit_memory(plan: Plan, chosen: Execution, is_precision_open: bool) -> dict[
         return dict(run_job(choose_preset, config, execution.preset, frozenset(fixed)))
     except SweepError as error:
         raise SweepError(
-            f"preset needs a model whose memory can be forecast, but that failed ({error}). Leave "
-            "it out and give --microbatch. For a device of another machine, add --device-memory."
+            f"preset needs a forecast of memory, but that failed ({error}). Use --microbatch "
+            "instead, or add --device-memory for a device of another machine."
         ) from error
 
 
@@ -256,17 +258,6 @@ def _bound_by_memory(plan: Plan) -> dict[str, Any]:
         return {"reason": UNBOUNDED}
     bound = None if bound >= row.microbatch_size else bound
     return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
-
-
-def _refuse_other_execution(old: Plan, chosen: Execution, folder: SweepFolder) -> None:
-    """Refuse settings that differ from those decided when the plan was first written."""
-    for name in sorted(chosen.model_fields_set):
-        decided, value = getattr(old.execution, name), getattr(chosen, name)
-        if value != decided:
-            raise SweepError(
-                f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
-                f"got {value!r}. Leave the flag out, or choose another --out."
-            )
 
 
 def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
@@ -285,16 +276,15 @@ def inspect_trial(config: TrialConfig, should_stop: object) -> int | None:
     from sweep.models import count_parameters
     from sweep.workloads import check_workload
 
-    science = config.science
-    text = science.data and science.tokenizer and find_prepared(science.data, science.tokenizer)
-    check_workload(config, text or None)
-    return count_parameters(science.model, config.execution.activation_checkpointing)
+    data, tokenizer = config.science.data, config.science.tokenizer
+    text = find_prepared(data, tokenizer) if data and tokenizer else None
+    check_workload(config, text)
+    return count_parameters(config.science.model, config.execution.activation_checkpointing)
 
 
 def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     """Identify the text, the initial weights and the user code; downloads nothing."""
     fields: dict[str, Any] = {"data": None}
-    model = experiment.model
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
         from sweep.data.tokens import check_tokenizer
@@ -303,10 +293,11 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         fields["data"] = identify_data(experiment.data)
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
+    model = experiment.model
     names = [
         experiment.workload if ":" in experiment.workload else None,
         model.name if isinstance(model, ObjectSettings) else None,
-        experiment.grpo.reward if experiment.grpo else None,
+        experiment.grpo and experiment.grpo.reward,
     ]
     if objects := [name for name in names if name]:
         fields["code"] = dict(identify_code(objects) or {})

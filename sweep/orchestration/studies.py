@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import optuna
 import sqlalchemy
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, RDBStorage, get_storage
 from optuna.trial import FrozenTrial, TrialState
@@ -22,7 +22,7 @@ from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.tuning import EXTENSIONS, Tried, neighbours
 from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import Cause, State, TrialFolder
+from sweep.trial.folder import Cause, State, SweepFolder
 
 SAMPLER_SEED = 1000
 FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values
@@ -45,14 +45,14 @@ class TuningTrial(Tried):
 
 
 def read_tuning_trial(
-    folder: TrialFolder, row: PlannedTrial, rungs: tuple[int, ...], target: float | None
+    sweep: SweepFolder, row: PlannedTrial, rungs: tuple[int, ...], target: float | None
 ) -> TuningTrial:
-    """Read a tuning trial.
+    """Read a tuning trial with what tuning minimizes: its final loss, or tokens to the target.
 
-    Its loss is what tuning minimizes: the final loss, or the tokens to the target. If a trial did
-    not reach the target, these are more than were trained, and they grow with the distance to the
-    target, which tells the search where to continue.
+    If a trial did not reach the target, its tokens are more than were trained, and they grow with
+    the distance to the target, which tells the search where to continue.
     """
+    folder = sweep.trial(str(row.id))
     status, result = folder.read_status(), folder.read_result() or {}
     points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
     for line in read_metrics(folder.metrics_path):
@@ -99,7 +99,7 @@ class Study:
         The rates are enqueued, with the policy's values in the other dimensions. Without rates,
         TPE samples one trial from the finished ones.
         """
-        trials, space = self._finished(), self._space()
+        space, trials = self._in_optuna()
         sampler = TPESampler(seed=SAMPLER_SEED + len(trials), n_startup_trials=0)
         study = optuna.create_study(sampler=sampler)
         study.add_trials(trials)
@@ -107,7 +107,7 @@ class Study:
             study.enqueue_trial({**dict.fromkeys(space, 1.0), "learning_rate": rate})
         rows = []
         for _ in range(max(1, len(rates))):
-            values = study.ask(dict(space)).params
+            values = study.ask(space).params
             tuned = {
                 "beta2": self.template.beta2 ** (1 / values.get("beta2", 1.0)),
                 "weight_decay": self.template.weight_decay * values.get("weight_decay", 1.0),
@@ -119,22 +119,18 @@ class Study:
         """Add finished trials that the storage lacks, or that ended differently when run again."""
         study = optuna.create_study(storage=storage, study_name=self.name, load_if_exists=True)
         stored = named_trials(study)
-        for trial in self._finished():
+        for trial in self._in_optuna()[1]:
             old = stored.get(trial.user_attrs[TRIAL_ID])
             if old is None or (old.state, old.value) != (trial.state, trial.value):
                 study.add_trial(trial)
 
-    def _space(self) -> dict[str, FloatDistribution]:
-        """Return the dimensions: the rate itself, and factors on the policy's other values."""
+    def _in_optuna(self) -> tuple[dict[str, BaseDistribution], list[FrozenTrial]]:
+        """Return the dimensions, the rate and factors on other values, and the finished trials."""
         low, high = min(self.grid) / BEYOND, max(self.grid) * BEYOND
         factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
-        rate = FloatDistribution(low, high, log=True)
-        return {"learning_rate": rate, **dict.fromkeys(self.extra, factor)}
-
-    def _finished(self) -> list[FrozenTrial]:
-        """Return the finished trials in Optuna's form."""
-        space, beta2, decay = self._space(), self.template.beta2, self.template.weight_decay
-        trials = []
+        space = {"learning_rate": FloatDistribution(low, high, log=True)}
+        space |= dict.fromkeys(self.extra, factor)
+        beta2, decay, trials = self.template.beta2, self.template.weight_decay, []
         for trial in (trial for trial in self.trials if trial.loss is not None):
             values = {"learning_rate": trial.rate}
             if "beta2" in space:
@@ -148,12 +144,12 @@ class Study:
                     state=TrialState.PRUNED if trial.is_pruned else TrialState.COMPLETE,
                     value=None if trial.is_pruned else trial.loss,
                     params=values,
-                    distributions=dict(space),
+                    distributions={**space},
                     user_attrs={TRIAL_ID: trial.id},
                     intermediate_values=dict(trial.at_rungs),
                 )
             )
-        return trials
+        return {**space}, trials
 
 
 def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:

@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from optuna.storages import BaseStorage
-
 from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import is_complete
 from sweep.orchestration.studies import Study, open_storage, read_tuning_trial
@@ -39,15 +37,14 @@ class Round:
 class Tuning:
     """Decides the rounds of a tuned sweep.
 
-    The plan has rows without an id for all reports that need their rate. `storage` is a URL (None:
-    optuna.db in the folder of the sweep), and `uid` names the sweep in shared stores.
+    The plan has rows without an id for reports that need their rate. `storage` is a URL, by default
+    of optuna.db in the folder, and `uid` names the sweep in shared stores.
     """
 
     def __init__(self, plan: Plan, schedule: Schedule, storage: str | None, uid: str) -> None:
         self.schedule, self.folder, self.uid = schedule, schedule.folder, uid
         self.settings, self.target = plan.settings.tuning, plan.settings.target
         self.storage_url = storage or f"sqlite:///{(self.folder.path / 'optuna.db').absolute()}"
-        self.storage: BaseStorage | None = None
         self.open_reports: dict[int, list[PlannedTrial]] = {}
         for row in plan.trials:
             if row.id is None:
@@ -55,10 +52,9 @@ class Tuning:
         self._started: set[str] = set()  # by this command
 
     def next_round(self, plan: Plan) -> Round | None:
-        """Return what to do next; None if nothing is left, or nothing can be decided.
+        """Search rates, confirm winners of an early or joint search, then run the reports.
 
-        The rates are searched, then winners of an early or multi-dimensional search are confirmed
-        at the reports' tokens, and then the reports run.
+        Returns None if nothing is left, or nothing can be decided.
         """
         tuned = {row.batch_size for row in plan.known_trials if row.stage == "tune"}
         decided = [self._study(plan, batch) for batch in tuned - set(self.open_reports)]
@@ -67,9 +63,8 @@ class Tuning:
         if following := self._advance(plan, searches, most):
             return following
         best = list(filter(None, map(self._winner, searches)))
-        reports = {row.batch_size: self.open_reports[row.batch_size][0] for row in best}
-        are_joint = len(self.settings.dimensions) > 1
-        early = [row for row in best if are_joint or row.tokens < reports[row.batch_size].tokens]
+        are_joint, reports = len(self.settings.dimensions) > 1, self.open_reports
+        early = [row for row in best if are_joint or row.tokens < reports[row.batch_size][0].tokens]
         confirmations = self._unbroken(self._study(plan, row.batch_size, row) for row in early)
         if following := self._advance(plan, confirmations):
             return following
@@ -77,23 +72,17 @@ class Tuning:
         return self._reports(plan, [*(row for row in best if row not in early), *confirmed])
 
     def _unbroken(self, studies: Iterable[Study]) -> list[Study]:
-        """Leave out studies with a trial that failed here for a reason other than its rate.
-
-        Nothing is decided about them; the next command tries the trial again.
-        """
-
-        def is_broken(study: Study) -> bool:
-            ids = {trial.id for trial in study.trials if trial.loss is None} & self._started
-            return any(self.folder.trial(i).read_status().state is State.FAILED for i in ids)
-
-        return [study for study in studies if not is_broken(study)]
+        """Leave out studies in which a trial failed, so that the next command tries it again."""
+        states = {i: self.folder.trial(i).read_status().state for i in self._started}
+        failed = {i for i, state in states.items() if state is State.FAILED}
+        return [
+            study
+            for study in studies
+            if not any(trial.loss is None and trial.id in failed for trial in study.trials)
+        ]
 
     def _study(self, plan: Plan, batch: int, winner: PlannedTrial | None = None) -> Study:
-        """Return the search of a batch size; with its winner, the confirmation.
-
-        The confirmation brackets the winner's rate at the reports' tokens, with its β2 and weight
-        decay.
-        """
+        """Return the search of a batch size, or what brackets its winner at the reports' tokens."""
         rows = [row for row in plan.known_trials if (row.stage, row.batch_size) == ("tune", batch)]
         extra: tuple[str, ...] = ()
         rungs: tuple[int, ...] = ()
@@ -114,24 +103,18 @@ class Tuning:
             stage, finest = "confirmation", CONFIRMATION[-1]
             grid = tuple((winner.learning_rate or 0.0) * factor for factor in CONFIRMATION)
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
-        sweep = {"uid": self.uid, "folder": str(self.folder.path.resolve())}
-        science = plan.science(template, 1.0).model_dump(mode="json")
-        digest = sha256_of({**sweep, "science": science})[:8]
+        sweep = [self.uid, str(self.folder.path.resolve())]
+        digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
         title = f"batch size {batch}, {template.tokens} tokens, {stage} {digest}"
-        folders = [(self.folder.trial(str(row.id)), row) for row in rows]
-        trials = [read_tuning_trial(folder, row, rungs, self.target) for folder, row in folders]
         name = f"{self.folder.name}: {title}"
+        trials = [read_tuning_trial(self.folder, row, rungs, self.target) for row in rows]
         return Study(name, template, grid, finest, extra, rungs, trials)
 
     def _advance(self, plan: Plan, studies: list[Study], least: int = 0) -> Round | None:
-        """Bring studies one step further; None once all have settled with equally many trials.
-
-        Each study gets at least `least` trials.
-        """
-        self.storage = self.storage or open_storage(self.storage_url)
-        following = Round()
+        """Bring studies one step further; None once all settled with the same number of trials."""
+        storage, following = open_storage(self.storage_url), Round()
         for study in studies:
-            study.record(self.storage)
+            study.record(storage)
             if any(trial.loss is None for trial in study.trials):
                 self._continue(study, following)
             else:
@@ -193,9 +176,9 @@ class Tuning:
 
     def _reports(self, plan: Plan, winners: list[PlannedTrial]) -> Round | None:
         """Give the reports the rates of the winners."""
-        reports = Round()
-        for winner in winners:
-            rows = self.open_reports.pop(winner.batch_size)
-            reports.rows += [plan.with_rate_of(winner, row) for row in rows]
-        reports.pauses = {str(row.id): None for row in reports.rows}
-        return reports if reports.rows else None
+        rows = [
+            plan.with_rate_of(winner, row)
+            for winner in winners
+            for row in self.open_reports.pop(winner.batch_size)
+        ]
+        return Round(rows, {str(row.id): None for row in rows}) if rows else None

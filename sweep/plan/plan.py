@@ -127,9 +127,8 @@ class Plan(Inputs):
 
     def with_rate_of(self, winner: PlannedTrial, row: PlannedTrial) -> PlannedTrial:
         """Return a row with the rate, β2 and weight decay of another one, and its id."""
-        assert winner.learning_rate is not None
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
-        return self.with_rate(row, winner.learning_rate, **tuned)
+        return self.with_rate(row, winner.learning_rate or 0.0, **tuned)
 
     def tuning_centre(self, batch_size: int) -> float:
         return self.settings.tuning.centre or Policy("tuned").rate_at(batch_size)
@@ -169,14 +168,10 @@ def build_plan(
     command: tuple[str, ...] = (),
     old: Plan | None = None,
 ) -> Plan:
-    """Plan every trial of an experiment.
-
-    Batch sizes of the sweep's `old` plan share the token count, and rates tuned there are decided.
-    """
+    """Plan every trial; those of the `old` plan share the token count and keep their rates."""
     policy, sequence = parse_policy(experiment.lr), experiment.traits.tokens_per_sequence
-    old_rows = old.known_trials if old else ()
+    old_rows, is_tuned = old.known_trials if old else (), policy.kind == "tuned"
     batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
-    is_tuned = policy.kind == "tuned"
     winners = {r.batch_size: r for r in old_rows if (r.policy, r.stage) == ("tuned", "report")}
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
@@ -218,8 +213,9 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
     """Plan one batch size; the seed, the rate and the id are filled in later."""
     settings, execution, sequence = plan.settings, plan.execution, plan.tokens_per_sequence
     optimizer = policy.optimizer_at(batch, sequence, settings.optimizer)
-    least_warmup = settings.schedule.warmup_min_steps if policy.kind == "fixed" else 0
-    schedule = settings.schedule.model_copy(update={"warmup_min_steps": least_warmup})
+    schedule = settings.schedule
+    if policy.kind != "fixed":
+        schedule = schedule.model_copy(update={"warmup_min_steps": 0})
     bound = tokens_at_once(execution.device) // sequence
     size = choose_microbatch(
         batch,
@@ -235,7 +231,7 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
         batch_size=batch,
         beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,
-        warmup_min_steps=least_warmup,
+        warmup_min_steps=schedule.warmup_min_steps,
         tokens=tokens,
         steps=steps,
         warmup_steps=warmup_steps(steps, schedule),
@@ -314,7 +310,7 @@ def answering_command(plan: Plan) -> str | None:
     answered = (row for row in reports if row.policy == "tuned" and row.seed == ANSWERING_SEEDS - 1)
     if {row.batch_size for row in answered} == {*batches}:
         return None
-    words = list(plan.commands[-1] if plan.commands else ("sweep", "run", plan.settings.name))
+    words = list(plan.commands[-1] if plan.commands else typed_command(plan.settings.name, {}))
     for flag in ("--batches", "--lr", "--seeds"):
         if flag in words:
             index = words.index(flag)

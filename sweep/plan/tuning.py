@@ -41,9 +41,8 @@ def next_rates(
     """Return the rates to try next; none while a trial is open, or once the search has settled.
 
     First comes the grid. While the best rate is at an edge, one step beyond that edge follows.
-    Then the wider of the two gaps next to the best rate is halved in log rate (the upper one if
-    they are equal), until neighbours are within `finest` and `wanted` rates were tried. If all
-    rates diverged, nothing is refined.
+    Then the wider gap next to the best rate (the upper one of equal gaps) is halved in log rate,
+    until neighbours are within `finest` and `wanted` rates were tried.
     """
     rates = [trial.rate for trial in tried]
     if missing := tuple(rate for rate in grid if not is_in(rate, rates)):
@@ -90,10 +89,10 @@ def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Return the trials that continue after a rung: the better half, and the best's neighbours.
+    """Return the trials that continue, from the rate and the loss of all that reached a rung.
 
-    The neighbours continue because a higher rate looks worse before it decays than at its end.
-    `at_rung` has the rate and the loss of every trial that reached the rung.
+    These are the better half, and the best's neighbours, because a higher rate looks worse before
+    it decays than at its end.
     """
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
@@ -117,9 +116,8 @@ def crossing_tokens(
 ) -> float | None:
     """Return the tokens at which a curve reaches the target to stay; None if it does not.
 
-    The crossing is the first evaluation, or mean over `window` consecutive ones, at or below the
-    target whose next one, if there is one, is also at or below it. It is interpolated in log tokens
-    from the evaluation before, if that exists and its loss is finite.
+    The first mean over `window` evaluations at or below the target counts if the next one, if any,
+    is too. It is interpolated in log tokens from the one before, if that is finite.
     """
     when, values = smoothed(tokens, losses, window)
     below = np.isfinite(values) & (values <= target)
@@ -134,10 +132,7 @@ def crossing_tokens(
 
 
 def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int:
-    """Return the step at which a trial is pruned: the first evaluation at PATIENCE times the least.
-
-    `least_tokens` are those to the target over the trials so far with the same batch size.
-    """
+    """Return the step of the first evaluation at PATIENCE times the least tokens to the target."""
     bound = PATIENCE * least_tokens
     later = (step for step in milestone_steps(steps, points) if step * step_tokens >= bound)
     return next(later, steps)

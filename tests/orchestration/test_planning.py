@@ -1,11 +1,13 @@
 """Decisions that are made once, when plan.json is first written, and estimates of a plan."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.data import tokens
 from sweep.errors import SweepError
 from sweep.orchestration import costs
 from sweep.orchestration.costs import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
@@ -101,15 +103,21 @@ def test_estimates_of_all_batch_sizes_come_from_one_source(tmp_path, monkeypatch
     assert factor == pytest.approx(1)
 
 
-def test_trials_of_fewer_tokens_are_estimated_to_take_less(tmp_path):
+def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_tokenized(
+    tmp_path, monkeypatch
+):
     folder = SweepFolder(tmp_path)
     plan = plan_here(tmp_path, lr="tuned", tuning={"budget": 49_152}, batches="8")
     save_plan(plan, folder)
     finish(folder, plan.trials[:1], lambda batch: 0.1)
+    monkeypatch.setattr(tokens, "find_prepared", lambda *_: None)
+    assert costs.estimate(Planned(plan, ()), folder).plan.epochs is None
+    text = SimpleNamespace(train=range(64 * 100 + 1))
+    monkeypatch.setattr(tokens, "find_prepared", lambda *_: text)
     estimated = costs.estimate(Planned(plan, ()), folder).plan
     seconds = {row.stage: row.forecast_seconds for row in estimated.trials}
     assert seconds["report"] == pytest.approx(4 * seconds["tune"])
-    assert estimated.forecast_factor == UNCERTAIN
+    assert estimated.forecast_factor == UNCERTAIN and estimated.epochs == 196_608 / 6400
 
 
 def test_a_step_of_grpo_is_timed_with_its_sampling():
@@ -144,10 +152,7 @@ def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_set(
 
 
 def test_the_disk_need_not_hold_again_what_is_already_written(tmp_path, monkeypatch):
-    class Usage:
-        free = 1000
-
-    monkeypatch.setattr(costs.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(costs.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     plan = plan_here(tmp_path, batches="8")
     with pytest.raises(SweepError, match="the disk must have"):
         costs.check_disk(plan, SweepFolder(tmp_path))
