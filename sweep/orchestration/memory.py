@@ -64,8 +64,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
             `device_memory` the largest microbatch that fits is used, with `microbatch` that one;
             with neither each step is one microbatch.
 
-    Returns:
-        The document that `sweep forecast --json` prints (DESIGN.md §5).
+    Returns the document that `sweep forecast --json` prints (DESIGN.md §5).
     """
     request = read_request(experiment, {"device": "cpu", **settings})
     is_cuda = request.execution.device_type == "cuda"
@@ -100,9 +99,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
         }
 
     error = _known_error(plan)
-    accuracy = (
-        f"within {error:.1%} of measured peaks" if error else "not compared with measurements"
-    )
+    accuracy = f"within {error:.1%} of measured peaks" if error else "not yet measured"
     return head | {
         "usable_bytes": limit,  # without the context and the fragmentation of a GPU
         "devices": devices,
@@ -146,8 +143,7 @@ def probe_memory(
             `device_memory` is half of the available memory by default. With a `microbatch`
             every batch size is measured in such microbatches, without a search.
 
-    Returns:
-        The document that `sweep probe --json` prints (DESIGN.md §5).
+    Returns the document that `sweep probe --json` prints (DESIGN.md §5).
     """
     request = read_request(experiment, settings)
     plan, configs, head = _plan_steps(request)
@@ -167,10 +163,8 @@ def probe_memory(
         raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
     if soak_steps is None:
         soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
-    sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
-    probed = probe(
-        config, limit, multiple, cap, on_point, soak_steps, sizes if request.is_split else ()
-    )
+    sizes = [(size, one.microbatch_size) for size, one in configs.items() if request.is_split]
+    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
     search, choices = probed.search, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
     return head | {

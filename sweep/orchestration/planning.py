@@ -216,7 +216,6 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
     execution, model = plan.execution, plan.settings.model
     flops = (model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
     is_cpu, device = execution.device == "cpu", execution.device
-    is_missing = is_here(device) and not has_compiler(execution.device_type)
     reasons = {
         "the model's steps are too small to compile": not model.is_worth_compiling,
         "a memory limit on a CPU counts the tensors of every operation": is_cpu
@@ -224,7 +223,7 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
         "DeepSpeed's engine is not compiled": execution.strategy == "deepspeed",
         f"compiling is not supported on {device}": device == "mps",
         f"{flops:.1e} training FLOPs are too few to compile for": is_cpu and flops < COMPILE_FLOPS,
-        "no compiler on this machine": is_missing,
+        "no compiler on this machine": is_here(device) and not has_compiler(execution.device_type),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
