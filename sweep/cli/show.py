@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +19,6 @@ from sweep.plan.policy import describe_policy
 from sweep.trial.folder import State, SweepFolder
 
 if TYPE_CHECKING:
-    from sweep.orchestration.costs import ClusterCost
     from sweep.orchestration.runner import Summary
 
 PLAIN_WIDTH = 140  # columns if the output is not a terminal
@@ -41,12 +39,12 @@ def build_table(*columns: str) -> Table:
 
 
 def print_plan(
-    plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: "ClusterCost | None" = None
+    plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: dict[str, Any] | None = None
 ) -> None:
     """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
     if as_json:
         document = plan.model_dump(mode="json")
-        print_document({**document, "cluster": asdict(cost)} if cost else document)
+        print_document({**document, "cluster": cost} if cost else document)
         return
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"
@@ -80,10 +78,10 @@ def print_plan(
     console.print(table)
     notes = _plan_notes(plan)
     if cost:
-        notes["Cluster"] = f"{cost.devices} devices, {cost.trials} trials to run"
-        notes["Makespan"] = format_seconds(cost.makespan_seconds)
-        notes["Device-hours"] = f"{cost.device_hours:.4g}, busy {cost.busy_device_hours:.4g}"
-        notes["Price"] = "" if cost.price is None else f"{cost.price:.4g}"
+        notes["Cluster"] = f"{cost['devices']} devices, {cost['trials']} trials to run"
+        notes["Makespan"] = format_seconds(cost["makespan_seconds"])
+        notes["Device-hours"] = f"{cost['device_hours']:.4g}, busy {cost['busy_device_hours']:.4g}"
+        notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
     lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
@@ -110,13 +108,12 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     if any(row.id is None for row in plan.trials):
         total += "; tuning trials that follow from these are not counted"
     answer = "This plan cannot tell which batch size is best. The command that can"
-    about = "about " if plan.epochs_are_estimated else ""
     return {f"Rate, {p}": describe_policy(p, settings.tuning.dimensions) for p in policies} | {
         "Tokens": None if plan.tokens_are_common else tokens,
         "Target": target and f"a trial ends when its validation loss stays below {target:g}",
         "Compilation": plan.execution.compile_reason,
         "Memory": plan.execution.reason,
-        "Epochs of the data": plan.epochs and f"{about}{plan.epochs:.3g}",
+        "Epochs of the data": plan.epochs and f"{plan.epochs:.3g}",
         "Disk": plan.disk_bytes and f"at most {format_bytes(plan.disk_bytes)}",
         "Your code, part of every trial's id": ", ".join([*code.get("files", {}), *packages]),
         "Total": f"{len(plan.trials)} trials, estimated time {total}",

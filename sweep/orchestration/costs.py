@@ -9,8 +9,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from sweep.trial.folder import SweepFolder
 
 MEASURED_SECONDS = 5.0  # longest measurement
 UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single batch size
-BYTES_PER_TOKEN = {"bpe": 4.0, "bytes": 1.0, "pretrained": 4.0}  # before the text is tokenized
 OVERHEAD_BYTES = 1 << 20  # curves, log, losses and MLflow, per trial
 
 
@@ -37,7 +35,7 @@ def plan_sweep(
 
     Args:
         experiment: a shipped name or the path of a TOML file.
-        out: the sweep's folder; if it has a plan, that plan grows.
+        out: folder of the sweep; if it has a plan, that plan grows.
         **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
     """
     request = read_request(experiment, settings, out)
@@ -46,65 +44,33 @@ def plan_sweep(
 
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     """Fill in the estimates of a plan: seconds and memory of each trial, epochs and disk."""
-    plan = planned.plan
-    here = plan.located(folder)
-    seconds, factor = estimate_seconds(here, folder)
-    steps = {(row.batch_size, row.microbatch_size): row for row in plan.trials}
-    peaks: dict[tuple[int, int], int] = {}
+    from sweep.data.tokens import find_prepared
+
+    plan = planned.plan.located(folder)
+    seconds, factor = estimate_seconds(plan, folder)
+    peaks: list[int | None] = [None] * len(plan.trials)
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
-        forecasts = run_job(forecast_rows, [here.trial_config(row) for row in steps.values()])
-        peaks = {key: one.peak_bytes for key, one in zip(steps, forecasts, strict=True)}
-    rows = tuple(
-        row.model_copy(
-            update={
-                "forecast_seconds": seconds.get((row.batch_size, row.tokens)),
-                "forecast_bytes": peaks.get((row.batch_size, row.microbatch_size)),
-            }
-        )
-        for row in plan.trials
+        forecasts = run_job(forecast_rows, [plan.trial_config(row) for row in plan.trials])
+        peaks = [forecast.peak_bytes for forecast in forecasts]
+    changes: dict[str, Any] = {"forecast_factor": factor}
+    changes["trials"] = tuple(
+        row.model_copy(update={"forecast_seconds": duration, "forecast_bytes": peak})
+        for row, duration, peak in zip(plan.trials, seconds, peaks, strict=True)
     )
-    epochs, is_exact = _epochs(plan, folder)
     slots = attempt_slots(plan.execution.device, plan.execution.devices)
-    estimates = {
-        "trials": rows,
-        "forecast_factor": factor if seconds else None,
-        "epochs": epochs,
-        "epochs_are_estimated": not is_exact,
-        "disk_bytes": disk_bytes(plan, len(slots) or 1),
-    }
-    return replace(planned, plan=plan.model_copy(update=estimates))
+    changes["disk_bytes"] = disk_bytes(plan, len(slots))
+    if plan.data and (text := find_prepared(plan.data, tokenizer_of(plan.settings))):
+        sequence = plan.tokens_per_sequence
+        windows = max(1, (len(text.train) - 1) // sequence)
+        changes["epochs"] = max(row.tokens for row in plan.trials) / (windows * sequence)
+    return replace(planned, plan=planned.plan.model_copy(update=changes))
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds per step at batch size B: per_step + per_sequence · B."""
+def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None], float | None]:
+    """Estimate seconds from the sweep's complete trials or, without any, from a measured step.
 
-    per_step: float
-    per_sequence: float
-    factor: float = UNCERTAIN  # largest ratio between a measurement and the line, at least 1
-
-
-def fit_step_time(seconds: Mapping[int, float]) -> StepTime:
-    """Fit seconds per step by batch size, minimizing relative errors, with no negative part."""
-    import numpy as np
-    from scipy.optimize import nnls
-
-    sizes, times = np.array([*seconds]), np.array([*seconds.values()])
-    columns = np.stack([sizes / times, 1 / times], axis=1)  # fitted to 1
-    (per_sequence, per_step), _ = nnls(columns, np.ones(len(sizes)))
-    line = per_step + per_sequence * sizes
-    factor = float(np.maximum(line / times, times / line).max())
-    return StepTime(float(per_step), float(per_sequence), factor if len(sizes) > 1 else UNCERTAIN)
-
-
-def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[dict[tuple[int, int], float], float]:
-    """Estimate the seconds of each trial, from the sweep's complete trials or a measured step.
-
-    Args:
-        plan: with absolute paths.
-
-    Returns:
-        Seconds by batch size and tokens, {} if nothing is known, and the factor of uncertainty.
+    The plan must have absolute paths. Returns the seconds of each trial, and the factor by which
+    they may be wrong; None if a step cannot run here.
     """
     results = [folder.trial(str(row.id)).read_result() or {} for row in plan.known_trials]
     complete = [r for r in results if r.get("state") == "COMPLETE" and r["seconds_training"]]
@@ -113,24 +79,38 @@ def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[dict[tuple[int, i
         for result in complete:
             seconds = result["seconds_training"] / result["steps"]
             by_batch.setdefault(result["batch_size"], []).append(seconds)
-        line = fit_step_time({batch: statistics.median(s) for batch, s in by_batch.items()})
+        medians = {batch: statistics.median(values) for batch, values in by_batch.items()}
+        per_step, per_sequence, factor = fit_step_time(medians)
+        outside = statistics.median(r["seconds_total"] - r["seconds_training"] for r in complete)
     else:
         config = plan.trial_config(max(plan.trials, key=lambda row: row.batch_size))
         try:
-            line = replace(fit_step_time(run_job(time_steps, config, seconds=60)), factor=UNCERTAIN)
-        except SweepError:  # a step that cannot run here
-            return {}, UNCERTAIN
-        line = replace(line, per_sequence=line.per_sequence / plan.execution.devices)
-    estimates = {}
-    evaluation = plan.settings.evaluation
-    sequences = (evaluation.sequences or 0) * (evaluation.points + 4)
-    outside = sequences * line.per_sequence / 3  # seconds outside of training: a forward pass each
-    if complete:
-        outside = statistics.median(r["seconds_total"] - r["seconds_training"] for r in complete)
-    for row in plan.trials:
-        per_step = line.per_step + line.per_sequence * row.batch_size
-        estimates[row.batch_size, row.tokens] = row.steps * per_step + outside
-    return estimates, line.factor
+            per_step, per_sequence, _ = fit_step_time(run_job(time_steps, config, seconds=60))
+        except SweepError:
+            return [None] * len(plan.trials), None
+        factor, evaluation = UNCERTAIN, plan.settings.evaluation
+        per_sequence /= plan.execution.devices
+        # Evaluations take place outside of training. A forward pass is a third of a step.
+        outside = (evaluation.sequences or 0) * (evaluation.points + 4) * per_sequence / 3
+    sizes = [(row.steps, row.batch_size) for row in plan.trials]
+    return [steps * (per_step + per_sequence * b) + outside for steps, b in sizes], factor
+
+
+def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
+    """Fit seconds per step by batch size, minimizing relative errors, with no negative part.
+
+    Returns seconds per step, seconds per sequence, and the largest ratio between a measurement and
+    this line (at least 1; UNCERTAIN for a single batch size).
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    sizes, times = np.array([*seconds]), np.array([*seconds.values()])
+    columns = np.stack([sizes / times, 1 / times], axis=1)  # fitted to 1
+    (per_sequence, per_step), _ = nnls(columns, np.ones(len(sizes)))
+    line = per_step + per_sequence * sizes
+    factor = float(np.maximum(line / times, times / line).max())
+    return float(per_step), float(per_sequence), factor if len(sizes) > 1 else UNCERTAIN
 
 
 def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
@@ -156,26 +136,6 @@ def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
     return seconds
 
 
-def _epochs(plan: Plan, folder: SweepFolder) -> tuple[float | None, bool]:
-    """Return the most epochs of a trial, and whether the tokens were counted."""
-    from sweep.data.sources import estimate_training_bytes
-    from sweep.data.tokens import find_prepared
-
-    if plan.data is None:
-        return None, False
-    text = find_prepared(plan.data, tokenizer_of(plan.settings))
-    if text is not None:
-        tokens = len(text.train)
-    elif size := estimate_training_bytes(plan.data, folder.locate(plan.data_path)):
-        tokens = int(size / BYTES_PER_TOKEN[plan.settings.tokenizer])
-    else:
-        return None, False
-    sequence = plan.tokens_per_sequence
-    windows = max(1, (tokens - 1) // sequence)
-    most = max(row.tokens for row in plan.trials)
-    return float(Fraction(most, windows * sequence)), text is not None
-
-
 def disk_bytes(plan: Plan, at_once: int) -> int | None:
     """Return the most bytes that a plan writes while `at_once` trials run at a time.
 
@@ -188,7 +148,7 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
     weights, checkpoint = 4 * parameters, 12 * parameters
     kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
     reports = sum(row.stage == "report" for row in plan.trials)
-    running = min(at_once, len(plan.trials)) * 3 * checkpoint
+    running = min(max(1, at_once), len(plan.trials)) * 3 * checkpoint
     return running + reports * kept[plan.execution.keep] + len(plan.trials) * OVERHEAD_BYTES
 
 
@@ -208,18 +168,6 @@ def check_disk(plan: Plan, folder: SweepFolder, at_once: int = 1) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ClusterCost:
-    """Cost of a plan on a cluster whose devices are all reserved until the last trial ends."""
-
-    devices: int
-    trials: int  # that are still to run
-    makespan_seconds: float
-    device_hours: float  # all devices, idle or not
-    busy_device_hours: float
-    price: float | None  # for all device-hours; None without --price
-
-
 def parse_cluster(text: str) -> tuple[int, int]:
     """Read `nodes=16,gpus=8`, or `gpus=8` for one node; return nodes and GPUs per node."""
     match = re.fullmatch(r"(?:nodes=([^,]+),)?gpus=([^,]+)", text.replace(" ", ""))
@@ -237,25 +185,19 @@ def cost_on_cluster(
     gpus: int,
     price_per_device_hour: float | None = None,
     finished: Collection[str] = (),
-) -> ClusterCost:
-    """Schedule a plan's unfinished trials, the longest first, and return what that takes.
+) -> dict[str, Any]:
+    """Return the cost of a plan's unfinished trials on equally fast devices, as JSON values.
 
-    Each trial starts on the slot that is free first; this makespan is within 4/3 of the optimum
-    (Graham 1969). Trials whose rate awaits tuning start after all tuning trials have ended.
-
-    Args:
-        plan: with its estimates; devices of the cluster count as equally fast.
-        gpus: devices per machine; a trial must fit on one machine.
-        price_per_device_hour: in any currency.
-        finished: ids of trials that will not run again.
+    The longest trial starts first, on the slot that is free first; the makespan is within 4/3 of
+    the optimum (Graham 1969). Trials whose rate awaits tuning start after all tuning trials. All
+    devices are paid for until the last trial has ended.
     """
     if price_per_device_hour is not None and not 0 <= price_per_device_hour < math.inf:
         raise SweepError(f"price must be at least 0 and finite, got {price_per_device_hour}.")
-    per_trial = plan.execution.devices
-    if per_trial > gpus:
+    if (per_trial := plan.execution.devices) > gpus:
         raise SweepError(
-            f"a trial must fit on one node of the cluster, got {per_trial} devices per trial and "
-            f"gpus={gpus}. Use larger nodes, or fewer devices per trial."
+            f"a trial must fit on one node, got {per_trial} devices per trial and gpus={gpus}. Use "
+            "larger nodes, or fewer devices per trial."
         )
     rows = [row for row in plan.trials if row.id not in finished]
     unknown = sorted({row.batch_size for row in rows if row.forecast_seconds is None})
@@ -276,11 +218,11 @@ def cost_on_cluster(
             heapq.heapreplace(free, free[0] + seconds)
         makespan = max(free)
     hours = nodes * gpus * makespan / 3600
-    return ClusterCost(
-        devices=nodes * gpus,
-        trials=len(rows),
-        makespan_seconds=makespan,
-        device_hours=hours,
-        busy_device_hours=per_trial * sum(map(sum, rounds)) / 3600,
-        price=None if price_per_device_hour is None else price_per_device_hour * hours,
-    )
+    return {
+        "devices": nodes * gpus,
+        "trials": len(rows),  # that are still to run
+        "makespan_seconds": makespan,
+        "device_hours": hours,
+        "busy_device_hours": per_trial * sum(map(sum, rounds)) / 3600,
+        "price": None if price_per_device_hour is None else price_per_device_hour * hours,
+    }

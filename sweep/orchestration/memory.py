@@ -32,17 +32,12 @@ HERE = SweepFolder(Path())
 
 
 def _plan_steps(
-    request: Request, is_elsewhere: bool
-) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any], bool]:
-    """Plan one trial per batch size, in one microbatch unless the user chose a split.
-
-    Returns:
-        The plan, trials by batch size, the first fields of the document, whether it is a split.
-    """
+    request: Request, is_elsewhere: bool = False
+) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
+    """Plan one trial per batch size; return the plan, these trials, and what documents share."""
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
-    is_split = execution.microbatch is not None or execution.accumulation is not None
-    if not is_split:
+    if not request.is_split:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     inputs = identify_inputs(experiment, HERE)
     plan = first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(HERE)
@@ -57,8 +52,7 @@ def _plan_steps(
         "group_size": plan.settings.traits.group_size,
         "device": plan.execution.device,
     }
-    configs = {row.batch_size: plan.trial_config(row, "") for row in plan.trials}
-    return plan, configs, head, is_split
+    return plan, {row.batch_size: plan.trial_config(row) for row in plan.trials}, head
 
 
 def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[str, Any]:
@@ -67,37 +61,34 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     Args:
         experiment: a shipped name or the path of a TOML file.
         **settings: any setting of `sweep forecast` by name: batches, model, precision, … With
-            `device_memory` the largest microbatch that fits is found and used, with
-            `microbatch` that one is used; with neither each step is one microbatch.
+            `device_memory` the largest microbatch that fits is used, with `microbatch` that one;
+            with neither each step is one microbatch.
 
-    Returns:
-        The document that `sweep forecast --json` prints (DESIGN.md §5).
-
-    Raises:
-        SweepError: for bad input, or a model that fake tensors cannot run.
+    Returns the document that `sweep forecast --json` prints (DESIGN.md §5).
     """
     request = read_request(experiment, {"device": "cpu", **settings})
     is_cuda = request.execution.device_type == "cuda"
-    plan, configs, head, is_split = _plan_steps(request, is_elsewhere=is_cuda)
+    plan, configs, head = _plan_steps(request, is_elsewhere=is_cuda)
     devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
-    forecasts, largest, group = Forecasts(devices, zero), None, head["group_size"]
-    most, part = configs[max(configs)], 0  # part: fits in addition to accumulated gradients
+    forecasts, last, group = Forecasts(devices, zero), max(configs), head["group_size"]
+    most = configs[last]
+    largest, part = None, last  # the largest microbatch that fits, alone and accumulated
     if limit is not None:
         limit = int(limit * USABLE_SHARE) if is_cuda else limit
         largest = forecasts.find_largest(most, limit, is_split=False)
-        if max(configs) // devices > largest:
+        if last // devices > largest:
             part = forecasts.find_largest(most, limit, largest)
     points: dict[int, Forecast] = {}
     for batch_size, config in configs.items():
         own, size = batch_size // devices, config.microbatch_size
-        if largest is not None and own > largest and not is_split:
-            size = largest_divisor(own, max(1, part), group)
+        if largest is not None and own > largest and not request.is_split:
+            size = largest_divisor(own, part, group)
         points[batch_size] = forecasts.of(config.sized(own, size))
     if len(forecasts.whole_steps) < 2:
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
             forecasts.of(most.sized(size, size))
-    line, last = fit_line(forecasts.whole_steps), points[max(points)]
-    sized = most.sized(last.batch_size, last.microbatch_size)
+    line, point = fit_line(forecasts.whole_steps), points[last]
+    sized = most.sized(point.batch_size, point.microbatch_size)
     stages = forecast_stages(sized, devices) if devices > 1 else []
 
     def row(batch_size: int, point: Forecast) -> dict[str, Any]:
@@ -107,32 +98,28 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
             "fits": None if limit is None else point.needed_bytes <= limit,
         }
 
-    basis, error = _accuracy(plan)
+    error = _known_error(plan)
+    accuracy = f"within {error:.1%} of measured peaks" if error else "not yet measured"
     return head | {
         "usable_bytes": limit,  # without the context and the fragmentation of a GPU
         "devices": devices,
         "zero": zero,
         "points": [row(batch_size, point) for batch_size, point in points.items()],
-        "stages": [{**row(max(points), one), "zero": stage} for stage, one in enumerate(stages)],
+        "stages": [{**row(last, one), "zero": stage} for stage, one in enumerate(stages)],
         "line": line and asdict(line),
         "largest_microbatch_size": largest,
-        "basis": f"live tensors of eager steps, {basis}",
+        "basis": f"live tensors of eager steps, {accuracy}",
         "error_bar_share": error,
     }
 
 
-def _accuracy(plan: Plan) -> tuple[str, float | None]:
-    """Return how a forecast was checked, and its error as a share of a peak; None if unknown."""
-    is_cuda = plan.execution.device_type == "cuda"
-    if plan.execution.compile:
-        return "an upper bound for compiled steps, which usually keep less; not calibrated", None
-    if plan.execution.devices > 1:
-        return "computed from one device's forecast by ZeRO's formulas; not measured", None
-    if not is_cuda:
-        return f"within {ERROR_ON_CPU:.0%} of peaks measured on a CPU", ERROR_ON_CPU
-    if plan.settings.model.is_forecast_checked_on_cuda:
-        return f"within {ERROR_ON_CUDA:.1%} of peaks published for a GPU", ERROR_ON_CUDA
-    return "this model has not been compared with measurements on a GPU", None
+def _known_error(plan: Plan) -> float | None:
+    """Return the error of a forecast as a share of a peak; None if it was never measured."""
+    if plan.execution.compile or plan.execution.devices > 1:
+        return None
+    if plan.execution.device_type != "cuda":
+        return ERROR_ON_CPU
+    return ERROR_ON_CUDA if plan.settings.model.is_forecast_checked_on_cuda else None
 
 
 def probe_memory(
@@ -150,30 +137,33 @@ def probe_memory(
         experiment: a shipped name or the path of a TOML file.
         cap: the largest size of interest.
         multiple: sizes must be multiples of it; GRPO adds its group size.
-        soak_steps: steps that each recommended size must complete; 0 for none; by default 20 for
-            GRPO, else none.
+        soak_steps: steps that each recommended size must complete; by default 20 for GRPO, else 0.
         on_point: called after each measured point.
         **settings: any setting of `sweep probe` by name: batches, model, precision, … On a CPU
             `device_memory` is half of the available memory by default. With a `microbatch`
             every batch size is measured in such microbatches, without a search.
 
-    Returns:
-        The document that `sweep probe --json` prints (DESIGN.md §5).
-
-    Raises:
-        SweepError: for bad input, or if steps fail for another reason than memory.
+    Returns the document that `sweep probe --json` prints (DESIGN.md §5).
     """
     request = read_request(experiment, settings)
-    plan, configs, head, is_split = _plan_steps(request, is_elsewhere=False)
-    config, limit, basis = _to_measure(configs[max(configs)], head["device_memory_bytes"])
+    plan, configs, head = _plan_steps(request)
+    if plan.execution.devices > 1:
+        raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")
+    config, device = configs[max(configs)], torch.device(plan.execution.device)
+    limit, basis = head["device_memory_bytes"], "live tensors of eager steps"
+    if device.type == "cuda":
+        basis = "bytes reserved by the allocator, plus the context"
+        limit = min(limit or device_memory(device), device_memory(device))
+    elif device.type == "cpu":  # counting every tensor needs eager steps
+        config = config.resized(config.microbatch_size, compile=False)
+    limit = limit or device_memory(device)
     multiple = math.lcm(multiple, config.group_size)
-    if cap is not None and cap % multiple:
+    if cap and cap % multiple:
         near = nearest_multiples(cap, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
     if soak_steps is None:
         soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
-    sizes = [(batch_size, one.microbatch_size) for batch_size, one in configs.items()]
-    sizes = sizes if is_split else []
+    sizes = [(size, one.microbatch_size) for size, one in configs.items() if request.is_split]
     probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
     search, choices = probed.search, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
@@ -183,7 +173,7 @@ def probe_memory(
         "basis": basis,
         "points": [point.as_document() for point in probed.points],
         "line": search.line and asdict(search.line),
-        "largest_microbatch_size": None if is_split else search.largest,
+        "largest_microbatch_size": None if request.is_split else search.largest,
         "verdict": _verdict(probed, multiple),
         "search_points": len(search.peaks),
         "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,
@@ -193,30 +183,8 @@ def probe_memory(
     }
 
 
-def _to_measure(config: TrialConfig, limit: int | None) -> tuple[TrialConfig, int, str]:
-    """Return the config to measure with, the limit in bytes, and what will be counted."""
-    if config.execution.devices > 1:
-        raise SweepError(
-            "devices-per-trial must be 1 in a probe, which measures one device, got "
-            f"{config.execution.devices}. Ask `sweep forecast` about several devices."
-        )
-    device, basis = torch.device(config.execution.device), "live tensors of eager steps"
-    limit = limit or device_memory(device)
-    if device.type == "cuda":
-        basis = "bytes reserved by the allocator, plus the context"
-        limit = min(limit, device_memory(device))
-    elif device.type == "cpu":  # counting every tensor needs eager steps
-        eager = config.execution.model_copy(update={"compile": False})
-        config = config.model_copy(update={"execution": eager})
-    return config, limit, basis
-
-
 def _verdict(probed: Probe, multiple: int) -> str:
-    """Return the result of the search in words.
-
-    Raises:
-        SweepError: if steps of every size failed for another reason than memory.
-    """
+    """Describe the result of a search; refuse it if not even the smallest step can run."""
     search, by_size = probed.search, {p.microbatch_size: p for p in reversed(probed.points)}
     if not search.peaks:
         return "measured as asked, without a search"

@@ -1,6 +1,8 @@
-"""From an experiment and flags to this machine's plan, grown from the one on disk."""
+"""From an experiment and flags to this machine's plan, grown from the one on disk.
 
-import functools
+Where and how fast trials run is decided once, when plan.json is first written.
+"""
+
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,29 +12,30 @@ from typing import Any
 from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.models import ObjectSettings
-from sweep.config.objects import identify_code, load_object
-from sweep.config.settings import Settings, merge_settings, parse_settings, settings_of
+from sweep.config.objects import identify_code, load_object, require_extra
+from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.errors import SweepError
-from sweep.orchestration.execution import (
-    bound_by_memory,
-    choose_by_preset,
-    decide_compile,
-    decide_execution,
-    refuse_other_execution,
-)
+from sweep.memory.presets import choose_preset, largest_here
 from sweep.plan.plan import (
     Inputs,
     Plan,
     build_plan,
     grow_plan,
     load_plan,
+    tokens_at_once,
     typed_command,
-    with_decided_rates,
 )
 from sweep.training.process import run_job
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder, identify_start
+
+COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
+LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
+UNBOUNDED = (
+    "No forecast bounds the microbatch: the model cannot be forecast, or this machine has no such "
+    "device and no --device-memory gives the memory of the cluster's."
+)
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,16 @@ class Request:
     folder: SweepFolder
     command: tuple[str, ...]  # words that make the same request on the command line
 
+    @property
+    def is_split(self) -> bool:
+        """Whether the user chose the microbatch."""
+        return bool(self.execution.microbatch or self.execution.accumulation)
+
     def plan(self, is_elsewhere: bool = False) -> "Planned":
         """Make the plan; `is_elsewhere` if trials run on other machines, with other devices."""
         is_elsewhere = is_elsewhere or self.services.executor != "local"
-        return make_plan(
-            self.experiment,
-            self.execution,
-            self.folder,
-            command=self.command,
-            is_elsewhere=is_elsewhere and self.execution.device == "cuda",
-        )
+        arguments = self.experiment, self.execution, self.folder, self.command
+        return make_plan(*arguments, is_elsewhere and self.execution.device == "cuda")
 
 
 def read_request(
@@ -63,17 +66,16 @@ def read_request(
     """Parse a command: an experiment and values of settings by name, None if left out."""
     settings = {name: value for name, value in values.items() if value is not None}
 
-    def settings_in(table: type[Settings]) -> dict[str, Any]:
-        return {s.name: settings[s.name] for s in settings_of(table) if s.name in settings}
+    def parse(table: type[Table]) -> Table:
+        names = [setting.name for setting in settings_of(table) if setting.name in settings]
+        own = {name: settings.pop(name) for name in names}
+        return parse_settings(table, merge_settings(table, {}, own), "settings")
 
-    of_execution, of_services = settings_in(Execution), settings_in(Services)
-    execution = parse_settings(Execution, merge_settings(Execution, {}, of_execution), "settings")
-    services = parse_settings(Services, merge_settings(Services, {}, of_services), "settings")
-    kept = {name: value for name, value in settings.items() if name not in of_services}
-    science = {name: value for name, value in kept.items() if name not in of_execution}
-    parsed = load_experiment(experiment, science)
-    folder = SweepFolder(Path(out) if out else Path("results") / parsed.name)
-    command = typed_command(experiment, {**kept, "out": out})
+    services = parse(Services)
+    command = typed_command(experiment, {**settings, "out": out})
+    execution = parse(Execution)
+    parsed = load_experiment(experiment, settings)
+    folder = SweepFolder(Path(out or Path("results") / parsed.name))
     return Request(parsed, execution, services, folder, command)
 
 
@@ -100,51 +102,44 @@ def make_plan(
     experiment: Experiment,
     chosen: Execution,
     folder: SweepFolder,
-    *,
     command: tuple[str, ...] = (),
     is_elsewhere: bool = False,
 ) -> Planned:
     """Plan what a command names on top of what the folder holds.
 
-    Args:
-        chosen: with the user's choices in `model_fields_set`.
-        command: words of the command line.
-        is_elsewhere: whether the device may be on another machine.
+    The user's choices are in `chosen.model_fields_set`. The device may be on another machine if
+    trials run elsewhere.
     """
     inputs, old = identify_inputs(experiment, folder), load_plan(folder)
     if old is None:
         new = first_plan(experiment, chosen, inputs, command, is_elsewhere)
         parameters = inspect_plan(new, folder)
-        if new.execution.preset:
-            changes = choose_by_preset(new, chosen, experiment.precision == "auto")
-        else:
-            changes = bound_by_memory(new)
+        changes = _fit_memory(new, chosen, is_precision_open=experiment.precision == "auto")
         precision = changes.pop("precision", new.settings.precision)
         settings = new.settings.model_copy(update={"precision": precision})
         execution = new.execution.model_copy(update=changes)
         new = build_plan(settings, execution, inputs, command=command)
-        plan = new.model_copy(update={"model": {**new.model, "parameters": parameters}})
+        plan = new = new.model_copy(update={"model": {**new.model, "parameters": parameters}})
     else:
-        refuse_other_execution(old, chosen, folder)
+        for name in sorted(chosen.model_fields_set):
+            decided, value = getattr(old.execution, name), getattr(chosen, name)
+            if value != decided:
+                raise SweepError(
+                    f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
+                    f"got {value!r}. Leave the flag out, or choose another --out."
+                )
         if experiment.precision == "auto":
             experiment = experiment.model_copy(update={"precision": old.settings.precision})
-        batches = tuple({row.batch_size for row in old.trials})
-        build = functools.partial(
-            build_plan, experiment, inputs=inputs, other_batches=batches, command=command
-        )
-        new = with_decided_rates(build(execution=old.execution), old)
-        grown = grow_plan(old, new)
-        if len(grown.trials) > len(old.trials):
-            is_split = old.execution.microbatch or old.execution.accumulation
-            if not is_split and new.largest_step.microbatch_size > old.largest_step.microbatch_size:
-                execution = old.execution.model_copy(update=bound_by_memory(new))
-                new = with_decided_rates(build(execution=execution), old)
-                grown = grow_plan(old, new)
+        new = build_plan(experiment, old.execution, inputs, command=command, old=old)
+        plan = grow_plan(old, new)
+        if len(plan.trials) > len(old.trials):
+            if new.largest_step.microbatch_size > old.largest_step.microbatch_size:
+                execution = old.execution.model_copy(update=_bound_by_memory(new))
+                new = build_plan(experiment, execution, inputs, command=command, old=old)
+                plan = grow_plan(old, new)
             inspect_plan(new, folder)
-        rows = (*grown.trials, *(row for row in new.trials if row.id is None))
-        plan = grown.model_copy(
-            update={"trials": rows, "data_path": inputs.data_path, "init_path": inputs.init_path}
-        )
+        waiting = (row for row in new.trials if row.id is None)
+        plan = plan.model_copy(update={"trials": (*plan.trials, *waiting)})
     ids = {row.id for row in new.known_trials}
     tuning = {row.batch_size for row in new.trials if row.id is None}  # with all rates tried so far
     requested = [
@@ -163,12 +158,105 @@ def first_plan(
     is_elsewhere: bool = False,
 ) -> Plan:
     """Plan a new sweep, without bounds by a forecast of memory."""
-    execution = decide_execution(experiment, chosen, is_elsewhere)
+    execution = _decide_execution(experiment, chosen, is_elsewhere)
     if experiment.precision == "auto":
         is_half = execution.device_type == "cuda" and experiment.model.supports_half_precision
         precision = "bf16" if is_half else "fp32"
         experiment = experiment.model_copy(update={"precision": precision})
-    return decide_compile(build_plan(experiment, execution, inputs, command=command))
+    plan = build_plan(experiment, execution, inputs, command=command)
+    reason = _reason_for_eager_steps(plan)
+    text = f"eager: {reason}" if reason else "torch.compile"
+    decided = {"compile": not reason, "compile_reason": text}
+    return plan.model_copy(update={"execution": execution.model_copy(update=decided)})
+
+
+def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
+    """Check and complete the settings that the user chose."""
+    from sweep.training.device import available_cores, resolve_device
+
+    device = chosen.device if is_elsewhere else resolve_device(chosen.device)
+    devices, size, parts = chosen.devices, chosen.microbatch, chosen.accumulation
+    if "devices" not in chosen.model_fields_set and size and parts:
+        devices = max(1, min(experiment.batches) // (size * parts))  # checked in the plan
+    samples, is_deepspeed = experiment.traits.samples, chosen.strategy == "deepspeed"
+    if chosen.generation_batch_size and not samples:
+        raise SweepError("generation_batch_size applies only to the workload grpo. Leave it out.")
+    if devices == 1 and (chosen.zero or is_deepspeed):
+        raise SweepError(
+            "zero and strategy need several devices per trial, got 1. Add --devices-per-trial, or "
+            "leave them out."
+        )
+    if devices > 1 and (samples or device not in ("cpu", "cuda")):
+        raise SweepError(
+            f"{devices} devices per trial need the device cpu or cuda, got {device!r}, and a "
+            f"workload other than grpo, got {experiment.workload!r}. Use one device per trial."
+        )
+    if is_deepspeed:
+        is_supported = experiment.optimizer.name == "adamw" and not experiment.schedule.average
+        if not (chosen.zero and is_supported and experiment.precision != "bf16-pure"):
+            raise SweepError(
+                "strategy deepspeed needs zero 1, 2 or 3, the optimizer adamw, a precision other "
+                "than bf16-pure, and schedule.average = 0. Change them, or leave it out."
+            )
+        if not is_elsewhere:
+            require_extra("deepspeed", "deepspeed", "strategy deepspeed")
+    decided: dict[str, Any] = {"device": device, "devices": devices}
+    decided["threads"] = max(1, available_cores() // devices)
+    sequences = tokens_at_once(device) // experiment.traits.tokens_per_sequence
+    decided["evaluation_batch_size"] = max(1, sequences)
+    if "loss_chunk_rows" not in chosen.model_fields_set:
+        decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
+    return chosen.model_copy(update=decided)
+
+
+def _reason_for_eager_steps(plan: Plan) -> str | None:
+    """Return why steps are not compiled; None if they are (DESIGN.md §6)."""
+    from sweep.training.device import has_compiler, is_here
+
+    execution, model = plan.execution, plan.settings.model
+    flops = (model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
+    is_cpu, device = execution.device == "cpu", execution.device
+    reasons = {
+        "the model's steps are too small to compile": not model.is_worth_compiling,
+        "a memory limit on a CPU counts the tensors of every operation": is_cpu
+        and execution.device_memory_bytes is not None,
+        "DeepSpeed's engine is not compiled": execution.strategy == "deepspeed",
+        f"compiling is not supported on {device}": device == "mps",
+        f"{flops:.1e} training FLOPs are too few to compile for": is_cpu and flops < COMPILE_FLOPS,
+        "no compiler on this machine": is_here(device) and not has_compiler(execution.device_type),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _fit_memory(plan: Plan, chosen: Execution, is_precision_open: bool) -> dict[str, Any]:
+    """Return changes of the execution, and the `precision` of a preset, that fit by forecast."""
+    execution = plan.execution
+    if execution.preset is None:
+        return _bound_by_memory(plan)
+    fixed = chosen.model_fields_set & {"zero", "activation_checkpointing"}
+    if execution.microbatch or execution.accumulation:
+        fixed |= {"microbatch_bound"}
+    if not is_precision_open or execution.strategy == "deepspeed":
+        fixed |= {"precision"}
+    config = plan.trial_config(plan.largest_step)
+    try:
+        return dict(run_job(choose_preset, config, execution.preset, frozenset(fixed)))
+    except SweepError as error:
+        raise SweepError(
+            f"preset needs a forecast of memory, but that failed ({error}). Use --microbatch "
+            "instead, or add --device-memory for a device of another machine."
+        ) from error
+
+
+def _bound_by_memory(plan: Plan) -> dict[str, Any]:
+    """Return changes of the execution so that steps fit the device by forecast."""
+    row = plan.largest_step
+    try:
+        bound, evaluation = run_job(largest_here, plan.trial_config(row))
+    except SweepError:
+        return {"reason": UNBOUNDED}
+    bound = None if bound >= row.microbatch_size else bound
+    return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
 
 
 def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
@@ -181,49 +269,59 @@ def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
     return parameters
 
 
+def inspect_trial(config: TrialConfig, should_stop: object) -> int | None:
+    """Check that a trial's workload can be built and scored, and count the model's parameters."""
+    from sweep.data.tokens import find_prepared
+    from sweep.models import count_parameters
+    from sweep.workloads import check_workload
+
+    data, tokenizer = config.science.data, config.science.tokenizer
+    text = find_prepared(data, tokenizer) if data and tokenizer else None
+    check_workload(config, text)
+    return count_parameters(config.science.model, config.execution.activation_checkpointing)
+
+
 def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     """Identify the text, the initial weights and the user code; downloads nothing."""
-    data, data_path, code, model = None, None, None, experiment.model
+    fields: dict[str, Any] = {"data": None}
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
         from sweep.data.tokens import check_tokenizer
 
         check_tokenizer(tokenizer_of(experiment))
-        data = identify_data(experiment.data)
-        data_path = _relative_to(folder, experiment.data) if is_path(experiment.data) else None
+        fields["data"] = identify_data(experiment.data)
+        if is_path(experiment.data):
+            fields["data_path"] = _relative_to(folder, experiment.data)
+    model = experiment.model
     names = [
         experiment.workload if ":" in experiment.workload else None,
         model.name if isinstance(model, ObjectSettings) else None,
-        experiment.grpo.reward if experiment.grpo else None,
+        experiment.grpo and experiment.grpo.reward,
     ]
     if objects := [name for name in names if name]:
-        code = identify_code(objects)
-        assert code is not None
+        fields["code"] = dict(identify_code(objects) or {})
         if identities := run_job(identities_of, objects):
-            code["identity"] = identities
-    if experiment.init is None:
-        return Inputs(data=data, data_path=data_path, code=code)
-    start = identify_start(experiment.init)
-    has_tokenizer = data is not None or experiment.tokenizer == "pretrained"
-    own = {
-        "model": model.model_dump(mode="json"),
-        "data": data,
-        "tokenizer": tokenizer_of(experiment).model_dump(mode="json") if has_tokenizer else None,
-    }
-    for name, wanted in own.items():
-        if name in start and start[name] != wanted:
-            raise SweepError(
-                f"init must be a trial with the experiment's {name} ({wanted!r}), got one with "
-                f"{start[name]!r}. Give the {name} of that trial."
-            )
-    init_path = _relative_to(folder, experiment.init)
-    return Inputs(
-        data=data,
-        data_path=data_path,
-        start={"weights": start["weights"]},
-        init_path=init_path,
-        code=code,
-    )
+            fields["code"]["identity"] = identities
+    if experiment.init is not None:
+        start = identify_start(experiment.init)
+        own = {"model": model.model_dump(mode="json"), "data": fields["data"], "tokenizer": None}
+        if fields["data"] is not None or experiment.tokenizer == "pretrained":
+            own["tokenizer"] = tokenizer_of(experiment).model_dump(mode="json")
+        for name, wanted in own.items():
+            if name in start and start[name] != wanted:
+                raise SweepError(
+                    f"init must be a trial with the experiment's {name} ({wanted!r}), got one with "
+                    f"{start[name]!r}. Give the {name} of that trial."
+                )
+        init_path = _relative_to(folder, experiment.init)
+        fields |= {"start": {"weights": start["weights"]}, "init_path": init_path}
+    return Inputs(**fields)
+
+
+def identities_of(names: Iterable[str], should_stop: object) -> dict[str, Any]:
+    """Return what `identity()` of each user object returns, for those that have one."""
+    objects = {name: load_object(name) for name in names}
+    return {name: value.identity() for name, value in objects.items() if hasattr(value, "identity")}
 
 
 def _relative_to(folder: SweepFolder, source: str) -> str:
@@ -250,23 +348,3 @@ def check_writable(out: Path) -> None:
         raise SweepError(
             f"out must be a folder that can be written, got {str(out)!r}. Choose another --out."
         )
-
-
-def identities_of(names: Iterable[str], should_stop: object) -> dict[str, Any]:
-    """Return what `identity()` of each user object returns, for those that have one."""
-    objects = {name: load_object(name) for name in names}
-    return {name: value.identity() for name, value in objects.items() if hasattr(value, "identity")}
-
-
-def inspect_trial(config: TrialConfig, should_stop: object) -> int | None:
-    """Check that a trial's workload can be built and scored, and count the model's parameters."""
-    from sweep.data.tokens import find_prepared
-    from sweep.models import count_parameters
-    from sweep.workloads import check_workload
-
-    science, text = config.science, None
-    if science.data is not None:
-        assert science.tokenizer is not None
-        text = find_prepared(science.data, science.tokenizer)
-    check_workload(config, text)
-    return count_parameters(science.model, config.execution.activation_checkpointing)

@@ -1,7 +1,7 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from sweep.config.execution import Execution
@@ -63,8 +63,7 @@ class Plan(Inputs):
     tokens_per_sequence: int
     token_budget: int
     tokens_are_common: bool
-    epochs: float | None = None
-    epochs_are_estimated: bool = True
+    epochs: float | None = None  # most of any trial; None until the text is tokenized
     disk_bytes: int | None = None
     forecast_factor: float | None = None  # forecast_seconds may be off by this factor
     commands: tuple[tuple[str, ...], ...] = ()  # words of the commands that planned trials
@@ -99,7 +98,7 @@ class Plan(Inputs):
         )
 
     def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
-        """Return what a worker needs to run a trial; any rate will do to time or forecast it."""
+        """Return the config of a trial; one without a rate is only to be timed or forecast."""
         tuning_budget = self.settings.tuning.budget if row.stage == "tune" else None
         return TrialConfig(
             id=row.id or "sample",
@@ -120,14 +119,16 @@ class Plan(Inputs):
         paths = {name: folder.locate(getattr(self, name)) for name in ("data_path", "init_path")}
         return self.model_copy(update=paths)
 
-    def with_rate(
-        self, row: PlannedTrial, rate: float, beta2: float | None = None, decay: float | None = None
-    ) -> PlannedTrial:
-        """Return a row with its rate, its other tuned values, and therefore its id."""
-        tuned = {"learning_rate": rate, "beta2": beta2, "weight_decay": decay}
-        row = row.model_copy(update={k: value for k, value in tuned.items() if value is not None})
+    def with_rate(self, row: PlannedTrial, rate: float, **tuned: float) -> PlannedTrial:
+        """Return a row with its rate, other tuned values by field, and therefore its id."""
+        row = row.model_copy(update={"learning_rate": rate, **tuned})
         trial_id = sha256_of(self.science(row, rate).model_dump(mode="json"))[:12]
         return row.model_copy(update={"id": trial_id})
+
+    def with_rate_of(self, winner: PlannedTrial, row: PlannedTrial) -> PlannedTrial:
+        """Return a row with the rate, β2 and weight decay of another one, and its id."""
+        tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
+        return self.with_rate(row, winner.learning_rate or 0.0, **tuned)
 
     def tuning_centre(self, batch_size: int) -> float:
         return self.settings.tuning.centre or Policy("tuned").rate_at(batch_size)
@@ -164,12 +165,14 @@ def build_plan(
     execution: Execution,
     inputs: Inputs,
     *,
-    other_batches: Collection[int] = (),
     command: tuple[str, ...] = (),
+    old: Plan | None = None,
 ) -> Plan:
-    """Plan every trial of an experiment; the sweep's `other_batches` share the token count."""
+    """Plan every trial; those of the `old` plan share the token count and keep their rates."""
     policy, sequence = parse_policy(experiment.lr), experiment.traits.tokens_per_sequence
-    batches = sorted({*experiment.batches, *other_batches})
+    old_rows, is_tuned = old.known_trials if old else (), policy.kind == "tuned"
+    batches = sorted({*experiment.batches, *(row.batch_size for row in old_rows)})
+    winners = {r.batch_size: r for r in old_rows if (r.policy, r.stage) == ("tuned", "report")}
     tokens, are_common = tokens_per_trial(experiment.budget, batches, sequence)
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
@@ -187,19 +190,22 @@ def build_plan(
         commands=(command,) if command else (),
     )
     rows: list[PlannedTrial] = []
-    if policy.kind == "tuned":
+    if is_tuned:
         budget = experiment.tuning.budget or experiment.budget
         tuning_tokens, _ = tokens_per_trial(budget, batches, sequence)
-        for batch in experiment.batches:
+        for batch in [size for size in experiment.batches if size not in winners]:
             row = _plan_batch_size(plan, policy, batch, tuning_tokens[batch])
             row = row.model_copy(update={"stage": "tune", "seed": TUNING_SEED})
             rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in GRID]
     for batch in experiment.batches:
-        row = _plan_batch_size(plan, policy, batch, tokens[batch])
+        report = _plan_batch_size(plan, policy, batch, tokens[batch])
         for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else 3)):
-            rows.append(row.model_copy(update={"seed": seed}))
-            if policy.kind != "tuned":
-                rows[-1] = plan.with_rate(rows[-1], policy.rate_at(batch))
+            row = report.model_copy(update={"seed": seed})
+            if not is_tuned:
+                row = plan.with_rate(row, policy.rate_at(batch))
+            elif batch in winners:
+                row = plan.with_rate_of(winners[batch], row)
+            rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
 
 
@@ -207,8 +213,9 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
     """Plan one batch size; the seed, the rate and the id are filled in later."""
     settings, execution, sequence = plan.settings, plan.execution, plan.tokens_per_sequence
     optimizer = policy.optimizer_at(batch, sequence, settings.optimizer)
-    least_warmup = settings.schedule.warmup_min_steps if policy.kind == "fixed" else 0
-    schedule = settings.schedule.model_copy(update={"warmup_min_steps": least_warmup})
+    schedule = settings.schedule
+    if policy.kind != "fixed":
+        schedule = schedule.model_copy(update={"warmup_min_steps": 0})
     bound = tokens_at_once(execution.device) // sequence
     size = choose_microbatch(
         batch,
@@ -224,7 +231,7 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
         batch_size=batch,
         beta2=optimizer.beta2,
         weight_decay=optimizer.weight_decay,
-        warmup_min_steps=least_warmup,
+        warmup_min_steps=schedule.warmup_min_steps,
         tokens=tokens,
         steps=steps,
         warmup_steps=warmup_steps(steps, schedule),
@@ -244,10 +251,9 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
         for plan in (old, new)
     )
     if difference := _first_difference(before, after):
-        key, value, other = difference
         raise SweepError(
-            f"a sweep may only grow by batch sizes, seeds and rates, but {key} would change "
-            f"from {value!r} to {other!r}. Choose another --out for another experiment."
+            f"a sweep may only grow by batch sizes, seeds and rates, but {difference}. "
+            "Choose another --out for another experiment."
         )
     batches = {row.batch_size for row in (*old.trials, *new.trials)}
     tokens, are_common = tokens_per_trial(old.token_budget, batches, old.tokens_per_sequence)
@@ -269,34 +275,19 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
             "trials": (*old.known_trials, *added),
             "commands": tuple(dict.fromkeys(commands)),
             "tokens_are_common": are_common,
+            "data_path": new.data_path,
+            "init_path": new.init_path,
         }
     )
 
 
-def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    """Return the first key, such as `optimizer.clip`, whose values differ, and both values."""
+def _first_difference(old: Any, new: Any, key: str = "") -> str:
+    """Describe the first change of a value, by its key, such as `optimizer.clip`; "" if none."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
-        return None if old == new else (key, old, new)
-    for name in sorted({*old, *new}):
-        inner = f"{key}.{name}" if key else name
-        if difference := _first_difference(old.get(name), new.get(name), inner):
-            return difference
-    return None
-
-
-def with_decided_rates(new: Plan, old: Plan) -> Plan:
-    """Return `new` with the rates that tuning already decided in `old`."""
-    decided = [row for row in old.known_trials if (row.policy, row.stage) == ("tuned", "report")]
-    winners = {row.batch_size: row for row in decided}
-    rows = []
-    for row in new.trials:
-        winner = winners.get(row.batch_size) if row.policy == "tuned" else None
-        if winner is None:
-            rows.append(row)
-        elif row.stage == "report":
-            assert winner.learning_rate is not None
-            rows.append(new.with_rate(row, winner.learning_rate, winner.beta2, winner.weight_decay))
-    return new.model_copy(update={"trials": tuple(rows)})
+        return "" if old == new else f"{key} would change from {old!r} to {new!r}"
+    names = sorted({*old, *new})
+    pairs = ((old.get(name), new.get(name), f"{key}.{name}".lstrip(".")) for name in names)
+    return next(filter(None, (_first_difference(*pair) for pair in pairs)), "")
 
 
 def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
@@ -319,7 +310,7 @@ def answering_command(plan: Plan) -> str | None:
     answered = (row for row in reports if row.policy == "tuned" and row.seed == ANSWERING_SEEDS - 1)
     if {row.batch_size for row in answered} == {*batches}:
         return None
-    words = list(plan.commands[-1] if plan.commands else ("sweep", "run", plan.settings.name))
+    words = list(plan.commands[-1] if plan.commands else typed_command(plan.settings.name, {}))
     for flag in ("--batches", "--lr", "--seeds"):
         if flag in words:
             index = words.index(flag)

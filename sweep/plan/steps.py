@@ -124,7 +124,7 @@ def choose_microbatch(
     size = per_device // accumulation if accumulation else value
     if accumulation and microbatch not in (None, size):
         raise SweepError(
-            f"microbatch_size must be {size} with {accumulation} accumulation steps at batch size "
-            f"{batch_size}, got {microbatch}. Leave one of the two out."
+            f"microbatch_size must be {size} with {accumulation} accumulation steps, got "
+            f"{microbatch}. Leave one of the two out."
         )
     return size

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -31,52 +32,48 @@ class Tried:
     loss: float | None
 
 
+Trial = TypeVar("Trial", bound=Tried)
+
+
 def next_rates(
     tried: Sequence[Tried], grid: Sequence[float], finest: float = FINEST, wanted: int = 0
 ) -> tuple[float, ...]:
     """Return the rates to try next; none while a trial is open, or once the search has settled.
 
     First comes the grid. While the best rate is at an edge, one step beyond that edge follows.
-    Then the wider of the two gaps next to the best rate is halved in log rate (the upper one if
-    they are equal), until neighbours are within `finest` and `wanted` rates were tried. If all
-    rates diverged, nothing is refined.
+    Then the wider gap next to the best rate (the upper one of equal gaps) is halved in log rate,
+    until neighbours are within `finest` and `wanted` rates were tried.
     """
-    missing = tuple(rate for rate in grid if not is_in(rate, (t.rate for t in tried)))
-    if missing:
+    rates = [trial.rate for trial in tried]
+    if missing := tuple(rate for rate in grid if not is_in(rate, rates)):
         return missing
-    if any(t.loss is None for t in tried):
+    if any(trial.loss is None for trial in tried):
         return ()
-    ordered = sorted(tried, key=lambda t: t.rate)
-    best = best_index(ordered)
-    rate, reach = ordered[best].rate, 2.0**EXTENSIONS
-    if best == 0 and rate > min(grid) / reach * ROUNDING:
-        return (rate / 2,)
-    if best == len(ordered) - 1 and rate * ROUNDING < max(grid) * reach:
-        return (rate * 2,)
-    if ordered[best].loss == math.inf:
+    best, reach = best_of(tried), 2.0**EXTENSIONS
+    if best.rate == min(rates) and best.rate > min(grid) / reach * ROUNDING:
+        return (best.rate / 2,)
+    if best.rate == max(rates) and best.rate * ROUNDING < max(grid) * reach:
+        return (best.rate * 2,)
+    gaps = [(round(abs(math.log(t.rate / best.rate)), 9), t.rate) for t in neighbours(tried)]
+    if not gaps:
         return ()
-    adjacent = [ordered[index].rate for index in neighbours(ordered)]
-    widest = max(adjacent, key=lambda other: (round(abs(math.log(other / rate)), 9), other))
-    is_wide = abs(math.log(widest / rate)) > math.log(finest * ROUNDING)
-    return (math.sqrt(widest * rate),) if is_wide or len(tried) < wanted else ()
+    gap, other = max(gaps)
+    is_wide = gap > math.log(finest * ROUNDING)
+    return (math.sqrt(other * best.rate),) if is_wide or len(tried) < wanted else ()
 
 
-def best_index(tried: Sequence[Tried]) -> int:
-    """Return the index of the least loss; the first one if all diverged."""
-    losses = [math.inf if t.loss is None else t.loss for t in tried]
-    return losses.index(min(losses))
+def best_of(tried: Iterable[Trial]) -> Trial:
+    """Return the trial with the least loss; of equal ones the lowest rate."""
+    return min(tried, key=lambda t: (math.inf if t.loss is None else t.loss, t.rate))
 
 
-def winning_rate(tried: Sequence[Tried]) -> float | None:
-    """Return the rate with the least finite loss; None if every trial diverged."""
-    best = tried[best_index(tried)]
-    return best.rate if best.loss is not None and math.isfinite(best.loss) else None
-
-
-def neighbours(ordered: Sequence[Tried]) -> tuple[int, ...]:
-    """Return the indices next to the least loss, whose rates bound the best rate."""
-    best = best_index(ordered)
-    return tuple(index for index in (best - 1, best + 1) if 0 <= index < len(ordered))
+def neighbours(tried: Sequence[Trial]) -> list[Trial]:
+    """Return the trials next to the best rate, which bound it; none without a finite loss."""
+    best, ordered = best_of(tried), sorted(tried, key=lambda trial: trial.rate)
+    if best.loss is None or not math.isfinite(best.loss):
+        return []
+    index = ordered.index(best)
+    return [*ordered[max(0, index - 1) : index], *ordered[index + 1 : index + 2]]
 
 
 def is_in(rate: float, grid: Iterable[float]) -> bool:
@@ -92,10 +89,10 @@ def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Return the trials that continue after a rung: the better half, and the best's neighbours.
+    """Return the trials that continue, from the rate and the loss of all that reached a rung.
 
-    The neighbours continue because a higher rate looks worse before it decays than at its end.
-    `at_rung` has the rate and the loss of every trial that reached the rung.
+    These are the better half, and the best's neighbours, because a higher rate looks worse before
+    it decays than at its end.
     """
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
@@ -119,15 +116,8 @@ def crossing_tokens(
 ) -> float | None:
     """Return the tokens at which a curve reaches the target to stay; None if it does not.
 
-    The crossing is the first evaluation at or below the target whose next evaluation, if there is
-    one, is also at or below it. It is interpolated in log tokens from the evaluation before, if
-    that exists and its loss is finite.
-
-    Args:
-        tokens: trained at each evaluation, positive and increasing.
-        losses: at each evaluation; one that is not finite counts as above the target.
-        target: loss.
-        window: number of consecutive evaluations whose mean counts.
+    The first mean over `window` evaluations at or below the target counts if the next one, if any,
+    is too. It is interpolated in log tokens from the one before, if that is finite.
     """
     when, values = smoothed(tokens, losses, window)
     below = np.isfinite(values) & (values <= target)
@@ -142,14 +132,7 @@ def crossing_tokens(
 
 
 def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int:
-    """Return the step at which a trial is pruned: the first evaluation at PATIENCE times the least.
-
-    Args:
-        least_tokens: to the target, over the trials so far with the same batch size.
-        step_tokens: tokens per step.
-        steps: most steps of this trial.
-        points: number of evaluations.
-    """
+    """Return the step of the first evaluation at PATIENCE times the least tokens to the target."""
     bound = PATIENCE * least_tokens
     later = (step for step in milestone_steps(steps, points) if step * step_tokens >= bound)
     return next(later, steps)

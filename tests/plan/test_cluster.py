@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
-from sweep.orchestration.costs import cost_on_cluster, parse_cluster
+from sweep.orchestration.costs import cost_on_cluster
 from tests.plans import build_plan
 
 
@@ -40,23 +40,23 @@ def test_the_makespan_is_within_graham_s_bound_of_the_best_assignment(seconds, s
     cost = cost_on_cluster(plan_of(seconds), slots, 1)
     best = best_makespan(seconds, slots)
     bound = (4 / 3 - 1 / (3 * slots)) * best
-    assert best * (1 - 1e-9) <= cost.makespan_seconds <= bound * (1 + 1e-9)
-    assert cost.busy_device_hours == pytest.approx(sum(seconds) / 3600)
-    assert cost.device_hours == pytest.approx(slots * cost.makespan_seconds / 3600)
+    assert best * (1 - 1e-9) <= cost["makespan_seconds"] <= bound * (1 + 1e-9)
+    assert cost["busy_device_hours"] == pytest.approx(sum(seconds) / 3600)
+    assert cost["device_hours"] == pytest.approx(slots * cost["makespan_seconds"] / 3600)
 
 
 def test_trials_of_several_devices_take_whole_slots_of_a_node_and_all_devices_are_paid_for():
     cost = cost_on_cluster(plan_of([3600.0] * 3, devices=2), 1, 5, 2.0)
-    assert (cost.devices, cost.makespan_seconds) == (5, 7200.0)
-    assert (cost.device_hours, cost.busy_device_hours, cost.price) == (10.0, 6.0, 20.0)
+    assert (cost["devices"], cost["makespan_seconds"]) == (5, 7200.0)
+    assert (cost["device_hours"], cost["busy_device_hours"], cost["price"]) == (10.0, 6.0, 20.0)
 
 
 def test_finished_trials_cost_nothing_and_reports_start_after_the_tuning_trials():
     plan = plan_of([10.0, 20.0])
     cost = cost_on_cluster(plan, 1, 1, finished={plan.trials[1].id})
-    assert (cost.trials, cost.makespan_seconds) == (1, 10.0)
+    assert (cost["trials"], cost["makespan_seconds"]) == (1, 10.0)
     tuned = plan_of([10.0], lr="tuned", seeds=3)  # five tuning trials, three reports
-    assert cost_on_cluster(tuned, 8, 1).makespan_seconds == 20.0
+    assert cost_on_cluster(tuned, 8, 1)["makespan_seconds"] == 20.0
 
 
 def test_a_trial_that_does_not_fit_on_a_node_or_has_no_estimate_is_refused():
@@ -64,10 +64,3 @@ def test_a_trial_that_does_not_fit_on_a_node_or_has_no_estimate_is_refused():
         cost_on_cluster(plan_of([1.0], devices=4), 2, 2)
     with pytest.raises(SweepError, match="needs a time"):
         cost_on_cluster(plan_of([None]), 2, 2)
-
-
-@pytest.mark.parametrize("text", ["", "8", "nodes=2", "gpus=0", "gpus=8,gpus=4", "gpus=8,cpus=2"])
-def test_nonsense_clusters_are_refused(text):
-    with pytest.raises(SweepError, match="cluster"):
-        parse_cluster(text)
-    assert [parse_cluster(t) for t in ("nodes=16,gpus=8", " gpus = 8 ")] == [(16, 8), (1, 8)]

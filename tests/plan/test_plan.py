@@ -16,10 +16,10 @@ DATA = {"name": "synthetic", "grammar_version": 1, "seed": 0}
 CPU = Execution(device="cpu", threads=2)
 
 
-def make(execution=CPU, data=DATA, also=(), command=(), **overrides):
+def make(execution=CPU, data=DATA, old=None, command=(), **overrides):
     settings = {"precision": "fp32", "batches": "4,8", "budget": "65536", **overrides}
     experiment = load_experiment("quick", settings)
-    return build_plan(experiment, execution, data=data, other_batches=also, command=command)
+    return build_plan(experiment, execution, data=data, old=old, command=command)
 
 
 def ids(plan):
@@ -89,7 +89,8 @@ def test_the_parts_of_a_step_and_the_steps_of_a_trial_add_up(batches):
     "other", [{"batches": "16"}, {"batches": "4"}, {"seeds": 3}, {"lr": "sqrt"}]
 )
 def test_growing_adds_batch_sizes_seeds_and_rates_and_keeps_the_old_trials(other):
-    old, new = make(), make(also=(4, 8), **other)
+    old = make()
+    new = make(old=old, **other)
     grown = grow_plan(old, new)
     assert grown.trials[: len(old.trials)] == old.trials
     assert {*ids(grown)} == {*ids(old), *ids(new)}
@@ -105,7 +106,8 @@ def test_growing_refuses_a_changed_science_field_and_names_it():
 @pytest.mark.parametrize("settings", [{}, {"lr": "tuned", "tuning": {"budget": 66000}}])
 def test_growing_refuses_a_batch_size_that_changes_the_common_tokens(settings):
     settings |= {"budget": "196608" if settings else "66000"}
-    old, new = make(batches="4,8", **settings), make(batches="3", also=(4, 8), **settings)
+    old = make(batches="4,8", **settings)
+    new = make(batches="3", old=old, **settings)
     with pytest.raises(SweepError, match="common token count"):
         grow_plan(old, new)
 
@@ -114,7 +116,7 @@ def test_a_grown_plan_records_whether_its_tokens_are_common_and_the_commands_tha
     first = make(batches="4", budget=64_000, command=("sweep", "run", "a"))
     same = make(batches="4", budget=64_000, command=("sweep", "run", "a", "--quiet"))
     assert grow_plan(first, same).commands == first.commands
-    more = make(batches="384", budget=64_000, also=(4,), command=("sweep", "run", "b"))
+    more = make(batches="384", budget=64_000, old=first, command=("sweep", "run", "b"))
     grown = grow_plan(first, more)
     assert first.tokens_are_common and not grown.tokens_are_common
     assert grown.commands == (("sweep", "run", "a"), ("sweep", "run", "b"))

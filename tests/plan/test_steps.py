@@ -128,16 +128,3 @@ def test_half_of_a_microbatch_is_rounded_down_to_whole_groups_or_equal_parts_of_
     while sizes[-1] > 1:
         sizes.append(largest_divisor(48, sizes[-1] // 2, group_size=8))
     assert sizes == [48, 24, 8, 4, 2, 1]
-
-
-IMPOSSIBLE = [
-    ({"microbatch": 16}, r"\(40\), got 16\. Use 10 or 20\."),
-    ({"microbatch": 5, "accumulation": 4}, "microbatch_size must be 10 with 4 .*, got 5"),
-    ({"devices": 3}, r"multiple of devices \(3\), got 40\. Use 39 or 42\."),
-]
-
-
-@pytest.mark.parametrize(("settings", "sentence"), IMPOSSIBLE)
-def test_an_impossible_split_is_refused_with_the_nearest_values(settings, sentence):
-    with pytest.raises(SweepError, match=sentence):
-        choose_microbatch(40, 64, **settings)

@@ -13,13 +13,13 @@ from sweep.plan.tuning import (
     FINEST,
     GRID,
     Tried,
-    best_index,
+    best_of,
     crossing_tokens,
     last_step,
+    neighbours,
     next_rates,
     rung_steps,
     survivors,
-    winning_rate,
 )
 
 
@@ -41,12 +41,10 @@ def bowl(optimum):
 def test_the_best_is_strictly_inside_with_neighbours_within_a_factor_of_root_two(steps):
     optimum = 2.0**steps
     tried = search(bowl(optimum))
-    ordered = sorted(tried, key=lambda trial: trial.rate)
-    best = best_index(ordered)
-    assert 0 < best < len(ordered) - 1
-    for index in (best, best + 1):
-        assert ordered[index].rate / ordered[index - 1].rate <= FINEST * (1 + 1e-6)
-    assert abs(math.log2(winning_rate(tried) / optimum)) <= 0.26
+    below, above = neighbours(tried)
+    best = best_of(tried).rate
+    assert best / below.rate <= FINEST * (1 + 1e-6) >= above.rate / best
+    assert abs(math.log2(best / optimum)) <= 0.26
     assert [trial.rate for trial in tried[:5]] == list(GRID)
     assert len(tried) <= 5 + EXTENSIONS + 3
 
@@ -67,9 +65,9 @@ def test_it_goes_four_steps_beyond_the_grid_and_no_farther():
 
 def test_a_diverged_rate_counts_as_infinitely_bad():
     tried = search(lambda rate: math.inf if rate > 1 else 2 - rate)
-    assert winning_rate(tried) <= 1 and max(trial.rate for trial in tried) == 4
+    assert best_of(tried).rate <= 1 and max(trial.rate for trial in tried) == 4
     everything = search(lambda rate: math.inf)
-    assert winning_rate(everything) is None and min(trial.rate for trial in everything) < 0.02
+    assert neighbours(everything) == [] and min(trial.rate for trial in everything) < 0.02
 
 
 def test_nothing_is_proposed_while_a_trial_is_open():
