@@ -56,38 +56,26 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
     # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
     means = done[MEANS].agg(pd.Series.mean, skipna=False)
-    spread = done.agg(
-        loss_sd=("final_valid_loss", "std"),
-        loss_min=("final_valid_loss", "min"),
-        loss_max=("final_valid_loss", "max"),
-        seconds_min=("seconds_total", "min"),
-        seconds_max=("seconds_total", "max"),
-        peak_memory_bytes=("peak_memory_bytes", "max"),
-    )
+    means["peak_memory_bytes"] = done["peak_memory_bytes"].max()
+    losses = done["final_valid_loss"].agg(loss_sd="std", loss_min="min", loss_max="max")
     # A diverged trial records the steps that it took; the others, those of the plan.
-    planned = groups[["policy", "tokens", "steps", "warmup_steps"]].max()
-    cells = pd.concat([planned, groups[COUNTS].sum(), means, spread], axis=1).reset_index()
+    planned = groups[["policy", "steps"]].max()
+    cells = pd.concat([planned, groups[COUNTS].sum(), means, losses], axis=1).reset_index()
     cells["order"] = pd.factorize(cells["label"])[0]
     cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
     cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
     # A report is pruned only on the way to a target: it is a bound, which is data too.
     is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
     cells["is_comparable"] = is_whole & np.isfinite(cells["final_valid_loss"])
-    losses = cells["final_valid_loss"].where(cells["is_comparable"]).to_numpy()
-    times = cells["seconds_total"].to_numpy()
-    is_dominated = (losses[:, None] <= losses) & (times[:, None] <= times)
-    is_dominated &= (losses[:, None] < losses) | (times[:, None] < times)
-    cells["is_on_front"] = ~(np.isnan(losses) | np.isnan(times) | is_dominated.any(axis=0))
+    ends = cells[["final_valid_loss", "seconds_total"]].where(cells["is_comparable"]).to_numpy()
+    excess = ends[:, None] - ends  # of each cell over each other: (cells, cells, 2)
+    is_dominated = ((excess <= 0).all(axis=2) & (excess < 0).any(axis=2)).any(axis=0)
+    cells["is_on_front"] = ~(np.isnan(ends).any(axis=1) | is_dominated)
     return cells
 
 
-def cell_records(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the cells as dicts, in order."""
-    return [{str(name): row[name] for name in row} for row in cells.to_dict("records")]
-
-
 def recommend(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return title, rule and the indices of the chosen `cells` (several if they tie) by rule."""
+    """Return the title of each question, its rule and the rows of its answer (several if tied)."""
     usable = cells[cells["is_comparable"]]
     loss, seconds = usable["final_valid_loss"], usable["seconds_total"]
     close = seconds[loss <= loss.min() + BALANCED_TOLERANCE * abs(loss.min())]
@@ -101,21 +89,11 @@ def recommend(cells: pd.DataFrame) -> list[dict[str, Any]]:
         {
             "title": title,
             "rule": f"The {rule} among the cells whose planned seeds all completed.",
-            "cells": list(values.index[values == values.min()]),
+            "cells": cells.loc[values.index[values == values.min()]].to_dict("records"),
         }
         for title, rule, values in rules
+        if values.notna().any()
     ]
-
-
-def overlapping(cells: pd.DataFrame, position: int, measure: str = "loss") -> list[int]:
-    """Return the comparable cells of several seeds whose range overlaps with that of a cell.
-
-    The measure is `loss` or `seconds`.
-    """
-    least, most = cells[f"{measure}_min"], cells[f"{measure}_max"]
-    is_near = (least <= most[position]) & (most >= least[position])
-    is_near &= cells["is_comparable"] & (cells["complete"] > 1) & (cells.index != position)
-    return list(cells.index[is_near])
 
 
 def find_gains(sweep: Sweep) -> list[dict[str, Any]]:

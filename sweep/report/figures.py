@@ -1,6 +1,6 @@
 """The figures of a report. Each `plot_*` function returns a matplotlib figure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from sweep.analysis.checks import PolicyResult
 from sweep.analysis.comparison import CELL_KEYS, report_trials
 from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.target import Reached
+from sweep.analysis.policies import PolicyResult
 from sweep.config.numbers import format_count
-from sweep.report.context import Policies, noise_records, reported_pairs
+from sweep.report.context import noise_records
 from sweep.trial.files import replacing
+
+Policies = Sequence[PolicyResult]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "h")
@@ -38,7 +39,7 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[
     figures: dict[str, Figure | None] = {
         "loss": None if has_target else plot_loss(sweep, cells),
         "steps": plot_steps(policies),
-        "differences": plot_differences(policies),
+        "differences": None if has_target else plot_differences(policies),
         "rates": plot_rates(policies),
         "curves": plot_curves(sweep, cells),
         "time": plot_time(cells),
@@ -168,7 +169,7 @@ def plot_rates(policies: Policies) -> Figure | None:
     if not any(np.isfinite(rate.trials["loss"]).any() for rate in rates):
         return None
     figure, (axis,) = new_figure()
-    has_target = isinstance(policies[0], Reached)  # then the losses are the logarithms of tokens
+    has_target = policies[0].curve is not None  # then the losses are the logarithms of tokens
     colours = batch_colours(pd.DataFrame({"batch_size": [rate.batch_size for rate in rates]}))
     for rate in rates:
         style: dict[str, Any] = {"color": colours[rate.batch_size], "linewidth": 1}
@@ -189,11 +190,12 @@ def plot_rates(policies: Policies) -> Figure | None:
 
 def plot_differences(policies: Policies) -> Figure | None:
     """Plot the paired differences from the best batch size with their intervals."""
-    results = [p for p in policies if isinstance(p, PolicyResult) and reported_pairs(p)]
+    results = [policy for policy in policies if policy.comparison.pairs]
     if not results:
         return None
     policy = next((policy for policy in results if policy.rates), results[0])
-    pairs, margin, unit = reported_pairs(policy), policy.comparison.margin, policy.comparison.unit
+    pairs, unit = policy.comparison.pairs_with_best, policy.comparison.unit
+    margin = policy.comparison.margin
     figure, (axis,) = new_figure()
     for height, pair in enumerate(pairs):
         verdict = "different" if pair.is_different else "undecided"
@@ -231,22 +233,21 @@ def plot_noise(sweep: Sweep) -> Figure | None:
 
 def plot_steps(policies: Policies) -> Figure | None:
     """Plot steps to the target against batch size, with the fitted curve and B_crit."""
-    reached = [policy for policy in policies if isinstance(policy, Reached)]
-    sizes = sorted({int(size) for policy in reached for size in policy.trials["batch_size"]})
+    curves = {policy.label: policy.curve for policy in policies if policy.curve}
+    sizes = sorted({int(n) for curve in curves.values() for n in curve.trials["batch_size"]})
     if not sizes:
         return None
     figure, (axis,) = new_figure()
-    for policy, colour in zip(reached, COLOURS, strict=False):
-        for is_censored, rows in policy.trials.groupby("is_censored"):
-            marker, suffix = ("^", ", more than") if is_censored else ("o", "")
-            label = policy.label + suffix
+    for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
+        for is_censored, rows in curve.trials.groupby("is_censored"):
+            marker, label = ("^", f"{name}, more than") if is_censored else ("o", name)
             axis.plot(rows["batch_size"], rows["steps"], marker, color=colour, label=label)
-        if policy.fit is None:
+        if curve.fit is None:
             continue
-        grid, critical = np.geomspace(sizes[0], sizes[-1], 100), policy.fit.b_crit
-        linear = policy.fit.e_min.value / grid
+        grid, critical = np.geomspace(sizes[0], sizes[-1], 100), curve.fit.b_crit
+        linear = curve.fit.e_min.value / grid
         style: dict[str, Any] = {"color": colour, "linewidth": 1}
-        axis.plot(grid, policy.fit.s_min.value + linear, label="S_min+E_min/B", **style)
+        axis.plot(grid, curve.fit.s_min.value + linear, label="S_min+E_min/B", **style)
         axis.plot(grid, linear, ":", color=GREY, linewidth=1, label="E_min/B")
         if sizes[0] < critical.value < sizes[-1]:
             label = f"B_crit {critical.value:.3g}"
@@ -255,7 +256,8 @@ def plot_steps(policies: Policies) -> Figure | None:
             axis.axvspan(*ends, color=colour, alpha=0.12)
     _set_log_scale(axis, "y")
     _set_batch_axis(axis, sizes)
-    axis.set_ylabel(f"steps to a validation loss of {reached[0].target:g}")
+    (target,) = {curve.target for curve in curves.values()}
+    axis.set_ylabel(f"steps to a validation loss of {target:g}")
     return with_legend(figure)
 
 

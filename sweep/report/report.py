@@ -15,8 +15,8 @@ from markdown_it import MarkdownIt
 
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, short
 from sweep.analysis.frames import Sweep, load_sweep, write_trials_csv
+from sweep.analysis.policies import judge
 from sweep.analysis.statistics import Estimate
-from sweep.analysis.target import judge
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.plan.policy import describe_policy
 from sweep.report.context import build_context
