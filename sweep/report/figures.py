@@ -85,14 +85,14 @@ def _plot_by_batch(
 ) -> None:
     """Plot each complete trial as a point, and the means of comparable cells as a line."""
     trials = report_trials(sweep.trials)
+    complete = trials[trials["state"] == "COMPLETE"].astype({metric: float}).groupby("label")
+    means = cells[cells["is_comparable"]]
     for label, (colour, marker, line) in policy_styles(cells).items():
-        rows = trials[(trials["label"] == label) & (trials["state"] == "COMPLETE")]
-        means = cells[(cells["label"] == label) & cells["is_comparable"]]
-        if len(rows):
-            points: dict[str, Any] = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0}
-            values = rows[metric].astype(float) / scale
-            axis.plot(rows["batch_size"], values, marker, color=colour, **points)
-            axis.plot(means["batch_size"], means[metric] / scale, line, color=colour, label=label)
+        if label in complete.groups:
+            rows, own = complete.get_group(label), means[means["label"] == label]
+            style: dict[str, Any] = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0}
+            axis.plot(rows["batch_size"], rows[metric] / scale, marker, color=colour, **style)
+            axis.plot(own["batch_size"], own[metric] / scale, line, color=colour, label=label)
     _set_batch_axis(axis, cells["batch_size"])
 
 
@@ -101,13 +101,13 @@ def plot_time(cells: pd.DataFrame) -> Figure:
     figure, (axis,) = new_figure()
     batches = cells[cells["complete"] > 0].groupby("batch_size")
     means = batches.mean(numeric_only=True).fillna(0.0)
-    unit, name = next((u for u in TIME_UNITS if means["seconds_total"].max() >= 2 * u[0]), SECONDS)
     total, bottom = means["seconds_total"], pd.Series(0.0, means.index)
+    unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), SECONDS)
     for part, colour in zip(TIME_PARTS, COLOURS, strict=False):
         seconds = (total - bottom).clip(0) if part == "other" else means[f"seconds_{part}"]
         if seconds.sum() > 0.001 * total.sum():
-            bars: dict[str, Any] = {"color": colour, "edgecolor": "white", "label": part}
-            axis.bar(means.index.astype(str), seconds / unit, 0.7, bottom / unit, **bars)
+            style: dict[str, Any] = {"color": colour, "edgecolor": "white", "label": part}
+            axis.bar(means.index.astype(str), seconds / unit, 0.7, bottom / unit, **style)
             bottom += seconds
     axis.set(xlabel="batch size [sequences per step]", ylabel=f"time of one trial [{name}]")
     return with_legend(figure)
@@ -142,14 +142,13 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     """Plot final validation loss against total time, with the Pareto front of the means."""
     figure, (axis,) = new_figure()
     trials, x, y = report_trials(sweep.trials), "seconds_total", "final_valid_loss"
-    colours: dict[Any, Any] = batch_colours(cells)
-    styles: dict[Any, Any] = policy_styles(cells)
-    complete = trials[trials["state"] == "COMPLETE"]
+    colours, styles = batch_colours(cells), policy_styles(cells)
+    complete = trials[trials["state"] == "COMPLETE"].astype({x: float, y: float})
     for (label, batch, _), rows in complete.groupby(CELL_KEYS, sort=False):
-        mean = float(rows[x].mean()), float(rows[y].astype(float).mean(skipna=False))
-        point: dict[str, Any] = {"marker": styles[label][1], "color": colours[batch]}
-        axis.scatter(rows[x], rows[y], 16, **point)
-        axis.scatter(*mean, s=70, edgecolors="black", zorder=3, **point)
+        mean = float(rows[x].mean()), float(rows[y].mean(skipna=False))
+        style: dict[str, Any] = {"marker": styles[label][1], "color": colours[batch]}
+        axis.scatter(rows[x], rows[y], 16, **style)
+        axis.scatter(*mean, s=70, edgecolors="black", zorder=3, **style)
         axis.annotate(str(batch), mean, (6, 6), textcoords="offset points", size=9)
     for label, (_, marker, _) in styles.items():
         axis.plot([], [], marker, color=GREY, label=label)
@@ -189,21 +188,19 @@ def plot_rates(policies: Policies) -> Figure | None:
 
 
 def plot_differences(policies: Policies) -> Figure | None:
-    """Plot the paired differences from the best batch size with their intervals."""
+    """Plot the paired differences from the best batch size, at tuned rates if there are any."""
     results = [policy for policy in policies if policy.comparison.pairs]
     if not results:
         return None
     policy = next((policy for policy in results if policy.rates), results[0])
-    pairs, unit = policy.comparison.pairs_with_best, policy.comparison.unit
-    margin = policy.comparison.margin
-    figure, (axis,) = new_figure()
+    comparison, (figure, (axis,)) = policy.comparison, new_figure()
+    pairs, margin, unit = comparison.pairs_with_best, comparison.margin, comparison.unit
     for height, pair in enumerate(pairs):
         verdict = "different" if pair.is_different else "undecided"
         verdict = "equal" if pair.is_equivalent else verdict
-        colour, marker = VERDICTS[verdict]
-        ends = [pair.difference.low, pair.difference.high]
+        (value, *ends), (colour, marker) = pair.difference, VERDICTS[verdict]
         axis.plot(ends, [height, height], color=colour, linewidth=2)
-        axis.plot([pair.difference.value], [height], marker, color=colour, label=verdict)
+        axis.plot([value], [height], marker, color=colour, label=verdict)
     axis.axvspan(-margin, margin, color="#009E73", alpha=0.12, label=f"±{margin:g} {unit}")
     axis.axvline(0, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(pairs)), [f"{p.batch_sizes[1]} − {p.batch_sizes[0]}" for p in pairs])
@@ -246,18 +243,16 @@ def plot_steps(policies: Policies) -> Figure | None:
             continue
         grid, critical = np.geomspace(sizes[0], sizes[-1], 100), curve.fit.b_crit
         linear = curve.fit.e_min.value / grid
-        style: dict[str, Any] = {"color": colour, "linewidth": 1}
-        axis.plot(grid, curve.fit.s_min.value + linear, label="S_min+E_min/B", **style)
+        fitted = curve.fit.s_min.value + linear
+        axis.plot(grid, fitted, color=colour, linewidth=1, label="S_min+E_min/B")
         axis.plot(grid, linear, ":", color=GREY, linewidth=1, label="E_min/B")
         if sizes[0] < critical.value < sizes[-1]:
-            label = f"B_crit {critical.value:.3g}"
-            axis.axvline(critical.value, linestyle="--", label=label, **style)
-            ends = np.clip([critical.low, critical.high], sizes[0], sizes[-1])
+            label, ends = f"B_crit {critical.value:.3g}", np.clip(critical[1:], sizes[0], sizes[-1])
+            axis.axvline(critical.value, color=colour, linewidth=1, linestyle="--", label=label)
             axis.axvspan(*ends, color=colour, alpha=0.12)
     _set_log_scale(axis, "y")
     _set_batch_axis(axis, sizes)
-    (target,) = {curve.target for curve in curves.values()}
-    axis.set_ylabel(f"steps to a validation loss of {target:g}")
+    axis.set_ylabel(f"steps to a validation loss of {next(iter(curves.values())).target:g}")
     return with_legend(figure)
 
 

@@ -6,13 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sweep.analysis.comparison import (
-    compare_batch_sizes,
-    overlapping,
-    policy_labels,
-    recommend,
-    short,
-)
+from sweep.analysis.comparison import compare_batch_sizes, policy_labels, recommend, short
 from sweep.analysis.frames import TRIAL_COLUMNS
 
 
@@ -30,10 +24,7 @@ def cells_of(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 def picks(cells: pd.DataFrame) -> dict[str, list[int]]:
-    items = {item["title"]: item["cells"] for item in recommend(cells)}
-    picked = {title: [int(cells["batch_size"][k]) for k in best] for title, best in items.items()}
-    assert list(picked) == ["best quality", "fastest", "balanced"]
-    return picked
+    return {item["title"]: [c["batch_size"] for c in item["cells"]] for item in recommend(cells)}
 
 
 def test_a_cell_is_the_mean_and_spread_of_its_seeds() -> None:
@@ -50,11 +41,6 @@ def test_a_cell_is_the_mean_and_spread_of_its_seeds() -> None:
 def test_tuning_trials_take_no_part() -> None:
     cells = cells_of(trial(8, 0, 1.5), trial(8, 1000, 0.1, stage="tune"))
     assert cells["final_valid_loss"].tolist() == [1.5]
-
-
-def test_two_fixed_rates_are_two_policies() -> None:
-    cells = cells_of(trial(8, 0, 1.5), trial(8, 0, 1.4, learning_rate=3e-4))
-    assert cells["label"].tolist() == ["fixed 1e-3", "fixed 3e-4"]
 
 
 def test_diverged_and_failed_trials_are_counted_and_their_cells_not_compared() -> None:
@@ -92,24 +78,7 @@ def test_ties_are_all_named() -> None:
 def test_without_a_complete_trial_nothing_is_recommended() -> None:
     for rows in ((trial(8, 0, np.nan, state="WAITING"),), (trial(8, 0, 1.0, stage="tune"),)):
         cells = cells_of(*rows)
-        assert all(item["cells"] == [] for item in recommend(cells))
-
-
-def test_a_loss_that_is_not_finite_makes_a_cell_incomparable() -> None:
-    cells = cells_of(trial(8, 0, np.nan), trial(16, 0, 2.0))
-    assert cells["is_comparable"].tolist() == [False, True]
-
-
-def test_ranges_overlap_only_between_cells_of_several_seeds() -> None:
-    cells = cells_of(
-        *(trial(8, 0, 1.0), trial(8, 1, 1.2)),
-        *(trial(16, 0, 1.1), trial(16, 1, 1.4)),
-        *(trial(32, 0, 1.3), trial(32, 1, 1.5)),
-        trial(64, 0, 1.1),
-    )
-    assert overlapping(cells, 0) == [1]
-    assert overlapping(cells, 1) == [0, 2]
-    assert overlapping(cells, 0, "seconds") == [1, 2]
+        assert recommend(cells) == []
 
 
 def test_the_front_holds_the_cells_that_no_other_dominates() -> None:

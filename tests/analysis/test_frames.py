@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,7 @@ from sweep.analysis.frames import TRIAL_COLUMNS, curves_by_trial, write_trials_c
 from sweep.errors import SweepError
 from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
+from tests.analysis.fake_sweeps import write_fake_sweep
 
 ROOT = Path(__file__).parents[2]
 # The least that the design asks of result.json and trials.csv.
@@ -29,7 +29,7 @@ peak_memory_bytes, device, torch_version, git_commit, data_sha256"""
 
 
 @pytest.fixture
-def some(tmp_path: Path, write_fake_sweep: Any) -> Path:
+def some(tmp_path: Path) -> Path:
     """One trial of each kind of end."""
     ends = {8: "diverged", 16: "out_of_memory", 32: "WAITING", 64: "RUNNING"}
     path = tmp_path / "some"
@@ -138,12 +138,9 @@ def test_a_microbatch_that_shrank_after_out_of_memory_is_shown(some: Path) -> No
     assert (row["microbatch_size"], row["gradient_accumulation_steps"]) == (4, 4)
 
 
-def test_a_folder_without_a_plan_is_refused_with_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_whole_plan_is_refused(some: Path, tmp_path: Path) -> None:
     with pytest.raises(SweepError, match=r"plan\.json"):
         sweep.load_sweep(tmp_path)
-
-
-def test_a_plan_that_is_none_is_refused_with_its_place(some: Path) -> None:
     folder = SweepFolder(some)
     plan = read_json(folder.plan_path)
     del plan["tokens_per_sequence"]

@@ -93,14 +93,6 @@ def test_the_interval_is_that_of_fieller() -> None:
     assert optimum.interval[0] < optimum.rate < optimum.interval[1]
 
 
-def test_an_estimated_sigma_widens_the_interval() -> None:
-    losses = parabola(GRID, 1.2e-3)
-    known = learning_rate_optimum(GRID, losses, sigma=0.005).interval
-    estimated = learning_rate_optimum(GRID, losses, sigma=0.005, degrees_of_freedom=4).interval
-    assert known is not None and estimated is not None
-    assert estimated[0] < known[0] < known[1] < estimated[1]
-
-
 def test_noise_that_could_hide_the_curvature_leaves_no_interval() -> None:
     optimum = learning_rate_optimum(GRID, parabola(GRID, 1.2e-3), sigma=0.2)
     assert optimum.rate == pytest.approx(1.2e-3)

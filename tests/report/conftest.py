@@ -41,13 +41,14 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tuned") / "tuned"
     plan = write_fake_sweep(path, lrs=("1e-3", "tuned"), seeds=3, batches="4,16,64")
     half = max(row.tokens for row in plan.trials) / 2
+    unresolved = {row.id for row in plan.trials if row.batch_size == 4}
     for trial in SweepFolder(path).trials():
         lines = [json.loads(line) for line in trial.metrics_path.read_text().splitlines()]
         for line in lines:
             if "valid/loss" in line:
                 trace = NOISE_SCALE / 4 if line["tokens"] >= half else 900.0
-                line |= {"noise/trace": trace, "noise/square": 0.25}
-                line |= {"noise/train_trace": 6.0, "noise/train_square": -0.01}
+                square = -0.01 if trial.id in unresolved else 0.25
+                line |= {"noise/trace": trace, "noise/square": square}
         trial.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_report(path)
     return path

@@ -128,13 +128,6 @@ def test_an_empty_sweep_gets_a_report_that_says_so(tmp_path: Path) -> None:
     assert not (path / "figures/rates.png").exists()
 
 
-def test_one_batch_size_is_not_compared_with_anything(tmp_path: Path) -> None:
-    write_fake_sweep(tmp_path / "single", batches="16", seeds=3)
-    summary = section(written(tmp_path / "single"), "Summary")
-    assert ", at batch size" not in summary
-    assert "*nothing to compare*" in summary
-
-
 def test_batch_sizes_without_a_tuned_rate_are_named(tmp_path: Path) -> None:
     write_fake_sweep(tmp_path / "tuning", lrs=("tuned",), outcome=lambda row: "diverged")
     folder = SweepFolder(tmp_path / "tuning")
