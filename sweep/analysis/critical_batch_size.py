@@ -22,8 +22,7 @@ OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
 LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on linear scaling
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and a residual
-PUBLISHED_START = (1.0, 1.0)  # log S_min and log E_min, as in the published fits
-PUBLISHED_TOLERANCE = 1e-8  # default of scipy's `curve_fit`
+PUBLISHED_START, PUBLISHED_TOLERANCE = (1.0, 1.0), 1e-8  # logs; those of scipy's `curve_fit`
 TOLERANCE = 1e-12
 OTHER_OPTIMUM = 1e-9  # relative improvement of the cost from which it counts as another optimum
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
@@ -82,15 +81,12 @@ def fit_steps(
     resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
-    linear = sizes[crossed & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
-    b_opt = float(linear.max()) if len(linear) else None
-    b_star = None
-    if b_opt is not None:
-        b_star = Estimate(*((1 + OVERHEAD) * b_opt + OVERHEAD * end for end in b_crit))
-    residuals = logs - _curve(point, sizes)
-    slopes = np.diff(np.where(bounds, np.nan, logs).mean(0)) / np.diff(np.log(sizes))
     b_overhead = Estimate(*(OVERHEAD * end for end in b_crit))
+    b_opt = max(sizes[crossed & (sizes <= LINEAR_OVERHEAD * b_crit.value)].tolist(), default=None)
+    b_star = b_opt and Estimate(*((1 + OVERHEAD) * b_opt + end for end in b_overhead))
+    residuals = logs - _curve(point, sizes)
     residuals = np.where(bounds, residuals.clip(0), residuals)
+    slopes = np.diff(np.where(bounds, np.nan, logs).mean(0)) / np.diff(np.log(sizes))
     return StepsFit(s_min, e_min, b_crit, b_overhead, b_opt, b_star, residuals, slopes, spread)
 
 
@@ -151,7 +147,7 @@ def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floa
 
 def _parameters(point: Floats, sizes: Floats) -> tuple[float, float, float]:
     """Return the logs of S_min, E_min and B_crit; ±∞ if no batch size resolves a term."""
-    s_min, e_min = float(point[0]), float(point[1])
+    s_min, e_min = point.tolist()
     if e_min - s_min > math.log(sizes[-1] / NEGLIGIBLE):
         s_min = -math.inf
     elif e_min - s_min < math.log(sizes[0] * NEGLIGIBLE):

@@ -93,9 +93,8 @@ def compare_pairs(
     common = set.intersection(*map(set, losses.values())) if losses else set()
     seeds = tuple(sorted(common))
     left_out = {n: tuple(sorted(set(losses[n]) - common)) for n in sizes if set(losses[n]) - common}
-    infinite = [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]
     reason = ""
-    if infinite:
+    if infinite := [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]:
         reason = f"batch size {infinite[0]} has a loss that is not finite"
     elif len(sizes) < 2:
         reason = f"a comparison needs 2 batch sizes, there is {len(sizes) or 'none'}"
