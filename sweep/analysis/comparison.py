@@ -8,7 +8,7 @@ import pandas as pd
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.statistics import compare_pairs
 
-BALANCED_TOLERANCE = 0.01  # share of the lowest mean loss
+BALANCED_TOLERANCE = 0.01  # share of the lowest mean loss; the summary's template names it
 SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
 MEANS = [
     *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
@@ -74,26 +74,14 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     return cells
 
 
-def recommend(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the title of each question, its rule and the rows of its answer (several if tied)."""
+def recommend(cells: pd.DataFrame) -> dict[str, list[dict[Any, Any]]]:
+    """Return the best of the comparable cells by each question of the summary; several if tied."""
     usable = cells[cells["is_comparable"]]
     loss, seconds = usable["final_valid_loss"], usable["seconds_total"]
     close = seconds[loss <= loss.min() + BALANCED_TOLERANCE * abs(loss.min())]
-    within = f"within {100 * BALANCED_TOLERANCE:g} % of the lowest mean loss"
-    rules = [
-        ("best quality", "lowest mean final validation loss", loss),
-        ("fastest", "least mean total seconds, whatever the loss,", seconds),
-        ("balanced", f"least mean total seconds {within}", close),
-    ]
-    return [
-        {
-            "title": title,
-            "rule": f"The {rule} among the cells whose planned seeds all completed.",
-            "cells": cells.loc[values.index[values == values.min()]].to_dict("records"),
-        }
-        for title, rule, values in rules
-        if values.notna().any()
-    ]
+    measures = {"best quality": loss, "fastest": seconds, "balanced": close}
+    best = {name: values.index[values == values.min()] for name, values in measures.items()}
+    return {name: cells.loc[rows].to_dict("records") for name, rows in best.items() if len(rows)}
 
 
 def find_gains(sweep: Sweep) -> list[dict[str, Any]]:

@@ -118,7 +118,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     figure, axes = new_figure(panels=2)
     trials, unit = report_trials(sweep.trials), _loss_unit(sweep)
     rows = trials.set_index("id").to_dict("index")
-    colours, styles = batch_colours(cells), policy_styles(cells)
+    colours, styles = batch_colours(cells["batch_size"]), policy_styles(cells)
     metrics = {"train/loss": f"training loss {unit}"}
     if sweep.plan.settings.traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
@@ -142,7 +142,7 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     """Plot final validation loss against total time, with the Pareto front of the means."""
     figure, (axis,) = new_figure()
     trials, x, y = report_trials(sweep.trials), "seconds_total", "final_valid_loss"
-    colours, styles = batch_colours(cells), policy_styles(cells)
+    colours, styles = batch_colours(cells["batch_size"]), policy_styles(cells)
     complete = trials[trials["state"] == "COMPLETE"].astype({x: float, y: float})
     for (label, batch, _), rows in complete.groupby(CELL_KEYS, sort=False):
         mean = float(rows[x].mean()), float(rows[y].mean(skipna=False))
@@ -169,7 +169,7 @@ def plot_rates(policies: Policies) -> Figure | None:
         return None
     figure, (axis,) = new_figure()
     has_target = policies[0].curve is not None  # then the losses are the logarithms of tokens
-    colours = batch_colours(pd.DataFrame({"batch_size": [rate.batch_size for rate in rates]}))
+    colours = batch_colours(rate.batch_size for rate in rates)
     for rate in rates:
         style: dict[str, Any] = {"color": colours[rate.batch_size], "linewidth": 1}
         losses = rate.trials.set_index("learning_rate")["loss"].dropna()
@@ -214,10 +214,10 @@ def plot_noise(sweep: Sweep) -> Figure | None:
     records = noise_records(sweep)
     if records.empty:
         return None
-    tuned = records[records["label"] == "tuned"]
-    records = records[records["label"] == records["label"].iloc[0]] if tuned.empty else tuned
+    labels = list(records["label"])
+    records = records[records["label"] == ("tuned" if "tuned" in labels else labels[0])]
     figure, (axis,) = new_figure()
-    for batch, colour in batch_colours(records).items():
+    for batch, colour in batch_colours(records["batch_size"]).items():
         group = records[records["batch_size"] == batch].groupby("tokens")[["trace", "square"]]
         smooth = group.mean().rolling(3, center=True, min_periods=1).mean()
         ratio = (smooth["trace"] / smooth["square"]).where(smooth["square"] > 0)
@@ -231,7 +231,7 @@ def plot_noise(sweep: Sweep) -> Figure | None:
 def plot_steps(policies: Policies) -> Figure | None:
     """Plot steps to the target against batch size, with the fitted curve and B_crit."""
     curves = {policy.label: policy.curve for policy in policies if policy.curve}
-    sizes = sorted({int(n) for curve in curves.values() for n in curve.trials["batch_size"]})
+    sizes = sorted({n for curve in curves.values() for n in curve.trials["batch_size"]})
     if not sizes:
         return None
     figure, (axis,) = new_figure()
@@ -280,22 +280,22 @@ def with_legend(figure: Figure) -> Figure:
     return figure
 
 
-def policy_styles(cells: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
+def policy_styles(cells: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:
     """Return colour, marker and line of each policy, in the plan's order."""
     styles = zip(*map(cycle, (COLOURS, MARKERS, LINES)), strict=False)
     return dict(zip(cells["label"].unique(), styles, strict=False))
 
 
-def batch_colours(cells: pd.DataFrame) -> dict[int, Any]:
+def batch_colours(batch_sizes: Iterable[int]) -> dict[Any, Any]:
     """Return the colour of each batch size, dark for small and light for large."""
-    sizes = sorted({int(batch) for batch in cells["batch_size"]})
+    sizes = sorted(set(batch_sizes))
     shades = mpl.colormaps["viridis"](np.linspace(0, 0.88, len(sizes)))
-    return {size: tuple(shade) for size, shade in zip(sizes, shades, strict=True)}
+    return dict(zip(sizes, map(tuple, shades), strict=True))
 
 
 def _set_batch_axis(axis: Axes, batches: Iterable[int]) -> None:
     """Use a log scale for x with the batch sizes as ticks."""
-    sizes = sorted({int(batch) for batch in batches})
+    sizes = sorted(set(batches))
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if len(sizes) > 8 else 0)
     axis.xaxis.set_minor_locator(NullLocator())

@@ -78,10 +78,6 @@ def write_trial(trial, plan, row, taken, is_pruned, points):
     write_json(trial.result_path, result)
 
 
-def statuses(reached):
-    return {check.code: check.status for check in reached.checks}
-
-
 def blocking(reached):
     return {check.code for check in reached.failed if check.blocks_claims}
 
@@ -89,7 +85,8 @@ def blocking(reached):
 def test_steps_on_the_curve_make_the_claim(to_target):
     reached, _ = to_target()
     assert blocking(reached) == set(), reached.failed
-    assert statuses(reached)["critical_batch_size"] == statuses(reached)["off_the_curve"] == PASS
+    passed = {check.code for check in reached.checks if check.status == PASS}
+    assert {"critical_batch_size", "off_the_curve"} <= passed
     assert "the critical batch size is " in reached.headline
     assert reached.curve.fit.b_crit.low < 100 < reached.curve.fit.b_crit.high
     assert "lr tuned by 5 trials" in reached.scope and "seeds 0, 1, 2" in reached.scope

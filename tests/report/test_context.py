@@ -1,8 +1,5 @@
 """The variables of the report: noise scales, pairs, recommendations, rewards."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from sweep.analysis.comparison import compare_batch_sizes
@@ -14,13 +11,13 @@ from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.report.conftest import NOISE_SCALE
 
 
-def context_of(path: Path) -> dict[str, Any]:
+def context_of(path):
     sweep = load_sweep(path)
     cells = compare_batch_sizes(sweep.trials)
     return build_context(sweep, cells, judge(sweep))
 
 
-def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned: Path) -> None:
+def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned):
     rows = context_of(tuned)["noise"]
     scales = {row["batch_size"]: row["scale"] for row in rows if row["label"] == "tuned"}
     assert set(scales) == {4, 16, 64} and scales[4].value is None  # not resolved
@@ -30,7 +27,7 @@ def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned: Path) -> N
     assert (tuned / "figures/noise.png").exists()
 
 
-def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path: Path, plain: Path) -> None:
+def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path, plain):
     settings = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic"}
     before = {"initial_valid_loss": -0.05}
     write_fake_sweep(tmp_path / "words", seeds=3, change=lambda row: before, **settings)
