@@ -28,7 +28,7 @@ OTHER_OPTIMUM = 1e-9  # relative improvement of the cost from which it counts as
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 
 Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+Data = tuple[Floats, Floats, NDArray[np.bool_]]  # batch sizes, log steps, whether censored
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +71,14 @@ def fit_steps(
             f"A fit must have {LEAST_BATCH_SIZES} batch sizes that reached the target, got "
             f"{crossed.sum()}. Raise the target or the budget, or add batch sizes."
         )
-    point, spread = _fit_with_spread(sizes, logs, bounds)
+    data = sizes, logs, bounds
+    point, spread = _fit_with_spread(data)
     seeds = len(logs)
     draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, RESAMPLES)
     if seeds == 1:
         draws = draws[:0]
     weights, counts = np.unique(draws, axis=0, return_counts=True)
-    fits = [_fit(sizes, logs, bounds, spread, point, row)[0] for row in weights]
+    fits = [_fit(data, spread, point, row)[0] for row in weights]
     resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
@@ -95,20 +96,14 @@ def _curve(point: Floats, sizes: Floats) -> Floats:
 
 
 def _fit(
-    sizes: Floats,
-    logs: Floats,
-    censored: Flags,
-    spread: float,
-    start: Floats,
-    weights: Floats,
-    tolerance: float = TOLERANCE,
+    data: Data, spread: float, start: Floats, weights: Floats, tolerance: float = TOLERANCE
 ) -> tuple[Floats, float]:
     """Return log S_min and log E_min by least squares with seeds weighted, and the cost.
 
     The residual of a bound is σ·√(−2 log Φ(z)), z = (log fit − log bound)/σ, σ the spread: it
     vanishes if the fit lies well above the bound and is the shortfall if it lies well below.
     """
-    root = np.sqrt(weights)[:, None]
+    (sizes, logs, censored), root = data, np.sqrt(weights)[:, None]
 
     def terms(point: Floats) -> Floats:
         gap = _curve(point, sizes) - logs
@@ -120,21 +115,20 @@ def _fit(
     return np.asarray(result.x), float(result.cost)
 
 
-def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floats, float]:
+def _fit_with_spread(data: Data) -> tuple[Floats, float]:
     """Alternate the fit with the spread: σ² is the mean of E r², over N − 2, as in EM."""
-    weights = np.ones(len(logs))
+    sizes, logs, censored = data
+    weights, spread = np.ones(len(logs)), LEAST_SPREAD
     start = np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
-    spread = LEAST_SPREAD
-    point, cost = _fit(sizes, logs, censored, spread, start, weights)
+    point, cost = _fit(data, spread, start, weights)
     # The published digits, unless they are not of the optimum.
-    published, tolerance = np.array(PUBLISHED_START), PUBLISHED_TOLERANCE
-    early, more = _fit(sizes, logs, censored, spread, published, weights, tolerance)
+    early, more = _fit(data, spread, np.array(PUBLISHED_START), weights, PUBLISHED_TOLERANCE)
     point = early if more <= cost * (1 + OTHER_OPTIMUM) else point
     gap = _curve(point, sizes) - logs
     squares = float((gap[~censored] ** 2).sum())
     spread = max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
     for _ in range(SPREAD_ROUNDS if censored.any() else 0):
-        point, _ = _fit(sizes, logs, censored, spread, point, weights)
+        point, _ = _fit(data, spread, point, weights)
         gap = _curve(point, sizes) - logs
         z = gap[censored] / spread
         slope = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)

@@ -196,10 +196,10 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
         sizes = table.rows["batch_size"] if sizes.empty else sizes
     if not is_fixed:
         return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
-    return sizes, (
-        f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may only "
-        "show that the rate suits a batch size less."
+    text = (
+        f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may only"
     )
+    return sizes, f"{text} show that the rate suits a batch size less."
 
 
 def scaled_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
