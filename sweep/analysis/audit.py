@@ -40,14 +40,7 @@ HEADERS = {
     "stage": r"stage",
 }
 TEXTS = ("status", "seed", "stage")
-OUR_HEADERS = {
-    "id",
-    "stage",
-    "policy",
-    "state",
-    "cause",
-    "seconds_training",
-}  # columns of our own trials.csv
+OUR_HEADERS = {*("id", "stage", "policy", "state", "cause", "seconds_training")}  # of trials.csv
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
@@ -79,9 +72,9 @@ def audit(path: Path) -> dict[str, Any]:
         prefix = f"{name}: " if len(tables) > 1 else ""
         notes += [prefix + note for note in own_notes]
         # A trials.csv may hold several learning-rate policies, which are checked separately.
-        groups = list(rows.groupby(rows.get("label", pd.Series("", rows.index)), sort=False))
-        for label, group in groups:
-            start = prefix + (f"{label}: " if len(groups) > 1 else "")
+        labels = rows.get("label", pd.Series("", rows.index))
+        for label, group in rows.groupby(labels, sort=False):
+            start = f"{prefix}{label}: " if labels.nunique() > 1 else prefix
             for check in check_rows(prepare(group)):
                 if check.missing_columns:
                     missing.setdefault(check.code, list(check.missing_columns))
@@ -89,11 +82,10 @@ def audit(path: Path) -> dict[str, Any]:
                 checked.add(check.code)
                 if check.status == FAIL:
                     finding = {"code": check.code, "rows": list(check.batch_sizes)}
-                    findings.append(
-                        finding | {"message": start + check.evidence, "remedy": check.remedy}
-                    )
-    absent = {code: columns for code, columns in missing.items() if code not in checked}
-    not_checked = [{"code": code, "missing_columns": columns} for code, columns in absent.items()]
+                    finding |= {"message": start + check.evidence, "remedy": check.remedy}
+                    findings.append(finding)
+    absent = [code for code in missing if code not in checked]
+    not_checked = [{"code": code, "missing_columns": missing[code]} for code in absent]
     return {"findings": findings, "not_checked": not_checked, "notes": notes}
 
 
@@ -124,8 +116,7 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
             tables = dict(_markdown_tables(text.splitlines()))
         else:
             options: Any = {"header": None, "dtype": str, "keep_default_na": False}
-            options["sep"] = max(",;\t", key=header.count)
-            lines = pd.read_csv(io.StringIO(text), **options)
+            lines = pd.read_csv(io.StringIO(text), sep=max(",;\t", key=header.count), **options)
             tables = {"the table": lines[1:].set_axis(lines.iloc[0].str.strip(), axis=1)}
     except (ValueError, pd.errors.ParserError):
         raise SweepError(f"{path} must be CSV or markdown in UTF-8. Export it again.") from None
@@ -178,11 +169,10 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     table["has_diverged"] = status.str.contains(DIVERGED)
     table["is_failed"] = (status.str.contains(FAILED) & ~has_ended) | table["has_diverged"]
     has_batch = table["batch_size"] % 1 == 0
-    lost = str(sum(~has_batch)) if not has_batch.all() else ""
     notes = {
         "Columns ignored": ", ".join(title for title in header if title not in titles.values()),
         "Cells not read": ", ".join(unread[:MOST_LISTED]),
-        "Rows left out, without a batch size": lost,
+        "Rows left out, without a batch size": sum(~has_batch),
     }
     listed = [f"{name}: {text}." for name, text in notes.items() if text]
     return table[has_batch].reset_index(drop=True), listed

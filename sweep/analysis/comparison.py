@@ -8,7 +8,7 @@ import pandas as pd
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.statistics import compare_pairs
 
-BALANCED_TOLERANCE = 0.01  # share of the lowest mean loss
+BALANCED_TOLERANCE = 0.01  # share of the lowest mean loss; the summary's template names it
 SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
 MEANS = [
     *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
@@ -56,66 +56,32 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
     # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
     means = done[MEANS].agg(pd.Series.mean, skipna=False)
-    spread = done.agg(
-        loss_sd=("final_valid_loss", "std"),
-        loss_min=("final_valid_loss", "min"),
-        loss_max=("final_valid_loss", "max"),
-        seconds_min=("seconds_total", "min"),
-        seconds_max=("seconds_total", "max"),
-        peak_memory_bytes=("peak_memory_bytes", "max"),
-    )
+    means["peak_memory_bytes"] = done["peak_memory_bytes"].max()
+    losses = done["final_valid_loss"].agg(loss_sd="std", loss_min="min", loss_max="max")
     # A diverged trial records the steps that it took; the others, those of the plan.
-    planned = groups[["policy", "tokens", "steps", "warmup_steps"]].max()
-    cells = pd.concat([planned, groups[COUNTS].sum(), means, spread], axis=1).reset_index()
+    planned = groups[["policy", "steps"]].max()
+    cells = pd.concat([planned, groups[COUNTS].sum(), means, losses], axis=1).reset_index()
     cells["order"] = pd.factorize(cells["label"])[0]
     cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
     cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
     # A report is pruned only on the way to a target: it is a bound, which is data too.
     is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
     cells["is_comparable"] = is_whole & np.isfinite(cells["final_valid_loss"])
-    losses = cells["final_valid_loss"].where(cells["is_comparable"]).to_numpy()
-    times = cells["seconds_total"].to_numpy()
-    is_dominated = (losses[:, None] <= losses) & (times[:, None] <= times)
-    is_dominated &= (losses[:, None] < losses) | (times[:, None] < times)
-    cells["is_on_front"] = ~(np.isnan(losses) | np.isnan(times) | is_dominated.any(axis=0))
+    ends = cells[["final_valid_loss", "seconds_total"]].where(cells["is_comparable"]).to_numpy()
+    excess = ends[:, None] - ends  # of each cell over each other: (cells, cells, 2)
+    is_dominated = ((excess <= 0).all(axis=2) & (excess < 0).any(axis=2)).any(axis=0)
+    cells["is_on_front"] = ~(np.isnan(ends).any(axis=1) | is_dominated)
     return cells
 
 
-def cell_records(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the cells as dicts, in order."""
-    return [{str(name): row[name] for name in row} for row in cells.to_dict("records")]
-
-
-def recommend(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return title, rule and the indices of the chosen `cells` (several if they tie) by rule."""
+def recommend(cells: pd.DataFrame) -> dict[str, list[dict[Any, Any]]]:
+    """Return the best of the comparable cells by each question of the summary; several if tied."""
     usable = cells[cells["is_comparable"]]
     loss, seconds = usable["final_valid_loss"], usable["seconds_total"]
     close = seconds[loss <= loss.min() + BALANCED_TOLERANCE * abs(loss.min())]
-    within = f"within {100 * BALANCED_TOLERANCE:g} % of the lowest mean loss"
-    rules = [
-        ("best quality", "lowest mean final validation loss", loss),
-        ("fastest", "least mean total seconds, whatever the loss,", seconds),
-        ("balanced", f"least mean total seconds {within}", close),
-    ]
-    return [
-        {
-            "title": title,
-            "rule": f"The {rule} among the cells whose planned seeds all completed.",
-            "cells": list(values.index[values == values.min()]),
-        }
-        for title, rule, values in rules
-    ]
-
-
-def overlapping(cells: pd.DataFrame, position: int, measure: str = "loss") -> list[int]:
-    """Return the comparable cells of several seeds whose range overlaps with that of a cell.
-
-    The measure is `loss` or `seconds`.
-    """
-    least, most = cells[f"{measure}_min"], cells[f"{measure}_max"]
-    is_near = (least <= most[position]) & (most >= least[position])
-    is_near &= cells["is_comparable"] & (cells["complete"] > 1) & (cells.index != position)
-    return list(cells.index[is_near])
+    measures = {"best quality": loss, "fastest": seconds, "balanced": close}
+    best = {name: values.index[values == values.min()] for name, values in measures.items()}
+    return {name: cells.loc[rows].to_dict("records") for name, rows in best.items() if len(rows)}
 
 
 def find_gains(sweep: Sweep) -> list[dict[str, Any]]:

@@ -22,14 +22,13 @@ OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
 LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on linear scaling
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and a residual
-PUBLISHED_START = (1.0, 1.0)  # log S_min and log E_min, as in the published fits
-PUBLISHED_TOLERANCE = 1e-8  # default of scipy's `curve_fit`
+PUBLISHED_START, PUBLISHED_TOLERANCE = (1.0, 1.0), 1e-8  # logs; those of scipy's `curve_fit`
 TOLERANCE = 1e-12
 OTHER_OPTIMUM = 1e-9  # relative improvement of the cost from which it counts as another optimum
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 
 Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+Data = tuple[Floats, Floats, NDArray[np.bool_]]  # batch sizes, log steps, whether censored
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,25 +71,23 @@ def fit_steps(
             f"A fit must have {LEAST_BATCH_SIZES} batch sizes that reached the target, got "
             f"{crossed.sum()}. Raise the target or the budget, or add batch sizes."
         )
-    point, spread = _fit_with_spread(sizes, logs, bounds)
+    data = sizes, logs, bounds
+    point, spread = _fit_with_spread(data)
     seeds = len(logs)
     draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, RESAMPLES)
     if seeds == 1:
         draws = draws[:0]
     weights, counts = np.unique(draws, axis=0, return_counts=True)
-    fits = [_fit(sizes, logs, bounds, spread, point, row)[0] for row in weights]
+    fits = [_fit(data, spread, point, row)[0] for row in weights]
     resampled = np.array([_parameters(fit, sizes) for fit in fits]).reshape(-1, 3)
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
-    linear = sizes[crossed & (sizes <= LINEAR_OVERHEAD * b_crit.value)]
-    b_opt = float(linear.max()) if len(linear) else None
-    b_star = None
-    if b_opt is not None:
-        b_star = Estimate(*((1 + OVERHEAD) * b_opt + OVERHEAD * end for end in b_crit))
-    residuals = logs - _curve(point, sizes)
-    slopes = np.diff(np.where(bounds, np.nan, logs).mean(0)) / np.diff(np.log(sizes))
     b_overhead = Estimate(*(OVERHEAD * end for end in b_crit))
+    b_opt = max(sizes[crossed & (sizes <= LINEAR_OVERHEAD * b_crit.value)].tolist(), default=None)
+    b_star = b_opt and Estimate(*((1 + OVERHEAD) * b_opt + end for end in b_overhead))
+    residuals = logs - _curve(point, sizes)
     residuals = np.where(bounds, residuals.clip(0), residuals)
+    slopes = np.diff(np.where(bounds, np.nan, logs).mean(0)) / np.diff(np.log(sizes))
     return StepsFit(s_min, e_min, b_crit, b_overhead, b_opt, b_star, residuals, slopes, spread)
 
 
@@ -99,20 +96,14 @@ def _curve(point: Floats, sizes: Floats) -> Floats:
 
 
 def _fit(
-    sizes: Floats,
-    logs: Floats,
-    censored: Flags,
-    spread: float,
-    start: Floats,
-    weights: Floats,
-    tolerance: float = TOLERANCE,
+    data: Data, spread: float, start: Floats, weights: Floats, tolerance: float = TOLERANCE
 ) -> tuple[Floats, float]:
     """Return log S_min and log E_min by least squares with seeds weighted, and the cost.
 
     The residual of a bound is σ·√(−2 log Φ(z)), z = (log fit − log bound)/σ, σ the spread: it
     vanishes if the fit lies well above the bound and is the shortfall if it lies well below.
     """
-    root = np.sqrt(weights)[:, None]
+    (sizes, logs, censored), root = data, np.sqrt(weights)[:, None]
 
     def terms(point: Floats) -> Floats:
         gap = _curve(point, sizes) - logs
@@ -124,21 +115,20 @@ def _fit(
     return np.asarray(result.x), float(result.cost)
 
 
-def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floats, float]:
+def _fit_with_spread(data: Data) -> tuple[Floats, float]:
     """Alternate the fit with the spread: σ² is the mean of E r², over N − 2, as in EM."""
-    weights = np.ones(len(logs))
+    sizes, logs, censored = data
+    weights, spread = np.ones(len(logs)), LEAST_SPREAD
     start = np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
-    spread = LEAST_SPREAD
-    point, cost = _fit(sizes, logs, censored, spread, start, weights)
+    point, cost = _fit(data, spread, start, weights)
     # The published digits, unless they are not of the optimum.
-    published, tolerance = np.array(PUBLISHED_START), PUBLISHED_TOLERANCE
-    early, more = _fit(sizes, logs, censored, spread, published, weights, tolerance)
+    early, more = _fit(data, spread, np.array(PUBLISHED_START), weights, PUBLISHED_TOLERANCE)
     point = early if more <= cost * (1 + OTHER_OPTIMUM) else point
     gap = _curve(point, sizes) - logs
     squares = float((gap[~censored] ** 2).sum())
     spread = max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
     for _ in range(SPREAD_ROUNDS if censored.any() else 0):
-        point, _ = _fit(sizes, logs, censored, spread, point, weights)
+        point, _ = _fit(data, spread, point, weights)
         gap = _curve(point, sizes) - logs
         z = gap[censored] / spread
         slope = np.exp(-(z**2) / 2 - log_ndtr(z)) / math.sqrt(2 * math.pi)
@@ -151,7 +141,7 @@ def _fit_with_spread(sizes: Floats, logs: Floats, censored: Flags) -> tuple[Floa
 
 def _parameters(point: Floats, sizes: Floats) -> tuple[float, float, float]:
     """Return the logs of S_min, E_min and B_crit; ±∞ if no batch size resolves a term."""
-    s_min, e_min = float(point[0]), float(point[1])
+    s_min, e_min = point.tolist()
     if e_min - s_min > math.log(sizes[-1] / NEGLIGIBLE):
         s_min = -math.inf
     elif e_min - s_min < math.log(sizes[0] * NEGLIGIBLE):

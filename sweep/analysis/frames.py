@@ -18,25 +18,26 @@ from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, read_metrics, replacing, sha256_of_file
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
-TEXT_COLUMNS = (
-    *("id", "stage", "policy", "state", "cause", "message", "device", "torch_version"),
-    *("git_commit", "data_sha256", "execution"),
-)
-INTEGER_COLUMNS = (
-    *("batch_size", "seed", "tokens", "steps", "warmup_steps", "devices", "microbatch_size"),
-    *("gradient_accumulation_steps", "attempts", "parameters", "peak_memory_bytes"),
-)
-TRIAL_COLUMNS = (
-    *("id", "stage", "policy", "batch_size", "seed", "learning_rate", "beta2", "weight_decay"),
-    *("tokens", "epochs", "steps", "warmup_steps", "devices", "microbatch_size"),
-    *("gradient_accumulation_steps", "state", "cause", "message", "attempts", "parameters"),
-    *("initial_train_loss", "initial_valid_loss", "final_train_loss", "final_valid_loss"),
-    *("best_valid_loss", "tokens_to_target", "bits_per_byte", "bytes_per_token"),
-    "clipped_step_fraction",
-    *("seconds_total", "seconds_compile", "seconds_training", "seconds_evaluation"),
-    *("seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu", "peak_memory_bytes"),
-    *("device", "torch_version", "git_commit", "data_sha256", "execution"),
-)
+TEXT, WHOLE, REAL = "object", "int64", "float64"  # kinds of columns; a missing WHOLE is NaN
+TRIAL_COLUMNS = {
+    **dict.fromkeys(("id", "stage", "policy"), TEXT),
+    **dict.fromkeys(("batch_size", "seed"), WHOLE),
+    **dict.fromkeys(("learning_rate", "beta2", "weight_decay"), REAL),
+    "tokens": WHOLE,
+    "epochs": REAL,
+    **dict.fromkeys(("steps", "warmup_steps", "devices", "microbatch_size"), WHOLE),
+    "gradient_accumulation_steps": WHOLE,
+    **dict.fromkeys(("state", "cause", "message"), TEXT),
+    **dict.fromkeys(("attempts", "parameters"), WHOLE),
+    **dict.fromkeys(("initial_train_loss", "initial_valid_loss"), REAL),
+    **dict.fromkeys(("final_train_loss", "final_valid_loss", "best_valid_loss"), REAL),
+    **dict.fromkeys(("tokens_to_target", "bits_per_byte", "bytes_per_token"), REAL),
+    **dict.fromkeys(("clipped_step_fraction", "seconds_total", "seconds_compile"), REAL),
+    **dict.fromkeys(("seconds_training", "seconds_evaluation", "seconds_checkpoint"), REAL),
+    **dict.fromkeys(("seconds_noise", "tokens_per_second", "mfu"), REAL),
+    "peak_memory_bytes": WHOLE,
+    **dict.fromkeys(("device", "torch_version", "git_commit", "data_sha256", "execution"), TEXT),
+}
 POINT_COLUMNS = ("time", "step", "tokens")
 
 
@@ -59,26 +60,24 @@ def load_sweep(path: str | Path) -> Sweep:
     """
     folder = SweepFolder(Path(path))
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
-    records, curves, warnings = [], dict[str, dict[str, Any]](), list[str]()
+    records, curves, warnings = [], dict[str, pd.DataFrame](), list[str]()
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
-        measured = _read_record(trial, warnings)
         record = {**row.model_dump(), "parameters": plan.model.get("parameters"), "attempts": 0}
-        record |= measured
-        if "gradient_accumulation_steps" not in measured:
+        record |= _read_record(trial, warnings)
+        if "execution" in record:  # from result.json
+            record["execution"] = canonical_json(record["execution"])
+        else:  # the microbatch may have shrunk after out_of_memory
             sequences = row.devices * int(record["microbatch_size"])
             record["gradient_accumulation_steps"] = row.batch_size // sequences
-        if isinstance(record.get("execution"), dict):
-            record["execution"] = canonical_json(record["execution"])
         records.append(record)
         curves[trial.id] = _read_curve(trial, record.get("metrics_sha256"), warnings)
     trials = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
-    for name in trials:
-        if name in TEXT_COLUMNS:
-            trials[name] = trials[name].astype(object).where(trials[name].notna(), None)
-        else:
-            is_whole = name in INTEGER_COLUMNS and trials[name].notna().all()
-            trials[name] = trials[name].astype("int64" if is_whole else "float64")
+    is_given = trials.notna()
+    has_gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == WHOLE and not is_given[n].all()}
+    trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(has_gaps, REAL))
+    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == TEXT]
+    trials[texts] = trials[texts].where(is_given[texts], None)
     return Sweep(folder.name, plan, trials, _join_curves(curves), tuple(warnings))
 
 
@@ -93,7 +92,8 @@ def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = N
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:
     """Write every trial atomically, with the columns of docs/results.md."""
-    table = sweep.trials[list(TRIAL_COLUMNS)].astype(dict.fromkeys(INTEGER_COLUMNS, "Int64"))
+    whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == WHOLE}
+    table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
     with replacing(path) as part:
         table.to_csv(part, index=False, lineterminator="\n")
 
@@ -102,11 +102,11 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     """Return result.json or, without one, state.json."""
     try:
         result = trial.read_result()
-        if result and result.get("id") == trial.id:
+        if result and result["id"] == trial.id:
             return result
-        if result:
-            warnings.append(f"trial {trial.id}: result.json belongs to another trial.")
     except CorruptFile:
+        result = {}
+    if result is not None:
         warnings.append(
             f"trial {trial.id}: result.json is damaged or was changed; its numbers are left out."
         )
@@ -123,35 +123,30 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     return record
 
 
-def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> dict[str, Any]:
-    """Return the columns of metrics.jsonl as float arrays; null and absent values are NaN."""
+def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> pd.DataFrame:
+    """Return the lines of metrics.jsonl; null and absent values are NaN."""
     try:
         lines = read_metrics(trial.metrics_path)
         names = dict.fromkeys(name for line in lines for name in line)
-        columns = {name: np.array([line.get(name) for line in lines], float) for name in names}
+        columns = {name: [line.get(name) for line in lines] for name in names}
+        points = pd.DataFrame(columns, dtype=float)
     except (ValueError, TypeError, AttributeError):
         warnings.append(f"trial {trial.id}: metrics.jsonl is damaged; its curve is left out.")
-        return {}
+        return pd.DataFrame()
     if sha256 and lines and sha256_of_file(trial.metrics_path) != sha256:
         warnings.append(f"trial {trial.id}: metrics.jsonl was changed after result.json.")
-    return columns
+    return points
 
 
-def _join_curves(by_trial: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    lengths = [len(columns.get("tokens", ())) for columns in by_trial.values()]
-    codes, ids = (
-        np.repeat(np.arange(len(by_trial)), lengths),
-        pd.Index(list(by_trial), dtype=object),
-    )
-    table: dict[str, Any] = {"id": pd.Categorical.from_codes(codes, ids)}
-    metrics = set[str]().union(*by_trial.values()) - set(POINT_COLUMNS)
-    for name in (*POINT_COLUMNS, *sorted(metrics)):
-        pairs = zip(by_trial.values(), lengths, strict=True)
-        parts = [columns.get(name, np.full(length, np.nan)) for columns, length in pairs]
-        values = np.concatenate([np.array([]), *parts])
-        is_whole = name in ("step", "tokens") and bool(np.isfinite(values).all())
-        table[name] = values.astype(np.int64) if is_whole else values
-    return pd.DataFrame(table)
+def _join_curves(by_trial: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    empty = pd.DataFrame(columns=list(POINT_COLUMNS), dtype=float)
+    points = pd.concat([empty, *by_trial.values()], ignore_index=True)
+    metrics = sorted(str(name) for name in points if name not in POINT_COLUMNS)
+    whole = [name for name in ("step", "tokens") if points[name].notna().all()]
+    points = points[[*POINT_COLUMNS, *metrics]].astype(dict.fromkeys(whole, WHOLE))
+    codes = np.repeat(np.arange(len(by_trial)), [len(rows) for rows in by_trial.values()])
+    ids = pd.Categorical.from_codes(codes, pd.Index(list(by_trial), dtype=object))
+    return pd.concat([pd.Series(ids, name="id"), points], axis=1)
 
 
 def curves_by_trial(sweep: Sweep, metric: str) -> Iterator[tuple[str, Any, Any]]:

@@ -43,7 +43,6 @@ class TunedRate:
     optimum: LearningRateOptimum
     is_full: bool  # whether the trials had as many tokens as the reports
     tried: int  # trials of this batch size in all
-    failed: int  # trials that failed for a cause other than divergence
     has_no_result: int  # rates that were tried and neither completed nor diverged
     has_other_dimensions: bool  # β2 or weight decay were tuned too
 
@@ -68,8 +67,7 @@ def tuned_rates(
         dimensions = list[str]()
         if is_tuning.any():
             # A rate that diverges early would have diverged later too.
-            is_short = ended["token_budget"] < most
-            ended = ended[~is_short | ended["has_diverged"]]
+            ended = ended[~(ended["token_budget"] < most) | ended["has_diverged"]]
             if "policy" in group:
                 dimensions = [n for n in ("adam_beta2", "weight_decay") if group[n].nunique() > 1]
         winners = reports if len(reports) else ended[~ended["is_failed"]]
@@ -88,7 +86,6 @@ def tuned_rates(
                 optimum=learning_rate_optimum(grid, losses, sigma, degrees or math.inf),
                 is_full=not (is_tuning.any() and reports["token_budget"].max() > most),
                 tried=len(group),
-                failed=int(((group["state"] == "FAILED") & ~group["has_diverged"]).sum()),
                 has_no_result=group["learning_rate"].nunique() - len(points),
                 has_other_dimensions=bool(dimensions),
             )

@@ -47,7 +47,7 @@ class TrialTable:
     cells: pd.DataFrame  # means over the completed trials of equal settings, tuning excluded
     best: pd.DataFrame  # the cell of least loss of each batch size, ascending
     wrong_steps: pd.DataFrame  # the cells whose column steps is not true_steps
-    log_formula: tuple[int, int, int] | None  # a, b, c that explain the column steps
+    log_formula: list[int]  # a, b, c that explain the column steps; empty if none do
     rates: tuple[TunedRate, ...]  # the grid of learning rates of each batch size
     is_own: bool  # whether it is a trials.csv, whose counts are exact
     has_target: bool  # whether the loss is the log of the tokens to a target
@@ -110,22 +110,22 @@ def prepare(
     tolerance = 0.0 if is_own else (TOKENS_TOLERANCE * cells["true_steps"]).clip(lower=1)
     wrong = cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
     counted = cells.dropna(subset=["steps", "true_steps"])
-    formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else None
+    formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else []
     best, rates = best.sort_values("batch_size"), tuned_rates(rows, sigma, degrees)
     return TrialTable(rows, cells, best, wrong, formula, rates, is_own, has_target)
 
 
-def explain_log_rows(rows: pd.Series, steps: pd.Series) -> tuple[int, int, int] | None:
+def explain_log_rows(rows: pd.Series, steps: pd.Series) -> list[int]:
     """Find round a, b, c with rows = T/a + T/max(b, T/c) + 1, rounded down, T each of `steps`."""
     true = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64)
     if len(set(true)) < 3:
-        return None  # fewer points fit some formula by chance
+        return []  # fewer points fit some formula by chance
     formulas = np.array(list(product(ROUND, repeat=3)))
     for some in (slice(3), slice(None)):  # few formulas fit the first three cells
         a, b, c = formulas.T[:, :, None]
         fitted = true[some] // a + true[some] // np.maximum(b, true[some] // c) + 1
         formulas = formulas[(fitted == rows.to_numpy()[some]).all(axis=1)]
-    return tuple(formulas[0].tolist()) if len(formulas) else None
+    return [int(number) for number in formulas[:1].ravel()]
 
 
 def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
@@ -151,7 +151,7 @@ def _compare(
 
 
 def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    if table.log_formula is None:
+    if not table.log_formula:
         return (), "No formula of log rows explains the column steps."
     (a, b, c), row = table.log_formula, table.wrong_steps.iloc[0]
     return table.cells["batch_size"], (
@@ -162,7 +162,7 @@ def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    if table.log_formula is not None:
+    if table.log_formula:
         return None
     wrong = table.wrong_steps[["steps", "true_steps", "batch_size"]].to_numpy()
     listed = [f"{steps:,.0f} for {true:,.0f} at batch size {size:g}" for steps, true, size in wrong]
@@ -177,7 +177,7 @@ def _has_equal_steps_only(cells: pd.DataFrame) -> bool:
 
 
 def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    is_off = _has_equal_steps_only(cells) and table.log_formula is None
+    is_off = _has_equal_steps_only(cells) and not table.log_formula
     return _compare(cells, cells["steps"], 0 if is_off else math.inf, "Steps", ",.0f")
 
 
@@ -196,10 +196,10 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
         sizes = table.rows["batch_size"] if sizes.empty else sizes
     if not is_fixed:
         return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
-    return sizes, (
-        f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may only "
-        "show that the rate suits a batch size less."
+    text = (
+        f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may only"
     )
+    return sizes, f"{text} show that the rate suits a batch size less."
 
 
 def scaled_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -241,11 +241,11 @@ def _describe_optimum(rate: TunedRate) -> str:
 
 
 def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    early = [rate.batch_size for rate in table.rates if not rate.is_full]
-    failed = [rate.batch_size for rate in table.rates if rate.failed]
-    text = f"{sum(rate.failed for rate in table.rates)} tuning trials failed. Batch sizes tuned at "
-    text += f"fewer tokens: {', '.join(map(str, early)) or 'none'}."
-    return ([*early, *failed], text) if table.rates else None
+    early, rows = [rate.batch_size for rate in table.rates if not rate.is_full], table.rows
+    failed = rows[(rows["stage"] == "tune") & (rows["state"] == "FAILED") & ~rows["has_diverged"]]
+    text = f"{len(failed)} tuning trials failed. Batch sizes tuned at fewer tokens: "
+    text += f"{', '.join(map(str, early)) or 'none'}."
+    return ([*early, *failed["batch_size"]], text) if table.rates else None
 
 
 def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:

@@ -7,7 +7,7 @@ the two one-sided tests. Formulas and simulated error rates: docs/statistics.md.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +41,7 @@ class Pair:
     """Two batch sizes compared over the seeds they share."""
 
     batch_sizes: tuple[int, int]
-    by_seed: tuple[float, ...]  # loss of the larger batch size minus that of the smaller
-    difference: Estimate  # their mean; the interval is for this pair alone
+    difference: Estimate  # mean of larger minus smaller; the interval is for this pair alone
     standard_error: float  # the larger of the pooled one and the pair's own
     p_different: float
     p_different_holm: float  # adjusted over all pairs
@@ -65,7 +64,7 @@ class Comparison:
     """All pairs of batch sizes over the seeds that all of them have."""
 
     batch_sizes: tuple[int, ...]
-    seeds: tuple[int, ...]  # common to all batch sizes; the order of Pair.by_seed
+    seeds: tuple[int, ...]  # common to all batch sizes
     left_out: dict[int, tuple[int, ...]]  # batch size -> its seeds that another one lacks
     margin: float  # equivalence margin in `unit`
     unit: str
@@ -76,9 +75,10 @@ class Comparison:
     variance_ratio: float = math.nan  # largest variance of a batch size over the smallest
     least: int | None = None  # batch size of the least mean loss
 
-    def pairs_with(self, batch_size: int) -> tuple[Pair, ...]:
-        """Return the pairs that contain a batch size."""
-        return tuple(pair for pair in self.pairs if batch_size in pair.batch_sizes)
+    @property
+    def pairs_with_best(self) -> tuple[Pair, ...]:
+        """The pairs of the batch size of the least mean loss."""
+        return tuple(pair for pair in self.pairs if self.least in pair.batch_sizes)
 
 
 def compare_pairs(
@@ -93,9 +93,8 @@ def compare_pairs(
     common = set.intersection(*map(set, losses.values())) if losses else set()
     seeds = tuple(sorted(common))
     left_out = {n: tuple(sorted(set(losses[n]) - common)) for n in sizes if set(losses[n]) - common}
-    infinite = [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]
     reason = ""
-    if infinite:
+    if infinite := [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]:
         reason = f"batch size {infinite[0]} has a loss that is not finite"
     elif len(sizes) < 2:
         reason = f"a comparison needs 2 batch sizes, there is {len(sizes) or 'none'}"
@@ -103,9 +102,8 @@ def compare_pairs(
         count = len(seeds) or "none"
         reason = f"paired tests need 2 seeds common to all batch sizes, there is {count}"
     degrees = max(0, (len(sizes) - 1) * (len(seeds) - 1))
-    comparison = Comparison(sizes, seeds, left_out, margin, unit, degrees, reason)
     if reason:
-        return comparison
+        return Comparison(sizes, seeds, left_out, margin, unit, degrees, reason)
     table = np.array([[losses[size][seed] for seed in seeds] for size in sizes])
     means, seed_means = table.mean(axis=1), table.mean(axis=0)
     residuals = table - means[:, None] - seed_means + table.mean()
@@ -114,8 +112,8 @@ def compare_pairs(
     low, high = (math.sqrt(squares / chdtri(degrees, p)) for p in (ALPHA / 2, 1 - ALPHA / 2))
     variances = table.var(axis=1, ddof=1).tolist()
     least, most = min(variances), max(variances)
-    return replace(
-        comparison,
+    return Comparison(
+        *(sizes, seeds, left_out, margin, unit, degrees),
         pairs=_pairs(sizes, table, mean_square, degrees, margin),
         sigma=Estimate(math.sqrt(squares / degrees), low, high),
         variance_ratio=most / least if least else math.inf if most else 1.0,
@@ -143,8 +141,8 @@ def _pairs(
     columns = (mean, mean - half, mean + half, error, different, holm(different))
     numbers = np.stack([*columns, equivalent, holm(equivalent)], axis=1).tolist()
     return tuple(
-        Pair((sizes[i], sizes[j]), tuple(values), Estimate(*row[:3]), *row[3:])
-        for i, j, values, row in zip(first, second, by_seed.tolist(), numbers, strict=True)
+        Pair((sizes[i], sizes[j]), Estimate(*row[:3]), *row[3:])
+        for i, j, row in zip(first, second, numbers, strict=True)
     )
 
 

@@ -125,7 +125,7 @@ def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> N
 def _report(folder: "SweepFolder") -> None:
     """Write the report, and name the checks that failed."""
     from sweep.analysis.frames import load_sweep
-    from sweep.analysis.target import judge
+    from sweep.analysis.policies import judge
     from sweep.report.report import write_report_of
 
     sweep = load_sweep(folder.path)

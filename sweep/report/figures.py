@@ -1,6 +1,6 @@
 """The figures of a report. Each `plot_*` function returns a matplotlib figure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from sweep.analysis.checks import PolicyResult
 from sweep.analysis.comparison import CELL_KEYS, report_trials
 from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.target import Reached
+from sweep.analysis.policies import PolicyResult
 from sweep.config.numbers import format_count
-from sweep.report.context import Policies, noise_records, reported_pairs
+from sweep.report.context import noise_records
 from sweep.trial.files import replacing
+
+Policies = Sequence[PolicyResult]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "h")
@@ -38,7 +39,7 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[
     figures: dict[str, Figure | None] = {
         "loss": None if has_target else plot_loss(sweep, cells),
         "steps": plot_steps(policies),
-        "differences": plot_differences(policies),
+        "differences": None if has_target else plot_differences(policies),
         "rates": plot_rates(policies),
         "curves": plot_curves(sweep, cells),
         "time": plot_time(cells),
@@ -84,14 +85,14 @@ def _plot_by_batch(
 ) -> None:
     """Plot each complete trial as a point, and the means of comparable cells as a line."""
     trials = report_trials(sweep.trials)
+    complete = trials[trials["state"] == "COMPLETE"].astype({metric: float}).groupby("label")
+    means = cells[cells["is_comparable"]]
     for label, (colour, marker, line) in policy_styles(cells).items():
-        rows = trials[(trials["label"] == label) & (trials["state"] == "COMPLETE")]
-        means = cells[(cells["label"] == label) & cells["is_comparable"]]
-        if len(rows):
-            points: dict[str, Any] = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0}
-            values = rows[metric].astype(float) / scale
-            axis.plot(rows["batch_size"], values, marker, color=colour, **points)
-            axis.plot(means["batch_size"], means[metric] / scale, line, color=colour, label=label)
+        if label in complete.groups:
+            rows, own = complete.get_group(label), means[means["label"] == label]
+            style: dict[str, Any] = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0}
+            axis.plot(rows["batch_size"], rows[metric] / scale, marker, color=colour, **style)
+            axis.plot(own["batch_size"], own[metric] / scale, line, color=colour, label=label)
     _set_batch_axis(axis, cells["batch_size"])
 
 
@@ -100,13 +101,13 @@ def plot_time(cells: pd.DataFrame) -> Figure:
     figure, (axis,) = new_figure()
     batches = cells[cells["complete"] > 0].groupby("batch_size")
     means = batches.mean(numeric_only=True).fillna(0.0)
-    unit, name = next((u for u in TIME_UNITS if means["seconds_total"].max() >= 2 * u[0]), SECONDS)
     total, bottom = means["seconds_total"], pd.Series(0.0, means.index)
+    unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), SECONDS)
     for part, colour in zip(TIME_PARTS, COLOURS, strict=False):
         seconds = (total - bottom).clip(0) if part == "other" else means[f"seconds_{part}"]
         if seconds.sum() > 0.001 * total.sum():
-            bars: dict[str, Any] = {"color": colour, "edgecolor": "white", "label": part}
-            axis.bar(means.index.astype(str), seconds / unit, 0.7, bottom / unit, **bars)
+            style: dict[str, Any] = {"color": colour, "edgecolor": "white", "label": part}
+            axis.bar(means.index.astype(str), seconds / unit, 0.7, bottom / unit, **style)
             bottom += seconds
     axis.set(xlabel="batch size [sequences per step]", ylabel=f"time of one trial [{name}]")
     return with_legend(figure)
@@ -117,7 +118,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     figure, axes = new_figure(panels=2)
     trials, unit = report_trials(sweep.trials), _loss_unit(sweep)
     rows = trials.set_index("id").to_dict("index")
-    colours, styles = batch_colours(cells), policy_styles(cells)
+    colours, styles = batch_colours(cells["batch_size"]), policy_styles(cells)
     metrics = {"train/loss": f"training loss {unit}"}
     if sweep.plan.settings.traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
@@ -141,14 +142,13 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     """Plot final validation loss against total time, with the Pareto front of the means."""
     figure, (axis,) = new_figure()
     trials, x, y = report_trials(sweep.trials), "seconds_total", "final_valid_loss"
-    colours: dict[Any, Any] = batch_colours(cells)
-    styles: dict[Any, Any] = policy_styles(cells)
-    complete = trials[trials["state"] == "COMPLETE"]
+    colours, styles = batch_colours(cells["batch_size"]), policy_styles(cells)
+    complete = trials[trials["state"] == "COMPLETE"].astype({x: float, y: float})
     for (label, batch, _), rows in complete.groupby(CELL_KEYS, sort=False):
-        mean = float(rows[x].mean()), float(rows[y].astype(float).mean(skipna=False))
-        point: dict[str, Any] = {"marker": styles[label][1], "color": colours[batch]}
-        axis.scatter(rows[x], rows[y], 16, **point)
-        axis.scatter(*mean, s=70, edgecolors="black", zorder=3, **point)
+        mean = float(rows[x].mean()), float(rows[y].mean(skipna=False))
+        style: dict[str, Any] = {"marker": styles[label][1], "color": colours[batch]}
+        axis.scatter(rows[x], rows[y], 16, **style)
+        axis.scatter(*mean, s=70, edgecolors="black", zorder=3, **style)
         axis.annotate(str(batch), mean, (6, 6), textcoords="offset points", size=9)
     for label, (_, marker, _) in styles.items():
         axis.plot([], [], marker, color=GREY, label=label)
@@ -168,8 +168,8 @@ def plot_rates(policies: Policies) -> Figure | None:
     if not any(np.isfinite(rate.trials["loss"]).any() for rate in rates):
         return None
     figure, (axis,) = new_figure()
-    has_target = isinstance(policies[0], Reached)  # then the losses are the logarithms of tokens
-    colours = batch_colours(pd.DataFrame({"batch_size": [rate.batch_size for rate in rates]}))
+    has_target = policies[0].curve is not None  # then the losses are the logarithms of tokens
+    colours = batch_colours(rate.batch_size for rate in rates)
     for rate in rates:
         style: dict[str, Any] = {"color": colours[rate.batch_size], "linewidth": 1}
         losses = rate.trials.set_index("learning_rate")["loss"].dropna()
@@ -188,20 +188,19 @@ def plot_rates(policies: Policies) -> Figure | None:
 
 
 def plot_differences(policies: Policies) -> Figure | None:
-    """Plot the paired differences from the best batch size with their intervals."""
-    results = [p for p in policies if isinstance(p, PolicyResult) and reported_pairs(p)]
+    """Plot the paired differences from the best batch size, at tuned rates if there are any."""
+    results = [policy for policy in policies if policy.comparison.pairs]
     if not results:
         return None
     policy = next((policy for policy in results if policy.rates), results[0])
-    pairs, margin, unit = reported_pairs(policy), policy.comparison.margin, policy.comparison.unit
-    figure, (axis,) = new_figure()
+    comparison, (figure, (axis,)) = policy.comparison, new_figure()
+    pairs, margin, unit = comparison.pairs_with_best, comparison.margin, comparison.unit
     for height, pair in enumerate(pairs):
         verdict = "different" if pair.is_different else "undecided"
         verdict = "equal" if pair.is_equivalent else verdict
-        colour, marker = VERDICTS[verdict]
-        ends = [pair.difference.low, pair.difference.high]
+        (value, *ends), (colour, marker) = pair.difference, VERDICTS[verdict]
         axis.plot(ends, [height, height], color=colour, linewidth=2)
-        axis.plot([pair.difference.value], [height], marker, color=colour, label=verdict)
+        axis.plot([value], [height], marker, color=colour, label=verdict)
     axis.axvspan(-margin, margin, color="#009E73", alpha=0.12, label=f"±{margin:g} {unit}")
     axis.axvline(0, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(pairs)), [f"{p.batch_sizes[1]} − {p.batch_sizes[0]}" for p in pairs])
@@ -215,10 +214,10 @@ def plot_noise(sweep: Sweep) -> Figure | None:
     records = noise_records(sweep)
     if records.empty:
         return None
-    tuned = records[records["label"] == "tuned"]
-    records = records[records["label"] == records["label"].iloc[0]] if tuned.empty else tuned
+    labels = list(records["label"])
+    records = records[records["label"] == ("tuned" if "tuned" in labels else labels[0])]
     figure, (axis,) = new_figure()
-    for batch, colour in batch_colours(records).items():
+    for batch, colour in batch_colours(records["batch_size"]).items():
         group = records[records["batch_size"] == batch].groupby("tokens")[["trace", "square"]]
         smooth = group.mean().rolling(3, center=True, min_periods=1).mean()
         ratio = (smooth["trace"] / smooth["square"]).where(smooth["square"] > 0)
@@ -231,31 +230,29 @@ def plot_noise(sweep: Sweep) -> Figure | None:
 
 def plot_steps(policies: Policies) -> Figure | None:
     """Plot steps to the target against batch size, with the fitted curve and B_crit."""
-    reached = [policy for policy in policies if isinstance(policy, Reached)]
-    sizes = sorted({int(size) for policy in reached for size in policy.trials["batch_size"]})
+    curves = {policy.label: policy.curve for policy in policies if policy.curve}
+    sizes = sorted({n for curve in curves.values() for n in curve.trials["batch_size"]})
     if not sizes:
         return None
     figure, (axis,) = new_figure()
-    for policy, colour in zip(reached, COLOURS, strict=False):
-        for is_censored, rows in policy.trials.groupby("is_censored"):
-            marker, suffix = ("^", ", more than") if is_censored else ("o", "")
-            label = policy.label + suffix
+    for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
+        for is_censored, rows in curve.trials.groupby("is_censored"):
+            marker, label = ("^", f"{name}, more than") if is_censored else ("o", name)
             axis.plot(rows["batch_size"], rows["steps"], marker, color=colour, label=label)
-        if policy.fit is None:
+        if curve.fit is None:
             continue
-        grid, critical = np.geomspace(sizes[0], sizes[-1], 100), policy.fit.b_crit
-        linear = policy.fit.e_min.value / grid
-        style: dict[str, Any] = {"color": colour, "linewidth": 1}
-        axis.plot(grid, policy.fit.s_min.value + linear, label="S_min+E_min/B", **style)
+        grid, critical = np.geomspace(sizes[0], sizes[-1], 100), curve.fit.b_crit
+        linear = curve.fit.e_min.value / grid
+        fitted = curve.fit.s_min.value + linear
+        axis.plot(grid, fitted, color=colour, linewidth=1, label="S_min+E_min/B")
         axis.plot(grid, linear, ":", color=GREY, linewidth=1, label="E_min/B")
         if sizes[0] < critical.value < sizes[-1]:
-            label = f"B_crit {critical.value:.3g}"
-            axis.axvline(critical.value, linestyle="--", label=label, **style)
-            ends = np.clip([critical.low, critical.high], sizes[0], sizes[-1])
+            label, ends = f"B_crit {critical.value:.3g}", np.clip(critical[1:], sizes[0], sizes[-1])
+            axis.axvline(critical.value, color=colour, linewidth=1, linestyle="--", label=label)
             axis.axvspan(*ends, color=colour, alpha=0.12)
     _set_log_scale(axis, "y")
     _set_batch_axis(axis, sizes)
-    axis.set_ylabel(f"steps to a validation loss of {reached[0].target:g}")
+    axis.set_ylabel(f"steps to a validation loss of {next(iter(curves.values())).target:g}")
     return with_legend(figure)
 
 
@@ -283,22 +280,22 @@ def with_legend(figure: Figure) -> Figure:
     return figure
 
 
-def policy_styles(cells: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
+def policy_styles(cells: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:
     """Return colour, marker and line of each policy, in the plan's order."""
     styles = zip(*map(cycle, (COLOURS, MARKERS, LINES)), strict=False)
     return dict(zip(cells["label"].unique(), styles, strict=False))
 
 
-def batch_colours(cells: pd.DataFrame) -> dict[int, Any]:
+def batch_colours(batch_sizes: Iterable[int]) -> dict[Any, Any]:
     """Return the colour of each batch size, dark for small and light for large."""
-    sizes = sorted({int(batch) for batch in cells["batch_size"]})
+    sizes = sorted(set(batch_sizes))
     shades = mpl.colormaps["viridis"](np.linspace(0, 0.88, len(sizes)))
-    return {size: tuple(shade) for size, shade in zip(sizes, shades, strict=True)}
+    return dict(zip(sizes, map(tuple, shades), strict=True))
 
 
 def _set_batch_axis(axis: Axes, batches: Iterable[int]) -> None:
     """Use a log scale for x with the batch sizes as ticks."""
-    sizes = sorted({int(batch) for batch in batches})
+    sizes = sorted(set(batches))
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if len(sizes) > 8 else 0)
     axis.xaxis.set_minor_locator(NullLocator())

@@ -27,12 +27,11 @@ def markdown_of(document: Mapping[str, Any]) -> str:
 def write_memory(document: Mapping[str, Any], out: Path) -> Path:
     """Write the page, its JSON and a probe's figure into a folder; return the page's path."""
     kind = _kind_of(document)
-    out.mkdir(parents=True, exist_ok=True)
+    (out / "figures" if kind == "probe" else out).mkdir(parents=True, exist_ok=True)
     if kind == "probe":
-        (out / "figures").mkdir(exist_ok=True)
         save_figure(plot_memory(document), out / "figures" / "memory.png")
-    text = json.dumps(document, indent=1) + "\n"
-    for suffix, content in (("json", text), ("md", markdown_of(document))):
+    contents = {"json": json.dumps(document, indent=1) + "\n", "md": markdown_of(document)}
+    for suffix, content in contents.items():
         with replacing(out / f"{kind}.{suffix}") as part:
             part.write_text(content, encoding="utf-8")
     return out / f"{kind}.md"

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,8 +15,7 @@ from markdown_it import MarkdownIt
 
 from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, short
 from sweep.analysis.frames import Sweep, load_sweep, write_trials_csv
-from sweep.analysis.statistics import Estimate
-from sweep.analysis.target import judge
+from sweep.analysis.policies import judge
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.plan.policy import describe_policy
 from sweep.report.context import build_context
@@ -34,14 +33,13 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
 def write_report_of(sweep: Sweep, out: Path) -> Path:
     """Write the report of a loaded sweep; each file is replaced atomically, report.md last."""
     cells, policies = compare_batch_sizes(sweep.trials), judge(sweep)
-    figures = draw_figures(sweep, cells, policies)
-    (out / "figures").mkdir(parents=True, exist_ok=True)
+    figures, folder = draw_figures(sweep, cells, policies), out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        path = out / "figures" / f"{name}.png"
         if figure:
-            save_figure(figure, path)
-        else:
-            path.unlink(missing_ok=True)  # an earlier report may have had it
+            save_figure(figure, folder / f"{name}.png")
+        else:  # an earlier report may have had it
+            (folder / f"{name}.png").unlink(missing_ok=True)
     write_trials_csv(sweep, out / "trials.csv")
     text = render("report.md.j2", figures=figures, **build_context(sweep, cells, policies))
     page = to_html(text, f"Batch-size sweep: {sweep.name}", out)
@@ -97,22 +95,11 @@ def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
     return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
 
 
-def format_estimate(estimate: Estimate | None, form: str = ".4g") -> str:
-    """Write an estimate with its 95 % interval, if it has one."""
-    return MISSING if estimate is None else format(estimate, form)
-
-
 def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     """Write the least and the greatest number, once if they read the same."""
     numbers = sorted(value for value in values if not _is_missing(value))
     ends = [format(number, form) for number in (*numbers[:1], *numbers[-1:])]
     return " to ".join(dict.fromkeys(ends)) or MISSING
-
-
-def format_cells(cells: Iterable[Mapping[str, Any]]) -> str:
-    """Write the names of cells: batch size 8 (tuned) and batch size 16 (tuned)."""
-    *most, last = (f"batch size {cell['batch_size']} ({cell['label']})" for cell in cells)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 MARKDOWN = Environment(
@@ -125,7 +112,7 @@ MARKDOWN = Environment(
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "loss": format_loss,
-    "estimate": format_estimate,
+    "estimate": lambda estimate, form=".4g": format(estimate, form),
     "count": "{:,.0f}".format,
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
@@ -139,7 +126,6 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
 MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}
 MARKDOWN.filters |= {
     "range": format_range,
-    "cell_names": format_cells,
     "mean": mean,
     "json": json.dumps,
     "sha256": sha256_of,

@@ -10,7 +10,7 @@ from typing import Any
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.plan.plan import Plan, PlannedTrial, grow_plan
-from sweep.plan.steps import learning_rate_at, milestone_steps
+from sweep.plan.steps import milestone_steps
 from sweep.trial.files import sha256_of, sha256_of_file, write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder, TrialStatus
 from tests.plans import build_plan
@@ -29,24 +29,17 @@ def write_fake_sweep(
     experiment: str = "quick",
     **overrides: Any,
 ) -> Plan:
-    """Write plan.json and the trial folders.
+    """Write plan.json and the trial folders of one plan per rate, grown into one.
 
-    Args:
-        path: of the sweep folder.
-        lrs: one plan for each, grown into one.
-        outcome: of a row: COMPLETE, WAITING, RUNNING, or the cause of FAILED.
-        change: keys of result.json to replace.
-        points: train lines per trial, if not the experiment's own.
-        experiment: the shipped one to plan.
-        **overrides: fields of the experiment.
+    `outcome` is COMPLETE, WAITING, RUNNING or a cause of FAILED; `change` replaces keys of
+    result.json; `points` are train lines per trial; `overrides` are fields of the experiment.
     """
     plan = None
     for lr in lrs:
         settings = load_experiment(experiment, {"precision": "fp32", "lr": lr, **overrides})
-        execution = Execution(device="cpu", threads=2)
-        data = DATA if settings.data else None
-        new = build_plan(settings, execution, data=data)
-        plan = grow_plan(plan, _decided(new)) if plan else _decided(new)
+        data, execution = DATA if settings.data else None, Execution(device="cpu", threads=2)
+        new = _decided(build_plan(settings, execution, data=data))
+        plan = grow_plan(plan, new) if plan else new
     assert plan is not None
     plan = plan.model_copy(update={"trials": plan.known_trials})
     path.mkdir(parents=True)
@@ -64,28 +57,19 @@ def _decided(plan: Plan) -> Plan:
     rows = []
     for row in plan.trials:
         if row.id is None:
-            tried = [
-                one
-                for one in plan.known_trials
-                if one.stage == "tune" and one.batch_size == row.batch_size
-            ]
-            best = min(tried, key=lambda one: fake_loss(plan, one, 1.0))
+            tried = [trial for trial in plan.known_trials if trial.stage == "tune"]
+            tried = [trial for trial in tried if trial.batch_size == row.batch_size]
+            best = min(tried, key=lambda trial: fake_loss(plan, trial, 1.0))
             row = plan.with_rate(row, float(best.learning_rate or 0))
         rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
 
 
 def _write_trial(
-    trial: TrialFolder,
-    plan: Plan,
-    row: PlannedTrial,
-    outcome: str,
-    change: Mapping[str, Any],
-    points: int | None,
+    trial: TrialFolder, plan: Plan, row: PlannedTrial, outcome: str, change: Any, points: int | None
 ) -> None:
-    is_cause = outcome in list(Cause)
-    state = State.FAILED if is_cause else State(outcome)
-    cause = Cause(outcome) if is_cause else None
+    cause = Cause(outcome) if outcome in list(Cause) else None
+    state = State.FAILED if cause else State(outcome)
     if state != State.WAITING:
         trial.write_status(TrialStatus(state=state, cause=cause, attempts=1, fencing=1))
     if outcome in ("COMPLETE", "RUNNING", "diverged"):
@@ -120,11 +104,8 @@ def fake_lines(
         tokens = step * row.batch_size * plan.tokens_per_sequence
         loss = fake_loss(plan, row, step / row.steps)
         where = {"time": 1.7e9 + step * 0.01, "step": step, "tokens": tokens}
-        rate = learning_rate_at(
-            step, float(row.learning_rate or 0), row.steps, row.warmup_steps, plan.settings.schedule
-        )
-        more = {"train/grad_norm": 0.5, "train/lr": rate, "train/clipped": 0.1}
-        lines.append({**where, "train/loss": loss, **more, "perf/tokens_per_second": 20_000.5})
+        more = {"train/grad_norm": 0.5, "train/clipped": 0.1, "perf/tokens_per_second": 20_000.5}
+        lines.append({**where, "train/loss": loss, **more})
         if step in evaluated:
             lines.append({**where, "valid/loss": loss + 0.02})
     return lines

@@ -1,8 +1,6 @@
 """Steps to a target: crossings, the fitted curve and its intervals, on cases with known truth."""
 
 import math
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +10,8 @@ from scipy.stats import binom
 
 from sweep.analysis.critical_batch_size import fit_steps
 from sweep.errors import SweepError
+from tests.analysis.noisy_quadratic import best_quadratic_steps
 
-QUADRATIC = runpy.run_path(str(Path(__file__).with_name("noisy_quadratic.py")))
 SIZES = 64 * 2.0 ** np.arange(9)
 PUBLISHED = {  # Zhang et al. 2025: steps to target at SIZES; S_min, E_min, B* with B_opt 256
     "85M": ([46000, 23000, 13282, 7000, 3840, 2528, 1917, 1600, 1600], 1293.83, 2834258, 745.32),
@@ -25,30 +23,19 @@ QUADRATIC_STEPS = (  # the noisy quadratic model of Zhang et al. 2019, at its be
 )
 
 
-def hyperbola(s_min: float, e_min: float, sizes: np.ndarray = SIZES) -> np.ndarray:
+def hyperbola(s_min, e_min, sizes=SIZES):
     return s_min + e_min / sizes
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
-def test_the_published_fits_are_reproduced_from_all_nine_rows(model: str) -> None:
+def test_the_published_fits_are_reproduced_from_all_nine_rows(model):
     steps, s_min, e_min, b_star = PUBLISHED[model]
     fit = fit_steps(SIZES, steps)
     assert [round(fit.s_min.value, 2), round(fit.e_min.value)] == [s_min, e_min]
     assert fit.b_opt == 256
-    assert fit.b_star is not None
     assert round(fit.b_star.value, 2) == b_star
     assert fit.b_crit.value == pytest.approx(e_min / s_min, rel=1e-5)
     assert fit.b_overhead.value == pytest.approx(0.2 * e_min / s_min, rel=1e-5)
-
-
-@pytest.mark.parametrize("e_min", [1e3, 1e9, 1e14])
-@pytest.mark.parametrize("s_min", [1.0, 1e5, 1e9])
-def test_the_fit_does_not_depend_on_how_large_the_numbers_are(s_min: float, e_min: float) -> None:
-    sizes = e_min / s_min / 64 * 4.0 ** np.arange(7)
-    fit = fit_steps(sizes, hyperbola(s_min, e_min, sizes))
-    assert fit.s_min.value == pytest.approx(s_min, rel=1e-6)
-    assert fit.e_min.value == pytest.approx(e_min, rel=1e-6)
-    assert abs(fit.residuals).max() < 1e-9
 
 
 @given(
@@ -58,8 +45,8 @@ def test_the_fit_does_not_depend_on_how_large_the_numbers_are(s_min: float, e_mi
     slack=st.floats(0.01, 1),
 )
 def test_an_exact_hyperbola_is_recovered_with_bounds_below_it(
-    log_s_min: float, log_b_crit: float, crossed: int, slack: float
-) -> None:
+    log_s_min, log_b_crit, crossed, slack
+):
     s_min, b_crit = math.exp(log_s_min), math.exp(log_b_crit)
     steps = hyperbola(s_min, s_min * b_crit)
     censored = np.arange(9) >= crossed
@@ -69,7 +56,7 @@ def test_an_exact_hyperbola_is_recovered_with_bounds_below_it(
     assert np.abs(fit.residuals).max() < 1e-6
 
 
-def test_a_bound_above_the_curve_pulls_it_up_and_shows_as_a_residual() -> None:
+def test_a_bound_above_the_curve_pulls_it_up_and_shows_as_a_residual():
     steps = hyperbola(1300, 2.8e6)
     censored = np.arange(9) == 8
     fit = fit_steps(SIZES, np.where(censored, 1.2 * steps, steps), censored)
@@ -78,7 +65,7 @@ def test_a_bound_above_the_curve_pulls_it_up_and_shows_as_a_residual() -> None:
     assert (fit.residuals[0, :-1].min(), fit.spread) < (0, 0.1)
 
 
-def test_slow_seeds_that_are_censored_do_not_bias_the_fit() -> None:
+def test_slow_seeds_that_are_censored_do_not_bias_the_fit():
     """A cap at the true curve censors the slower half of the trials at five batch sizes."""
     rng = np.random.default_rng(0)
     curve = hyperbola(1300, 2.8e6)
@@ -91,7 +78,7 @@ def test_slow_seeds_that_are_censored_do_not_bias_the_fit() -> None:
     assert fit.spread == pytest.approx(0.2, rel=0.15)
 
 
-def test_local_slopes_and_residuals_are_those_of_the_data() -> None:
+def test_local_slopes_and_residuals_are_those_of_the_data():
     steps = np.array([[800, 400, 250, 200], [800, 400, 160, 200]])
     fit = fit_steps([1, 2, 4, 8], steps)
     assert fit.slopes.tolist() == pytest.approx([-1, -1, 0])
@@ -100,12 +87,7 @@ def test_local_slopes_and_residuals_are_those_of_the_data() -> None:
     assert np.isnan(fit_steps([1, 2, 4, 8], [8, 4, 2, 1], [False, False, False, True]).slopes[-1])
 
 
-def test_there_is_no_b_opt_if_no_batch_size_is_linear() -> None:
-    fit = fit_steps(SIZES, hyperbola(1300, 1300 * 100))
-    assert fit.b_opt is None and fit.b_star is None
-
-
-def test_what_the_batch_sizes_do_not_show_is_unbounded() -> None:
+def test_what_the_batch_sizes_do_not_show_is_unbounded():
     rng = np.random.default_rng(0)
     noise = np.exp(0.05 * rng.standard_normal((3, 9)))
     linear = fit_steps(SIZES, 1e9 / SIZES * noise)
@@ -116,7 +98,7 @@ def test_what_the_batch_sizes_do_not_show_is_unbounded() -> None:
     assert flat.s_min.value == pytest.approx(1000)
 
 
-def test_one_seed_has_no_intervals_and_several_give_the_same_again() -> None:
+def test_one_seed_has_no_intervals_and_several_give_the_same_again():
     steps = hyperbola(1300, 2.8e6) * np.exp(np.random.default_rng(0).normal(0, 0.1, (4, 9)))
     assert math.isnan(fit_steps(SIZES, steps[0]).s_min.low)
     first, again = fit_steps(SIZES, steps), fit_steps(SIZES, steps)
@@ -124,7 +106,7 @@ def test_one_seed_has_no_intervals_and_several_give_the_same_again() -> None:
     assert first.b_crit.low < first.b_crit.value < first.b_crit.high
 
 
-def test_the_interval_of_an_uncensored_fit_is_the_t_interval_of_its_seeds() -> None:
+def test_the_interval_of_an_uncensored_fit_is_the_t_interval_of_its_seeds():
     """To first order the fit is the mean of the fits of single seeds."""
     steps = hyperbola(1300, 2.8e6) * np.exp(np.random.default_rng(0).normal(0, 0.01, (5, 9)))
     logs = np.log([fit_steps(SIZES, row).b_crit.value for row in steps])
@@ -134,26 +116,16 @@ def test_the_interval_of_an_uncensored_fit_is_the_t_interval_of_its_seeds() -> N
 
 
 @pytest.mark.parametrize("sizes", [[1, 2, 4], [1, 2]])
-def test_a_fit_needs_three_batch_sizes_that_reached_the_target(sizes: list[int]) -> None:
+def test_a_fit_needs_three_batch_sizes_that_reached_the_target(sizes):
     with pytest.raises(SweepError, match="3 batch sizes"):
         fit_steps(sizes, [4 / size for size in sizes], [size == 4 for size in sizes])
 
 
-def covered(
-    simulations: int, seeds: int, sigma: float, shared: float, cap: float, pruned: bool = False
-) -> tuple[np.ndarray, float]:
-    """Count the simulated sweeps whose intervals hold S_min, E_min and B_crit.
+def covered(simulations, seeds, sigma, shared, cap, pruned=False):
+    """Count the sweeps whose intervals hold S_min, E_min and B_crit; return the censored share.
 
-    Args:
-        simulations: how many sweeps.
-        seeds: of each.
-        sigma: standard deviation of log S, independent.
-        shared: the same, of what one seed shares at all batch sizes.
-        cap: of the tokens, in sequences.
-        pruned: whether trials end at twice the best of their batch size so far.
-
-    Returns:
-        The counts, and the share of censored trials.
+    log S has the standard deviation sigma, and `shared` for what a seed adds at all batch sizes.
+    Trials end at the cap, in sequences, and if pruned at twice the best of their batch size so far.
     """
     rng = np.random.default_rng(0)
     truth = [1300, 2.8e6, 2.8e6 / 1300]
@@ -177,9 +149,7 @@ def covered(
     [(0.0, math.inf, 0.0), (0.1, math.inf, 0.0), (0.0, 8e6, 0.28)],
     ids=["independent", "shared by a seed", "censored"],
 )
-def test_intervals_of_three_seeds_cover_as_often_as_they_say(
-    shared: float, cap: float, expected_share: float
-) -> None:
+def test_intervals_of_three_seeds_cover_as_often_as_they_say(shared, cap, expected_share):
     simulations = 100
     hits, censored = covered(simulations, 3, 0.1, shared, cap)
     assert censored == pytest.approx(expected_share, abs=0.01)
@@ -200,23 +170,22 @@ def test_intervals_of_three_seeds_cover_as_often_as_they_say(
 )
 @pytest.mark.timeout(1200)
 def test_intervals_cover_in_93_to_97_percent_of_simulations(
-    simulations: int, seeds: int, sigma: float, shared: float, cap: float, pruned: bool
-) -> None:
+    simulations, seeds, sigma, shared, cap, pruned
+):
     hits, _ = covered(simulations, seeds, sigma, shared, cap, pruned)
     assert (hits >= 0.93 * simulations).all(), hits
     assert (hits <= 0.97 * simulations).all(), hits
 
 
-def test_the_quadratic_model_takes_the_published_steps_at_its_best_rates() -> None:
-    best = [QUADRATIC["best_quadratic_steps"](2**k)[0] for k in range(17)]
+def test_the_quadratic_model_takes_the_published_steps_at_its_best_rates():
+    best = [best_quadratic_steps(2**k)[0] for k in range(17)]
     assert tuple(best) == QUADRATIC_STEPS
 
 
-def test_the_quadratic_model_has_the_known_critical_batch_size() -> None:
+def test_the_quadratic_model_has_the_known_critical_batch_size():
     sizes = 2.0 ** np.arange(17)
-    fit = fit_steps(sizes, QUADRATIC_STEPS)
-    numbers = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
-    assert numbers == pytest.approx([654.6, 437165, 667.9], rel=1e-4)
-    fit = fit_steps(sizes[8:14], QUADRATIC_STEPS[8:14])
-    numbers = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
-    assert numbers == pytest.approx([681.3, 342_920, 503.3], rel=1e-4)
+    whole, part = [654.6, 437165, 667.9], [681.3, 342_920, 503.3]
+    for some, truth in ((slice(None), whole), (slice(8, 14), part)):
+        fit = fit_steps(sizes[some], QUADRATIC_STEPS[some])
+        numbers = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
+        assert numbers == pytest.approx(truth, rel=1e-4)

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sweep.analysis.checks import headline as headline_of_losses
-from sweep.analysis.checks import run_checks
 from sweep.analysis.comparison import compare_batch_sizes
 from sweep.analysis.critical_batch_size import fit_steps
 from sweep.analysis.frames import load_sweep
-from sweep.analysis.target import headline, judge_target, steps_to_target
+from sweep.analysis.policies import judge
+from sweep.analysis.target import steps_to_target
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan
@@ -123,9 +122,9 @@ def reach_the_known_target(reach, sizes, seeds):
     )
     assert summary.exit_code == 0
     sweep = load_sweep(summary.folder.path)
-    (judged,) = judge_target(sweep, compare_batch_sizes(sweep.trials))
+    (judged,) = judge(sweep)
     tuning = sweep.trials[sweep.trials["stage"] == "tune"]
-    steps = judged.trials.groupby("batch_size")["steps"].mean()
+    steps = judged.curve.trials.groupby("batch_size")["steps"].mean()
     expected = []
     for size in sizes:
         rates = tuning.loc[tuning["batch_size"] == size, "learning_rate"]
@@ -138,10 +137,10 @@ def reach_the_known_target(reach, sizes, seeds):
 def test_steps_at_batch_sizes_above_the_critical_one_support_no_claim(reach):
     """SCIENCE.md §6 C at three batch sizes."""
     _, judged, truth = reach_the_known_target(reach, [1024, 2048, 4096], 3)
-    assert judged.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
+    assert judged.curve.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
     blocking = {check.code for check in judged.failed if check.blocks_claims}
     assert blocking == {"critical_batch_size"}, judged.failed
-    assert headline(judged) == ""
+    assert judged.headline == ""
 
 
 @pytest.mark.slow
@@ -151,11 +150,11 @@ def test_the_known_critical_batch_size_is_measured(reach):
     sizes = [256, 512, 1024, 2048, 4096, 8192]
     summary, judged, truth = reach_the_known_target(reach, sizes, 5)
     assert judged.passes, judged.failed
-    assert judged.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
-    assert judged.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
-    assert judged.fit.b_crit.low < truth.b_crit.value < judged.fit.b_crit.high
+    assert judged.curve.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
+    assert judged.curve.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
+    assert judged.curve.fit.b_crit.low < truth.b_crit.value < judged.curve.fit.b_crit.high
     text = write_report(summary.folder.path).read_text()
-    assert "Losses at equal steps" in text and headline(judged) in text
+    assert "Losses at equal steps" in text and judged.headline in text
 
 
 def test_if_no_rate_of_the_grid_reaches_the_target_the_search_extends_upwards(reach):
@@ -192,5 +191,5 @@ def test_a_fixed_rate_chooses_which_batch_size_wins_and_tuned_rates_do_not(reach
     assert measured["fixed 1"][16] > 4 * measured["fixed 1"][256]  # large batches "win"
     truth = expected(256, np.geomspace(0.01, 1.9, 50)) / expected(16, np.geomspace(0.01, 1.9, 50))
     assert measured["tuned"][256] / measured["tuned"][16] == pytest.approx(truth, rel=0.5)
-    results = run_checks(sweep, cells)
-    assert headline_of_losses(results["fixed 0.1"]) == headline_of_losses(results["fixed 1"]) == ""
+    headlines = {policy.label: policy.headline for policy in judge(sweep)}
+    assert headlines["fixed 0.1"] == headlines["fixed 1"] == ""

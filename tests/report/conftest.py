@@ -1,8 +1,6 @@
 """Sweep folders with made-up results, each written once for all tests of the report."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ NOISE_SCALE = 24.0  # of the later half of the tuned sweep's training
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(tmp_path_factory):
     """One seed and one rate, with its report."""
     path = tmp_path_factory.mktemp("plain") / "plain"
     write_fake_sweep(path)
@@ -23,11 +21,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mixed(tmp_path_factory):
     """Two policies and three seeds, with diverged, failed, waiting and running trials."""
     ends = {(4, 2): "WAITING", (8, 1): "RUNNING", (32, 0): "out_of_memory", (64, 0): "diverged"}
 
-    def outcome(row: Any) -> str:
+    def outcome(row):
         return ends.get((row.batch_size, row.seed if row.policy == "fixed" else -1), "COMPLETE")
 
     path = tmp_path_factory.mktemp("mixed") / "mixed"
@@ -36,7 +34,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tuned(tmp_path_factory):
     """A fixed rate and tuned rates, three seeds, gradient noise; with its report."""
     path = tmp_path_factory.mktemp("tuned") / "tuned"
     plan = write_fake_sweep(path, lrs=("1e-3", "tuned"), seeds=3, batches="4,16,64")

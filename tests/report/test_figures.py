@@ -1,23 +1,20 @@
 """The data in the figures, read back from their artists."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from sweep.analysis.comparison import compare_batch_sizes
-from sweep.analysis.frames import Sweep, load_sweep
+from sweep.analysis.frames import load_sweep
 from sweep.report import figures
 from sweep.report.figures import TOP_EDGE, batch_colours
 
 
-def read(path: Path) -> tuple[Sweep, Any]:
+def read(path):
     sweep = load_sweep(path)
     return sweep, compare_batch_sizes(sweep.trials)
 
 
-def test_every_complete_seed_is_a_point_and_only_whole_cells_are_joined(mixed: Path) -> None:
+def test_every_complete_seed_is_a_point_and_only_whole_cells_are_joined(mixed):
     sweep, cells = read(mixed)
     (axis,) = figures.plot_loss(sweep, cells).axes
     drawn = np.concatenate([x.get_ydata() for x in axis.lines if x.get_linestyle() == "None"])
@@ -30,7 +27,7 @@ def test_every_complete_seed_is_a_point_and_only_whole_cells_are_joined(mixed: P
 
 
 @pytest.mark.parametrize("plot", [figures.plot_loss, figures.plot_time])
-def test_ticks_are_the_batch_sizes(plot: Any, mixed: Path) -> None:
+def test_ticks_are_the_batch_sizes(plot, mixed):
     sweep, cells = read(mixed)
     figure = plot(cells) if plot is figures.plot_time else plot(sweep, cells)
     figure.canvas.draw()
@@ -39,7 +36,7 @@ def test_ticks_are_the_batch_sizes(plot: Any, mixed: Path) -> None:
 
 
 @pytest.mark.parametrize("plot", [figures.plot_loss, figures.plot_curves, figures.plot_pareto])
-def test_diverged_trials_are_at_the_top_edge_and_are_counted(plot: Any, mixed: Path) -> None:
+def test_diverged_trials_are_at_the_top_edge_and_are_counted(plot, mixed):
     axis = plot(*read(mixed)).axes[0]
     (cross,) = [line for line in axis.lines if line.get_label() == "diverged (1)"]
     assert cross.get_marker() == "X" and list(cross.get_ydata()) == [TOP_EDGE]
@@ -47,7 +44,7 @@ def test_diverged_trials_are_at_the_top_edge_and_are_counted(plot: Any, mixed: P
         assert list(cross.get_xdata()) == [64]
 
 
-def test_bars_add_up_to_the_total_time(mixed: Path) -> None:
+def test_bars_add_up_to_the_total_time(mixed):
     _, cells = read(mixed)
     (axis,) = figures.plot_time(cells).axes
     tops: dict[float, float] = {}
@@ -58,17 +55,17 @@ def test_bars_add_up_to_the_total_time(mixed: Path) -> None:
     assert [tops[left] for left in sorted(tops)] == pytest.approx(means.to_list())
 
 
-def test_curves_hold_every_point_of_every_trial(plain: Path) -> None:
+def test_curves_hold_every_point_of_every_trial(plain):
     sweep, cells = read(plain)
     axes = figures.plot_curves(sweep, cells).axes
     for axis, metric in zip(axes, ("train/loss", "valid/loss"), strict=True):
         counts = sweep.curves.groupby("id", observed=True)[metric].count()
         lengths = [len(line.get_xdata()) for line in axis.lines]
         assert [length for length in lengths if length] == counts.to_list()
-    assert axes[0].lines[0].get_color() == batch_colours(cells)[4]
+    assert axes[0].lines[0].get_color() == batch_colours(cells["batch_size"])[4]
 
 
-def test_the_front_is_a_staircase_of_means(tuned: Path) -> None:
+def test_the_front_is_a_staircase_of_means(tuned):
     sweep, cells = read(tuned)
     (axis,) = figures.plot_pareto(sweep, cells).axes
     (front,) = [line for line in axis.lines if line.get_drawstyle() == "steps-post"]

@@ -1,7 +1,6 @@
 """Number formats, escaping and the HTML page."""
 
 import math
-from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
@@ -46,25 +45,25 @@ def test_numbers_are_written_briefly_and_missing_ones_as_a_dash(expression, expe
 HOSTILE = "a|b\n# c <script>alert(1)</script> ![x](http://example.com/x.png) [y](http://e.com) \\"
 
 
-def test_text_in_a_table_stays_one_cell_of_text(tmp_path: Path) -> None:
+def test_text_in_a_table_stays_one_cell_of_text(tmp_path):
     template = MARKDOWN.from_string("| a | b |\n| :-- | :-- |\n| {{ text }} | {{ text }} |\n")
     page = to_html(template.render(text=HOSTILE), "t", tmp_path)
     assert page.count("<td") == 2 and page.count("a|b # c &lt;script&gt;") == 2
     assert not any(tag in page for tag in ("<script", "<img", "<a ", "<h1"))
 
 
-def test_commands_cannot_leave_their_code_block(tmp_path: Path) -> None:
+def test_commands_cannot_leave_their_code_block(tmp_path):
     template = MARKDOWN.from_string("```\n{{ words|command }}\n```\n")
     page = to_html(template.render(words=["a", "|", "b\n```\n# c"]), "t", tmp_path)
     assert "<h1" not in page and page.count("<pre>") == 1
 
 
-def test_html_in_the_report_and_its_title_is_escaped(tmp_path: Path) -> None:
+def test_html_in_the_report_and_its_title_is_escaped(tmp_path):
     page = to_html("a <script>alert(1)</script> b", "<t>|", tmp_path)
     assert "<script>" not in page and "<title>&lt;t&gt;|</title>" in page
 
 
-def test_every_template_compiles_and_an_unknown_variable_is_an_error() -> None:
+def test_every_template_compiles_and_an_unknown_variable_is_an_error():
     names = MARKDOWN.list_templates()
     assert {"report.md.j2", "page.html.j2", "probe.md.j2"} <= set(names)
     for name in names:
