@@ -83,7 +83,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = None) -> Sweep:
     """Load a sweep from an MLflow store alone: the newest parent run unless one is named."""
-    from sweep.tracking.restore import restore_sweep  # imports mlflow
+    from sweep.tracking.store import restore_sweep
 
     with tempfile.TemporaryDirectory() as parent:
         folder = restore_sweep(tracking_uri, experiment, run_id, Path(parent))

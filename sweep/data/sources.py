@@ -1,22 +1,29 @@
-"""Find the data that `--data` names, identify it without tokenizing it, and open it.
+"""Find and identify the data that `--data` names, read its documents, and split them.
 
 A source is `tinystories`, `synthetic`, `hf:OWNER/NAME[@REVISION]`, or the path of a file or folder.
+A document of plain text is the text between two lines that contain only `<|endoftext|>`, without
+the white space around it. Empty documents are dropped, and line ends become LF.
 Tables and data sets of the Hugging Face hub are read by `datasets`.
 """
 
 import glob
+import gzip
+import hashlib
 import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
+
+import numpy as np
 
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
-from sweep.data.text import SPLIT_RULE, Piece, Reader, read_text, split_documents
 from sweep.errors import SweepError
 from sweep.trial.files import cache_dir, sha256_of, sha256_of_file
 
@@ -26,18 +33,31 @@ TINYSTORIES = {  # sha256 by split
     "train": "6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
     "valid": "6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
 }
-HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?")
 VALID_NAMES = ("valid", "validation", "val")  # names of files and splits
 SKIPPED_NAMES = (".", "readme", "license", "licence", "notice")  # beginnings of file names
 TABLE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 # Without these, pandas would turn the texts "NA" and "007" into a missing value and a number.
 CSV_OPTIONS = {"usecols": ["text"], "converters": {"text": str}, "keep_default_na": False}
-ROWS = 100  # read at once
 SPLITS = ("train", "valid")
+SEPARATOR = "<|endoftext|>"
+SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
+PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
+CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
+# Before white space that follows none, no tokenizer here joins the text on both sides.
+CUT = re.compile(r"(?<=\S)[ \n]")
+# The split of data without a validation file; a part of their identity.
+SPLIT_RULE: dict[str, Any] = {"by": "document hash", "valid_fraction": 0.05, "version": 1}
+
+
+class Piece(NamedTuple):  # a document, or a part of a long one
+    text: str
+    ends_document: bool = True
+
+
+Reader = Callable[[], Iterator[Piece]]  # each call reads from the beginning
 
 
 def is_path(source: str) -> bool:
-    """Return True if a source is the path of a file or folder."""
     return source not in ("tinystories", "synthetic") and not source.startswith("hf:")
 
 
@@ -49,9 +69,9 @@ def identify_data(source: str) -> dict[str, Any]:
         return synthetic_identity()
     if is_path(source):
         return _identify_files(find_files(source))
-    if not (match := HUB_NAME.fullmatch(source)):
+    if not (match := re.fullmatch(r"hf:([\w.-]+/[\w.-]+)(?:@(\S+))?", source)):
         raise SweepError(f"data must have the form hf:OWNER/NAME[@REVISION], got {source!r}.")
-    repository, revision = match[1], match[2]
+    repository, revision = match.groups()
     if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):  # a commit needs no network
         remedy = f"Correct the name, or name a downloaded commit: hf:{repository}@COMMIT."
         with _hugging_face("huggingface_hub", f"hf:{repository}", remedy) as hub:
@@ -60,7 +80,6 @@ def identify_data(source: str) -> dict[str, Any]:
 
 
 def _identify_files(files: dict[str, list[Path]]) -> dict[str, Any]:
-    """Return the identity of files: contents and formats by role, and no names."""
     identity: dict[str, Any] = {"name": "path", "sha256": {}, "kind": {}}
     for role, paths in files.items():
         pairs = [(_table_format(path) or "text", sha256_of_file(path)) for path in paths]
@@ -75,19 +94,17 @@ def find_files(source: str) -> dict[str, list[Path]]:
     if not source or not path.exists():
         choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
         raise SweepError(f"data must be {choices}, got {source!r}.")
-    if path.is_dir():
-        usable = [file for file in sorted(path.iterdir()) if file.is_file()]
-        usable = [file for file in usable if not file.name.lower().startswith(SKIPPED_NAMES)]
-        train = [file for file in usable if file.name.lower().split(".")[0] == "train"]
-        valid = [file for file in usable if file.name.lower().split(".")[0] in VALID_NAMES]
-        if not usable or len(train) > 1 or len(valid) > len(train):
-            names = ", ".join(file.name for file in [*train, *valid]) or "none"
-            raise SweepError(
-                f"data folder {source!r} must hold text files, at most one named train and, only "
-                f"with that, one named valid, got {names}."
-            )
-        return {"train": train, "valid": valid} if valid else {"text": train or usable}
-    return {"text": [path]}
+    if not path.is_dir():
+        return {"text": [path]}
+    usable = [file for file in sorted(path.iterdir()) if file.is_file()]
+    usable = [file for file in usable if not file.name.lower().startswith(SKIPPED_NAMES)]
+    train = [file for file in usable if file.name.lower().split(".")[0] == "train"]
+    valid = [file for file in usable if file.name.lower().split(".")[0] in VALID_NAMES]
+    if not usable or len(train) > 1 or len(valid) > len(train):
+        names = ", ".join(file.name for file in [*train, *valid]) or "none"
+        expected = "text files, at most one named train and, only with that, one named valid"
+        raise SweepError(f"data folder {source!r} must hold {expected}, got {names}.")
+    return {"train": train, "valid": valid} if valid else {"text": train or usable}
 
 
 def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
@@ -124,12 +141,10 @@ def download(split: str) -> Path:
 
 
 def _table_format(path: Path) -> str | None:
-    """Return json, csv or parquet for a table; None for plain text."""
     return TABLE_FORMATS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
 
 
 def read_files(paths: list[Path]) -> Iterator[Piece]:
-    """Yield the documents of texts and tables in order; each row of a table is one."""
     for path in paths:
         if not (loader := _table_format(path)):
             yield from read_text(path)
@@ -141,20 +156,18 @@ def read_files(paths: list[Path]) -> Iterator[Piece]:
 
 
 def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
-    """Download a data set; return the readers of its train split and, if any, validation split."""
     name = f"hf:{repository}@{revision}"
     if Path(repository).exists():  # `datasets` would read it instead
         raise SweepError(f"data {name!r} must not be a local path too. Use another folder.")
     with _hugging_face("datasets", name, "It must have a split train.") as datasets:
         splits = datasets.load_dataset(repository, revision=revision)
         tables = [splits["train"], *(splits[split] for split in VALID_NAMES if split in splits)]
-    readers = [partial(_read_rows, rows, name) for rows in tables]
-    return dict(zip(SPLITS, readers, strict=False))
+    return dict(zip(SPLITS, [partial(_read_rows, rows, name) for rows in tables], strict=False))
 
 
 def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
     with _hugging_face("datasets", source, "Each row needs a text without NUL in column text."):
-        for batch in rows.with_format("arrow").iter(batch_size=ROWS):
+        for batch in rows.with_format("arrow").iter(batch_size=100):
             for text in batch["text"].to_pylist():
                 if not isinstance(text, str) or "\0" in text:
                     raise ValueError(f"the text {text!r:.40}")
@@ -177,3 +190,84 @@ def _hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
         cause = error.__cause__ or error  # `datasets` wraps the error of a row
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0].rstrip(".")
         raise SweepError(f"data {data!r} cannot be read ({reason}). {remedy}") from error
+
+
+def read_text(path: Path, block: int = 1 << 18) -> Iterator[Piece]:
+    """Yield the documents of a UTF-8 file in order; a name that ends in .gz means gzip."""
+    try:
+        open_file = gzip.open if path.name.lower().endswith(".gz") else open
+        with open_file(path, "rt", encoding="utf-8-sig") as file:
+            yield from _documents(file, block)
+    except (UnicodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        expected = "UTF-8 text, plain or in a whole gzip file"
+        raise SweepError(f"data must be {expected}, got {str(path)!r} ({error}).") from error
+
+
+def _documents(file: IO[str], block: int) -> Iterator[Piece]:
+    pending, is_open = "", False  # text not yet yielded, and whether its document's start was
+    limit = min(PIECE_CHARACTERS, block)
+    while text := file.read(block):
+        text += file.readline(block)  # so that no separator is cut
+        if "\0" in text:
+            raise UnicodeError("a NUL byte")
+        *ended, pending = SEPARATOR_LINE.split(pending + text)
+        for document in ended:
+            document = document.rstrip() if is_open else document.strip()
+            if document or is_open:
+                yield Piece(document)
+            is_open = False
+        if not is_open:
+            pending = pending.lstrip()
+        while len(pending) > limit:
+            cuts = CUT.finditer(pending, max(1, limit - CUT_CHARACTERS), limit)
+            cut = max((match.start() for match in cuts), default=limit)
+            yield Piece(pending[:cut], ends_document=False)
+            pending, is_open = pending[cut:], True
+    if (rest := pending.rstrip()) or is_open:
+        yield Piece(rest)
+
+
+def split_documents(read: Reader) -> dict[str, Reader]:
+    """Choose for validation the 5 % of the different documents with the least content hashes.
+
+    A single document is divided: the last 5 % of its characters are for validation.
+    """
+    hashes, digest, characters = array("Q"), hashlib.blake2b(digest_size=8), 0
+    for piece in read():
+        digest.update(piece.text.encode())
+        characters += len(piece.text)
+        if piece.ends_document:
+            hashes.append(int.from_bytes(digest.digest(), "big"))
+            digest = hashlib.blake2b(digest_size=8)
+    different = np.unique(np.array(hashes, dtype=np.uint64))
+    if len(hashes) == 1:
+        is_valid = np.array([False, True])
+        read = partial(_divide, read, characters - max(characters // 20, 1))
+    elif (count := len(different)) < 2:
+        remedy = f"Separate them by lines of {SEPARATOR}, or add a valid.txt."
+        raise SweepError(f"data must hold at least two different documents, got {count}. {remedy}")
+    else:
+        valid_count = max(1, round(SPLIT_RULE["valid_fraction"] * count))
+        is_valid = np.array(hashes, dtype=np.uint64) <= different[valid_count - 1]
+    return {"train": partial(_select, read, ~is_valid), "valid": partial(_select, read, is_valid)}
+
+
+def _select(read: Reader, is_selected: np.ndarray) -> Iterator[Piece]:
+    index = 0
+    for piece in read():
+        if is_selected[index]:
+            yield piece
+        index += piece.ends_document
+
+
+def _divide(read: Reader, start: int) -> Iterator[Piece]:
+    for piece in read():
+        length = len(piece.text)
+        if 0 <= start < length:
+            stop = start + (length - start) // 2
+            ends = (piece.text.find(mark, max(start, 1), stop) for mark in "\n ")
+            cut = next((end for end in ends if end >= 0), start)
+            yield Piece(piece.text[:cut])
+            piece = piece._replace(text=piece.text[cut:])
+        yield piece
+        start -= length  # below 0 once the document is divided

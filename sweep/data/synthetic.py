@@ -1,7 +1,6 @@
 """Generate the built-in stories from a probabilistic grammar (grammar.toml).
 
-Every story has one derivation, so the entropy of a story follows from the rules alone. No model can
-have a lower expected loss per document; the tests use this as a bound.
+Every story has one derivation, so the rules give its entropy: the least expected loss of a model.
 """
 
 import functools
@@ -23,13 +22,11 @@ SPACE_BEFORE_POINT = re.compile(r" (?=[.,!?])")
 
 @functools.cache
 def parse_template(template: str) -> list[tuple[str, ...]]:
-    """Return the symbols of an alternative, each as the groups of `SYMBOL`."""
     return SYMBOL.findall(template)
 
 
 @functools.cache
 def story_grammar() -> dict[str, Any]:
-    """Return the grammar of the built-in stories, with the keys of grammar.toml."""
     return tomllib.loads(Path(__file__).with_name("grammar.toml").read_text("utf-8"))
 
 
@@ -59,7 +56,6 @@ def generate_story(grammar: Mapping[str, Any], rng: random.Random) -> str:
 
 
 def synthetic_identity(seed: int = 0, train: int = 5000, valid: int = 350) -> dict[str, Any]:
-    """Return the identity of a set of stories: grammar version, seed and numbers of documents."""
     identity = {"name": "synthetic", "grammar_version": GRAMMAR_VERSION, "seed": seed}
     return identity | {"documents": {"train": train, "valid": valid}}
 
@@ -67,8 +63,7 @@ def synthetic_identity(seed: int = 0, train: int = 5000, valid: int = 350) -> di
 def synthetic_documents(identity: Mapping[str, Any], split: str) -> Iterator[str]:
     """Generate the documents of a split, each from (seed, split, its index) alone."""
     if (version := identity["grammar_version"]) != GRAMMAR_VERSION:
-        expected = f"grammar version {GRAMMAR_VERSION}"
-        raise SweepError(f"synthetic stories must be of {expected}, got {version!r}.")
+        raise SweepError(f"stories must have grammar version {GRAMMAR_VERSION}, got {version!r}.")
     for index in range(identity["documents"][split]):
         rng = random.Random(f"{GRAMMAR_VERSION}/{identity['seed']}/{split}/{index}")
         yield generate_story(story_grammar(), rng)

@@ -1,14 +1,11 @@
 """Tokenize data, keep the token ids in memory-mapped files in the cache, and order their windows.
 
-    tokens/<key>/  train.bin  valid.bin    little-endian uint16 (vocabulary ≤ 65,536) or uint32;
-                                           a separator id after each document
-                   tokenizer.json          except for bytes
-                   data.json               counts; written last
-
-The key is the hash of identity, tokenizer and format. A folder is written under a lock.
+    tokens/<key>/  train.bin  valid.bin  little-endian uint16 (vocabulary ≤ 65,536) or uint32
+                   tokenizer.json        except for bytes
+                   data.json             counts; written last
 
 A tokenizer is byte-level BPE by the library `tokenizers`, a pretrained model's, or plain bytes. Id
-0 separates documents; in a pretrained tokenizer, the end-of-text id and id 0 are exchanged.
+0 ends each document; in a pretrained tokenizer, the end-of-text id and id 0 are exchanged.
 """
 
 import fcntl
@@ -24,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweep.config.trial import TokenizerSettings
-from sweep.data.sources import SPLITS, identify_data, open_data
-from sweep.data.text import SEPARATOR, Piece, Reader
+from sweep.data.sources import SEPARATOR, SPLITS, Piece, Reader, identify_data, open_data
 from sweep.errors import SweepError
 from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
 
@@ -38,10 +34,7 @@ BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per ch
 
 
 class TextTokenizer:
-    """A tokenizer of the library, whose end-of-text id `end` is exchanged with id 0; or bytes.
-
-    `<|endoftext|>` inside text is encoded as ordinary text.
-    """
+    """A tokenizer of the library, whose end-of-text id `end` is exchanged with id 0; or bytes."""
 
     def __init__(self, path: Path | None, end: int = 0) -> None:
         self._end, self._library, self.vocabulary_used = end, None, 256
@@ -49,7 +42,7 @@ class TextTokenizer:
             from tokenizers import Tokenizer
 
             self._library = Tokenizer.from_file(str(path))
-            self._library.encode_special_tokens = True
+            self._library.encode_special_tokens = True  # as ordinary text
             self._library.no_truncation()  # a saved tokenizer may have these two enabled
             self._library.no_padding()
             self.vocabulary_used = max(int(self._library.get_vocab_size()), end + 1)
@@ -83,7 +76,6 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
 
 
 def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:
-    """Return the tokenizer.json of a pretrained model, which must be the planned one."""
     path = Path(folder or ".") / TOKENIZER
     if not path.is_file() or sha256_of_file(path) != tokenizer.sha256:
         raise SweepError(f"{path} must be the tokenizer of the plan. Restore it.")
@@ -91,7 +83,6 @@ def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> 
 
 
 def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
-    """Learn up to `vocabulary` ids from the first `TRAINING_BYTES` of text and save them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     def first_texts() -> Iterator[str]:
@@ -117,12 +108,9 @@ def train_bpe(pieces: Iterable[Piece], vocabulary: int, path: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TokenizedText:
-    """Two splits as token ids."""
-
     train: NDArray[np.integer]  # (tokens,) memory-mapped; a separator ends each document
     valid: NDArray[np.integer]
     tokenizer_path: Path | None
-    vocabulary_used: int  # ids are below this
     train_documents: int
     valid_documents: int
     train_bytes: int  # UTF-8 bytes of the documents, without separators
@@ -135,7 +123,6 @@ class TokenizedText:
         return TextTokenizer(self.tokenizer_path, self.end)
 
     def check_window(self, context: int) -> None:
-        """Refuse a split that does not fill one window of context + 1 tokens."""
         for split, tokens in (("train", self.train), ("valid", self.valid)):
             if len(tokens) < context + 1:
                 raise SweepError(
@@ -162,32 +149,32 @@ def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Tok
 
 def prepare_data(
     identity: dict[str, Any],
-    path: str | None,
+    path: str | None,  # of text that is a file or folder
     tokenizer: TokenizerSettings,
     on_progress: Callable[[str], None] = lambda work: None,
-    pretrained: str | Path | None = None,
+    pretrained: str | Path | None = None,  # the model whose tokenizer is used
 ) -> TokenizedText:
-    """Return the tokens of a data set; download and tokenize it unless it is in the cache.
-
-    `path` locates the text of a path, and `pretrained` the model whose tokenizer is used.
-    """
+    """Return the tokens of a data set; download and tokenize it unless it is in the cache."""
     check_tokenizer(tokenizer)
     if text := find_prepared(identity, tokenizer):
         return text
     folder = _folder(identity, tokenizer)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
-        if text := find_prepared(identity, tokenizer):
-            return text
-        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, or damaged
-        folder.mkdir()
-        try:
-            on_progress("reading the data")
-            _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_name(f"{folder.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
+            if text := find_prepared(identity, tokenizer):
+                return text
+            shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, or damaged
+            folder.mkdir()
+            try:
+                on_progress("reading the data")
+                _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+    except OSError as error:
+        raise SweepError(f"the cache cannot be written ({error}). Change SWEEP_CACHE.") from error
     text = find_prepared(identity, tokenizer)
     assert text is not None
     return text
@@ -221,7 +208,6 @@ def _write(
 def write_tokens(
     pieces: Iterable[Piece], tokenizer: TextTokenizer, path: Path, dtype: str
 ) -> dict[str, int]:
-    """Tokenize pieces into a file, batch by batch; return its tokens, documents and text bytes."""
     counts = dict.fromkeys(("tokens", "documents", "bytes"), 0)
     separator = np.array([SEPARATOR_ID], dtype).tobytes()
     with path.open("wb") as file:
@@ -250,7 +236,6 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def describe_data(source: str, tokenizer: TokenizerSettings) -> dict[str, Any]:
-    """Return the identity of a source and, once it is prepared, its counts."""
     identity = identify_data(source)
     text, folder = find_prepared(identity, tokenizer), _folder(identity, tokenizer)
     return {
@@ -270,10 +255,9 @@ def _folder(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Path:
 
 
 class SequenceStream:
-    """The order in which training reads the tokens: endless, seeded, the same at every batch size.
+    """The endless order of windows, the same at every batch size: a seeded permutation per epoch.
 
-    Window i is tokens[iT … iT+T]: T = `context` inputs and, shifted by one, T targets. The stream
-    concatenates one permutation of all windows per epoch.
+    Window i is tokens[iT … iT+T]: T = `context` inputs and, shifted by one, T targets.
     """
 
     def __init__(self, token_count: int, context: int, seed: int) -> None:
@@ -282,7 +266,6 @@ class SequenceStream:
         self._permutations: dict[int, Ints] = {}  # by epoch; those that the last call read
 
     def epochs(self, tokens: int) -> float:
-        """Return how often `tokens` training tokens pass through all windows."""
         return tokens / (self.windows * self._context)
 
     def window_indices(self, start: int, count: int) -> Ints:

@@ -27,7 +27,6 @@ BATCH_METRICS = 1000  # MLflow's limit per request
 POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
 TRIAL_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
-NO_PARAMS = {"id", "forecast_bytes", "forecast_seconds"}  # fields of a planned trial
 
 
 class Mirror(threading.Thread):
@@ -59,19 +58,16 @@ class Mirror(threading.Thread):
             self.join(seconds)
         if self._record["mirrored_sha256"]:
             return ""
-        return (
-            f"MLflow at {self._record['tracking_uri']} does not hold all of this sweep yet "
-            f"({self._error or 'the time limit has passed'}). "
-            f"Nothing is lost: `sweep report {self.folder.path}` delivers the rest."
-        )
+        reason = self._error or "the time limit has passed"
+        lack = f"MLflow at {self._record['tracking_uri']} lacks a part of this sweep ({reason})"
+        return f"{lack}. Nothing is lost: `sweep report {self.folder.path}` delivers the rest."
 
     def deliver(self) -> str:
-        """Do one pass in the calling thread; return a sentence if the store lacks something."""
+        """Do one pass in the calling thread; return what `close` returns."""
         self._try_pass(is_last=True)
         return self.close(0)
 
     def run(self) -> None:
-        """Do passes until the mirror is closed, and then one that reaches the store."""
         while not self._closing.is_set():
             self._try_pass(is_last=False)
             self._closing.wait(PAUSE_SECONDS)
@@ -85,7 +81,6 @@ class Mirror(threading.Thread):
         write_json(self.folder.tracking_path, self._record)
 
     def _try_pass(self, is_last: bool) -> None:
-        """Send everything that the store lacks; after a failure, the next pass searches again."""
         try:
             digest = store.digest(self.folder) if is_last else ""
             if not self._is_connected:
@@ -105,7 +100,6 @@ class Mirror(threading.Thread):
             self._error, self._is_connected = store.one_sentence(error), False
 
     def _connect(self) -> None:
-        """Connect, and find the experiment and the sweep's runs by their tags, or create them."""
         client, name = store.connect(self._address), self.plan.experiment
         if experiment := client.get_experiment_by_name(name):
             self._experiment_id = experiment.experiment_id  # if deleted, MLflow refuses new runs
@@ -135,7 +129,6 @@ class Mirror(threading.Thread):
         return run
 
     def _mirror_parent(self, is_last: bool) -> None:
-        """Upload plan.json if it has grown, and at the end the report; set the run's status."""
         run, plan_time = self._runs[""], self.folder.plan_path.stat().st_mtime_ns
         if plan_time != self._plan_time:
             self.plan = load_plan(self.folder) or self.plan
@@ -154,7 +147,6 @@ class Mirror(threading.Thread):
         self._update("", settings, {"sweep.files": "plan.json"}, run_status, None)
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
-        """Bring a trial's run up to date if the trial has changed since the last pass."""
         trial = self.folder.trial(str(row.id))
         status, length = trial.read_status(), trial.settled_length()
         run, is_finished = self._runs.get(trial.id), status.state.is_finished
@@ -179,11 +171,11 @@ class Mirror(threading.Thread):
                 self._log_files(run, trial.path, TRIAL_FILES)
             last = trial.result_path if trial.result_path.exists() else trial.state_path
             end_time = last.stat().st_mtime_ns // 10**6
-            self._update(trial.id, row.model_dump(exclude=NO_PARAMS), tags, run_status, end_time)
+            params = row.model_dump(exclude={"id", "forecast_bytes", "forecast_seconds"})
+            self._update(trial.id, params, tags, run_status, end_time)
         self._sent[trial.id] = status, length, is_last
 
     def _mirror_lines(self, trial: TrialFolder, row: PlannedTrial, length: int) -> "Run":
-        """Send what a trial's run lacks: lines in the first `length` bytes, and results."""
         from mlflow.entities import Metric
 
         run = self._runs.get(trial.id)
@@ -230,7 +222,6 @@ class Mirror(threading.Thread):
     def _update(
         self, key: str, params: dict[str, Any], tags: dict[str, str], status: str, end: int | None
     ) -> None:
-        """Set a run's tags and status, and its params unless it has some."""
         from mlflow.entities import Param, RunTag
 
         run = self._runs[key]
@@ -247,5 +238,5 @@ class Mirror(threading.Thread):
 
 
 def _point(line: dict[str, Any]) -> tuple[int, int]:
-    """Return a line's tokens and its time in milliseconds: step and timestamp of its points."""
+    """Return the step and the timestamp (in milliseconds) of a line's points."""
     return line["tokens"], round(line["time"] * 1000)

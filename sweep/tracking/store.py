@@ -1,15 +1,15 @@
-"""MLflow stores: addresses, connections, tracking.json and the command of MLflow's UI.
+"""MLflow stores: addresses, connections, tracking.json, restored sweeps, and MLflow's UI.
 
 MLflow is imported by `connect` only, so that a mirrored sweep is recognised without it.
 """
 
 import contextlib
+import json
 import logging
 import os
 import re
 import sys
 import uuid
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sweep.config.objects import require_extra
 from sweep.errors import CorruptFile, SweepError
 from sweep.trial.files import read_json, replacing, sha256_of, sha256_of_file
-from sweep.trial.folder import SweepFolder
+from sweep.trial.folder import SweepFolder, TrialStatus
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
-MOST_RUNS = 50_000  # MLflow's limit per search
 REPORT_FILES = ("report.md", "report.html", "trials.csv")
 ENVIRONMENT = {  # set only if the user has not set it
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror repeats its passes; MLflow's default is 7
@@ -49,7 +48,6 @@ def without_password(address: str) -> str:
 
 
 def hide_passwords(text: str) -> str:
-    """Return a text, such as an error message, with the passwords of its addresses removed."""
     return re.sub(r"(?<=://)([^:@/?#\s]*):[^@/?#\s]*@", r"\1@", text)
 
 
@@ -61,19 +59,17 @@ def one_sentence(error: BaseException) -> str:
 
 def with_driver(address: str) -> str:
     """Add the driver psycopg to a PostgreSQL address that names none."""
-    if not address.startswith("postgresql://"):
-        return address
-    require_extra("psycopg", "postgres", "postgresql://")
-    return address.replace("postgresql", "postgresql+psycopg", 1)
+    if address.startswith("postgresql://"):
+        require_extra("psycopg", "postgres", "postgresql://")
+        return address.replace("postgresql", "postgresql+psycopg", 1)
+    return address
 
 
 def default_tracking_uri(folder: SweepFolder) -> str:
-    """Return the address of the SQLite store in the sweep folder."""
     return f"sqlite:///{folder.path.absolute() / 'mlflow.db'}"
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Return the file of a `sqlite:///` address; None for other addresses."""
     return Path(uri.partition(":///")[2]).absolute() if uri.startswith("sqlite") else None
 
 
@@ -82,10 +78,8 @@ def check_tracking_uri(uri: str) -> str:
     scheme, _, rest = uri.partition("://")
     shown = without_password(uri)
     if scheme.partition("+")[0] not in SCHEMES or not rest.strip("/"):
-        raise SweepError(
-            "tracking URI must be a server or a database (http://host:5000 or "
-            f"sqlite:////absolute/path/mlflow.db), got {shown!r}."
-        )
+        expected = "a server or a database (http://host:5000 or sqlite:////path/mlflow.db)"
+        raise SweepError(f"tracking URI must be {expected}, got {shown!r}.")
     with_driver(uri)
     if path := sqlite_path(uri):
         return f"sqlite:///{path}"
@@ -102,18 +96,18 @@ def check_answers(uri: str) -> None:
     try:
         sqlalchemy.create_engine(with_driver(uri), poolclass=sqlalchemy.NullPool).connect().close()
     except Exception as error:  # anything that a database, its driver or an address can raise
-        shown = without_password(uri)
-        raise SweepError(f"{shown!r} cannot be opened: {one_sentence(error)}") from error
+        sentence = f"{without_password(uri)!r} cannot be opened: {one_sentence(error)}"
+        raise SweepError(sentence) from error
 
 
 def read_record(folder: SweepFolder) -> dict[str, Any]:
-    """Return what tracking.json records, or the record of a sweep that was never mirrored.
-
-    sweep_uid is random; it tags the sweep's runs and names its Optuna studies. mirrored_sha256 is
-    the `digest` of the folder when the store last held all of it. is_default means mlflow.db.
-    """
-    record = {"tracking_uri": default_tracking_uri(folder), "is_default": True}
-    record |= {"sweep_uid": uuid.uuid4().hex, "mirrored_sha256": ""}
+    """Return what tracking.json records, or the record of a sweep that was never mirrored."""
+    record = {
+        "tracking_uri": default_tracking_uri(folder),
+        "is_default": True,  # the store in the folder
+        "sweep_uid": uuid.uuid4().hex,  # tags the sweep's runs and names its Optuna studies
+        "mirrored_sha256": "",  # `digest` of the folder when the store last held all of it
+    }
     with contextlib.suppress(FileNotFoundError, CorruptFile):
         record |= read_json(folder.tracking_path)
     return record
@@ -143,7 +137,6 @@ def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
 
 
 def digest(folder: SweepFolder) -> str:
-    """Return a hash of the plan, the trials' states and the report."""
     states = [asdict(trial.read_status()) for trial in folder.trials()]
     paths = [folder.path / name for name in REPORT_FILES]
     reports = [sha256_of_file(path) for path in paths if path.exists()]
@@ -152,10 +145,9 @@ def digest(folder: SweepFolder) -> str:
 
 def prepare_environment() -> None:
     """Set those of MLflow's settings that the user has not set; call it before importing MLflow."""
-    if not {"MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"} & os.environ.keys():
-        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    if "DO_NOT_TRACK" not in os.environ:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.update({**ENVIRONMENT, **os.environ})
 
 
 def connect(uri: str) -> "MlflowClient":
@@ -172,12 +164,54 @@ def connect(uri: str) -> "MlflowClient":
     return MlflowClient(uri, uri)
 
 
-def search_runs(
-    client: "MlflowClient", experiment_id: str, tag: str, value: str
-) -> Sequence["Run"]:
-    """Return the runs with a tag, newest first, except deleted ones."""
+def search_runs(client: "MlflowClient", experiment: str, tag: str, value: str) -> "list[Run]":
+    """Return the runs of an experiment (id) with a tag, newest first, except deleted ones."""
     query, order = f"tags.`{tag}` = '{value}'", ["attributes.start_time DESC"]
-    return client.search_runs([experiment_id], query, max_results=MOST_RUNS, order_by=order)
+    return client.search_runs([experiment], query, max_results=50_000, order_by=order)  # its limit
+
+
+def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -> SweepFolder:
+    """Restore plan, states and results of a parent run, by default the newest, in a new folder."""
+    uri = check_tracking_uri(uri)
+    address = without_password(uri)
+    if (path := sqlite_path(uri)) and not path.is_file():
+        raise SweepError(f"tracking URI must be an existing MLflow database, got {address!r}.")
+    try:
+        client = connect(uri)
+        run = _find_parent(client, address, experiment, run_id)
+        folder = SweepFolder(parent / re.sub(r"[^\w .+-]|^\.+", "_", run.data.tags["sweep.name"]))
+        folder.path.mkdir()
+        client.download_artifacts(run.info.run_id, "plan.json", str(folder.path))
+        uid = run.data.tags["sweep.uid"]
+        for trial_run in search_runs(client, run.info.experiment_id, "sweep.uid", uid):
+            tags = trial_run.data.tags
+            is_trial = re.fullmatch(r"[0-9a-f]{12}", tags.get("sweep.trial_id", ""))
+            if not is_trial or "sweep.status" not in tags:
+                continue  # the parent run, or one that is still being written
+            trial = folder.trial(tags["sweep.trial_id"])
+            trial.path.mkdir(parents=True)
+            trial.write_status(TrialStatus(**json.loads(tags["sweep.status"])))
+            files = {"result.json", "metrics.jsonl", "valid_losses.npy"}
+            for name in files & set(tags["sweep.files"].split()):
+                client.download_artifacts(trial_run.info.run_id, name, str(trial.path))
+    except SweepError:
+        raise
+    except Exception as error:  # anything that a store, its driver or its contents can raise
+        reason = f"MLflow at {address} cannot be read: {one_sentence(error)}"
+        raise SweepError(f"{reason} Check the address.") from error
+    return folder
+
+
+def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | None) -> "Run":
+    if not (experiment := client.get_experiment_by_name(name)):
+        names = ", ".join(sorted(stored.name for stored in client.search_experiments()))
+        raise SweepError(f"experiment must be one of those at {address} ({names}), got {name!r}.")
+    parents = search_runs(client, experiment.experiment_id, "sweep.role", "sweep")
+    runs = {run.info.run_id: run for run in parents if "sweep.files" in run.data.tags}
+    if (chosen := run_id or next(iter(runs), None)) not in runs:
+        given = f"got {chosen}. Parent runs: {', '.join(runs) or 'none'}."
+        raise SweepError(f"run must be a sweep's parent run in {name!r} at {address}, {given}")
+    return runs[chosen]
 
 
 def ui_command(folder: SweepFolder, port: int) -> list[str]:

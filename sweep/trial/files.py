@@ -26,18 +26,15 @@ def canonical_json(data: Any) -> str:
 
 
 def sha256_of(data: Any) -> str:
-    """Return the hex sha256 of the canonical JSON."""
     return hashlib.sha256(canonical_json(data).encode()).hexdigest()
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the hex sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(data: dict[str, Any]) -> dict[str, Any]:
-    """Add `format_version` and `sha256` to a document."""
     rest = {"format_version": FORMAT_VERSION, **data}
     return {**rest, "sha256": sha256_of(rest)}
 
@@ -58,7 +55,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def find_json(path: Path) -> dict[str, Any] | None:
-    """Read a sealed JSON file; return None if it does not exist."""
     try:
         return read_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +94,6 @@ def sync_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with its content, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -107,30 +102,27 @@ def remove(path: Path) -> None:
 
 def with_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     """Replace numbers that are not finite, which JSON lacks, by None."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in fields.items()
-    }
+    numbers = {key: value for key, value in fields.items() if isinstance(value, float)}
+    return fields | {key: None for key, value in numbers.items() if not math.isfinite(value)}
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl.
+    """Appends to metrics.jsonl, of which it keeps the first `length` bytes.
 
-    Opening it copies the first `length` bytes, those up to the checkpoint, to a new file, so that
-    a handle of an older attempt cannot write to it. `check` raises if this attempt must not write.
+    `check` raises if this attempt must not write.
     """
 
     def __init__(self, path: Path, length: int, check: Callable[[], None]) -> None:
         start = _read_start(path, length)
         with replacing(path, check) as part:
-            part.write_bytes(start)
+            part.write_bytes(start)  # a new file: older attempts cannot write to it
         self.path, self.length = path, length
         self._digest = hashlib.sha256(start)
         self.sha256 = self._digest.hexdigest()  # hash of all bytes so far
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def append(self, line: dict[str, Any]) -> None:
-        """Append one line of time, step, tokens and metrics; non-finite values become null."""
+        """Append time, step, tokens and metrics; values that are not finite become null."""
         data = (json.dumps(with_nulls(line), allow_nan=False) + "\n").encode()
         if os.write(self._fd, data) != len(data):
             raise OSError(f"{self.path}: a line was not written whole; is the disk full?")
@@ -143,7 +135,6 @@ class MetricsLog:
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Make the lines durable and close the file."""
         self.flush()
         os.close(self._fd)
 
@@ -155,7 +146,6 @@ def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
 
 
 def is_start_intact(path: Path, length: int, sha256: str) -> bool:
-    """Return True if the first `length` bytes have this hash."""
     data = _read_start(path, length)
     return len(data) == length and hashlib.sha256(data).hexdigest() == sha256
 

@@ -27,9 +27,7 @@ class State(StrEnum):
         return self not in (State.WAITING, State.RUNNING)
 
 
-class Cause(StrEnum):
-    """Why a trial FAILED."""
-
+class Cause(StrEnum):  # why a trial FAILED
     OUT_OF_MEMORY = "out_of_memory"
     DIVERGED = "diverged"
     PREEMPTED = "preempted"
@@ -38,9 +36,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True)
-class TrialStatus:
-    """state.json, which only the runner writes."""
-
+class TrialStatus:  # state.json, which only the runner writes
     state: State = State.WAITING
     cause: Cause | None = None
     message: str = ""  # one line for people
@@ -60,8 +56,6 @@ class CheckpointName(NamedTuple):
 
 
 class TrialFolder:
-    """One trial on disk: `trials/<id>`."""
-
     def __init__(self, path: Path) -> None:
         self.path, self.id = path, path.name
         self.config_path = path / "config.json"
@@ -101,7 +95,6 @@ class TrialFolder:
         write_json(self.state_path, asdict(status))
 
     def read_result(self) -> dict[str, Any] | None:
-        """Read result.json, the final record; return None if it does not exist yet."""
         return find_json(self.result_path)
 
     def checkpoints(self) -> list[CheckpointName]:
@@ -111,7 +104,6 @@ class TrialFolder:
         return sorted(names, reverse=True)
 
     def remove_checkpoints(self, kept: int = 0) -> None:
-        """Remove all checkpoints but the newest `kept`."""
         for checkpoint in self.checkpoints()[kept:]:
             remove(checkpoint.path)
 
@@ -123,7 +115,6 @@ class TrialFolder:
         return kept[1].metrics_length if len(kept) > 1 else 0
 
     def fence(self, number: int) -> None:
-        """Raise Superseded if there is a newer attempt than this."""
         if (newest := self.read_status().fencing) != number:
             raise Superseded(f"trial {self.id}: attempt {number} was superseded by {newest}")
 
@@ -132,7 +123,6 @@ class TrialFolder:
         write_json(self.stop_path, {"fencing": number})
 
     def is_asked_to_stop(self, number: int) -> bool:
-        """Return True if the attempt of this number is to end."""
         is_asked = self.stop_path.name in self.listed()
         return is_asked and read_json(self.stop_path)["fencing"] >= number
 
@@ -154,8 +144,6 @@ class TrialFolder:
 
 
 class SweepFolder:
-    """One sweep on disk."""
-
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.absolute().name
         self.plan_path = path / "plan.json"
@@ -170,17 +158,14 @@ class SweepFolder:
         return TrialFolder(self.path / "trials" / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
-        """Read plan.json; return None if it does not exist."""
         return find_json(self.plan_path)
 
     def require_plan(self) -> dict[str, Any]:
-        """Read plan.json of a folder that must have one."""
         if plan := self.read_plan():
             return plan
         raise SweepError(f"{self.path} must be a sweep folder with a plan.json.")
 
     def trials(self) -> list[TrialFolder]:
-        """Return the folders of the planned trials, in the plan's order."""
         return [self.trial(row["id"]) for row in self.require_plan()["trials"] if row["id"]]
 
 
@@ -189,10 +174,8 @@ def identify_start(path: str) -> dict[str, Any]:
     folder = TrialFolder(Path(path).expanduser())
     files = sorted(folder.path.glob("*.safetensors"))
     if not files or not folder.config_path.is_file():
-        raise SweepError(
-            "init must be the folder of a complete trial, or of a pretrained model of "
-            f"transformers, with config.json and weights in safetensors, got {path!r}."
-        )
+        expected = "a complete trial or of a model, with config.json and weights in safetensors"
+        raise SweepError(f"init must be the folder of {expected}, got {path!r}.")
     if folder.weights_path not in files:
         return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     science = folder.read_config().science

@@ -1,7 +1,4 @@
-"""Leases on folders: an OS lock for this machine, and a counter for other machines.
-
-A lock file contains one line of sealed JSON about its owner, overwritten in place.
-"""
+"""Leases on folders: an OS lock for this machine, and a counter for other machines."""
 
 import contextlib
 import fcntl
@@ -17,14 +14,10 @@ from sweep.trial.files import canonical_json, read_json, seal
 
 BEAT_SECONDS = 5.0  # between two increments of the counter
 DEAD_SECONDS = 20.0  # without an increment, by the watcher's clock
-LINE_BYTES = 512
 
 
 class Lease(contextlib.AbstractContextManager["Lease"]):
-    """An OS lock on a file that names its owner, and a thread that increments its counter.
-
-    The constructor raises FolderInUse if another live process holds the lock.
-    """
+    """A lock, with an incremented counter; raises FolderInUse if a live process holds it."""
 
     def __init__(self, path: Path, fencing: int = 0) -> None:
         for _ in range(10):  # `is_locked` takes the lock for an instant
@@ -45,7 +38,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
 
     def _write(self, **fields: Any) -> None:
         line = canonical_json(seal({**self._owner, **fields}))
-        os.pwrite(self._fd, line.encode().ljust(LINE_BYTES - 1) + b"\n", 0)
+        os.pwrite(self._fd, line.encode().ljust(511) + b"\n", 0)  # overwrites the last line
         os.fsync(self._fd)  # a network file system shows it to other machines only then
 
     def _beat(self) -> None:
@@ -56,7 +49,6 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
                 self._write(counter=counter)
 
     def release(self) -> None:
-        """End the thread, note the end in the file, and release the lock; the file remains."""
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(OSError):
@@ -78,7 +70,6 @@ def is_locked(path: Path) -> bool:
 
 
 def read_owner(path: Path) -> dict[str, Any]:
-    """Return what the last owner wrote, or {} if it cannot be read now."""
     try:
         return read_json(path)
     except (OSError, CorruptFile):
@@ -86,14 +77,13 @@ def read_owner(path: Path) -> dict[str, Any]:
 
 
 class LeaseWatch:
-    """A lease as another process sees it, judged by that process's monotonic clock."""
+    """Tells whether an owner lives: on this machine by its lock, elsewhere by its counter."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._changed = path, time.monotonic()
         self._seen: dict[str, Any] = {}
 
     def is_alive(self) -> bool:
-        """Return True if the owner lives: on this machine by its lock, elsewhere by its counter."""
         owner = read_owner(self._path) or self._seen  # unreadable now: as last read
         if not owner or owner.get("host") == socket.gethostname():
             return is_locked(self._path)
