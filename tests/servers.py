@@ -25,8 +25,6 @@ def is_healthy(address: str) -> bool:
 
 
 class Service:
-    """A server that can die and come back."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with socket.socket() as probe:
@@ -36,7 +34,6 @@ class Service:
         self.process: subprocess.Popen[bytes] | None = None
 
     def launch(self, command: list[str], is_ready: Callable[[], bool], **settings: Any) -> None:
-        """Start a command, and wait until it is ready."""
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, **settings
@@ -46,7 +43,6 @@ class Service:
             time.sleep(0.1)
 
     def die(self) -> None:
-        """End the server and its children as a crash would."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -55,8 +51,6 @@ class Service:
 
 
 class MlflowServer(Service):
-    """An MLflow server, by default on SQLite."""
-
     def __init__(self, folder: Path, store: str = "", **environment: str) -> None:
         super().__init__(folder)
         self._store = store or f"sqlite:///{folder}/server.db"
@@ -79,7 +73,6 @@ def stored_points(client: Any, run_id: str) -> list[tuple[Any, ...]]:
 
 
 def logged_points(trial: TrialFolder) -> list[tuple[Any, ...]]:
-    """Return the points that a trial's run must have."""
     return sorted(
         (key, line["tokens"], round(line["time"] * 1000), value)
         for line in read_metrics(trial.metrics_path)

@@ -20,6 +20,7 @@ STORIES = [
 ]
 COMMIT = "ab" * 20
 BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
+PYTHON = [sys.executable, "-W", "error", "-c"]
 
 
 def json_lines(texts):
@@ -28,7 +29,7 @@ def json_lines(texts):
 
 @pytest.fixture(scope="session", autouse=True)
 def hugging_face_home(tmp_path_factory):
-    """The libraries read this variable when they are first imported."""
+    # Read when the libraries are first imported.
     os.environ.setdefault("HF_HOME", str(tmp_path_factory.mktemp("hugging_face")))
 
 
@@ -51,15 +52,7 @@ def story_file(tmp_path):
     return path
 
 
-@pytest.fixture
-def python():
-    """The start of a command that runs a script in a fresh interpreter with warnings as errors."""
-    return [sys.executable, "-W", "error", "-c"]
-
-
 class Hub:
-    """Serves one data set, someone/stories, at one commit."""
-
     def __init__(self, home: Path) -> None:
         self.files: dict[str, bytes] = {}
         self.requests: list[str] = []
@@ -114,10 +107,9 @@ class Hub:
         }
 
     def run(self, script: str) -> list:
-        """Run a script in a process that uses this hub; return the JSON that it prints."""
         start = "import json\nfrom sweep.errors import SweepError\n"
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", start + script],
+            [*PYTHON, start + script],
             env=self.environment,
             capture_output=True,
             text=True,

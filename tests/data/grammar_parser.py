@@ -19,7 +19,6 @@ def derivation_count(document, grammar=None):
 
 
 def sum_derivations(document, grammar, weigh):
-    """Return the sum over all derivations of the product of the weights of their choices."""
 
     def total(words, symbols, remembered):
         if not symbols:
@@ -52,7 +51,6 @@ def sum_derivations(document, grammar, weigh):
 
 
 def weighted(choices):
-    """Return pairs of choice and probability, proportional to n, n − 1, …, 1."""
     count = len(choices)
     return [(choice, 2 * (count - i) / (count * (count + 1))) for i, choice in enumerate(choices)]
 

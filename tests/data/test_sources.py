@@ -93,9 +93,7 @@ def test_a_folder_with_train_and_valid_is_a_pair_without_a_split(tmp_path):
 
 @pytest.mark.parametrize("name", ["validation.txt", "val.txt.gz", "VALID.md"])
 def test_other_names_of_the_validation_file_are_understood(tmp_path, name):
-    data = TEXT.encode()
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    assert roles(put(tmp_path, train__txt=TEXT))["valid"] == [name]
+    assert roles(put(tmp_path, train__txt=TEXT, **{name: TEXT}))["valid"] == [name]
 
 
 def test_a_folder_of_other_files_uses_all_in_sorted_order_but_not_the_readme(tmp_path):
@@ -122,6 +120,9 @@ def test_folders_without_usable_files_are_refused(tmp_path, files, says):
 def test_an_unknown_source_lists_the_choices(source):
     with pytest.raises(SweepError, match=r"tinystories, synthetic, hf:OWNER/NAME.*got"):
         identify_data(source)
+    for name in ("hf:", "hf:stories", "hf:a/b/c", "hf:a/b@"):
+        with pytest.raises(SweepError, match=r"form hf:OWNER/NAME.*got"):
+            identify_data(name)
 
 
 HUB = """
@@ -136,12 +137,15 @@ except SweepError as error:
 """
 
 
-def test_a_data_set_of_the_hub_is_identified_by_its_commit(hub, stories):
+def test_a_data_set_of_the_hub_is_identified_by_its_commit_or_refused(hub, stories):
     hub.files = {"train.jsonl": json_lines(stories[:9]), "validation.jsonl": json_lines(["a"])}
     identity, texts = hub.run(HUB)
     expected = {"name": "hf", "repository": "someone/stories", "revision": COMMIT}
     assert identity | expected == identity
     assert texts == {"train": stories[:9], "valid": ["a"]}
+    [message] = hub.run(HUB.replace("someone/stories", "someone/else"))
+    assert "hf:someone/else" in message
+    assert "\n" not in message
 
 
 def test_a_data_set_of_the_hub_without_validation_is_split_by_document(hub, stories):
@@ -149,18 +153,6 @@ def test_a_data_set_of_the_hub_without_validation_is_split_by_document(hub, stor
     _, texts = hub.run(HUB)
     assert sorted(texts["train"] + texts["valid"]) == sorted(stories)
     assert len(texts["valid"]) == 10
-
-
-def test_a_data_set_that_the_hub_does_not_have_is_refused_in_one_sentence(hub):
-    [message] = hub.run(HUB.replace("someone/stories", "someone/else"))
-    assert "hf:someone/else" in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize("source", ["hf:", "hf:stories", "hf:a/b/c", "hf:a/b@"])
-def test_a_malformed_name_is_refused(source):
-    with pytest.raises(SweepError, match="OWNER/NAME"):
-        identify_data(source)
 
 
 def test_a_local_folder_is_never_read_as_a_data_set_of_the_hub(tmp_path, monkeypatch):
@@ -233,11 +225,9 @@ def test_every_row_of_a_table_is_a_document(tmp_path, stories, name):
 
 
 def test_a_folder_may_hold_tables(tmp_path, stories):
-    folder = tmp_path / "tables"
-    folder.mkdir()
-    write_table(folder / "train.jsonl", stories[:150])
-    write_table(folder / "validation.parquet", stories[150:])
-    text = prepare_data(identify_data(str(folder)), str(folder), BYTES)
+    write_table(tmp_path / "train.jsonl", stories[:150])
+    write_table(tmp_path / "validation.parquet", stories[150:])
+    text = prepare_data(identify_data(str(tmp_path)), str(tmp_path), BYTES)
     assert (text.train_documents, text.valid_documents) == (150, 50)
 
 
@@ -267,7 +257,6 @@ def test_a_table_without_text_is_refused_in_one_sentence(tmp_path, cache, capfd,
 
 
 def documents(pieces):
-    """Join pieces into whole documents."""
     whole, parts = [], []
     for piece in pieces:
         parts.append(piece.text)
@@ -287,13 +276,10 @@ def write(path, text):
     return path
 
 
-def test_documents_stand_between_separator_lines(tmp_path):
+def test_documents_stand_between_separator_lines_and_get_line_feeds(tmp_path):
     line = "<|endoftext|>\n"
     text = f"\ufeff\n one\n\ntwo \n{line}<|endoftext|>  \n \n{line}three{line}4"
     assert read(write(tmp_path / "a.txt", text)) == ["one\n\ntwo", "three<|endoftext|>\n4"]
-
-
-def test_windows_line_ends_become_line_feeds(tmp_path):
     assert read(write(tmp_path / "a.txt", "a\r\nb\r\n<|endoftext|>\r\nc\r\n")) == ["a\nb", "c"]
 
 
@@ -366,22 +352,15 @@ def test_a_single_document_without_white_space_is_cut_all_the_same(tmp_path, cha
 
 
 def test_split_rule_1_never_changes(tmp_path):
-    """It is part of the identity of data; another choice of documents is another version."""
     assert SPLIT_RULE["version"] == 1
     text = "\n<|endoftext|>\n".join(f"document {i}" for i in range(40))
     assert split_of(write(tmp_path / "b.txt", text))[1] == ["document 15", "document 27"]
 
 
 def test_the_files_of_a_folder_are_documents_whatever_their_extensions(tmp_path, stories):
-    folder = tmp_path / "stories"
-    folder.mkdir()
-    suffixes = [".txt", ".md", ".py", ".html", ""]
-    for index, story in enumerate(stories[:50]):
-        write(folder / f"{index:02}{suffixes[index % 5]}", story)
-    (folder / "50.log.gz").write_bytes(
-        gzip.compress("\n<|endoftext|>\n".join(stories[50:]).encode())
-    )
-    write(folder / "51.txt", "")
-    train, valid = split_of(folder)
+    suffixes = ["__txt", "__md", "__py", "__html", ""]
+    files = {f"{i:02}{suffixes[i % 5]}": story for i, story in enumerate(stories[:50])}
+    files["50__log__gz"] = gzip.compress("\n<|endoftext|>\n".join(stories[50:]).encode())
+    train, valid = split_of(put(tmp_path / "stories", **files, **{"51__txt": ""}))
     assert sorted(train + valid) == sorted(stories)
     assert len(valid) == 10

@@ -23,7 +23,7 @@ from sweep.data.tokens import (
     write_tokens,
 )
 from sweep.errors import SweepError
-from tests.data.conftest import BYTES
+from tests.data.conftest import BYTES, PYTHON
 
 BPE = TokenizerSettings(kind="bpe", vocabulary=300)
 
@@ -184,8 +184,8 @@ def test_a_file_that_is_not_text_is_refused_and_leaves_nothing(
     assert files_of(cache) == []
 
 
-def test_two_processes_at_once_tokenize_once_and_agree(story_file, python, cache):
-    command = [*python, PREPARE + DIGEST, str(story_file)]
+def test_two_processes_at_once_tokenize_once_and_agree(story_file, cache):
+    command = [*PYTHON, PREPARE + DIGEST, str(story_file)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0].split() for process in started]
     assert outputs[0][0] == outputs[1][0]
@@ -193,9 +193,9 @@ def test_two_processes_at_once_tokenize_once_and_agree(story_file, python, cache
     assert len(files_of(cache)) == 1
 
 
-def test_a_killed_preparation_looks_unfinished_and_is_repeated(story_file, python, cache):
+def test_a_killed_preparation_looks_unfinished_and_is_repeated(story_file, cache):
     process = subprocess.Popen(
-        [*python, PREPARE, str(story_file), "stop"], stdout=subprocess.PIPE, text=True
+        [*PYTHON, PREPARE, str(story_file), "stop"], stdout=subprocess.PIPE, text=True
     )
     with process:
         assert process.stdout.readline() == "stopped\n"
@@ -223,14 +223,14 @@ else:
     [("\n<|endoftext|>\n", 200_000_000), ("\n", 60_000_000)],
     ids=["many documents", "one document"],
 )
-def test_memory_stays_bounded_on_a_large_file(tmp_path, stories, python, separator, size):
+def test_memory_stays_bounded_on_a_large_file(tmp_path, stories, separator, size):
     path = tmp_path / "large.txt"
     block = len(separator.join(["0000 ", *stories]).encode())
     with path.open("w", encoding="utf-8") as file:
         for i in range(size // block):
             file.write(separator.join(f"{i} {story}" for story in stories) + separator)
     assert path.stat().st_size > 0.9 * size
-    output = subprocess.check_output([*python, PREPARE + PEAK, str(path)], text=True)
+    output = subprocess.check_output([*PYTHON, PREPARE + PEAK, str(path)], text=True)
     assert int(output.split()[-1]) < 300e6  # bytes at the peak
     path.unlink()
 
@@ -261,7 +261,6 @@ def test_separators_decode_visibly_and_unused_ids_to_nothing(bpe):
 
 
 def test_a_text_cut_where_pieces_are_cut_gives_the_same_tokens(bpe):
-    """Before white space that follows none: wherever that is."""
     text = ODD_TEXT + "It's the dog's 12 hats!  They're\n\nnice ... " * 3
     [whole] = bpe.encode_batch([text])
     cuts = [i for i in range(1, len(text)) if text[i] in " \n" and not text[i - 1].isspace()]
@@ -278,11 +277,11 @@ def test_training_takes_merges_from_the_text_up_to_the_vocabulary(bpe, stories, 
     assert 257 <= TextTokenizer(tmp_path / "small.json").vocabulary_used < 262
 
 
-def test_training_is_deterministic_across_processes_and_threads(story_file, python, tmp_path):
+def test_training_is_deterministic_across_processes_and_threads(story_file, tmp_path):
     outputs = set()
     for value in ("true", "false"):
         cache = {"TOKENIZERS_PARALLELISM": value, "SWEEP_CACHE": str(tmp_path / value)}
-        command = [*python, PREPARE + DIGEST, str(story_file)]
+        command = [*PYTHON, PREPARE + DIGEST, str(story_file)]
         outputs.add(subprocess.check_output(command, env=os.environ | cache))
     assert len(outputs) == 1
 

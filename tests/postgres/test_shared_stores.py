@@ -88,7 +88,6 @@ class Postgres(Service):
         self.launch([*command, f"-p{self.port}"], is_ready, cwd=self.folder, **self.user)
 
     def die(self) -> None:
-        """Shut down immediately: sessions are cut, and the next start replays the log."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait()
@@ -108,7 +107,6 @@ class Postgres(Service):
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """PostgreSQL with the databases that docs/shared-stores.md asks for."""
     with tempfile.TemporaryDirectory(prefix="sweep-postgres-") as folder:
         server = Postgres(Path(folder), secrets.token_hex(16))
         try:
@@ -122,7 +120,6 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def mlflow(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    """An MLflow server that keeps its runs in PostgreSQL."""
     store = postgres.address("mlflow", "").replace("://", "+psycopg://")
     server = MlflowServer(tmp_path_factory.mktemp("mlflow"), store, PGPASSWORD=postgres.password)
     try:
@@ -134,7 +131,6 @@ def mlflow(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def both(postgres: Postgres, mlflow: MlflowServer) -> dict[str, str]:
-    """Return the variables with which `sweep run` uses both servers."""
     return {
         "SWEEP_RUN_TRACKING_URI": mlflow.uri,
         "SWEEP_RUN_STORAGE": postgres.address("optuna", ""),
@@ -143,8 +139,6 @@ def both(postgres: Postgres, mlflow: MlflowServer) -> dict[str, str]:
 
 
 class Command(Service):
-    """`sweep run` of a tuned experiment, in another process."""
-
     def __init__(self, folder: Path, environment: dict[str, str], *flags: str) -> None:
         super().__init__(folder.with_name(f"{folder.name} command"))
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +151,6 @@ class Command(Service):
 
     @property
     def output(self) -> str:
-        """Everything that it has printed, over all starts."""
         return (self.folder / "log").read_text()
 
     def start(self) -> "Command":
@@ -174,7 +167,6 @@ class Command(Service):
         self.process.wait()
 
     def until(self, is_true: Callable[[], Any]) -> None:
-        """Wait until a condition becomes true while the command runs."""
         while not is_true():
             assert self.process.poll() is None, self.output
             time.sleep(0.05)
@@ -182,7 +174,6 @@ class Command(Service):
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Create commands, and end those that still run after the test."""
     commands: list[Command] = []
 
     def build(name: str, environment: dict[str, str], *flags: str) -> Command:
@@ -195,14 +186,12 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 
 def studies_of(storage, name):
-    """Load the studies of all sweeps with this name."""
     opened = open_storage(storage)
     names = [study for study in optuna.get_all_study_names(opened) if study.startswith(f"{name}: ")]
     return [optuna.load_study(study_name=study, storage=opened) for study in names]
 
 
 def tuned_losses(folder):
-    """Return the final losses of the tuning trials by id, as in the folder."""
     rows = [row for row in folder.read_plan()["trials"] if row["stage"] == "tune"]
     results = {row["id"]: folder.trial(row["id"]).read_result() for row in rows}
     return {trial_id: result["final_valid_loss"] for trial_id, result in results.items()}
@@ -236,7 +225,6 @@ def count_finished(path):
 
 
 def is_training(path):
-    """Return True if some unfinished trial has logged a line."""
     logs = path.glob("trials/*/metrics.jsonl")
     return any(log.stat().st_size and not log.with_name("result.json").exists() for log in logs)
 
@@ -332,7 +320,6 @@ def test_a_database_can_be_the_store_of_mlflow_without_a_server(command, postgre
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capfd):
-    """Return a function that calls `sweep run`, which must be refused, and returns its message."""
 
     def call(*flags):
         monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from sweep.tracking.store import connect
 from sweep.trial.files import MetricsLog, read_json, read_metrics, write_json
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from tests.plans import build_plan
-from tests.servers import MlflowServer, Service, logged_points, stored_points
+from tests.servers import MlflowServer, logged_points, stored_points
 
 TOML = """
 budget = "200k"
@@ -38,8 +38,8 @@ EPOCH = 1_760_000_000.0
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also ignore that MLflow 3.17 uses a deprecated loader of SQLAlchemy 2.1."""
     monkeypatch.setattr(mirror, "PAUSE_SECONDS", 0.1)
+    # MLflow 3.17 uses a deprecated loader of SQLAlchemy 2.1.
     warnings.filterwarnings("ignore", message="The ``noload`` loader strategy")
 
 
@@ -59,7 +59,6 @@ class FakeSweep:
         return self.folder.trial(self.ids[index])
 
     def set_state(self, index: int, state: State, **fields: Any) -> None:
-        """Write state.json as the runner does; one attempt per RUNNING."""
         trial = self.trial(index)
         if not trial.config_path.exists():
             row = self.plan.known_trials[index]
@@ -70,7 +69,6 @@ class FakeSweep:
         trial.write_status(status)
 
     def write_lines(self, index: int, count: int, settled: bool = True, keep: int | None = None):
-        """Append lines as a worker does, and save two checkpoints after them."""
         trial = self.trial(index)
         size = trial.metrics_path.stat().st_size if trial.metrics_path.exists() else 0
         log = MetricsLog(trial.metrics_path, size if keep is None else keep, lambda: None)
@@ -93,13 +91,12 @@ class FakeSweep:
                 (trial.path / f"checkpoint-{step}-{log.length}").write_bytes(b"tensors")
 
     def finish(self, index: int, state: State = State.COMPLETE, **fields: Any) -> None:
-        """Write what a worker leaves at the end, and the state."""
         trial, row = self.trial(index), self.plan.known_trials[index]
         np.save(trial.losses_path, np.array([[3.0, 2.0], [5.0, 4.0]]))
         trial.log_path.write_text("trained\n")
+        fields_of_plan = {"id", "stage", "policy", "batch_size", "seed", "learning_rate", "tokens"}
         result = {
-            **row.model_dump(include={"id", "stage", "policy", "batch_size", "seed"}),
-            **row.model_dump(include={"learning_rate", "tokens", "steps", "warmup_steps"}),
+            **row.model_dump(include={*fields_of_plan, "steps", "warmup_steps"}),
             "state": state,
             "cause": fields.get("cause"),
             "final_valid_loss": 2.0 / 3 + index,
@@ -110,7 +107,6 @@ class FakeSweep:
         self.set_state(index, state, **fields)
 
     def train(self, index: int, lines: int) -> None:
-        """Write everything of a trial that trained to its end."""
         self.set_state(index, State.RUNNING)
         self.write_lines(index, lines)
         self.finish(index)
@@ -121,7 +117,6 @@ class FakeSweep:
 
     @property
     def record(self) -> dict[str, Any]:
-        """tracking.json."""
         return read_json(self.folder.tracking_path)
 
     def runs(self, uri: str | None = None) -> dict[str, Any]:
@@ -135,18 +130,15 @@ class FakeSweep:
         return runs
 
     def run(self, index: int, uri: str | None = None) -> Any:
-        """Return the MLflow run of a trial."""
         return self.runs(uri)[self.ids[index]]
 
     def assert_mirrored(self, *indices: int, uri: str | None = None) -> None:
-        """Check that the runs of these trials hold their lines, each point once."""
         client, runs = connect(uri or self.record["tracking_uri"]), self.runs(uri)
         for index in indices or range(len(self.ids)):
             run_id = runs[self.ids[index]].info.run_id
             assert stored_points(client, run_id) == logged_points(self.trial(index))
 
     def grow(self, **overrides: Any) -> None:
-        """Plan the same experiment with more batch sizes or seeds."""
         self.plan = grow_plan(self.plan, make_plan(self.folder.path.parent, **overrides))
         write_json(self.folder.plan_path, self.plan.model_dump(mode="json"))
 
@@ -161,7 +153,6 @@ def make_plan(tmp_path: Path, **overrides: Any) -> Plan:
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables; creating them takes two seconds."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -179,28 +170,15 @@ def sweep(tmp_path: Path, empty_store: Path) -> FakeSweep:
     return made
 
 
-@pytest.fixture
-def down(tmp_path: Path) -> Service:
-    """A server that has not started."""
-    return Service(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    """A server that the first test of the module starts."""
     made = MlflowServer(tmp_path_factory.mktemp("server"))
     yield made
     made.die()
 
 
-@pytest.fixture
-def until() -> Callable[[Callable[[], Any]], None]:
-    """Wait until a condition becomes true."""
-
-    def wait(is_true: Callable[[], Any], seconds: float = 40.0) -> None:
-        end = time.monotonic() + seconds
-        while not is_true():
-            assert time.monotonic() < end, "the condition did not become true"
-            time.sleep(0.05)
-
-    return wait
+def until(is_true: Callable[[], Any]) -> None:
+    end = time.monotonic() + 40
+    while not is_true():
+        assert time.monotonic() < end, "the condition did not become true"
+        time.sleep(0.05)

@@ -20,11 +20,13 @@ from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.folder import Cause, State
 from sweep.trial.lease import Lease
-from tests.servers import logged_points
+from tests.servers import Service, logged_points
+from tests.tracking.conftest import until
+
+FILES = {"config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt"}
 
 
 def statuses(sweep):
-    """Return the status of the parent run, then of the trials' runs in the plan's order."""
     runs = sweep.runs()
     return [runs[key].info.status for key in ("parent", *sweep.ids) if key in runs]
 
@@ -48,8 +50,7 @@ def test_a_finished_sweep_is_mirrored_whole(sweep):
     assert run.data.params["policy"] == "fixed"
     assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert run.data.metrics["final/valid_loss"] == 2.0 / 3
-    files = {"config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt"}
-    assert artifacts(sweep, run) == files
+    assert artifacts(sweep, run) == FILES
     assert (sweep.folder.path / "mlartifacts").is_dir()
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "words sweep")
     assert parent.data.params["budget"] == "200000"
@@ -66,9 +67,8 @@ def test_runs_that_a_lost_answer_created_twice_are_deleted(sweep):
         tags = {name: run.data.tags[name] for name in names if name in run.data.tags}
         client.create_run(run.info.experiment_id, tags=tags)
     sweep.sync()
-    assert {k: r.info.run_id for k, r in sweep.runs().items()} == {
-        k: r.info.run_id for k, r in before.items()
-    }
+    ids = [{key: run.info.run_id for key, run in runs.items()} for runs in (before, sweep.runs())]
+    assert ids[0] == ids[1]
 
 
 @pytest.mark.parametrize("which", ["trial", "parent"])
@@ -132,7 +132,7 @@ def test_a_trial_that_began_again_gets_another_run(sweep, lost):
     sweep.assert_mirrored(0)
 
 
-def test_a_stopped_or_killed_trial_does_not_stay_running_and_resumes_in_its_run(sweep, until):
+def test_a_stopped_or_killed_trial_does_not_stay_running_and_resumes_in_its_run(sweep):
     sweep.set_state(0, State.RUNNING)
     sweep.set_state(1, State.RUNNING)
     mirror = Mirror(sweep.folder, sweep.plan, None)
@@ -172,7 +172,7 @@ def test_runs_end_as_their_trials_and_the_sweep_end(sweep):
     assert is_mirrored(sweep.folder, None)
 
 
-def test_the_thread_mirrors_a_growing_plan_and_at_the_end_the_report(sweep, until):
+def test_the_thread_mirrors_a_growing_plan_and_at_the_end_the_report(sweep):
     sweep.set_state(0, State.RUNNING)
     mirror = Mirror(sweep.folder, sweep.plan, None)
     mirror.start()
@@ -279,7 +279,7 @@ def assert_stored_once(sweep, uri, *indices):
         assert stored.loc[sweep.ids[index], "final_valid_loss"] == result["final_valid_loss"]
 
 
-def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server, until):
+def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server):
     mirror = Mirror(sweep.folder, sweep.plan, server.uri)
     mirror.start()
     sweep.set_state(0, State.RUNNING)
@@ -303,9 +303,7 @@ def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server, unt
     following.start()
     assert following.close(60) == ""
     assert_stored_once(sweep, server.uri, 0, 1)
-    artifacts = connect(server.uri).list_artifacts(sweep.run(0, server.uri).info.run_id)
-    files = {"config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt"}
-    assert {file.path for file in artifacts} == files
+    assert artifacts(sweep, sweep.run(0, server.uri)) == FILES
 
 
 class SlowProxy:
@@ -359,7 +357,7 @@ def test_a_server_that_never_answers_does_not_hold_up_the_command(sweep):
         assert time.monotonic() - begin < 20  # less than one request's limit
 
 
-def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server, until):
+def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server):
     server.start()
     proxy = SlowProxy(server.port, 0.05)
     for index in range(2):
@@ -374,13 +372,13 @@ def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server,
     proxy.close()
 
 
-def test_a_password_in_the_address_is_used_and_neither_stored_nor_shown(sweep, server, down):
+def test_a_password_in_the_address_is_used_and_neither_stored_nor_shown(sweep, server, tmp_path):
     def with_password(port):
         return f"http://user:secret@127.0.0.1:{port}"
 
     server.start()
     sweep.train(0, 3)
-    sentence = Mirror(sweep.folder, sweep.plan, with_password(down.port)).deliver()
+    sentence = Mirror(sweep.folder, sweep.plan, with_password(Service(tmp_path).port)).deliver()
     assert sentence and "secret" not in sentence
     sweep.sync(with_password(server.port))
     stored = with_password(server.port).replace(":secret", "")

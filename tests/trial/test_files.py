@@ -20,10 +20,9 @@ from sweep.trial.files import (
 
 
 def test_what_is_written_is_read(tmp_path):
-    path = tmp_path / "a.json"
     document = {"x": [1, 2.5, None], "y": {"z": "ü"}}
-    write_json(path, document)
-    assert read_json(path) == {"format_version": FORMAT_VERSION, **document}
+    write_json(tmp_path / "a.json", document)
+    assert read_json(tmp_path / "a.json") == {"format_version": FORMAT_VERSION, **document}
 
 
 CHANGED = json.dumps({**seal({"x": 1}), "x": 2})
@@ -45,10 +44,12 @@ def test_a_failed_check_or_write_keeps_the_old_file_and_leaves_no_part(tmp_path)
     write_json(path, {"x": 1})
 
     def refuse():
-        raise RuntimeError("superseded")
+        raise Superseded
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Superseded):
         write_json(path, {"x": 2}, refuse)
+    with pytest.raises(Superseded):
+        MetricsLog(path, 0, refuse)
     with pytest.raises(OSError), replacing(path) as part:
         part.write_text("half")
         raise OSError("disk full")
@@ -84,22 +85,9 @@ def test_resume_keeps_the_known_start_and_orphans_reach_nothing(tmp_path):
 
 
 def test_an_incomplete_last_line_is_left_out(tmp_path):
-    path = tmp_path / "m"
-    path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
-    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
-    assert read_metrics(path, length=15) == [{"step": 1}]
-
-
-def test_a_superseded_attempt_leaves_the_log_alone(tmp_path):
-    path = tmp_path / "m"
-    path.write_bytes(b'{"step": 1}\n')
-
-    def refuse():
-        raise Superseded
-
-    with pytest.raises(Superseded):
-        MetricsLog(path, 0, refuse)
-    assert path.read_bytes() == b'{"step": 1}\n'
+    (tmp_path / "m").write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
+    assert read_metrics(tmp_path / "m") == [{"step": 1}, {"step": 2}]
+    assert read_metrics(tmp_path / "m", length=15) == [{"step": 1}]
 
 
 def test_a_changed_start_is_not_intact(tmp_path):

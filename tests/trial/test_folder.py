@@ -13,11 +13,8 @@ def trial(tmp_path):
     return folder
 
 
-def test_a_trial_without_state_is_waiting(trial):
+def test_a_trial_is_waiting_until_its_status_is_written(trial):
     assert trial.read_status() == TrialStatus() and not State.WAITING.is_finished
-
-
-def test_status_survives_the_disk(trial):
     status = TrialStatus(State.FAILED, Cause.LOST, "killed", 2, 3, 4)
     trial.write_status(status)
     assert trial.read_status() == status

@@ -115,7 +115,6 @@ def test_on_another_machine_a_lease_that_was_given_up_is_dead_at_once(tmp_path):
 
 
 def test_an_owner_on_another_machine_is_refused_while_it_raises_its_counter(tmp_path, monkeypatch):
-    """The two machines share the folder but no locks."""
     path, now = tmp_path / "sweep.lock", [0.0]
     monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(lease.time, "sleep", lambda seconds: write_elsewhere(path, counter=1))
