@@ -41,11 +41,6 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def stories():
-    return list(STORIES)
-
-
-@pytest.fixture
 def story_file(tmp_path):
     path = tmp_path / "stories.txt"
     path.write_text("".join(f"{story}\n<|endoftext|>\n" for story in STORIES), encoding="utf-8")

@@ -56,11 +56,9 @@ def weighted(choices):
 
 
 def entropy(grammar, template=None):
-    """Return the exact entropy in nats of what a template becomes, by default a story: no sampling.
-
-    The choice among alternatives does not depend on remembered values, so it is a sum over symbols,
-    each weighted with the probability that a derivation reaches it.
-    """
+    """Return the exact entropy in nats of a template, by default of a story."""
+    # No choice among alternatives depends on remembered values: a sum over symbols, each weighted
+    # with the probability that a derivation reaches it.
     total = 0.0
     for rule, variable, condition, _, _ in parse_template(template or f"[{grammar['start']}]"):
         if rule:

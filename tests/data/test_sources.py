@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import shutil
 
 import pandas as pd
 import pytest
@@ -21,7 +20,7 @@ from sweep.data.sources import (
 )
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
-from tests.data.conftest import BYTES, COMMIT, json_lines
+from tests.data.conftest import BYTES, COMMIT, STORIES, json_lines
 
 TEXT = "a cat\n<|endoftext|>\na dog\n"
 CONTENT = b"a cat sat\n<|endoftext|>\n" * 500
@@ -55,19 +54,7 @@ def test_built_in_sets_are_identified_without_network_or_disk(cache):
     assert [is_path(name) for name in names] == [False, False, False, True, True]
 
 
-def test_a_path_is_identified_by_content_not_by_name(story_file, tmp_path):
-    first = identify_data(str(story_file))
-    copy = tmp_path / "elsewhere" / "renamed.txt"
-    copy.parent.mkdir()
-    shutil.copy(story_file, copy)
-    assert identify_data(str(copy)) == identify_data(str(copy.parent)) == first
-    assert first["split"]["valid_fraction"] == 0.05
-    assert json.loads(json.dumps(first)) == first
-    copy.write_text("another story")
-    assert identify_data(str(copy)) != first
-
-
-def test_the_identity_of_files_depends_on_their_order_contents_and_formats(tmp_path):
+def test_the_identity_of_files_depends_on_their_order_contents_and_formats_alone(tmp_path):
     identities = [
         identify_data(put(tmp_path / name, **files))
         for name, files in {
@@ -81,6 +68,9 @@ def test_the_identity_of_files_depends_on_their_order_contents_and_formats(tmp_p
     ]
     assert identities[0] == identities[1]
     assert len({json.dumps(identity) for identity in identities}) == 5
+    joined = identify_data(str(tmp_path / "joined" / "a.txt"))
+    assert joined == identities[4] == json.loads(json.dumps(joined))
+    assert joined["split"]["valid_fraction"] == 0.05
 
 
 def test_a_folder_with_train_and_valid_is_a_pair_without_a_split(tmp_path):
@@ -137,21 +127,18 @@ except SweepError as error:
 """
 
 
-def test_a_data_set_of_the_hub_is_identified_by_its_commit_or_refused(hub, stories):
-    hub.files = {"train.jsonl": json_lines(stories[:9]), "validation.jsonl": json_lines(["a"])}
+def test_a_data_set_of_the_hub_is_identified_by_its_commit_and_split_or_refused(hub):
+    hub.files = {"train.jsonl": json_lines(STORIES[:9]), "validation.jsonl": json_lines(["a"])}
     identity, texts = hub.run(HUB)
     expected = {"name": "hf", "repository": "someone/stories", "revision": COMMIT}
     assert identity | expected == identity
-    assert texts == {"train": stories[:9], "valid": ["a"]}
+    assert texts == {"train": STORIES[:9], "valid": ["a"]}
     [message] = hub.run(HUB.replace("someone/stories", "someone/else"))
     assert "hf:someone/else" in message
     assert "\n" not in message
-
-
-def test_a_data_set_of_the_hub_without_validation_is_split_by_document(hub, stories):
-    hub.files = {"train.jsonl": json_lines(stories)}
+    hub.files = {"train.jsonl": json_lines(STORIES)}
     _, texts = hub.run(HUB)
-    assert sorted(texts["train"] + texts["valid"]) == sorted(stories)
+    assert sorted(texts["train"] + texts["valid"]) == sorted(STORIES)
     assert len(texts["valid"]) == 10
 
 
@@ -216,17 +203,17 @@ def write_table(path, texts):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a[1].csv", "a.parquet", "a.json"])
-def test_every_row_of_a_table_is_a_document(tmp_path, stories, name):
-    texts = ["NA", "007", " with spaces\n", *stories]
+def test_every_row_of_a_table_is_a_document(tmp_path, name):
+    texts = ["NA", "007", " with spaces\n", *STORIES]
     write_table(tmp_path / name, texts)
     pieces = list(read_files([tmp_path / name]))
     assert [piece.text for piece in pieces] == [text.strip() for text in texts]
     assert all(piece.ends_document for piece in pieces)
 
 
-def test_a_folder_may_hold_tables(tmp_path, stories):
-    write_table(tmp_path / "train.jsonl", stories[:150])
-    write_table(tmp_path / "validation.parquet", stories[150:])
+def test_a_folder_may_hold_tables(tmp_path):
+    write_table(tmp_path / "train.jsonl", STORIES[:150])
+    write_table(tmp_path / "validation.parquet", STORIES[150:])
     text = prepare_data(identify_data(str(tmp_path)), str(tmp_path), BYTES)
     assert (text.train_documents, text.valid_documents) == (150, 50)
 
@@ -283,14 +270,10 @@ def test_documents_stand_between_separator_lines_and_get_line_feeds(tmp_path):
     assert read(write(tmp_path / "a.txt", "a\r\nb\r\n<|endoftext|>\r\nc\r\n")) == ["a\nb", "c"]
 
 
-def test_a_compressed_text_gives_the_same_documents(tmp_path, story_file, stories):
+@pytest.mark.parametrize("block", [16, 17, 23, 61, 1000, 1 << 18])
+def test_blocks_and_compression_change_no_document(tmp_path, story_file, block):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(story_file.read_bytes()))
-    assert read(story_file) == read(tmp_path / "a.txt.gz") == stories
-
-
-@pytest.mark.parametrize("block", [16, 17, 23, 61, 1000])
-def test_the_block_that_is_read_at_once_changes_no_document(story_file, stories, block):
-    assert read(story_file, block=block) == stories
+    assert read(story_file, block=block) == read(tmp_path / "a.txt.gz", block=block) == STORIES
 
 
 def test_a_long_document_comes_in_parts_that_are_cut_before_white_space(tmp_path):
@@ -311,26 +294,20 @@ def split_of(path):
     return documents(readers["train"]()), documents(readers["valid"]())
 
 
-def test_the_split_is_by_document_disjoint_complete_and_repeatable(story_file, stories):
+def test_the_split_is_by_document_disjoint_complete_and_repeatable(story_file):
     train, valid = split_of(story_file)
     assert len(valid) == 10  # 5 % of 200
     assert not set(train) & set(valid)
-    assert sorted(train + valid) == sorted(stories)
-    assert [story for story in stories if story in set(valid)] == valid  # file order
+    assert sorted(train + valid) == sorted(STORIES)
+    assert [story for story in STORIES if story in set(valid)] == valid  # file order
     assert split_of(story_file) == (train, valid)
 
 
-def test_equal_documents_stay_on_one_side_in_any_order(tmp_path, story_file, stories):
-    path = write(tmp_path / "b.txt", "\n<|endoftext|>\n".join([*stories, *reversed(stories)]))
+def test_equal_documents_stay_on_one_side_in_any_order(tmp_path, story_file):
+    path = write(tmp_path / "b.txt", "\n<|endoftext|>\n".join([*STORIES, *reversed(STORIES)]))
     train, valid = split_of(path)
     assert valid == split_of(story_file)[1] + split_of(story_file)[1][::-1]
     assert not set(train) & set(valid)
-
-
-def test_many_copies_of_one_document_cannot_be_split(tmp_path):
-    path = write(tmp_path / "b.txt", "one\n<|endoftext|>\none\n<|endoftext|>\n")
-    with pytest.raises(SweepError, match="at least two different documents, got 1"):
-        split_of(path)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +320,6 @@ def test_the_end_of_a_single_document_is_for_validation(tmp_path, lines, charact
     assert valid[0] in "\n "
 
 
-# The second: where 5 % begin just where a piece does.
 @pytest.mark.parametrize(("characters", "expected"), [(1, 1), (68_985, 3449)])
 def test_a_single_document_without_white_space_is_cut_all_the_same(tmp_path, characters, expected):
     [train], [valid] = split_of(write(tmp_path / "b.txt", "x" * characters))
@@ -357,10 +333,10 @@ def test_split_rule_1_never_changes(tmp_path):
     assert split_of(write(tmp_path / "b.txt", text))[1] == ["document 15", "document 27"]
 
 
-def test_the_files_of_a_folder_are_documents_whatever_their_extensions(tmp_path, stories):
+def test_the_files_of_a_folder_are_documents_whatever_their_extensions(tmp_path):
     suffixes = ["__txt", "__md", "__py", "__html", ""]
-    files = {f"{i:02}{suffixes[i % 5]}": story for i, story in enumerate(stories[:50])}
-    files["50__log__gz"] = gzip.compress("\n<|endoftext|>\n".join(stories[50:]).encode())
+    files = {f"{i:02}{suffixes[i % 5]}": story for i, story in enumerate(STORIES[:50])}
+    files["50__log__gz"] = gzip.compress("\n<|endoftext|>\n".join(STORIES[50:]).encode())
     train, valid = split_of(put(tmp_path / "stories", **files, **{"51__txt": ""}))
-    assert sorted(train + valid) == sorted(stories)
+    assert sorted(train + valid) == sorted(STORIES)
     assert len(valid) == 10

@@ -23,7 +23,7 @@ from sweep.data.tokens import (
     write_tokens,
 )
 from sweep.errors import SweepError
-from tests.data.conftest import BYTES, PYTHON
+from tests.data.conftest import BYTES, PYTHON, STORIES
 
 BPE = TokenizerSettings(kind="bpe", vocabulary=300)
 
@@ -59,16 +59,16 @@ def files_of(cache):
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, BYTES], ids=["bpe", "bytes"])
-def test_tokens_are_the_documents_each_ended_by_a_separator(story_file, stories, tokenizer):
+def test_tokens_are_the_documents_each_ended_by_a_separator(story_file, tokenizer):
     text = prepare(story_file, tokenizer)
     assert text.train.dtype == np.dtype("<u2")
     assert isinstance(text.train, np.memmap)
-    assert text.train_documents + text.valid_documents == len(stories)
-    assert text.train_bytes + text.valid_bytes == sum(len(story.encode()) for story in stories)
+    assert text.train_documents + text.valid_documents == len(STORIES)
+    assert text.train_bytes + text.valid_bytes == sum(len(story.encode()) for story in STORIES)
     both = np.concatenate([text.train, text.valid])
     documents = np.split(both, np.flatnonzero(both == text.separator) + 1)
     assert len(documents.pop()) == 0
-    assert sorted(text.tokenizer.decode(ids[:-1]) for ids in documents) == sorted(stories)
+    assert sorted(text.tokenizer.decode(ids[:-1]) for ids in documents) == sorted(STORIES)
     assert both.max() < text.tokenizer.vocabulary_used
 
 
@@ -99,7 +99,7 @@ def test_preparing_again_reads_the_cache_and_the_text_may_be_gone(story_file, ca
     assert len(files_of(cache)) == 2
 
 
-def test_a_description_writes_nothing_and_counts_prepared_data(story_file, stories, cache):
+def test_a_description_writes_nothing_and_counts_prepared_data(story_file, cache):
     described = describe_data(str(story_file), BYTES)
     assert described["prepared"] is False
     assert find_prepared(described["identity"], BYTES) is None
@@ -107,14 +107,14 @@ def test_a_description_writes_nothing_and_counts_prepared_data(story_file, stori
     prepare(story_file, BYTES)
     described = describe_data(str(story_file), BYTES)
     counts = described["counts"]
-    assert counts["train_documents"] + counts["valid_documents"] == len(stories)
+    assert counts["train_documents"] + counts["valid_documents"] == len(STORIES)
     json.dumps(described)
 
 
-def test_merges_are_learned_from_the_training_split_only(tmp_path, stories):
+def test_merges_are_learned_from_the_training_split_only(tmp_path):
     for name, valid in (("a", "zebra zebra"), ("b", "qqqq " * 50)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "train.txt").write_text("\n".join(stories), encoding="utf-8")
+        (tmp_path / name / "train.txt").write_text("\n".join(STORIES), encoding="utf-8")
         (tmp_path / name / "valid.txt").write_text(valid)
     paths = [prepare(tmp_path / name).tokenizer_path for name in "ab"]
     assert paths[0] != paths[1]
@@ -160,6 +160,7 @@ def test_a_split_shorter_than_a_window_is_refused(story_file):
     [
         ("empty.txt", b"", "at least two different documents, got 0"),
         ("bom.txt", b"\xef\xbb\xbf \n", "at least two different documents, got 0"),
+        ("copies.txt", b"one\n<|endoftext|>\none\n", "at least two different documents, got 1"),
         ("nul.txt", b"abc\0def", "UTF-8 text"),
         ("late.txt", b"a" * 10**6 + b"\0", "UTF-8 text"),
         ("latin.txt", "café".encode("latin-1"), "UTF-8 text"),
@@ -194,10 +195,8 @@ def test_two_processes_at_once_tokenize_once_and_agree(story_file, cache):
 
 
 def test_a_killed_preparation_looks_unfinished_and_is_repeated(story_file, cache):
-    process = subprocess.Popen(
-        [*PYTHON, PREPARE, str(story_file), "stop"], stdout=subprocess.PIPE, text=True
-    )
-    with process:
+    command = [*PYTHON, PREPARE, str(story_file), "stop"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "stopped\n"
         process.send_signal(signal.SIGKILL)
     leftover = files_of(cache)
@@ -223,12 +222,12 @@ else:
     [("\n<|endoftext|>\n", 200_000_000), ("\n", 60_000_000)],
     ids=["many documents", "one document"],
 )
-def test_memory_stays_bounded_on_a_large_file(tmp_path, stories, separator, size):
+def test_memory_stays_bounded_on_a_large_file(tmp_path, separator, size):
     path = tmp_path / "large.txt"
-    block = len(separator.join(["0000 ", *stories]).encode())
+    block = len(separator.join(["0000 ", *STORIES]).encode())
     with path.open("w", encoding="utf-8") as file:
         for i in range(size // block):
-            file.write(separator.join(f"{i} {story}" for story in stories) + separator)
+            file.write(separator.join(f"{i} {story}" for story in STORIES) + separator)
     assert path.stat().st_size > 0.9 * size
     output = subprocess.check_output([*PYTHON, PREPARE + PEAK, str(path)], text=True)
     assert int(output.split()[-1]) < 300e6  # bytes at the peak
@@ -239,8 +238,8 @@ ODD_TEXT = "Tabs\t, two  spaces, “quotes”, 日本語, 😀, <|endoftext|> in
 
 
 @pytest.fixture
-def bpe(tmp_path, stories):
-    train_bpe(map(Piece, stories), 400, tmp_path / "tokenizer.json")
+def bpe(tmp_path):
+    train_bpe(map(Piece, STORIES), 400, tmp_path / "tokenizer.json")
     return TextTokenizer(tmp_path / "tokenizer.json")
 
 
@@ -270,9 +269,9 @@ def test_a_text_cut_where_pieces_are_cut_gives_the_same_tokens(bpe):
         np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def test_training_takes_merges_from_the_text_up_to_the_vocabulary(bpe, stories, tmp_path):
+def test_training_takes_merges_from_the_text_up_to_the_vocabulary(bpe, tmp_path):
     assert bpe.vocabulary_used == 400
-    assert len(bpe.encode_batch([stories[0]])[0]) < len(stories[0].encode()) / 2
+    assert len(bpe.encode_batch([STORIES[0]])[0]) < len(STORIES[0].encode()) / 2
     train_bpe([Piece("ab ab")], 400, tmp_path / "small.json")
     assert 257 <= TextTokenizer(tmp_path / "small.json").vocabulary_used < 262
 
@@ -289,10 +288,9 @@ def test_training_is_deterministic_across_processes_and_threads(story_file, tmp_
 @pytest.mark.parametrize(("kind", "least"), [("bpe", 257), ("bytes", 256)])
 def test_a_vocabulary_that_cannot_hold_all_bytes_names_the_minimum(kind, least):
     check_tokenizer(TokenizerSettings(kind=kind, vocabulary=least))
+    small = TokenizerSettings(kind=kind, vocabulary=least - 1)
     with pytest.raises(SweepError, match=f"at least {least}, got {least - 1}"):
-        prepare_data(
-            {"name": "synthetic"}, None, TokenizerSettings(kind=kind, vocabulary=least - 1)
-        )
+        prepare_data({"name": "synthetic"}, None, small)
 
 
 def test_every_epoch_is_a_permutation_of_all_windows():
@@ -302,6 +300,7 @@ def test_every_epoch_is_a_permutation_of_all_windows():
         assert sorted(stream.window_indices(epoch * 100, 100)) == list(range(100))
     first, second = stream.window_indices(0, 100), stream.window_indices(100, 100)
     assert not np.array_equal(first, second)
+    assert SequenceStream(1005, 10, seed=0).epochs(1500) == 1.5
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 50, 99, 100, 101, 333])
@@ -315,12 +314,9 @@ def test_any_slice_equals_the_slice_of_the_whole_stream(count):
         np.testing.assert_array_equal(part, whole[start : start + count])
 
 
-def test_seeds_give_different_streams_and_equal_seeds_equal_ones():
+def test_seeds_give_different_streams_that_are_fixed_forever():
     streams = [SequenceStream(501, 10, seed).window_indices(0, 50).tolist() for seed in (0, 1, 0)]
     assert streams[0] == streams[2] != streams[1]
-
-
-def test_the_order_is_fixed_forever():
     assert SequenceStream(81, 10, seed=0).window_indices(6, 4).tolist() == [1, 7, 1, 3]
 
 
@@ -337,10 +333,6 @@ def test_the_last_window_has_its_last_target(count):
     windows = gather(np.arange(count), np.arange(stream.windows), 8)
     assert windows.max() <= count - 1
     assert count - 1 - windows.max() < 8
-
-
-def test_epochs_are_tokens_over_the_tokens_in_windows():
-    assert SequenceStream(1005, 10, seed=0).epochs(1500) == 1.5
 
 
 def test_a_target_belongs_to_its_document_and_a_separator_to_the_one_it_ends():

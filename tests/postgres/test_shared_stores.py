@@ -162,7 +162,7 @@ class Command(Service):
         print(self.output)
         return code
 
-    def kill(self) -> None:
+    def kill(self) -> None:  # and not its workers
         self.process.kill()
         self.process.wait()
 
@@ -245,10 +245,9 @@ def test_a_sweep_that_is_killed_twice_is_in_both_stores_once(command, postgres, 
     folder = SweepFolder(run.results)
     assert_tracked_once(folder, mlflow.uri)
     (study,) = studies_of(postgres.address("optuna"), "killed")
-    assert study_losses(study) == tuned_losses(folder)
-    unnamed = [
-        t for t in study.trials if t.user_attrs.get("sweep.trial_id") not in study_losses(study)
-    ]
+    losses = study_losses(study)
+    assert losses == tuned_losses(folder)
+    unnamed = [t for t in study.trials if t.user_attrs.get("sweep.trial_id") not in losses]
     assert {trial.state.name for trial in unnamed} <= {"FAIL"}  # asked for, but not yet planned
     assert secret not in run.output
     files = [path for path in run.results.rglob("*") if path.is_file()]
@@ -307,9 +306,8 @@ def test_a_database_can_be_the_store_of_mlflow_without_a_server(command, postgre
     flags = ("--lr", "0.05", "--tracking-uri")
     assert command("direct", {}, *flags, uri).start().wait() == 0
     folder = SweepFolder(tmp_path / "direct")
-    assert read_json(folder.tracking_path)["tracking_uri"] == uri.replace(
-        f":{postgres.password}", ""
-    )
+    without_password = uri.replace(f":{postgres.password}", "")
+    assert read_json(folder.tracking_path)["tracking_uri"] == without_password
     assert_tracked_once(folder, uri)
     assert list(folder.path.glob("mlartifacts/*/artifacts/report.md"))
     # Later commands use the recorded address, and read the password from the environment.

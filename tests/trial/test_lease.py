@@ -11,13 +11,7 @@ import pytest
 from sweep.errors import FolderInUse
 from sweep.trial import lease
 from sweep.trial.files import canonical_json, seal
-from sweep.trial.lease import (
-    Lease,
-    LeaseWatch,
-    is_locked,
-    read_owner,
-    refuse_live_owner_elsewhere,
-)
+from sweep.trial.lease import Lease, LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
 
 HOLD = """
 import sys, time
@@ -41,15 +35,11 @@ def holder(tmp_path):
     process.stdout.close()
 
 
-def test_a_held_lock_is_refused_and_names_its_owner(holder):
+def test_a_held_lock_names_its_owner_and_is_free_once_the_owner_is_killed(holder):
     process, path = holder
     assert is_locked(path)
     with pytest.raises(FolderInUse, match=f"process {process.pid}"):
         Lease(path)
-
-
-def test_a_killed_owner_frees_its_lock_at_once(holder):
-    process, path = holder
     process.kill()
     process.wait()
     assert not is_locked(path)
