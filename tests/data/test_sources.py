@@ -127,7 +127,7 @@ except SweepError as error:
 """
 
 
-def test_a_data_set_of_the_hub_is_identified_by_its_commit_and_split_or_refused(hub):
+def test_a_data_set_of_the_hub_is_identified_by_its_commit_or_refused(hub):
     hub.files = {"train.jsonl": json_lines(STORIES[:9]), "validation.jsonl": json_lines(["a"])}
     identity, texts = hub.run(HUB)
     expected = {"name": "hf", "repository": "someone/stories", "revision": COMMIT}
@@ -136,6 +136,9 @@ def test_a_data_set_of_the_hub_is_identified_by_its_commit_and_split_or_refused(
     [message] = hub.run(HUB.replace("someone/stories", "someone/else"))
     assert "hf:someone/else" in message
     assert "\n" not in message
+
+
+def test_a_data_set_of_the_hub_without_validation_is_split_by_document(hub):
     hub.files = {"train.jsonl": json_lines(STORIES)}
     _, texts = hub.run(HUB)
     assert sorted(texts["train"] + texts["valid"]) == sorted(STORIES)
@@ -320,6 +323,7 @@ def test_the_end_of_a_single_document_is_for_validation(tmp_path, lines, charact
     assert valid[0] in "\n "
 
 
+# The second: 5 % begin just where a piece does.
 @pytest.mark.parametrize(("characters", "expected"), [(1, 1), (68_985, 3449)])
 def test_a_single_document_without_white_space_is_cut_all_the_same(tmp_path, characters, expected):
     [train], [valid] = split_of(write(tmp_path / "b.txt", "x" * characters))
