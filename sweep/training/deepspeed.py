@@ -16,8 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.training.optimizer import build_optimizer
-from sweep.training.parallel import DataParallel, FunctionModule, LossSum, Parallel
+from sweep.training.parallel import (
+    DataParallel,
+    FunctionModule,
+    LossSum,
+    Parallel,
+    build_optimizer,
+)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's moments
 

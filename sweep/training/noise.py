@@ -6,18 +6,42 @@ trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (M
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import milestone_steps, probe_sizes
-from sweep.training.optimizer import is_part, own_part
+from sweep.plan.steps import largest_divisor, milestone_steps
+from sweep.training.parallel import is_part, own_part
 from sweep.training.step import TrainingStep
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
 BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
+LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
+LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
+
+
+class ProbeSizes(NamedTuple):
+    """Sizes of a trial's measurements of the gradient noise scale."""
+
+    points: int  # measurements, evenly spaced; the same at every batch size of a sweep
+    sequences: int  # per measurement; the same at every batch size
+    part: int  # sequences per gradient, on each device
+
+
+def probe_sizes(
+    sequences: int, points: int, share: float, microbatch_size: int, devices: int = 1
+) -> ProbeSizes:
+    """Return the sizes of at most `points` measurements in a `share` of the budget's sequences."""
+    points = min(points, int(share * sequences / LEAST_PROBED))
+    if not points:
+        return ProbeSizes(0, 0, 0)
+    count = min(MOST_PROBED, int(share * sequences / points))
+    parts = min(MOST_PARTS, count // LEAST_PART)
+    part = max(1, count // parts // devices)
+    return ProbeSizes(points, parts * part * devices, largest_divisor(part, microbatch_size))
 
 
 class NoiseProbe:

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.errors import SweepError, WorkerDied
-from sweep.plan.retry import Outcome
-from sweep.training.progress import ShouldStop
+from sweep.plan.retry import Outcome, ShouldStop
 from sweep.trial.files import cache_dir
 from sweep.trial.folder import TrialFolder, TrialStatus
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models import weight_dtype
-from sweep.training.optimizer import WeightAverage
-from sweep.training.parallel import DataParallel, FullyShard, Parallel
+from sweep.training.parallel import DataParallel, FullyShard, Parallel, WeightAverage
 from sweep.workloads import build_workload, ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload
 

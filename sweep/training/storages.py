@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sweep.config.numbers import format_bytes
-from sweep.training.optimizer import own_part
+from sweep.training.parallel import own_part
 
 BLOCK_BYTES = 512
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")

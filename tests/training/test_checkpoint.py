@@ -7,8 +7,7 @@ import torch.distributed as dist
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import Superseded
-from sweep.training.checkpoint import CheckpointStore
-from sweep.training.progress import Progress
+from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.trial.folder import TrialFolder, TrialStatus

@@ -8,8 +8,8 @@ from sweep.config.experiment import load_experiment
 from sweep.data.tokens import SequenceStream
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
-from sweep.plan.steps import ProbeSizes, probe_sizes
 from sweep.training import noise
+from sweep.training.noise import ProbeSizes, probe_sizes
 from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.training.optimizer import WeightAverage, build_optimizer, power_of
-from sweep.training.parallel import Parallel
+from sweep.training.parallel import Parallel, WeightAverage, build_optimizer, power_of
 
 
 def build_model():

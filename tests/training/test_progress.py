@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sweep.training.progress import DIVERGED_POINTS, Progress
+from sweep.training.checkpoint import DIVERGED_POINTS, Progress
 
 
 @pytest.mark.parametrize(

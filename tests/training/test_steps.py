@@ -6,8 +6,8 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.data.synthetic import synthetic_identity
+from sweep.training.checkpoint import Progress
 from sweep.training.loop import Steps
-from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.training.worker import run_attempt
 from sweep.trial.files import read_metrics

@@ -13,8 +13,8 @@ from sweep.config.experiment import load_experiment
 from sweep.errors import SweepError
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
+from sweep.training.checkpoint import Progress
 from sweep.training.loop import Steps
-from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
 from tests.fakes.executors import InlineExecutor
