@@ -1,4 +1,1 @@
-"""The training engine: one loop, one step, checkpoints; `python -m sweep.training TRIAL_FOLDER`.
-
-Needs torch, numpy, pydantic, tokenizers and safetensors only.
-"""
+"""The training engine; needs torch, numpy, pydantic, tokenizers and safetensors only."""

@@ -55,8 +55,7 @@ def _run_trial(folder: TrialFolder) -> int:
         try:
             outcome: Outcome = process.result()
         except WorkerDied as error:
-            has_run_out = oom_kills() > killed_before
-            outcome = judge_death(error.exit_code, has_run_out, folder.log_path)
+            outcome = judge_death(error.exit_code, oom_kills() > killed_before, folder.log_path)
         if outcome.kind == "superseded":
             raise FolderInUse(outcome.message)
         if stops and outcome.kind in ("preempted", "lost"):

@@ -1,6 +1,5 @@
-"""Checkpoints: everything that exact resume needs, in tensors and numbers only.
+"""The progress of a trial, and its checkpoints: safetensors files, and progress.json for the rest.
 
-A checkpoint is a folder of safetensors files, and progress.json for everything that is no tensor.
 On several devices each process writes its part; any number of processes can continue from them.
 """
 
@@ -28,7 +27,6 @@ from sweep.trial.files import MetricsLog, is_start_intact, remove, replacing, sy
 from sweep.trial.folder import TrialFolder
 from sweep.workloads import ranks
 
-KEPT = 2  # the newest may be lost with the machine
 NOTES = "progress.json"
 WHOLE = "state.safetensors"  # all tensors of a trial on one device
 DIVERGED_MARGIN = 1.0  # loss above its start
@@ -64,22 +62,15 @@ class Progress:
     peak_memory_bytes: int = 0  # over all attempts
 
     def charge(self, account: str) -> None:
-        """Add the time since the last charge to `seconds_ACCOUNT` and the total.
-
-        `other` counts in the total only.
-        """
+        """Add the time since the last charge to the total and `seconds_ACCOUNT`, except `other`."""
         now = time.perf_counter()
         elapsed, self.charged_at = now - self.charged_at, now
         self.seconds_total += elapsed
         if account != "other":
-            name = f"seconds_{account}"
-            setattr(self, name, getattr(self, name) + elapsed)
+            vars(self)[f"seconds_{account}"] += elapsed
 
     def see_valid_loss(self, loss: float, target: float | None, window: int) -> str | None:
-        """Record an evaluation; return `diverged` or `trained` if it ends the training.
-
-        The mean of the last `window` evaluations must be at the target CONFIRMED times in a row.
-        """
+        """Record an evaluation; return `diverged` or `trained` if it ends the training."""
         if not math.isfinite(loss):
             return "diverged"
         if self.best_valid_loss is None or loss < self.best_valid_loss:
@@ -92,10 +83,7 @@ class Progress:
         return "trained" if self.points_at_target >= CONFIRMED else None
 
     def is_diverging(self, loss: float, is_like_start: bool = True) -> bool:
-        """Return True if a log point's loss is not finite, or above the start for long enough.
-
-        `is_like_start`: whether it measures the same as the evaluation at the start.
-        """
+        """Judge a log point's loss; `is_like_start` if it measures what `start_loss` does."""
         if not math.isfinite(loss):
             return True
         is_above = is_like_start and loss > self.start_loss + DIVERGED_MARGIN
@@ -124,8 +112,7 @@ class CheckpointStore:
                     stored = load_file(path / WHOLE)
             except (OSError, KeyError, ValueError, SafetensorError) as error:
                 problem = str(error)
-            is_damaged = any(ranks.gathered(bool(problem)))  # for any process: then none may use it
-            if not is_damaged:
+            if not any(ranks.gathered(bool(problem))):  # otherwise no process may use it
                 try:
                     _restore(step, path, notes, stored)
                     vars(progress).update(notes["progress"])
@@ -140,10 +127,7 @@ class CheckpointStore:
         return 0
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog | None) -> None:
-        """Write a checkpoint durably, unless this step has one; every process must call this.
-
-        Only the first process has the `log`.
-        """
+        """Write a checkpoint durably, unless this step has one; every process must call this."""
         if progress.step == self._step:
             return
         self._step = progress.step
@@ -162,17 +146,16 @@ class CheckpointStore:
                 part.mkdir()
                 tensors = {name: value.contiguous() for name, value in _tensors(step).items()}
                 save_file(tensors, part / WHOLE)
-            if log is None:
+            if log is None:  # in all processes but the first
                 return
             log.flush()
-            version, internal, gauss = random.getstate()
             notes = {
                 "progress": asdict(progress),
                 "metrics_length": log.length,
                 "metrics_sha256": log.sha256,
                 "processes": ranks.count(),
                 "average_steps": step.average.steps if step.average else 0,
-                "rng_python": [version, list(internal), gauss],
+                "rng_python": random.getstate(),
                 "bytes": {file.name: file.stat().st_size for file in part.iterdir()},
             }
             (part / NOTES).write_text(json.dumps(notes))
@@ -189,7 +172,7 @@ class CheckpointStore:
         for other in self.folder.checkpoints():
             if other.step >= progress.step and other.path != path:  # damaged, as they were not used
                 remove(other.path)
-        self.folder.remove_checkpoints(KEPT)
+        self.folder.remove_checkpoints(2)  # the newest may be lost with the machine
 
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial; every process must call this."""
@@ -216,8 +199,8 @@ def _restore(
     """Fill the state from a checkpoint, whose tensors are `stored` if they lie in one file."""
     step.parallel.make_states(lambda count: step.backward(step.workload.random_batch(count)))
     tensors, rank = _tensors(step), ranks.rank()
-    has_random_state = rank < notes["processes"]  # otherwise this process keeps its own
-    if not has_random_state:
+    has_random_state = rank < notes["processes"]
+    if not has_random_state:  # this process keeps its own
         tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
     if stored is None:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -240,7 +223,6 @@ def _restore(
 
 
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:
-    """Return this process's state by name, to be written or to be filled."""
     tensors = {f"model.{name}": tensor for name, tensor in step.parallel.weights().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in step.parallel.states().items()}
     if step.average is not None:

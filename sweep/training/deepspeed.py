@@ -1,6 +1,6 @@
-"""`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine, in the same loop (extra deepspeed).
+"""`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine (extra deepspeed).
 
-Checkpoints contain full tensors by the same names as with torch's own sharding, so that either
+Checkpoints contain the same tensors by name as those of torch's own sharding, so that either
 strategy continues from the other's.
 """
 
@@ -28,8 +28,6 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's moments
 
 
 class DeepSpeedZero(DataParallel):
-    """A part of optimizer states, gradients and weights on each device, split by DeepSpeed."""
-
     shows_gradients = False
     place = Parallel.place
 

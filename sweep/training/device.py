@@ -19,12 +19,10 @@ from sweep.errors import SweepError
 from sweep.training.memory_limit import available_in_cgroups
 from sweep.training.storages import LiveStorages
 
-# Dense bfloat16 peak, FLOP/s, from the vendors' data sheets. The first whole words that match.
+# Dense bfloat16 peak, FLOP/s, from the vendors' data sheets. The first pattern that matches.
 PEAK_FLOPS = {
-    "GH200": 989e12,
-    "H200": 989e12,
     "H100 PCIe": 756e12,
-    "H100": 989e12,
+    "GH200|H200|H100": 989e12,
     "B200": 2250e12,
     "A100": 312e12,
     "L40S": 362e12,
@@ -41,8 +39,7 @@ USABLE_SHARE = 0.9
 FORECAST_MARGIN = 1.02  # for a limit that counts what the forecast counts
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
 OUT_OF_MEMORY_TEXTS = (
-    *("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory"),
-    "cublas_status_alloc_failed",
+    r"(?i)out of memory|can(no|')t allocate memory|not enough memory|cublas_status_alloc_failed"
 )
 
 
@@ -104,7 +101,6 @@ def usable_memory(execution: Execution) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the model of the device, such as `NVIDIA H200` or the processor's name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -117,7 +113,7 @@ def device_name(device: torch.device) -> str:
 
 def peak_flops(name: str) -> float | None:
     """Return the dense bfloat16 peak in FLOP/s of a GPU by its name, or None if not known."""
-    peaks = (PEAK_FLOPS[words] for words in PEAK_FLOPS if re.search(rf"\b{words}\b", name))
+    peaks = (PEAK_FLOPS[words] for words in PEAK_FLOPS if re.search(rf"\b({words})\b", name))
     return next(peaks, None)
 
 
@@ -155,8 +151,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an exception, or its cause, means that memory ran out."""
     if error is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
         return error is not None
-    text = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return any(t in text for t in OUT_OF_MEMORY_TEXTS) or is_out_of_memory(error.__cause__)
+    is_text = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY_TEXTS, str(error))
+    return bool(is_text) or is_out_of_memory(error.__cause__)
 
 
 class LimitedMemory:

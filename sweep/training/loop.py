@@ -17,10 +17,7 @@ from sweep.workloads import ranks
 
 
 class Steps:
-    """Takes the steps of a trial, with this device's part of each batch, and sums their outputs.
-
-    The sums stay on the device between two log points, so that no step waits for it.
-    """
+    """Takes the steps of a trial, and sums their outputs on the device, so that no step waits."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         self.config, self.step, self.progress = config, step, progress
@@ -31,7 +28,7 @@ class Steps:
             step.rollouts.meter.restore(progress.watched)
 
     def take(self, t: int) -> StepOutput:
-        """Take step t = 1 …, S."""
+        """Take step t = 1 … S, with this device's part of the batch."""
         config, science, parallel = self.config, self.config.science, self.step.parallel
         count = science.batch_size // parallel.devices
         first = ((t - 1) * parallel.devices + parallel.rank) * count
@@ -88,14 +85,10 @@ def train(
     step: TrainingStep,
     store: CheckpointStore,
     should_stop: ShouldStop,
-    started: float,
+    started: float,  # when the attempt did, by `time.perf_counter`
     pause_step: int | None = None,
 ) -> tuple[str, Progress]:
-    """Train to the last step, or until the trial diverges, pauses or is asked to stop.
-
-    Returns `trained`, `diverged`, `paused` or the answer of `should_stop`, and the progress. The
-    attempt `started` at this `time.perf_counter`.
-    """
+    """Train; return `trained`, `diverged`, `paused` or `should_stop`'s answer, and the progress."""
     science, device, progress = config.science, step.device, Progress()
     length, path = store.load(step, progress), store.folder.metrics_path
     log = None if ranks.rank() else MetricsLog(path, length, store.check)
@@ -146,9 +139,8 @@ def train(
                 log.append(line)
 
         if ending is None:
-            is_pause = pause_step is not None and t >= pause_step
             is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds
-            ending = "paused" if is_pause else should_stop()
+            ending = "paused" if pause_step is not None and t >= pause_step else should_stop()
             ending, is_due = ranks.agreed((ending, is_due))
             if ending or is_due:
                 steps.store()
@@ -159,8 +151,7 @@ def train(
 
     progress.charge("training")
     ending = ending or "trained"
-    is_kept = science.stage == "report" and config.execution.keep == "checkpoints"
-    if ending == "trained" and is_kept:
+    if (ending, science.stage, config.execution.keep) == ("trained", "report", "checkpoints"):
         store.save(step, progress, log)
     progress.charge("checkpoint")
     if log:

@@ -24,8 +24,6 @@ LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same seq
 
 
 class ProbeSizes(NamedTuple):
-    """Sizes of a trial's measurements of the gradient noise scale."""
-
     points: int  # measurements, evenly spaced; the same at every batch size of a sweep
     sequences: int  # per measurement; the same at every batch size
     part: int  # sequences per gradient, on each device
@@ -45,11 +43,7 @@ def probe_sizes(
 
 
 class NoiseProbe:
-    """Measures the gradient noise at milestones, without updates.
-
-    All batch sizes use the same sequences, the last of the data's first epoch. No step trains on
-    them unless training and probes together exceed one epoch.
-    """
+    """Measures the gradient noise at milestones, on the same sequences at every batch size."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
         science, length = config.science, config.tokens_per_sequence
@@ -67,7 +61,6 @@ class NoiseProbe:
             self._first = max(0, windows - self._sizes.points * self._sizes.sequences)
 
     def metrics(self, t: int) -> dict[str, float]:
-        """Measure at step t, one of `steps`."""
         parallel, sizes = self._step.parallel, self._sizes
         count = sizes.sequences // parallel.devices
         first = self._first + self.steps.index(t) * sizes.sequences + parallel.rank * count
@@ -77,10 +70,7 @@ class NoiseProbe:
 
 
 def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, float]:
-    """Return trΣ̂ and Ĝ² of the gradient over a batch in parts of `size` sequences; eager.
-
-    A part is at most a microbatch. On several devices batch and parts are this device's share.
-    """
+    """Return trΣ̂ and Ĝ² over this device's batch, in parts of `size` ≤ microbatch sequences."""
     sums, squares = [torch.zeros_like(parameter) for parameter in step.parameters], 0.0
     count = len(batch[0]) // size
     for first in range(0, count * size, size):
@@ -101,7 +91,6 @@ def noise_estimates(squares: float, square: float, count: int, size: int) -> tup
 
 
 def _square(gradients: Sequence[Tensor]) -> float:
-    """Return the squared norm of all gradients together, in float64 (float32 on MPS)."""
     wide = torch.float32 if gradients[0].device.type == "mps" else torch.float64
     norms = [torch.linalg.vector_norm(own_part(part), dtype=wide) for part in gradients]
     square = torch.stack(norms).square().sum()

@@ -1,7 +1,6 @@
 """One trial on several devices: a process per device, whose gradients are summed (ZeRO 0 to 3).
 
-Each device takes a contiguous part of every batch. docs/devices.md has a table of the stages, which
-are those of Rajbhandari et al. 2019 (arXiv:1910.02054).
+docs/devices.md has a table of the stages, those of Rajbhandari et al. 2019 (arXiv:1910.02054).
 """
 
 import contextlib
@@ -33,7 +32,6 @@ class Parallel:
     parameters: list[nn.Parameter]  # those that are trained
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Keep the model, and move this process's part of its weights to the device."""
         self.model = model.to(device)
 
     def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
@@ -51,7 +49,6 @@ class Parallel:
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this device's share of a loss."""
         if self.devices > 1:
             loss = loss * self.devices  # torch takes the mean over devices
         loss.backward()  # type: ignore[no-untyped-call]
@@ -94,10 +91,7 @@ class Parallel:
         return tensors
 
     def make_states(self, backward: Callable[[int], object]) -> None:
-        """Allocate the optimizer's states by a step at rate 0; a checkpoint fills them next.
-
-        `backward` adds the gradients of a number of random sequences.
-        """
+        """Allocate states by a step at rate 0; `backward` adds gradients of N random sequences."""
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.update(learning_rate=0.0, max_norm=1.0)
@@ -147,11 +141,9 @@ class DataParallel(Parallel):
 
 
 class FullyShard(DataParallel):
-    """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them.
+    """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them."""
 
-    Gradients are summed after every microbatch, because keeping them would need all of them whole.
-    """
-
+    # Gradients are summed after every microbatch; keeping them would need all of them whole.
     exchanging, rest_bytes = Parallel.exchanging, Parallel.rest_bytes
 
     def place(self, model: nn.Module, device: torch.device) -> None:
@@ -217,20 +209,15 @@ def is_part(value: Tensor) -> bool:
 
 
 def whole(value: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor, and any other tensor as it is."""
     return value.full_tensor() if is_part(value) else value  # type: ignore[attr-defined]
 
 
 def own_part(value: Tensor) -> Tensor:
-    """Return this process's part of a DTensor, and any other tensor as it is."""
     return value.to_local() if is_part(value) else value  # type: ignore[attr-defined]
 
 
 class WeightAverage:
-    """A float32 average of parameters over the steps so far (Karras et al. 2024).
-
-    `width` is the standard deviation of the averaged steps as a share of the steps so far.
-    """
+    """A float32 average of parameters over the steps so far (Karras et al. 2024)."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], width: float) -> None:
         self.parameters, self.power = parameters, power_of(width)
@@ -239,7 +226,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Include the parameters after one more step."""
         self.steps += 1
         keep = (1 - 1 / self.steps) ** (self.power + 1)
         for value, parameter in zip(self.values, self.parameters, strict=True):
@@ -247,7 +233,6 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the parameters by their averages within this context."""
         weights = [parameter.detach().clone() for parameter in self.parameters]
         try:
             self._assign(self.values)
@@ -262,6 +247,6 @@ class WeightAverage:
 
 
 def power_of(width: float) -> float:
-    """Return γ ≥ 0 with width² = (γ+1)/((γ+2)²(γ+3)); at most √(1/12) = 0.289, a plain mean."""
+    """Return γ ≥ 0 of a standard deviation with width² = (γ+1)/((γ+2)²(γ+3)), at most 1/12."""
     polynomial = [1, 7, 16 - width**-2, 12 - width**-2]
     return max(0.0, float(np.roots(polynomial).real.max()))

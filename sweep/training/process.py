@@ -2,8 +2,7 @@
 
 The server, `python -m sweep.training --serve`, starts with the first `FreshProcess` and ends with
 its parent. The user's own process forks nothing, so scripts and notebooks need no `__main__` guard.
-Each request is one end of a pipe, on which the forked process receives the function and its
-environment, and sends its pid and the result. A process between the two adds the exit code.
+A request is one end of a pipe. A process between server and worker adds the exit code.
 """
 
 import atexit
@@ -28,7 +27,6 @@ from sweep.plan.retry import Outcome, ShouldStop
 from sweep.trial.files import cache_dir
 from sweep.trial.folder import TrialFolder, TrialStatus
 
-POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to stop
 FORK = multiprocessing.get_context("fork")
 
 _lock = threading.Lock()
@@ -36,11 +34,8 @@ _server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment variables of workers, without those that the user has set.
-
-    Compiled code may use any instruction of a processor, so each type has its own cache.
-    """
-    processor = platform.processor()
+    """Return the environment variables of workers, without those that the user has set."""
+    processor = platform.processor()  # each type has its own cache of compiled code
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         keys = ("model name", "flags", "CPU part", "Features")
@@ -59,7 +54,7 @@ class FreshProcess:
     """Runs a module-level `function(*arguments, should_stop)` in a new process, starting at once.
 
     After this process has ended, `should_stop` answers if the function `ends_itself`; otherwise the
-    new process is ended. `environment` replaces some variables.
+    new process is ended.
     """
 
     def __init__(
@@ -86,7 +81,6 @@ class FreshProcess:
             self._pipe.send("stop")
 
     def kill(self) -> None:
-        """End the process at once, with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -106,7 +100,6 @@ class FreshProcess:
 
 
 def _pass_to_server(pipe: Connection) -> None:
-    """Make the server fork a process that reads from the pipe; start it if there is none."""
     global _server
     with _lock:
         if _server is None or _server[0].poll() is not None:
@@ -141,7 +134,6 @@ def serve(descriptor: int) -> None:
 
 
 def _supervise(pipe: Connection, control: socket.socket) -> None:
-    """Run a request in a process of its own, and send its exit code."""
     control.close()
     process = FORK.Process(target=_run, args=(pipe,))
     process.start()
@@ -151,7 +143,6 @@ def _supervise(pipe: Connection, control: socket.socket) -> None:
 
 
 def _run(pipe: Connection) -> None:
-    """Perform a request."""
     stops: list[str] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
     signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
@@ -195,10 +186,7 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
 
 
 def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
-    """Run the attempt with this fencing number in this process, which a cluster started.
-
-    Signal handlers append to `stops`, and so does a file in the folder, `TrialFolder.ask_to_stop`.
-    """
+    """Run the attempt with this fencing number; signals and `ask_to_stop` append to `stops`."""
     folder = TrialFolder(path)
     if not folder.config_path.exists():
         problem = f"must be a folder that all machines share; {socket.gethostname()} cannot see it"
@@ -206,7 +194,7 @@ def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
 
     def watch() -> None:
         while not folder.is_asked_to_stop(number):
-            time.sleep(POLL_SECONDS)
+            time.sleep(1.0)
         stops.append("stopped")
 
     os.environ.update(worker_environment())

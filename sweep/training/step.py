@@ -35,7 +35,6 @@ class TrainingStep:
 
     Losses are summed and divided by the whole batch's tokens, so that every split of a batch gives
     the same gradient. With the optimizer `none` there is no update, and gradients accumulate.
-    A `model`, if given, is on the device in the precision's dtype.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class TrainingStep:
         config: TrialConfig,
         device: torch.device,
         microbatch_size: int,
-        model: nn.Module | None = None,
+        model: nn.Module | None = None,  # on the device, in the precision's dtype
     ) -> None:
         science, execution = config.science, config.execution
         self.device, self.parallel = device, Parallel()
@@ -127,11 +126,9 @@ class TrainingStep:
             self.model.zero_grad(set_to_none=True)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Replace the weights by their average, if one is kept: for evaluations and saving."""
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
     def evaluated(self, evaluate: Callable[[nn.Module], Result]) -> Result:
-        """Return the result of one of the workload's evaluations, of the averaged weights."""
         with self.averaged(), torch.no_grad():
             result: Result = self.parallel.call(evaluate)
         return result

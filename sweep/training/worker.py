@@ -1,4 +1,4 @@
-"""One attempt of one trial: everything between taking the lease and releasing it.
+"""One attempt of one trial, from taking the lease to result.json (docs/results.md names its keys).
 
 A trial on several devices has a process for each, started by torch's elastic launcher. A temporary
 folder carries the request to stop to them, and the failure of one of them back.
@@ -68,18 +68,13 @@ def run_attempt(
     status: TrialStatus | None = None,
     is_logged: bool = False,
 ) -> Outcome:
-    """Run an attempt of a trial, or one of its processes; errors in the trial become outcomes.
-
-    `should_stop` is polled after every step, and its answer becomes the outcome's kind. Without a
-    `status` the newest attempt in state.json runs.
-    """
+    """Run an attempt, by default the newest, or one of its processes; errors become outcomes."""
     folder, lease = TrialFolder(path), None
     try:
         status = status or folder.read_status()
         store = CheckpointStore(folder, status.fencing)
         store.check()
-        result = folder.read_result()
-        if result is not None:  # the runner died before it recorded this
+        if result := folder.read_result():  # the runner died before it recorded this
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
         if not ranks.are_many():  # otherwise the launcher's process has done this
             lease = Lease(folder.lease_path, status.fencing)
@@ -112,7 +107,6 @@ def run_attempt(
 def _run(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
 ) -> Outcome:
-    """Train and evaluate on this process's device, within its memory limit."""
     execution, science = config.execution, config.science
     rank, device = ranks.rank(), torch.device(execution.device)
     if ranks.are_many() and device.type == "cuda":
@@ -215,10 +209,7 @@ def _launch(
 
 
 def first_cause(rank: int, exit_code: int, reports: list[Outcome], memory_ran_out: bool) -> Outcome:
-    """Return why an attempt failed: memory, or a killed process, or the first exception.
-
-    The process `rank` ended first. `reports` are the outcomes of those that raised, by time.
-    """
+    """Judge an attempt by the process that ended first, and the outcomes of those that raised."""
     full = [report for report in reports if report.kind == "out_of_memory"]
     if full or (reports and exit_code > 0):
         return (full or reports)[0]
@@ -295,13 +286,11 @@ def write_result(
         "final_valid_loss": final and final.valid_loss,
         "bits_per_byte": nats / math.log(2) / valid_bytes,
         "bytes_per_token": valid_bytes / valid_tokens,
-        "best_valid_loss": progress.best_valid_loss,
-        "tokens_to_target": tokens_to_target(config, folder.metrics_path) if final else None,
+        "tokens_to_target": _tokens_to_target(config, folder.metrics_path) if final else None,
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
-        **{key: value for key, value in vars(progress).items() if key.startswith("seconds_")},
+        **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_", "peak_"))},
         "tokens_per_second": tokens_per_second,
         "mfu": flop_utilisation(config, step.device, tokens_per_second),
-        "peak_memory_bytes": progress.peak_memory_bytes,
         "device": device_name(step.device),
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
@@ -313,8 +302,7 @@ def write_result(
     write_json(folder.result_path, with_nulls(record), store.check)
 
 
-def tokens_to_target(config: TrialConfig, metrics: Path) -> float | None:
-    """Return the tokens at which a complete trial's evaluations reached its target, if they did."""
+def _tokens_to_target(config: TrialConfig, metrics: Path) -> float | None:
     target, window = config.science.target, config.science.evaluation.window
     lines = [line for line in read_metrics(metrics) if "valid/loss" in line]
     tokens, losses = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
