@@ -11,8 +11,8 @@ from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.search import PRESETS, SHARES, Forecast
-from sweep.plan.retry import ShouldStop
 from sweep.plan.steps import largest_divisor
+from sweep.training.process import ShouldStop
 
 SAVES_MOST = "memory"  # the preset that always recomputes activations and splits all state
 CHUNK_ROWS = 512

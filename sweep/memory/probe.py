@@ -19,10 +19,9 @@ from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
 from sweep.memory.search import SHARES, Measurement, SearchResult, find_largest
-from sweep.plan.retry import ShouldStop, judge_death
+from sweep.plan.retry import judge_death
 from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
-from sweep.training.memory_limit import oom_kills
-from sweep.training.process import FreshProcess
+from sweep.training.process import FreshProcess, ShouldStop, oom_kills
 from sweep.training.step import TrainingStep
 
 LEARNING_RATE = 1e-6

@@ -2,15 +2,12 @@
 
 import signal
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import Cause, State, TrialStatus
-
-ShouldStop = Callable[[], str | None]  # a worker polls it; an answer is the outcome's kind
 
 
 @dataclass(frozen=True)

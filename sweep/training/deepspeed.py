@@ -16,13 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.training.parallel import (
-    DataParallel,
-    FunctionModule,
-    LossSum,
-    Parallel,
-    build_optimizer,
-)
+from sweep.training.parallel import DataParallel, FunctionModule, Parallel, build_optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's moments
 
@@ -63,7 +57,7 @@ class DeepSpeedZero(DataParallel):
             for states in self.optimizer.state.values():
                 states["step"].zero_()
 
-    def compiled(self, loss_sum: LossSum) -> LossSum:
+    def compiled(self, loss_sum: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return loss_sum
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.training.memory_limit import available_in_cgroups
+from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages
 
 # Dense bfloat16 peak, FLOP/s, from the vendors' data sheets. The first pattern that matches.
@@ -33,9 +33,7 @@ PEAK_FLOPS = {
     "L4": 121e12,
     "T4": 65e12,
 }
-# The rest goes to the context, libraries and fragmentation: in the E1 measurements a step of 0.87
-# of the memory ran and one of 0.93 did not.
-USABLE_SHARE = 0.9
+USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # for a limit that counts what the forecast counts
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
 OUT_OF_MEMORY_TEXTS = (
@@ -117,15 +115,13 @@ def peak_flops(name: str) -> float | None:
     return next(peaks, None)
 
 
-def flop_utilisation(
-    config: TrialConfig, device: torch.device, tokens_per_second: float
-) -> float | None:
-    """Return model FLOPs per second over the devices' peak; None if either is not known."""
+def flop_utilisation(config: TrialConfig, device: torch.device, rate: float) -> float | None:
+    """Return the share of the devices' peak FLOPs at a rate in tokens/s; None if not known."""
     flops = config.science.model.flops_per_token
     if not flops or device.type != "cuda" or not config.science.precision.startswith("bf16"):
         return None
     peak = peak_flops(device_name(device))
-    return tokens_per_second * flops / (peak * config.execution.devices) if peak else None
+    return rate * flops / (peak * config.execution.devices) if peak else None
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.retry import ShouldStop
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.device import flop_utilisation, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import NoiseProbe
+from sweep.training.process import ShouldStop
 from sweep.training.step import StepOutput, TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.workloads import ranks

@@ -1,4 +1,4 @@
-"""Functions in processes of their own, forked by a server that has imported torch.
+"""Functions in processes forked by a server that has imported torch; memory limits of cgroups.
 
 The server, `python -m sweep.training --serve`, starts with the first `FreshProcess` and ends with
 its parent. The user's own process forks nothing, so scripts and notebooks need no `__main__` guard.
@@ -16,18 +16,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from sweep.errors import SweepError, WorkerDied
-from sweep.plan.retry import Outcome, ShouldStop
 from sweep.trial.files import cache_dir
-from sweep.trial.folder import TrialFolder, TrialStatus
 
 FORK = multiprocessing.get_context("fork")
+ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# File names by version: limit, use, kills, and the key of reclaimable bytes in memory.stat.
+V2 = ("memory.max", "memory.current", "memory.events", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
+ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
 
 _lock = threading.Lock()
 _server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
@@ -124,8 +126,6 @@ def serve(descriptor: int) -> None:
     """Fork a process for each request until the parent has ended: the server's main loop."""
     import torch
 
-    import sweep.training.worker  # noqa: F401
-
     torch.compiler.reset()  # imports the compiler's front end, which every optimizer needs
     control = socket.socket(fileno=descriptor)
     while handles := socket.recv_fds(control, 1, 1)[1]:
@@ -178,26 +178,40 @@ def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 1
         raise SweepError(str(error).removeprefix("SweepError: ")) from error
 
 
-def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
-    """Run an attempt of a trial in this process, with its output in log.txt."""
-    from sweep.training.worker import run_attempt  # imports torch
+def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
+    """Return how many processes of this cgroup the kernel killed for memory; 0 if unknown."""
+    counts = (_pairs(group / names[2]).get("oom_kill") for group, names in _groups(root, own))
+    return next((count for count in counts if count is not None), 0)
 
-    return run_attempt(path, should_stop, status, is_logged=True)
+
+def available_in_cgroups(root: Path = ROOT, own: Path = OWN) -> int | None:
+    """Return the bytes that may still be allocated; page cache counts as free. None: no limit."""
+    available = []
+    for group, (limit, used, _, reclaimable) in _groups(root, own):
+        try:
+            free = int((group / limit).read_text()) - int((group / used).read_text())
+        except (OSError, ValueError):  # "max": no limit
+            continue
+        available.append(free + _pairs(group / "memory.stat").get(reclaimable, 0))
+    return max(0, min(available)) if available else None
 
 
-def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
-    """Run the attempt with this fencing number; signals and `ask_to_stop` append to `stops`."""
-    folder = TrialFolder(path)
-    if not folder.config_path.exists():
-        problem = f"must be a folder that all machines share; {socket.gethostname()} cannot see it"
-        return Outcome("error", f"{path} {problem}. Choose an --out on a shared file system.")
+def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield this process's group and all that contain it, innermost first, with file names."""
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, names = (root / "memory", V1) if controllers else (root, V2)
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                yield folder, names
 
-    def watch() -> None:
-        while not folder.is_asked_to_stop(number):
-            time.sleep(1.0)
-        stops.append("stopped")
 
-    os.environ.update(worker_environment())
-    threading.Thread(target=watch, name="stop", daemon=True).start()
-    status = folder.read_status().changed(fencing=number)
-    return attempt_trial(path, status, lambda: stops[0] if stops else None)
+def _pairs(path: Path) -> dict[str, int]:
+    try:
+        lines = (line.split() for line in path.read_text().splitlines())
+        return {words[0]: int(words[1]) for words in lines if len(words) == 2}
+    except (OSError, ValueError):
+        return {}

@@ -20,10 +20,9 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "wor
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that are allocated while it is entered.
+    """Counts the storages allocated while it is entered; above `limit` bytes it raises.
 
-    Above `limit` bytes an operation raises `torch.OutOfMemoryError`. Tensors of two or more
-    dimensions whose last one is `vocabulary` are logits.
+    Tensors of two or more dimensions whose last one is `vocabulary` are logits.
     """
 
     def __init__(self, limit: int | None = None, vocabulary: int | None = None) -> None:

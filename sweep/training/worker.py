@@ -31,7 +31,7 @@ from sweep.config.trial import TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.models import count_parameters
-from sweep.plan.retry import Outcome, ShouldStop, judge_death
+from sweep.plan.retry import Outcome, judge_death
 from sweep.plan.tuning import crossing_tokens
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.device import (
@@ -42,7 +42,7 @@ from sweep.training.device import (
     is_out_of_memory,
 )
 from sweep.training.loop import train
-from sweep.training.memory_limit import oom_kills
+from sweep.training.process import ShouldStop, oom_kills
 from sweep.training.step import TrainingStep
 from sweep.trial.files import (
     read_metrics,
@@ -63,10 +63,7 @@ GRACE_SECONDS = 2  # a failed process waits so long, in case another's death was
 
 
 def run_attempt(
-    path: Path,
-    should_stop: ShouldStop,
-    status: TrialStatus | None = None,
-    is_logged: bool = False,
+    path: Path, should_stop: ShouldStop, status: TrialStatus | None = None, is_logged: bool = False
 ) -> Outcome:
     """Run an attempt, by default the newest, or one of its processes; errors become outcomes."""
     folder, lease = TrialFolder(path), None

@@ -10,8 +10,9 @@ from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import WorkerDied
 from sweep.orchestration.planning import make_plan, save_plan
-from sweep.plan.retry import ShouldStop, begin_attempt
-from sweep.training.process import FreshProcess, attempt_trial
+from sweep.plan.retry import begin_attempt
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.folder import SweepFolder, TrialFolder
 
 ON_CPU = Execution(device="cpu")

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from sweep.config.execution import Execution
 from sweep.plan.retry import Outcome, begin_attempt
-from sweep.training.process import FreshProcess, attempt_trial
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import TrialFolder
 from tests.exactness.attempts import plan_trial

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweep.plan.retry import Outcome, ShouldStop, begin_attempt
-from sweep.training import worker
-from sweep.training.process import FreshProcess, run_cluster_attempt
+from sweep.plan.retry import Outcome, begin_attempt
+from sweep.training import run_cluster_attempt, worker
+from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import is_locked
 from tests.exactness.attempts import plan_trial
