@@ -152,11 +152,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class LimitedMemory:
-    """Memory of tensors, with a limit beyond which an operation raises `torch.OutOfMemoryError`.
-
-    On CUDA the allocator gets the limit minus the context, and at most the free memory, so that the
-    driver cannot spill. On a CPU storages of eager steps are counted, unless the limit is None.
-    """
+    """Memory of tensors, with a limit beyond which an operation raises `torch.OutOfMemoryError`."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
         self._device, self._limit_bytes = device, limit_bytes
@@ -168,9 +164,10 @@ class LimitedMemory:
             free, total = torch.cuda.mem_get_info(self._device)
             self._context_bytes = min(total - free, MOST_CONTEXT_BYTES)
             self.others_bytes = total - free - self._context_bytes
+            # At most the free memory, so that the driver cannot spill.
             allowed = max(0, min((self._limit_bytes or total) - self._context_bytes, free))
             torch.cuda.set_per_process_memory_fraction(allowed / total, self._device.index)
-        elif self._limit_bytes is not None:
+        elif self._limit_bytes is not None:  # counts eager operations
             self._storages.__enter__()  # type: ignore[no-untyped-call]
         forget_peak_memory(self._device)
         return self

@@ -53,18 +53,14 @@ def worker_environment() -> dict[str, str]:
 
 
 class FreshProcess:
-    """Runs a module-level `function(*arguments, should_stop)` in a new process, starting at once.
-
-    After this process has ended, `should_stop` answers if the function `ends_itself`; otherwise the
-    new process is ended.
-    """
+    """Runs a module-level `function(*arguments, should_stop)` in a new process; starts at once."""
 
     def __init__(
         self,
         function: Callable[..., Any],
         *arguments: object,
         environment: Mapping[str, str] | None = None,
-        ends_itself: bool = False,
+        ends_itself: bool = False,  # when this process has, as `should_stop` says; else killed
     ) -> None:
         settings = {**worker_environment(), **os.environ, **(environment or {})}
         self._pipe, theirs = multiprocessing.Pipe()

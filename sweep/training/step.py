@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from sweep.models import weight_dtype
 from sweep.training.parallel import DataParallel, FullyShard, Parallel, WeightAverage
 from sweep.workloads import build_workload, ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class StepOutput:
 class TrainingStep:
     """Forward, backward, clip and update, in microbatches.
 
-    Losses are summed and divided by the whole batch's tokens, so that every split of a batch gives
-    the same gradient. With the optimizer `none` there is no update, and gradients accumulate.
+    Losses are divided by the whole batch's tokens, so that every split gives the same gradient.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class TrainingStep:
         batch, start = self.rolled_out(batch), time.perf_counter()
         for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
             loss = self.backward(batch)
-            if self.optimizer is None:
+            if self.optimizer is None:  # gradients accumulate
                 norm = torch.zeros_like(loss)
                 continue
             norm = self.parallel.update(learning_rate, self.clip)
@@ -128,10 +125,10 @@ class TrainingStep:
     def averaged(self) -> AbstractContextManager[None]:
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
-    def evaluated(self, evaluate: Callable[[nn.Module], Result]) -> Result:
+    def evaluated(self, evaluate: Callable[[nn.Module], Any]) -> Any:
+        """Return the result of an evaluation of the averaged weights."""
         with self.averaged(), torch.no_grad():
-            result: Result = self.parallel.call(evaluate)
-        return result
+            return self.parallel.call(evaluate)
 
     def evaluate(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch without gradients, as evaluations compute it."""

@@ -187,7 +187,6 @@ def _launch(
             local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=name),
-            monitor_interval=POLL_SECONDS,
             signals_to_handle="SIGHUP",  # `should_stop` answers for the others
             shutdown_timeout=GRACE_SECONDS,
         )
@@ -259,7 +258,11 @@ def write_result(
     valid_bytes = (final and final.valid_bytes) or math.nan  # null in the file
     steps, epochs = progress.step, step.workload.epochs()
     tokens = steps * science.batch_size * config.tokens_per_sequence
-    tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
+    tokens_per_second, to_target = tokens / max(progress.seconds_training, 1e-9), None
+    if final and science.target is not None:
+        lines = [line for line in read_metrics(folder.metrics_path) if "valid/loss" in line]
+        curve = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
+        to_target = crossing_tokens(*curve, science.target, science.evaluation.window)
     record = {
         "id": config.id,
         **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
@@ -283,7 +286,7 @@ def write_result(
         "final_valid_loss": final and final.valid_loss,
         "bits_per_byte": nats / math.log(2) / valid_bytes,
         "bytes_per_token": valid_bytes / valid_tokens,
-        "tokens_to_target": _tokens_to_target(config, folder.metrics_path) if final else None,
+        "tokens_to_target": to_target,
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
         **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_", "peak_"))},
         "tokens_per_second": tokens_per_second,
@@ -297,13 +300,6 @@ def write_result(
         "valid_losses_sha256": sha256_of_file(folder.losses_path) if final else None,
     }
     write_json(folder.result_path, with_nulls(record), store.check)
-
-
-def _tokens_to_target(config: TrialConfig, metrics: Path) -> float | None:
-    target, window = config.science.target, config.science.evaluation.window
-    lines = [line for line in read_metrics(metrics) if "valid/loss" in line]
-    tokens, losses = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
-    return None if target is None else crossing_tokens(tokens, losses, target, window)
 
 
 def git_commit() -> str | None:

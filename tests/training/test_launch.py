@@ -14,12 +14,12 @@ from sweep.plan.retry import Outcome
 from sweep.training.worker import first_cause
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
+from tests.exactness.attempts import continued_from
 from tests.training.several_devices import (
     STEPS,
     assert_same_trial,
     attempt,
     complete,
-    continued_from,
     planned,
     start,
 )
@@ -44,10 +44,9 @@ def test_the_first_cause_counts(exit_code, reports, memory_ran_out, kind, messag
 
 
 def run(out: Path, workload: str, zero: int = 2, *more: str) -> tuple[int, TrialFolder]:
-    """Run a sweep of one trial on two processes, of which the second has a fault."""
     arguments = [
         *("run", "quick", "--batches", "8", "--budget", str(8 * 64 * STEPS), "--microbatch", "2"),
-        *("--workload", f"faulty_ranks:{workload}", "--devices-per-trial", "2"),
+        *("--workload", f"custom:{workload}", "--devices-per-trial", "2"),
         *("--zero", str(zero), "--device", "cpu", "--out", str(out), "--yes", "--quiet", *more),
     ]
     result = CliRunner().invoke(sweep, arguments, standalone_mode=False)
@@ -74,7 +73,7 @@ def test_a_killed_process_costs_the_trial_only_the_steps_since_its_checkpoint(
     tmp_path, faults, alone, zero
 ):
     always = {"checkpoint_seconds": 0.0}
-    trial = planned(tmp_path / "out", 2, zero, execution=always, workload="faulty_ranks:Killed")
+    trial = planned(tmp_path / "out", 2, zero, execution=always, workload="custom:Killed")
     outcome = attempt(trial)
     assert outcome.kind == "lost" and "process 1 of the trial: " in outcome.message
     complete(trial)
@@ -101,8 +100,6 @@ def test_the_exception_of_one_process_is_the_message_of_the_trial(tmp_path, faul
 
 
 class Running:
-    """A long trial in two processes, until it is stopped or killed."""
-
     def __init__(self, path: Path) -> None:
         often = {"sequences": 8, "noise_points": 0, "train_points": 10_000}
         self.trial = planned(path, 2, 2, budget=8 * 64 * 100_000, evaluation=often)

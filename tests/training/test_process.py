@@ -105,7 +105,6 @@ def test_a_helper_that_was_killed_is_replaced():
 
 
 def run_script(path, text, *arguments):
-    """Start a script that may use this module's functions and reports unclosed resources."""
     path.write_text(f"from sweep.training.process import FreshProcess\n{text}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
     return subprocess.Popen(

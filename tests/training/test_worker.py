@@ -25,7 +25,6 @@ def run_as_a_cluster_does(path: Path, _: ShouldStop) -> Outcome:
 
 
 def start(trial: TrialFolder) -> FreshProcess:
-    """Start attempt 1 of a trial in a process of its own."""
     return FreshProcess(run_as_a_cluster_does, trial.path)
 
 
@@ -38,13 +37,11 @@ def planned(path: Path, budget: int, **execution: object) -> TrialFolder:
 
 @pytest.fixture
 def trial(tmp_path) -> TrialFolder:
-    """A trial that trains for longer than a test waits, before its first attempt."""
-    return planned(tmp_path / "sweep", 4_000_000)
+    return planned(tmp_path / "sweep", 4_000_000)  # trains for longer than a test waits
 
 
 @pytest.fixture
 def attempt(trial) -> FreshProcess:
-    """The first attempt of the trial, which trains."""
     process = start(trial)
     while not trial.metrics_path.exists():  # the test's own time limit applies
         time.sleep(0.05)
