@@ -36,9 +36,7 @@ PEAK_FLOPS = {
 USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # for a limit that counts what the forecast counts
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
-OUT_OF_MEMORY_TEXTS = (
-    r"(?i)out of memory|can(no|')t allocate memory|not enough memory|cublas_status_alloc_failed"
-)
+NO_MEMORY = r"(?i)out of memory|n[o']t allocate memory|not enough memory|cublas_status_alloc_failed"
 
 
 def resolve_device(asked: str) -> str:
@@ -58,7 +56,6 @@ def is_here(device: str) -> bool:
 
 
 def has_compiler(device: str) -> bool:
-    """Return True if torch.compile can work here: a C++ compiler, and Triton on CUDA."""
     if device.startswith("cuda"):
         has_triton = importlib.util.find_spec("triton") is not None
         return has_triton and any(shutil.which(name) for name in ("cc", "gcc"))
@@ -147,7 +144,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an exception, or its cause, means that memory ran out."""
     if error is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
         return error is not None
-    is_text = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY_TEXTS, str(error))
+    is_text = isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error))
     return bool(is_text) or is_out_of_memory(error.__cause__)
 
 
@@ -184,7 +181,6 @@ class LimitedMemory:
         return self._storages.live_bytes
 
     def take_peak(self) -> int:
-        """Return the most bytes of live tensors since the last call."""
         if self._is_cuda:
             return forget_peak_memory(self._device)
         return self._storages.forget_peak()

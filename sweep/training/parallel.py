@@ -80,7 +80,6 @@ class Parallel:
         return {name: value.detach() for name, value in tensors.items() if name in names}
 
     def states(self) -> dict[str, Tensor]:
-        """Return this process's optimizer states by name of parameter and state."""
         if self.optimizer is None:
             return {}
         own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer

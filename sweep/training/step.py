@@ -126,12 +126,10 @@ class TrainingStep:
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
     def evaluated(self, evaluate: Callable[[nn.Module], Any]) -> Any:
-        """Return the result of an evaluation of the averaged weights."""
         with self.averaged(), torch.no_grad():
             return self.parallel.call(evaluate)
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch without gradients, as evaluations compute it."""
         batch = self.rolled_out(batch)
         self.model.eval()
         with torch.no_grad():

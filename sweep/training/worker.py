@@ -214,7 +214,6 @@ def first_cause(rank: int, exit_code: int, reports: list[Outcome], memory_ran_ou
 
 
 def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> Outcome:
-    """Run one process of the attempt; it ends when the launcher's process has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides
     faulthandler.enable()
@@ -261,8 +260,8 @@ def write_result(
     tokens_per_second, to_target = tokens / max(progress.seconds_training, 1e-9), None
     if final and science.target is not None:
         lines = [line for line in read_metrics(folder.metrics_path) if "valid/loss" in line]
-        curve = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
-        to_target = crossing_tokens(*curve, science.target, science.evaluation.window)
+        seen, losses = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
+        to_target = crossing_tokens(seen, losses, science.target, science.evaluation.window)
     record = {
         "id": config.id,
         **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),

@@ -156,10 +156,14 @@ def test_a_compiled_trial_has_the_same_curve(tmp_path, alone, zero):
     ("zero", "before", "after"),
     cases(
         [(3, 2, 2), (1, 2, 1)],
-        [(0, 1, 2), (0, 4, 2), (1, 2, 4), (2, 2, 2), (2, 4, 2), (3, 2, 4), (3, 4, 1)],
+        [(0, 1, 2), (0, 4, 2), (1, 2, 4), (2, 4, 2), (3, 2, 4), (3, 4, 1)]
+        + [(zero, 2, 2) for zero in (0, 1, 2)],
     ),
 )
-def test_a_trial_continues_with_any_number_of_processes(tmp_path, alone, zero, before, after):
+def test_a_trial_continues_with_any_number_of_processes(
+    tmp_path, undisturbed, alone, zero, before, after
+):
+    """With as many as before to the same bits."""
     trial = planned(tmp_path, before, zero)
     pause(trial)
     checkpoint = trial.checkpoints()[0]
@@ -169,6 +173,11 @@ def test_a_trial_continues_with_any_number_of_processes(tmp_path, alone, zero, b
     assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
     assert_same_trial(trial, alone)
     assert not trial.checkpoints()
+    if before == after:
+        whole = undisturbed(after, zero)
+        weights, others = load_file(trial.weights_path), load_file(whole.weights_path)
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+        assert trial.losses_path.read_bytes() == whole.losses_path.read_bytes()
 
 
 def test_no_process_uses_a_checkpoint_that_one_cannot_read(tmp_path, faults, alone):
@@ -185,18 +194,6 @@ def test_tensors_that_one_process_can_never_read_end_the_attempt_in_all(tmp_path
     pause(trial)
     outcome = attempt(trial)
     assert outcome.kind == "error" and "I/O error" in outcome.message
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_with_as_many_processes_it_continues_to_the_same_bits(tmp_path, undisturbed, zero):
-    whole, trial = undisturbed(2, zero), planned(tmp_path, 2, zero)
-    pause(trial)
-    complete(trial)
-    assert continued_from(trial) == [MIDDLE]
-    weights, others = load_file(trial.weights_path), load_file(whole.weights_path)
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert trial.losses_path.read_bytes() == whole.losses_path.read_bytes()
 
 
 @NEEDS_DEEPSPEED
@@ -232,38 +229,31 @@ def small_model():
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
 
 
-def take_step(model, optimizer, clip):
-    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    model(x).square().mean().backward()
-    exact = sum(float(p.grad.double().square().sum()) for p in model.parameters()) ** 0.5
-    parallel = Parallel()
-    parallel.optimizer, parallel.parameters = optimizer, list(model.parameters())
-    return float(parallel.update(1e-2, clip)), exact
-
-
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
-def test_only_matrices_decay(name, kind):
+def test_only_matrices_decay_and_none_is_no_optimizer(name, kind):
     model = small_model()
     optimizer = build_optimizer(OptimizerSettings(name=name, weight_decay=0.1), model, 1e-2)
     assert type(optimizer) is kind
+    assert build_optimizer(OptimizerSettings(name="none"), model, 1e-2) is None
     decays = {p: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
     assert all(decays[p] == (0.1 if p.ndim >= 2 else 0.0) for p in model.parameters())
 
 
-def test_without_an_optimizer_nothing_is_updated():
-    assert build_optimizer(OptimizerSettings(name="none"), small_model(), 1e-2) is None
-
-
 def test_gradients_above_the_bound_are_scaled_to_it():
-    settings = OptimizerSettings(name="sgd", weight_decay=0.0)
-    start = torch.cat([p.detach().flatten() for p in small_model().parameters()])
-    moves = []
+    settings, moves = OptimizerSettings(name="sgd", weight_decay=0.0), []
     for clip in (float("inf"), 0.1):
-        model = small_model()
-        norm, exact = take_step(model, build_optimizer(settings, model, 1e-2), clip)
+        parallel = Parallel()
+        parallel.place(small_model(), torch.device("cpu"))
+        parallel.build_optimizer(settings, 1e-2)
+        weights = parallel.parameters = list(parallel.model.parameters())
+        start = torch.cat([p.detach().flatten() for p in weights])
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+        parallel.model(x).square().mean().backward()
+        exact = sum(float(p.grad.double().square().sum()) for p in weights) ** 0.5
+        norm = float(parallel.update(1e-2, clip))
         assert norm == pytest.approx(exact, rel=1e-5) and norm > 0.1
-        assert all(p.grad is None for p in model.parameters())
-        moves.append(torch.cat([p.detach().flatten() for p in model.parameters()]) - start)
+        assert all(p.grad is None for p in weights)
+        moves.append(torch.cat([p.detach().flatten() for p in weights]) - start)
     torch.testing.assert_close(moves[1], moves[0] * 0.1 / norm, rtol=1e-3, atol=1e-7)
 
 
