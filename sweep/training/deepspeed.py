@@ -1,7 +1,6 @@
 """`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine (extra deepspeed).
 
-Checkpoints contain the same tensors by name as those of torch's own sharding, so that either
-strategy continues from the other's.
+Checkpoints have the tensors of torch's own sharding: either strategy continues the other's.
 """
 
 import os

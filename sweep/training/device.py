@@ -98,11 +98,10 @@ def usable_memory(execution: Execution) -> int:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
     return f"{device.type}: {name}"
 
 

@@ -63,8 +63,7 @@ class Parallel:
         if max_norm < math.inf:
             nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
         self.optimizer.step()
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.optimizer.zero_grad()
         return norm
 
     def rest_bytes(self) -> int:
