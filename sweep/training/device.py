@@ -63,7 +63,6 @@ def has_compiler(device: str) -> bool:
 
 
 def available_cores() -> int:
-    """Return the cores that this process may use: affinity, and the cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -106,7 +105,6 @@ def device_name(device: torch.device) -> str:
 
 
 def peak_flops(name: str) -> float | None:
-    """Return the dense bfloat16 peak in FLOP/s of a GPU by its name, or None if not known."""
     peaks = (PEAK_FLOPS[words] for words in PEAK_FLOPS if re.search(rf"\b({words})\b", name))
     return next(peaks, None)
 

@@ -34,7 +34,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[weakref.ref[Any], str, int]] = {}  # by object id
 
     def forget_peak(self) -> int:
-        """Return the peak and start a new one at the current bytes."""
         peak, self.peak_bytes, self.peak = self.peak_bytes, self.live_bytes, dict(self.live)
         return peak
 

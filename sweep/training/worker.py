@@ -33,25 +33,12 @@ from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.models import count_parameters
 from sweep.plan.retry import Outcome, judge_death
 from sweep.plan.tuning import crossing_tokens
+from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
-from sweep.training.device import (
-    LimitedMemory,
-    device_name,
-    flop_utilisation,
-    has_compiler,
-    is_out_of_memory,
-)
 from sweep.training.loop import train
 from sweep.training.process import ShouldStop, oom_kills
 from sweep.training.step import TrainingStep
-from sweep.trial.files import (
-    read_metrics,
-    replacing,
-    sha256_of,
-    sha256_of_file,
-    with_nulls,
-    write_json,
-)
+from sweep.trial import files
 from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
 from sweep.trial.lease import Lease
 from sweep.workloads import ranks
@@ -95,7 +82,7 @@ def run_attempt(
         message = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, SweepError):
             message = f"{type(error).__name__}: {message[:500]}"
-        return Outcome("out_of_memory" if is_out_of_memory(error) else "error", message)
+        return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
     finally:
         if lease:
             lease.release()
@@ -115,7 +102,7 @@ def _run(
             f"rate {science.learning_rate:g}, {config.steps} steps",
             flush=True,
         )
-    if execution.compile and not has_compiler(device.type):  # planned on another machine
+    if execution.compile and not machine.has_compiler(device.type):  # planned on another machine
         execution = execution.model_copy(update={"compile": False})
         config = config.model_copy(update={"execution": execution})
         if not rank:
@@ -124,7 +111,7 @@ def _run(
     if device.type == "cpu":  # an operation without a deterministic form: a warning in user code
         torch.use_deterministic_algorithms(True, warn_only=science.code is not None)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    with LimitedMemory(device, execution.device_memory_bytes):
+    with machine.LimitedMemory(device, execution.device_memory_bytes):
         started = time.perf_counter()
         _seed_everything(science.seed)
         step = TrainingStep(config, device, config.microbatch_size)
@@ -141,7 +128,7 @@ def _run(
         if keep != "none":
             if science.tokenizer and science.tokenizer.kind == "pretrained" and not rank:
                 source = pretrained_path(config.init_path, science.tokenizer)
-                with replacing(store.folder.tokenizer_path, store.check) as part:
+                with files.replacing(store.folder.tokenizer_path, store.check) as part:
                     shutil.copyfile(source, part)  # so that other trials can start from this one
             store.save_weights(step)
             progress.charge("checkpoint")
@@ -196,8 +183,8 @@ def _launch(
             return outcome
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            files = sorted(Path(name).glob("*.end"))
-            reports = [Outcome(**json.loads(file.read_text())) for file in files]
+            paths = sorted(Path(name).glob("*.end"))
+            reports = [Outcome(**json.loads(path.read_text())) for path in paths]
             return first_cause(rank, failure.exitcode, reports, oom_kills() > killed_before)
         finally:
             ended.set()
@@ -230,7 +217,7 @@ def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> O
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     outcome = run(lambda: stop.read_text() if stop.exists() else None)
     if outcome.kind in ("error", "out_of_memory", "superseded"):
-        with replacing(Path(name) / f"{time.time():017.6f}-{os.getpid()}.end") as part:
+        with files.replacing(Path(name) / f"{time.time():017.6f}-{os.getpid()}.end") as part:
             part.write_text(json.dumps(asdict(outcome)))
         time.sleep(GRACE_SECONDS)
         os._exit(1)  # without exit handlers, which may wait for the other processes
@@ -248,10 +235,9 @@ def write_result(
     final: FinalEvaluation | None,
     message: str | None,
 ) -> None:
-    """Write valid_losses.npy and result.json; a diverged trial has a message and no `final`."""
     folder, science, execution = store.folder, config.science, config.execution
     if final is not None:
-        with replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
+        with files.replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
             np.save(file, final.valid_losses)
     nats, valid_tokens = final.valid_losses.sum(axis=0).tolist() if final else (math.nan, 1)
     valid_bytes = (final and final.valid_bytes) or math.nan  # null in the file
@@ -259,7 +245,7 @@ def write_result(
     tokens = steps * science.batch_size * config.tokens_per_sequence
     tokens_per_second, to_target = tokens / max(progress.seconds_training, 1e-9), None
     if final and science.target is not None:
-        lines = [line for line in read_metrics(folder.metrics_path) if "valid/loss" in line]
+        lines = [line for line in files.read_metrics(folder.metrics_path) if "valid/loss" in line]
         seen, losses = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
         to_target = crossing_tokens(seen, losses, science.target, science.evaluation.window)
     record = {
@@ -289,16 +275,16 @@ def write_result(
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
         **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_", "peak_"))},
         "tokens_per_second": tokens_per_second,
-        "mfu": flop_utilisation(config, step.device, tokens_per_second),
-        "device": device_name(step.device),
+        "mfu": machine.flop_utilisation(config, step.device, tokens_per_second),
+        "device": machine.device_name(step.device),
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
-        "data_sha256": sha256_of(science.data) if science.data else None,
+        "data_sha256": files.sha256_of(science.data) if science.data else None,
         "execution": execution.model_dump(mode="json"),
-        "metrics_sha256": sha256_of_file(folder.metrics_path),
-        "valid_losses_sha256": sha256_of_file(folder.losses_path) if final else None,
+        "metrics_sha256": files.sha256_of_file(folder.metrics_path),
+        "valid_losses_sha256": files.sha256_of_file(folder.losses_path) if final else None,
     }
-    write_json(folder.result_path, with_nulls(record), store.check)
+    files.write_json(folder.result_path, files.with_nulls(record), store.check)
 
 
 def git_commit() -> str | None:

@@ -26,7 +26,6 @@ def plan_trial(
     asked: Execution = ON_CPU,
     **execution: object,
 ) -> TrialFolder:
-    """Plan a sweep of one trial; `execution` replaces what the plan decides."""
     folder = SweepFolder(path)
     plan = make_plan(load_experiment(experiment, dict(settings)), asked, folder).plan
     chosen = plan.execution.model_copy(update=execution)
@@ -35,7 +34,6 @@ def plan_trial(
 
 
 def continued_from(trial: TrialFolder) -> list[int]:
-    """Return the step that each attempt continued from, if it did not start at 0."""
     steps = re.findall(r"continues from step (\d+) of", trial.log_path.read_text())
     return [int(step) for step in steps]
 

@@ -22,9 +22,7 @@ def is_first_time() -> bool:
 
 
 class Faulty(Pretrain):
-    """Calls `fail` with the first microbatch of step 21."""
-
-    is_due = False
+    is_due = False  # to fail, with the first microbatch of step 21
 
     def build_batch(self, first, count):
         self.is_due = first == (20 * 2 + 1) * count

@@ -31,7 +31,6 @@ class Trial:
         self.start()
 
     def start(self):
-        """Continue in a newly built step, as a new process does; return the bytes of its log."""
         self.store = CheckpointStore(self.folder, 1)
         self.step, self.progress = TrainingStep(self.config, CPU, 4), Progress()
         length = self.store.load(self.step, self.progress)

@@ -57,9 +57,7 @@ def test_a_probe_is_a_small_part_of_training_and_its_parts_fit_the_microbatch():
 CONTEXT = 64  # of the experiment quick
 
 
-class ProbedWindows:
-    """A step and workload that only records which windows are probed."""
-
+class ProbedWindows:  # a step and a workload that only records which windows are probed
     microbatch_size, rollouts, parallel = 1, None, Parallel()
 
     def __init__(self, config, windows):
@@ -75,7 +73,6 @@ class ProbedWindows:
 
 @pytest.fixture
 def probed_windows(monkeypatch):
-    """Windows by batch size: those that its probes see, and those that it trains on."""
     monkeypatch.setattr(noise, "measure_noise", lambda *_: (1.0, 1.0))
 
     def windows_of(batches, sequences, windows, share):
@@ -88,7 +85,7 @@ def probed_windows(monkeypatch):
             for milestone in probe.steps:
                 probe.metrics(milestone)
             trained = step.stream.window_indices(0, row.tokens // CONTEXT).tolist()
-            pairs.append((step.probed, set(trained)))
+            pairs.append((step.probed, set(trained)))  # of one batch size
         return pairs
 
     return windows_of

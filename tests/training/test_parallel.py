@@ -125,9 +125,8 @@ def test_a_trial_to_a_target_or_with_averaged_weights_is_the_same(tmp_path, sett
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_memory_limit_is_that_of_each_process(tmp_path, alone, zero):
-    """The forecast at a microbatch of four is enough for it, and a tenth less is not."""
     trials = []
-    for share in (1.1, 0.9):
+    for share in (1.1, 0.9):  # of the forecast
         trial = planned(tmp_path / str(share), 2, zero)
         config = trial.read_config()
         forecast = forecast_stages(config.sized(4, 4), 2)[zero].peak_bytes
@@ -163,7 +162,6 @@ def test_a_compiled_trial_has_the_same_curve(tmp_path, alone, zero):
 def test_a_trial_continues_with_any_number_of_processes(
     tmp_path, undisturbed, alone, zero, before, after
 ):
-    """With as many as before to the same bits."""
     trial = planned(tmp_path, before, zero)
     pause(trial)
     checkpoint = trial.checkpoints()[0]
@@ -173,7 +171,7 @@ def test_a_trial_continues_with_any_number_of_processes(
     assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
     assert_same_trial(trial, alone)
     assert not trial.checkpoints()
-    if before == after:
+    if before == after:  # to the same bits
         whole = undisturbed(after, zero)
         weights, others = load_file(trial.weights_path), load_file(whole.weights_path)
         assert all(torch.equal(weights[name], others[name]) for name in weights)

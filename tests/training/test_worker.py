@@ -102,7 +102,7 @@ def test_a_folder_that_is_not_shared_is_named(trial):
 
 def test_without_a_compiler_on_its_machine_a_trial_is_eager(tmp_path, monkeypatch, capfd):
     trial = planned_quadratic(tmp_path / "sweep", 800, compile=True)
-    monkeypatch.setattr(worker, "has_compiler", lambda _: False)
+    monkeypatch.setattr(worker.machine, "has_compiler", lambda _: False)
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     assert trial.read_result()["execution"]["compile"] is False
     assert "no compiler" in capfd.readouterr().out
