@@ -26,9 +26,9 @@ from sweep.config.experiment import load_experiment
 from sweep.config.numbers import parse_count
 from sweep.config.trial import TrialConfig
 from sweep.orchestration.planning import make_plan, save_plan
+from sweep.training.checkpoint import Progress
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.loop import Steps
-from sweep.training.progress import Progress
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
 

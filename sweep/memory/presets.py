@@ -12,7 +12,7 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.search import PRESETS, SHARES, Forecast
 from sweep.plan.steps import largest_divisor
-from sweep.training.progress import ShouldStop
+from sweep.training.process import ShouldStop
 
 SAVES_MOST = "memory"  # the preset that always recomputes activations and splits all state
 CHUNK_ROWS = 512

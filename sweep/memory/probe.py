@@ -6,6 +6,7 @@ spill, the allocator did not have to retry, and throughput did not collapse.
 
 import math
 import statistics
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,10 +21,7 @@ from sweep.errors import WorkerDied
 from sweep.memory.search import SHARES, Measurement, SearchResult, find_largest
 from sweep.plan.retry import judge_death
 from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
-from sweep.training.loop import Phases
-from sweep.training.memory_limit import oom_kills
-from sweep.training.process import FreshProcess
-from sweep.training.progress import ShouldStop
+from sweep.training.process import FreshProcess, ShouldStop, oom_kills
 from sweep.training.step import TrainingStep
 
 LEARNING_RATE = 1e-6
@@ -191,6 +189,26 @@ def measure(
     if device.type == "cuda" and max(own, point.held_bytes or 0) > limit_bytes:
         return replace(point, status="SPILLED", message=f"{format_bytes(own)} in use")
     return point
+
+
+class Phases:
+    """Peak bytes and least seconds by phase. `take_peak` returns the peak since its last call."""
+
+    def __init__(self, take_peak: Callable[[], int]) -> None:
+        self._take_peak = take_peak
+        self.peaks: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self._take_peak()
+        self._start = time.perf_counter()
+
+    def note(self, name: str) -> None:
+        taken = time.perf_counter() - self._start
+        self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
+        self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
+        self._start = time.perf_counter()
 
 
 def _take_steps(

@@ -11,7 +11,8 @@ from sweep.errors import SweepError
 from sweep.orchestration.ray_executor import RayExecutor
 from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
 from sweep.plan.retry import Outcome
-from sweep.training.process import FreshProcess, attempt_trial
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder, TrialFolder
 
 

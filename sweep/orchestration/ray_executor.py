@@ -18,7 +18,7 @@ from typing import Any
 from sweep.config.execution import Execution
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
-from sweep.training.process import run_cluster_attempt
+from sweep.training import run_cluster_attempt
 from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import DEAD_SECONDS
 

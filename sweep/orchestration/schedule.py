@@ -21,8 +21,7 @@ from sweep.plan.retry import (
     status_after,
 )
 from sweep.plan.tuning import PATIENCE, last_step
-from sweep.training.memory_limit import oom_kills
-from sweep.training.process import run_job
+from sweep.training.process import oom_kills, run_job
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch
 

@@ -19,7 +19,7 @@ from sweep.config.execution import Execution
 from sweep.config.numbers import parse_count
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
-from sweep.training.process import run_cluster_attempt
+from sweep.training import run_cluster_attempt
 from sweep.trial.files import cache_dir, sha256_of
 from sweep.trial.folder import SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch, read_owner

@@ -3,14 +3,10 @@
 import math
 from collections.abc import Collection
 from fractions import Fraction
-from typing import NamedTuple
 
 from sweep.config.experiment import ScheduleSettings
 from sweep.config.numbers import nearest_multiples
 from sweep.errors import SweepError
-
-LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
-LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
 
 
 def tokens_per_trial(
@@ -57,27 +53,6 @@ def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
     """Return for k = 1 … M the first step with at least k/M of the trial's tokens, ascending."""
     points = min(points, steps)
     return tuple(sorted({-(-k * steps // points) for k in range(1, points + 1)}))
-
-
-class ProbeSizes(NamedTuple):
-    """Sizes of a trial's measurements of the gradient noise scale."""
-
-    points: int  # measurements, evenly spaced; the same at every batch size of a sweep
-    sequences: int  # per measurement; the same at every batch size
-    part: int  # sequences per gradient, on each device
-
-
-def probe_sizes(
-    sequences: int, points: int, share: float, microbatch_size: int, devices: int = 1
-) -> ProbeSizes:
-    """Return the sizes of at most `points` measurements in a `share` of the budget's sequences."""
-    points = min(points, int(share * sequences / LEAST_PROBED))
-    if not points:
-        return ProbeSizes(0, 0, 0)
-    count = min(MOST_PROBED, int(share * sequences / points))
-    parts = min(MOST_PARTS, count // LEAST_PART)
-    part = max(1, count // parts // devices)
-    return ProbeSizes(points, parts * part * devices, largest_divisor(part, microbatch_size))
 
 
 def legal_microbatches(number: int, group_size: int = 1) -> list[int]:

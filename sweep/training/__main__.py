@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sweep.errors import FolderInUse, SweepError, WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt, judge_death, status_after
-from sweep.training.memory_limit import oom_kills
-from sweep.training.process import FreshProcess, attempt_trial, serve
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess, oom_kills, serve
 from sweep.trial.folder import Cause, State, TrialFolder
 
 
@@ -24,6 +24,8 @@ def main() -> int:
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
+        import sweep.training.worker  # noqa: F401  the forked processes need it
+
         serve(options.serve)
         return 0
     if options.folder is None:
@@ -55,8 +57,7 @@ def _run_trial(folder: TrialFolder) -> int:
         try:
             outcome: Outcome = process.result()
         except WorkerDied as error:
-            has_run_out = oom_kills() > killed_before
-            outcome = judge_death(error.exit_code, has_run_out, folder.log_path)
+            outcome = judge_death(error.exit_code, oom_kills() > killed_before, folder.log_path)
         if outcome.kind == "superseded":
             raise FolderInUse(outcome.message)
         if stops and outcome.kind in ("preempted", "lost"):

@@ -1,15 +1,16 @@
-"""Checkpoints: everything that exact resume needs, in tensors and numbers only.
+"""The progress of a trial, and its checkpoints: safetensors files, and progress.json for the rest.
 
-A checkpoint is a folder of safetensors files, and progress.json for everything that is no tensor.
 On several devices each process writes its part; any number of processes can continue from them.
 """
 
 import contextlib
 import json
+import math
 import os
 import random
+import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,75 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sweep.training.optimizer import whole
-from sweep.training.progress import Progress
+from sweep.plan.tuning import CONFIRMED
+from sweep.training.parallel import whole
 from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog, is_start_intact, remove, replacing, sync_folder
 from sweep.trial.folder import TrialFolder
 from sweep.workloads import ranks
 
-KEPT = 2  # the newest may be lost with the machine
 NOTES = "progress.json"
 WHOLE = "state.safetensors"  # all tensors of a trial on one device
+DIVERGED_MARGIN = 1.0  # loss above its start
+DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points
+
+
+@dataclass
+class Progress:
+    """Counters, sums and seconds: plain numbers only."""
+
+    step: int = 0
+    start_loss: float = math.nan  # loss of the milestone set before any update
+    first_loss: float | None = None  # loss of the first batch before any update
+    best_valid_loss: float | None = None  # least of the milestone evaluations
+    clipped_steps: float = 0.0
+    # Sums over the steps since the last log point.
+    log_step: int = 0
+    loss_sum: float = 0.0
+    norm_sum: float = 0.0
+    clipped_sum: float = 0.0
+    watched: dict[str, list[float]] = field(default_factory=dict)  # by the workload: sum, count
+    points_above_start: int = 0
+    points_at_target: int = 0  # milestone evaluations in a row
+    recent_losses: list[float] = field(default_factory=list)  # recent evaluations, for a target
+    seconds_compile: float = 0.0
+    seconds_training: float = 0.0
+    seconds_evaluation: float = 0.0
+    seconds_checkpoint: float = 0.0
+    seconds_noise: float = 0.0
+    seconds_total: float = 0.0
+    log_seconds: float = 0.0  # training seconds at the last log point
+    charged_at: float = field(default_factory=time.perf_counter)  # valid in one process only
+    peak_memory_bytes: int = 0  # over all attempts
+
+    def charge(self, account: str) -> None:
+        """Add the time since the last charge to the total and `seconds_ACCOUNT`, except `other`."""
+        now = time.perf_counter()
+        elapsed, self.charged_at = now - self.charged_at, now
+        self.seconds_total += elapsed
+        if account != "other":
+            vars(self)[f"seconds_{account}"] += elapsed
+
+    def see_valid_loss(self, loss: float, target: float | None, window: int) -> str | None:
+        """Record an evaluation; return `diverged` or `trained` if it ends the training."""
+        if not math.isfinite(loss):
+            return "diverged"
+        if self.best_valid_loss is None or loss < self.best_valid_loss:
+            self.best_valid_loss = loss
+        if target is None:
+            return None
+        self.recent_losses = [*self.recent_losses, loss][-window:]
+        is_there = len(self.recent_losses) == window and sum(self.recent_losses) <= window * target
+        self.points_at_target = self.points_at_target + 1 if is_there else 0
+        return "trained" if self.points_at_target >= CONFIRMED else None
+
+    def is_diverging(self, loss: float, is_like_start: bool = True) -> bool:
+        """Judge a log point's loss; `is_like_start` if it measures what `start_loss` does."""
+        if not math.isfinite(loss):
+            return True
+        is_above = is_like_start and loss > self.start_loss + DIVERGED_MARGIN
+        self.points_above_start = self.points_above_start + 1 if is_above else 0
+        return self.points_above_start >= DIVERGED_POINTS
 
 
 class CheckpointStore:
@@ -52,8 +112,7 @@ class CheckpointStore:
                     stored = load_file(path / WHOLE)
             except (OSError, KeyError, ValueError, SafetensorError) as error:
                 problem = str(error)
-            is_damaged = any(ranks.gathered(bool(problem)))  # for any process: then none may use it
-            if not is_damaged:
+            if not any(ranks.gathered(bool(problem))):  # otherwise no process may use it
                 try:
                     _restore(step, path, notes, stored)
                     vars(progress).update(notes["progress"])
@@ -68,10 +127,7 @@ class CheckpointStore:
         return 0
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog | None) -> None:
-        """Write a checkpoint durably, unless this step has one; every process must call this.
-
-        Only the first process has the `log`.
-        """
+        """Write a checkpoint durably, unless this step has one; every process must call this."""
         if progress.step == self._step:
             return
         self._step = progress.step
@@ -90,17 +146,16 @@ class CheckpointStore:
                 part.mkdir()
                 tensors = {name: value.contiguous() for name, value in _tensors(step).items()}
                 save_file(tensors, part / WHOLE)
-            if log is None:
+            if log is None:  # in all processes but the first
                 return
             log.flush()
-            version, internal, gauss = random.getstate()
             notes = {
                 "progress": asdict(progress),
                 "metrics_length": log.length,
                 "metrics_sha256": log.sha256,
                 "processes": ranks.count(),
                 "average_steps": step.average.steps if step.average else 0,
-                "rng_python": [version, list(internal), gauss],
+                "rng_python": random.getstate(),
                 "bytes": {file.name: file.stat().st_size for file in part.iterdir()},
             }
             (part / NOTES).write_text(json.dumps(notes))
@@ -117,7 +172,7 @@ class CheckpointStore:
         for other in self.folder.checkpoints():
             if other.step >= progress.step and other.path != path:  # damaged, as they were not used
                 remove(other.path)
-        self.folder.remove_checkpoints(KEPT)
+        self.folder.remove_checkpoints(2)  # the newest may be lost with the machine
 
     def save_weights(self, step: TrainingStep) -> None:
         """Write the weights of a complete trial; every process must call this."""
@@ -144,8 +199,8 @@ def _restore(
     """Fill the state from a checkpoint, whose tensors are `stored` if they lie in one file."""
     step.parallel.make_states(lambda count: step.backward(step.workload.random_batch(count)))
     tensors, rank = _tensors(step), ranks.rank()
-    has_random_state = rank < notes["processes"]  # otherwise this process keeps its own
-    if not has_random_state:
+    has_random_state = rank < notes["processes"]
+    if not has_random_state:  # this process keeps its own
         tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
     if stored is None:
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -168,7 +223,6 @@ def _restore(
 
 
 def _tensors(step: TrainingStep) -> dict[str, Tensor]:
-    """Return this process's state by name, to be written or to be filled."""
     tensors = {f"model.{name}": tensor for name, tensor in step.parallel.weights().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in step.parallel.states().items()}
     if step.average is not None:

@@ -1,7 +1,6 @@
-"""`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine, in the same loop (extra deepspeed).
+"""`--strategy deepspeed`: ZeRO 1 to 3 by DeepSpeed's engine (extra deepspeed).
 
-Checkpoints contain full tensors by the same names as with torch's own sharding, so that either
-strategy continues from the other's.
+Checkpoints have the tensors of torch's own sharding: either strategy continues the other's.
 """
 
 import os
@@ -16,15 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
-from sweep.training.optimizer import build_optimizer
-from sweep.training.parallel import DataParallel, FunctionModule, LossSum, Parallel
+from sweep.training.parallel import DataParallel, FunctionModule, Parallel, build_optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's moments
 
 
 class DeepSpeedZero(DataParallel):
-    """A part of optimizer states, gradients and weights on each device, split by DeepSpeed."""
-
     shows_gradients = False
     place = Parallel.place
 
@@ -60,7 +56,7 @@ class DeepSpeedZero(DataParallel):
             for states in self.optimizer.state.values():
                 states["step"].zero_()
 
-    def compiled(self, loss_sum: LossSum) -> LossSum:
+    def compiled(self, loss_sum: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return loss_sum
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

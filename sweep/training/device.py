@@ -16,15 +16,13 @@ import torch
 from sweep.config.execution import Execution
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
-from sweep.training.memory_limit import available_in_cgroups
+from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages
 
-# Dense bfloat16 peak, FLOP/s, from the vendors' data sheets. The first whole words that match.
+# Dense bfloat16 peak, FLOP/s, from the vendors' data sheets. The first pattern that matches.
 PEAK_FLOPS = {
-    "GH200": 989e12,
-    "H200": 989e12,
     "H100 PCIe": 756e12,
-    "H100": 989e12,
+    "GH200|H200|H100": 989e12,
     "B200": 2250e12,
     "A100": 312e12,
     "L40S": 362e12,
@@ -35,15 +33,10 @@ PEAK_FLOPS = {
     "L4": 121e12,
     "T4": 65e12,
 }
-# The rest goes to the context, libraries and fragmentation: in the E1 measurements a step of 0.87
-# of the memory ran and one of 0.93 did not.
-USABLE_SHARE = 0.9
+USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # for a limit that counts what the forecast counts
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
-OUT_OF_MEMORY_TEXTS = (
-    *("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory"),
-    "cublas_status_alloc_failed",
-)
+NO_MEMORY = r"(?i)out of memory|n[o']t allocate memory|not enough memory|cublas_status_alloc_failed"
 
 
 def resolve_device(asked: str) -> str:
@@ -63,7 +56,6 @@ def is_here(device: str) -> bool:
 
 
 def has_compiler(device: str) -> bool:
-    """Return True if torch.compile can work here: a C++ compiler, and Triton on CUDA."""
     if device.startswith("cuda"):
         has_triton = importlib.util.find_spec("triton") is not None
         return has_triton and any(shutil.which(name) for name in ("cc", "gcc"))
@@ -71,7 +63,6 @@ def has_compiler(device: str) -> bool:
 
 
 def available_cores() -> int:
-    """Return the cores that this process may use: affinity, and the cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -104,32 +95,27 @@ def usable_memory(execution: Execution) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the model of the device, such as `NVIDIA H200` or the processor's name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
     return f"{device.type}: {name}"
 
 
 def peak_flops(name: str) -> float | None:
-    """Return the dense bfloat16 peak in FLOP/s of a GPU by its name, or None if not known."""
-    peaks = (PEAK_FLOPS[words] for words in PEAK_FLOPS if re.search(rf"\b{words}\b", name))
+    peaks = (PEAK_FLOPS[words] for words in PEAK_FLOPS if re.search(rf"\b({words})\b", name))
     return next(peaks, None)
 
 
-def flop_utilisation(
-    config: TrialConfig, device: torch.device, tokens_per_second: float
-) -> float | None:
-    """Return model FLOPs per second over the devices' peak; None if either is not known."""
+def flop_utilisation(config: TrialConfig, device: torch.device, rate: float) -> float | None:
+    """Return the share of the devices' peak FLOPs at a rate in tokens/s; None if not known."""
     flops = config.science.model.flops_per_token
     if not flops or device.type != "cuda" or not config.science.precision.startswith("bf16"):
         return None
     peak = peak_flops(device_name(device))
-    return tokens_per_second * flops / (peak * config.execution.devices) if peak else None
+    return rate * flops / (peak * config.execution.devices) if peak else None
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -155,16 +141,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an exception, or its cause, means that memory ran out."""
     if error is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
         return error is not None
-    text = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return any(t in text for t in OUT_OF_MEMORY_TEXTS) or is_out_of_memory(error.__cause__)
+    is_text = isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error))
+    return bool(is_text) or is_out_of_memory(error.__cause__)
 
 
 class LimitedMemory:
-    """Memory of tensors, with a limit beyond which an operation raises `torch.OutOfMemoryError`.
-
-    On CUDA the allocator gets the limit minus the context, and at most the free memory, so that the
-    driver cannot spill. On a CPU storages of eager steps are counted, unless the limit is None.
-    """
+    """Memory of tensors, with a limit beyond which an operation raises `torch.OutOfMemoryError`."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
         self._device, self._limit_bytes = device, limit_bytes
@@ -176,9 +158,10 @@ class LimitedMemory:
             free, total = torch.cuda.mem_get_info(self._device)
             self._context_bytes = min(total - free, MOST_CONTEXT_BYTES)
             self.others_bytes = total - free - self._context_bytes
+            # At most the free memory, so that the driver cannot spill.
             allowed = max(0, min((self._limit_bytes or total) - self._context_bytes, free))
             torch.cuda.set_per_process_memory_fraction(allowed / total, self._device.index)
-        elif self._limit_bytes is not None:
+        elif self._limit_bytes is not None:  # counts eager operations
             self._storages.__enter__()  # type: ignore[no-untyped-call]
         forget_peak_memory(self._device)
         return self
@@ -195,7 +178,6 @@ class LimitedMemory:
         return self._storages.live_bytes
 
     def take_peak(self) -> int:
-        """Return the most bytes of live tensors since the last call."""
         if self._is_cuda:
             return forget_peak_memory(self._device)
         return self._storages.forget_peak()

@@ -1,66 +1,35 @@
 """The training loop, the same for every workload, and what it measures between log points."""
 
-import math
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at, milestone_steps
-from sweep.training.checkpoint import CheckpointStore
+from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.device import flop_utilisation, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import NoiseProbe
-from sweep.training.progress import Progress, ShouldStop
+from sweep.training.process import ShouldStop
 from sweep.training.step import StepOutput, TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.workloads import ranks
 
 
-class Phases:
-    """Peak bytes and least seconds by phase. `take_peak` returns the peak since its last call."""
-
-    def __init__(self, take_peak: Callable[[], int]) -> None:
-        self._take_peak = take_peak
-        self.peaks: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        self._take_peak()
-        self._start = time.perf_counter()
-
-    def note(self, name: str) -> None:
-        taken = time.perf_counter() - self._start
-        self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
-        self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
-        self._start = time.perf_counter()
-
-
 class Steps:
-    """Takes the steps of a trial, with this device's part of each batch, and sums their outputs.
-
-    The sums stay on the device between two log points, so that no step waits for it.
-    """
+    """Takes the steps of a trial, and sums their outputs on the device, so that no step waits."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         self.config, self.step, self.progress = config, step, progress
         sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
         dtype = torch.float32 if step.device.type == "mps" else torch.float64
         self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
-        self._phases: Phases | None = None
         if step.rollouts is not None:
             step.rollouts.meter.restore(progress.watched)
-            self._phases = Phases(partial(forget_peak_memory, step.device))
-            step.rollouts.on_phase = self._phases.note
 
     def take(self, t: int) -> StepOutput:
-        """Take step t = 1 …, S."""
+        """Take step t = 1 … S, with this device's part of the batch."""
         config, science, parallel = self.config, self.config.science, self.step.parallel
-        if self._phases:
-            self._phases.begin()
         count = science.batch_size // parallel.devices
         first = ((t - 1) * parallel.devices + parallel.rank) * count
         batch = self.step.workload.build_batch(first, count)
@@ -69,8 +38,6 @@ class Steps:
         )
         output = self.step(batch, self._learning_rate)
         self._sums += torch.stack([output.loss, output.grad_norm, output.is_clipped])
-        if self._phases:
-            self._phases.note("update")
         return output
 
     def store(self) -> None:
@@ -78,8 +45,7 @@ class Steps:
         progress, rollouts = self.progress, self.step.rollouts
         progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
         progress.watched = rollouts.meter.state() if rollouts else {}
-        phases = self._phases.peaks.values() if self._phases else ()
-        self._peak_bytes = max(ranks.gathered(max(peak_memory_bytes(self.step.device), *phases, 0)))
+        self._peak_bytes = max(ranks.gathered(peak_memory_bytes(self.step.device)))
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
 
     def end_interval(self) -> dict[str, Any]:
@@ -105,10 +71,7 @@ class Steps:
         else:  # without statistics: weights, gradients, optimizer states and frozen weights
             frozen = self.step.rollouts.frozen_bytes() if self.step.rollouts else 0
             line["memory/allocated_bytes"] = self.step.parallel.rest_bytes() + frozen
-        if self._phases and self.step.rollouts:
-            line["perf/completions_per_second"] = rate / config.tokens_per_sequence
-            line |= {f"perf/{name}_peak_bytes": peak for name, peak in self._phases.peaks.items()}
-            self._phases.peaks = {}
+        if self.step.rollouts:
             self.step.rollouts.meter.clear()
         progress.clipped_steps += progress.clipped_sum
         progress.log_step, progress.log_seconds = progress.step, progress.seconds_training
@@ -122,14 +85,10 @@ def train(
     step: TrainingStep,
     store: CheckpointStore,
     should_stop: ShouldStop,
-    started: float,
+    started: float,  # when the attempt did, by `time.perf_counter`
     pause_step: int | None = None,
 ) -> tuple[str, Progress]:
-    """Train to the last step, or until the trial diverges, pauses or is asked to stop.
-
-    Returns `trained`, `diverged`, `paused` or the answer of `should_stop`, and the progress. The
-    attempt `started` at this `time.perf_counter`.
-    """
+    """Train; return `trained`, `diverged`, `paused` or `should_stop`'s answer, and the progress."""
     science, device, progress = config.science, step.device, Progress()
     length, path = store.load(step, progress), store.folder.metrics_path
     log = None if ranks.rank() else MetricsLog(path, length, store.check)
@@ -180,9 +139,8 @@ def train(
                 log.append(line)
 
         if ending is None:
-            is_pause = pause_step is not None and t >= pause_step
             is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds
-            ending = "paused" if is_pause else should_stop()
+            ending = "paused" if pause_step is not None and t >= pause_step else should_stop()
             ending, is_due = ranks.agreed((ending, is_due))
             if ending or is_due:
                 steps.store()
@@ -193,8 +151,7 @@ def train(
 
     progress.charge("training")
     ending = ending or "trained"
-    is_kept = science.stage == "report" and config.execution.keep == "checkpoints"
-    if ending == "trained" and is_kept:
+    if (ending, science.stage, config.execution.keep) == ("trained", "report", "checkpoints"):
         store.save(step, progress, log)
     progress.charge("checkpoint")
     if log:

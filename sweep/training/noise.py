@@ -6,26 +6,44 @@ trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (M
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sweep.config.trial import TrialConfig
-from sweep.plan.steps import milestone_steps, probe_sizes
-from sweep.training.optimizer import is_part, own_part
+from sweep.plan.steps import largest_divisor, milestone_steps
+from sweep.training.parallel import is_part, own_part
 from sweep.training.step import TrainingStep
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
 BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
+LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
+LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
+
+
+class ProbeSizes(NamedTuple):
+    points: int  # measurements, evenly spaced; the same at every batch size of a sweep
+    sequences: int  # per measurement; the same at every batch size
+    part: int  # sequences per gradient, on each device
+
+
+def probe_sizes(
+    sequences: int, points: int, share: float, microbatch_size: int, devices: int = 1
+) -> ProbeSizes:
+    """Return the sizes of at most `points` measurements in a `share` of the budget's sequences."""
+    points = min(points, int(share * sequences / LEAST_PROBED))
+    if not points:
+        return ProbeSizes(0, 0, 0)
+    count = min(MOST_PROBED, int(share * sequences / points))
+    parts = min(MOST_PARTS, count // LEAST_PART)
+    part = max(1, count // parts // devices)
+    return ProbeSizes(points, parts * part * devices, largest_divisor(part, microbatch_size))
 
 
 class NoiseProbe:
-    """Measures the gradient noise at milestones, without updates.
-
-    All batch sizes use the same sequences, the last of the data's first epoch. No step trains on
-    them unless training and probes together exceed one epoch.
-    """
+    """Measures the gradient noise at milestones, on the same sequences at every batch size."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
         science, length = config.science, config.tokens_per_sequence
@@ -43,7 +61,6 @@ class NoiseProbe:
             self._first = max(0, windows - self._sizes.points * self._sizes.sequences)
 
     def metrics(self, t: int) -> dict[str, float]:
-        """Measure at step t, one of `steps`."""
         parallel, sizes = self._step.parallel, self._sizes
         count = sizes.sequences // parallel.devices
         first = self._first + self.steps.index(t) * sizes.sequences + parallel.rank * count
@@ -53,10 +70,7 @@ class NoiseProbe:
 
 
 def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, float]:
-    """Return trΣ̂ and Ĝ² of the gradient over a batch in parts of `size` sequences; eager.
-
-    A part is at most a microbatch. On several devices batch and parts are this device's share.
-    """
+    """Return trΣ̂ and Ĝ² over this device's batch, in parts of `size` ≤ microbatch sequences."""
     sums, squares = [torch.zeros_like(parameter) for parameter in step.parameters], 0.0
     count = len(batch[0]) // size
     for first in range(0, count * size, size):
@@ -77,7 +91,6 @@ def noise_estimates(squares: float, square: float, count: int, size: int) -> tup
 
 
 def _square(gradients: Sequence[Tensor]) -> float:
-    """Return the squared norm of all gradients together, in float64 (float32 on MPS)."""
     wide = torch.float32 if gradients[0].device.type == "mps" else torch.float64
     norms = [torch.linalg.vector_norm(own_part(part), dtype=wide) for part in gradients]
     square = torch.stack(norms).square().sum()

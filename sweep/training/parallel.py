@@ -1,22 +1,21 @@
 """One trial on several devices: a process per device, whose gradients are summed (ZeRO 0 to 3).
 
-Each device takes a contiguous part of every batch. docs/devices.md has a table of the stages, which
-are those of Rajbhandari et al. 2019 (arXiv:1910.02054).
+docs/devices.md has a table of the stages, those of Rajbhandari et al. 2019 (arXiv:1910.02054).
 """
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.trial import TrialConfig
-from sweep.training.optimizer import build_optimizer, own_part, whole
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
@@ -33,7 +32,6 @@ class Parallel:
     parameters: list[nn.Parameter]  # those that are trained
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Keep the model, and move this process's part of its weights to the device."""
         self.model = model.to(device)
 
     def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
@@ -51,7 +49,6 @@ class Parallel:
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this device's share of a loss."""
         if self.devices > 1:
             loss = loss * self.devices  # torch takes the mean over devices
         loss.backward()  # type: ignore[no-untyped-call]
@@ -66,8 +63,7 @@ class Parallel:
         if max_norm < math.inf:
             nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
         self.optimizer.step()
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.optimizer.zero_grad()
         return norm
 
     def rest_bytes(self) -> int:
@@ -83,7 +79,6 @@ class Parallel:
         return {name: value.detach() for name, value in tensors.items() if name in names}
 
     def states(self) -> dict[str, Tensor]:
-        """Return this process's optimizer states by name of parameter and state."""
         if self.optimizer is None:
             return {}
         own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
@@ -94,10 +89,7 @@ class Parallel:
         return tensors
 
     def make_states(self, backward: Callable[[int], object]) -> None:
-        """Allocate the optimizer's states by a step at rate 0; a checkpoint fills them next.
-
-        `backward` adds the gradients of a number of random sequences.
-        """
+        """Allocate states by a step at rate 0; `backward` adds gradients of N random sequences."""
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.update(learning_rate=0.0, max_norm=1.0)
@@ -147,11 +139,9 @@ class DataParallel(Parallel):
 
 
 class FullyShard(DataParallel):
-    """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them.
+    """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them."""
 
-    Gradients are summed after every microbatch, because keeping them would need all of them whole.
-    """
-
+    # Gradients are summed after every microbatch; keeping them would need all of them whole.
     exchanging, rest_bytes = Parallel.exchanging, Parallel.rest_bytes
 
     def place(self, model: nn.Module, device: torch.device) -> None:
@@ -184,3 +174,77 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     for child in model.children():
         layers += list(child) if isinstance(child, nn.ModuleList) else layers_of(child)
     return layers
+
+
+def build_optimizer(
+    settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_split: bool = False
+) -> torch.optim.Optimizer | None:
+    """Build AdamW or SGD; None for `none`. With `is_split` each process keeps some states only."""
+    if settings.name == "none":
+        return None
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    kind: type[torch.optim.Optimizer] = torch.optim.SGD
+    options: dict[str, Any] = {"lr": learning_rate}
+    if settings.name == "adamw":
+        kind = torch.optim.AdamW
+        options |= {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+        options["fused"] = parameters[0].device.type in ("cpu", "cuda")
+    if is_split:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(groups, kind, **options)
+    return kind(groups, **options)
+
+
+def is_part(value: Tensor) -> bool:
+    """Return True for a DTensor, whose type takes half a second to import."""
+    return hasattr(value, "full_tensor")
+
+
+def whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if is_part(value) else value  # type: ignore[attr-defined]
+
+
+def own_part(value: Tensor) -> Tensor:
+    return value.to_local() if is_part(value) else value  # type: ignore[attr-defined]
+
+
+class WeightAverage:
+    """A float32 average of parameters over the steps so far (Karras et al. 2024)."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], width: float) -> None:
+        self.parameters, self.power = parameters, power_of(width)
+        self.values = [p.detach().clone().float() for p in parameters]
+        self.steps = 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.steps += 1
+        keep = (1 - 1 / self.steps) ** (self.power + 1)
+        for value, parameter in zip(self.values, self.parameters, strict=True):
+            value.lerp_(parameter.to(value.dtype), 1 - keep)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        weights = [parameter.detach().clone() for parameter in self.parameters]
+        try:
+            self._assign(self.values)
+            yield
+        finally:
+            self._assign(weights)
+
+    @torch.no_grad()
+    def _assign(self, values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def power_of(width: float) -> float:
+    """Return γ ≥ 0 of a standard deviation with width² = (γ+1)/((γ+2)²(γ+3)), at most 1/12."""
+    polynomial = [1, 7, 16 - width**-2, 12 - width**-2]
+    return max(0.0, float(np.roots(polynomial).real.max()))

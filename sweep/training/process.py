@@ -1,9 +1,8 @@
-"""Functions in processes of their own, forked by a server that has imported torch.
+"""Functions in processes forked by a server that has imported torch; memory limits of cgroups.
 
 The server, `python -m sweep.training --serve`, starts with the first `FreshProcess` and ends with
 its parent. The user's own process forks nothing, so scripts and notebooks need no `__main__` guard.
-Each request is one end of a pipe, on which the forked process receives the function and its
-environment, and sends its pid and the result. A process between the two adds the exit code.
+A request is one end of a pipe. A process between server and worker adds the exit code.
 """
 
 import atexit
@@ -17,31 +16,28 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from sweep.errors import SweepError, WorkerDied
-from sweep.plan.retry import Outcome
-from sweep.training.progress import ShouldStop
 from sweep.trial.files import cache_dir
-from sweep.trial.folder import TrialFolder, TrialStatus
 
-POLL_SECONDS = 1.0  # between two checks for the file that asks an attempt to stop
 FORK = multiprocessing.get_context("fork")
+ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# File names by version: limit, use, kills, and the key of reclaimable bytes in memory.stat.
+V2 = ("memory.max", "memory.current", "memory.events", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
+ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
 
 _lock = threading.Lock()
 _server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment variables of workers, without those that the user has set.
-
-    Compiled code may use any instruction of a processor, so each type has its own cache.
-    """
-    processor = platform.processor()
+    """Return the environment variables of workers, without those that the user has set."""
+    processor = platform.processor()  # each type has its own cache of compiled code
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         keys = ("model name", "flags", "CPU part", "Features")
@@ -57,18 +53,14 @@ def worker_environment() -> dict[str, str]:
 
 
 class FreshProcess:
-    """Runs a module-level `function(*arguments, should_stop)` in a new process, starting at once.
-
-    After this process has ended, `should_stop` answers if the function `ends_itself`; otherwise the
-    new process is ended. `environment` replaces some variables.
-    """
+    """Runs a module-level `function(*arguments, should_stop)` in a new process; starts at once."""
 
     def __init__(
         self,
         function: Callable[..., Any],
         *arguments: object,
         environment: Mapping[str, str] | None = None,
-        ends_itself: bool = False,
+        ends_itself: bool = False,  # when this process has, as `should_stop` says; else killed
     ) -> None:
         settings = {**worker_environment(), **os.environ, **(environment or {})}
         self._pipe, theirs = multiprocessing.Pipe()
@@ -87,7 +79,6 @@ class FreshProcess:
             self._pipe.send("stop")
 
     def kill(self) -> None:
-        """End the process at once, with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -107,7 +98,6 @@ class FreshProcess:
 
 
 def _pass_to_server(pipe: Connection) -> None:
-    """Make the server fork a process that reads from the pipe; start it if there is none."""
     global _server
     with _lock:
         if _server is None or _server[0].poll() is not None:
@@ -132,8 +122,6 @@ def serve(descriptor: int) -> None:
     """Fork a process for each request until the parent has ended: the server's main loop."""
     import torch
 
-    import sweep.training.worker  # noqa: F401
-
     torch.compiler.reset()  # imports the compiler's front end, which every optimizer needs
     control = socket.socket(fileno=descriptor)
     while handles := socket.recv_fds(control, 1, 1)[1]:
@@ -142,7 +130,6 @@ def serve(descriptor: int) -> None:
 
 
 def _supervise(pipe: Connection, control: socket.socket) -> None:
-    """Run a request in a process of its own, and send its exit code."""
     control.close()
     process = FORK.Process(target=_run, args=(pipe,))
     process.start()
@@ -152,7 +139,6 @@ def _supervise(pipe: Connection, control: socket.socket) -> None:
 
 
 def _run(pipe: Connection) -> None:
-    """Perform a request."""
     stops: list[str] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
     signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
@@ -188,29 +174,40 @@ def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 1
         raise SweepError(str(error).removeprefix("SweepError: ")) from error
 
 
-def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
-    """Run an attempt of a trial in this process, with its output in log.txt."""
-    from sweep.training.worker import run_attempt  # imports torch
+def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
+    """Return how many processes of this cgroup the kernel killed for memory; 0 if unknown."""
+    counts = (_pairs(group / names[2]).get("oom_kill") for group, names in _groups(root, own))
+    return next((count for count in counts if count is not None), 0)
 
-    return run_attempt(path, should_stop, status, is_logged=True)
+
+def available_in_cgroups(root: Path = ROOT, own: Path = OWN) -> int | None:
+    """Return the bytes that may still be allocated; page cache counts as free. None: no limit."""
+    available = []
+    for group, (limit, used, _, reclaimable) in _groups(root, own):
+        try:
+            free = int((group / limit).read_text()) - int((group / used).read_text())
+        except (OSError, ValueError):  # "max": no limit
+            continue
+        available.append(free + _pairs(group / "memory.stat").get(reclaimable, 0))
+    return max(0, min(available)) if available else None
 
 
-def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
-    """Run the attempt with this fencing number in this process, which a cluster started.
+def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield this process's group and all that contain it, innermost first, with file names."""
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, names = (root / "memory", V1) if controllers else (root, V2)
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                yield folder, names
 
-    Signal handlers append to `stops`, and so does a file in the folder, `TrialFolder.ask_to_stop`.
-    """
-    folder = TrialFolder(path)
-    if not folder.config_path.exists():
-        problem = f"must be a folder that all machines share; {socket.gethostname()} cannot see it"
-        return Outcome("error", f"{path} {problem}. Choose an --out on a shared file system.")
 
-    def watch() -> None:
-        while not folder.is_asked_to_stop(number):
-            time.sleep(POLL_SECONDS)
-        stops.append("stopped")
-
-    os.environ.update(worker_environment())
-    threading.Thread(target=watch, name="stop", daemon=True).start()
-    status = folder.read_status().changed(fencing=number)
-    return attempt_trial(path, status, lambda: stops[0] if stops else None)
+def _pairs(path: Path) -> dict[str, int]:
+    try:
+        lines = (line.split() for line in path.read_text().splitlines())
+        return {words[0]: int(words[1]) for words in lines if len(words) == 2}
+    except (OSError, ValueError):
+        return {}

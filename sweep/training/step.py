@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,9 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.models import weight_dtype
-from sweep.training.optimizer import WeightAverage
-from sweep.training.parallel import DataParallel, FullyShard, Parallel
+from sweep.training.parallel import DataParallel, FullyShard, Parallel, WeightAverage
 from sweep.workloads import build_workload, ranks
 from sweep.workloads.protocol import Batch, Rollouts, Workload
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -34,9 +31,7 @@ class StepOutput:
 class TrainingStep:
     """Forward, backward, clip and update, in microbatches.
 
-    Losses are summed and divided by the whole batch's tokens, so that every split of a batch gives
-    the same gradient. With the optimizer `none` there is no update, and gradients accumulate.
-    A `model`, if given, is on the device in the precision's dtype.
+    Losses are divided by the whole batch's tokens, so that every split gives the same gradient.
     """
 
     def __init__(
@@ -44,7 +39,7 @@ class TrainingStep:
         config: TrialConfig,
         device: torch.device,
         microbatch_size: int,
-        model: nn.Module | None = None,
+        model: nn.Module | None = None,  # on the device, in the precision's dtype
     ) -> None:
         science, execution = config.science, config.execution
         self.device, self.parallel = device, Parallel()
@@ -88,7 +83,7 @@ class TrainingStep:
         batch, start = self.rolled_out(batch), time.perf_counter()
         for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
             loss = self.backward(batch)
-            if self.optimizer is None:
+            if self.optimizer is None:  # gradients accumulate
                 norm = torch.zeros_like(loss)
                 continue
             norm = self.parallel.update(learning_rate, self.clip)
@@ -128,17 +123,13 @@ class TrainingStep:
             self.model.zero_grad(set_to_none=True)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Replace the weights by their average, if one is kept: for evaluations and saving."""
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
-    def evaluated(self, evaluate: Callable[[nn.Module], Result]) -> Result:
-        """Return the result of one of the workload's evaluations, of the averaged weights."""
+    def evaluated(self, evaluate: Callable[[nn.Module], Any]) -> Any:
         with self.averaged(), torch.no_grad():
-            result: Result = self.parallel.call(evaluate)
-        return result
+            return self.parallel.call(evaluate)
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch without gradients, as evaluations compute it."""
         batch = self.rolled_out(batch)
         self.model.eval()
         with torch.no_grad():

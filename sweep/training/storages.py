@@ -1,13 +1,11 @@
 """Live tensor storage: how many bytes are held, for which purpose, and a limit on them.
 
-A dispatch mode sees the results of every operation. A storage counts once, rounded up to the
-allocator's 512 bytes, until it is freed; of a sharded one this process's part. With fake tensors
-this is a forecast. `TorchDispatchMode` is not a stable interface of torch;
-tests/training/test_storages.py names the versions that this was tried with.
+A storage counts once, rounded up to the allocator's 512 bytes, until it is freed; of a sharded one
+this process's part. With fake tensors this is a forecast. `TorchDispatchMode` is not a stable
+interface; tests/training/test_storages.py names the versions that this was tried with.
 """
 
 import weakref
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,17 +13,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sweep.config.numbers import format_bytes
-from sweep.training.optimizer import own_part
+from sweep.training.parallel import own_part
 
 BLOCK_BYTES = 512
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that are allocated while it is entered.
+    """Counts the storages allocated while it is entered; above `limit` bytes it raises.
 
-    Above `limit` bytes an operation raises `torch.OutOfMemoryError`. Tensors of two or more
-    dimensions whose last one is `vocabulary` are logits.
+    Tensors of two or more dimensions whose last one is `vocabulary` are logits.
     """
 
     def __init__(self, limit: int | None = None, vocabulary: int | None = None) -> None:
@@ -37,17 +34,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[weakref.ref[Any], str, int]] = {}  # by object id
 
     def forget_peak(self) -> int:
-        """Return the peak and start a new one at the current bytes."""
         peak, self.peak_bytes, self.peak = self.peak_bytes, self.live_bytes, dict(self.live)
         return peak
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, list | tuple) else (result,):
             for tensor in value if isinstance(value, list | tuple) else (value,):
@@ -75,10 +65,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if (other := reference()) is not None:  # `fully_shard` resizes storages in place
                 self._set(key, reference, category, _rounded_bytes(other))
         if self.live_bytes > self.limit:
+            needs = format_bytes(size - counted)
             used, limit = format_bytes(self.live_bytes - size + counted), format_bytes(self.limit)
-            needs = f"an operation needs {format_bytes(size - counted)} more"
             raise torch.OutOfMemoryError(
-                f"out of memory: {needs}, and {used} of {limit} are in use"
+                f"out of memory: {needs} needed, {used} of {limit} are in use"
             )
 
     def _set(self, key: int, reference: weakref.ref[Any], category: str, size: int) -> None:

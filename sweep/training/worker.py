@@ -1,4 +1,4 @@
-"""One attempt of one trial: everything between taking the lease and releasing it.
+"""One attempt of one trial, from taking the lease to result.json (docs/results.md names its keys).
 
 A trial on several devices has a process for each, started by torch's elastic launcher. A temporary
 folder carries the request to stop to them, and the failure of one of them back.
@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -22,24 +23,26 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
+from sweep.models import count_parameters
 from sweep.plan.retry import Outcome, judge_death
-from sweep.training.checkpoint import CheckpointStore
-from sweep.training.device import LimitedMemory, has_compiler, is_out_of_memory
+from sweep.plan.tuning import crossing_tokens
+from sweep.training import device as machine
+from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.loop import train
-from sweep.training.memory_limit import oom_kills
-from sweep.training.progress import ShouldStop
-from sweep.training.result import write_result
+from sweep.training.process import ShouldStop, oom_kills
 from sweep.training.step import TrainingStep
-from sweep.trial.files import replacing
-from sweep.trial.folder import State, TrialFolder, TrialStatus
+from sweep.trial import files
+from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
 from sweep.trial.lease import Lease
 from sweep.workloads import ranks
+from sweep.workloads.protocol import FinalEvaluation
 
 SEED_STRIDE_PER_RANK = 1 << 32
 POLL_SECONDS = 0.1
@@ -47,23 +50,15 @@ GRACE_SECONDS = 2  # a failed process waits so long, in case another's death was
 
 
 def run_attempt(
-    path: Path,
-    should_stop: ShouldStop,
-    status: TrialStatus | None = None,
-    is_logged: bool = False,
+    path: Path, should_stop: ShouldStop, status: TrialStatus | None = None, is_logged: bool = False
 ) -> Outcome:
-    """Run an attempt of a trial, or one of its processes; errors in the trial become outcomes.
-
-    `should_stop` is polled after every step, and its answer becomes the outcome's kind. Without a
-    `status` the newest attempt in state.json runs.
-    """
+    """Run an attempt, by default the newest, or one of its processes; errors become outcomes."""
     folder, lease = TrialFolder(path), None
     try:
         status = status or folder.read_status()
         store = CheckpointStore(folder, status.fencing)
         store.check()
-        result = folder.read_result()
-        if result is not None:  # the runner died before it recorded this
+        if result := folder.read_result():  # the runner died before it recorded this
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
         if not ranks.are_many():  # otherwise the launcher's process has done this
             lease = Lease(folder.lease_path, status.fencing)
@@ -87,7 +82,7 @@ def run_attempt(
         message = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, SweepError):
             message = f"{type(error).__name__}: {message[:500]}"
-        return Outcome("out_of_memory" if is_out_of_memory(error) else "error", message)
+        return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
     finally:
         if lease:
             lease.release()
@@ -96,7 +91,6 @@ def run_attempt(
 def _run(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
 ) -> Outcome:
-    """Train and evaluate on this process's device, within its memory limit."""
     execution, science = config.execution, config.science
     rank, device = ranks.rank(), torch.device(execution.device)
     if ranks.are_many() and device.type == "cuda":
@@ -108,7 +102,7 @@ def _run(
             f"rate {science.learning_rate:g}, {config.steps} steps",
             flush=True,
         )
-    if execution.compile and not has_compiler(device.type):  # planned on another machine
+    if execution.compile and not machine.has_compiler(device.type):  # planned on another machine
         execution = execution.model_copy(update={"compile": False})
         config = config.model_copy(update={"execution": execution})
         if not rank:
@@ -117,7 +111,7 @@ def _run(
     if device.type == "cpu":  # an operation without a deterministic form: a warning in user code
         torch.use_deterministic_algorithms(True, warn_only=science.code is not None)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    with LimitedMemory(device, execution.device_memory_bytes):
+    with machine.LimitedMemory(device, execution.device_memory_bytes):
         started = time.perf_counter()
         _seed_everything(science.seed)
         step = TrainingStep(config, device, config.microbatch_size)
@@ -134,7 +128,7 @@ def _run(
         if keep != "none":
             if science.tokenizer and science.tokenizer.kind == "pretrained" and not rank:
                 source = pretrained_path(config.init_path, science.tokenizer)
-                with replacing(store.folder.tokenizer_path, store.check) as part:
+                with files.replacing(store.folder.tokenizer_path, store.check) as part:
                     shutil.copyfile(source, part)  # so that other trials can start from this one
             store.save_weights(step)
             progress.charge("checkpoint")
@@ -180,7 +174,6 @@ def _launch(
             local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=name),
-            monitor_interval=POLL_SECONDS,
             signals_to_handle="SIGHUP",  # `should_stop` answers for the others
             shutdown_timeout=GRACE_SECONDS,
         )
@@ -190,8 +183,8 @@ def _launch(
             return outcome
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            files = sorted(Path(name).glob("*.end"))
-            reports = [Outcome(**json.loads(file.read_text())) for file in files]
+            paths = sorted(Path(name).glob("*.end"))
+            reports = [Outcome(**json.loads(path.read_text())) for path in paths]
             return first_cause(rank, failure.exitcode, reports, oom_kills() > killed_before)
         finally:
             ended.set()
@@ -199,10 +192,7 @@ def _launch(
 
 
 def first_cause(rank: int, exit_code: int, reports: list[Outcome], memory_ran_out: bool) -> Outcome:
-    """Return why an attempt failed: memory, or a killed process, or the first exception.
-
-    The process `rank` ended first. `reports` are the outcomes of those that raised, by time.
-    """
+    """Judge an attempt by the process that ended first, and the outcomes of those that raised."""
     full = [report for report in reports if report.kind == "out_of_memory"]
     if full or (reports and exit_code > 0):
         return (full or reports)[0]
@@ -211,7 +201,6 @@ def first_cause(rank: int, exit_code: int, reports: list[Outcome], memory_ran_ou
 
 
 def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> Outcome:
-    """Run one process of the attempt; it ends when the launcher's process has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides
     faulthandler.enable()
@@ -228,10 +217,81 @@ def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> O
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     outcome = run(lambda: stop.read_text() if stop.exists() else None)
     if outcome.kind in ("error", "out_of_memory", "superseded"):
-        with replacing(Path(name) / f"{time.time():017.6f}-{os.getpid()}.end") as part:
+        with files.replacing(Path(name) / f"{time.time():017.6f}-{os.getpid()}.end") as part:
             part.write_text(json.dumps(asdict(outcome)))
         time.sleep(GRACE_SECONDS)
         os._exit(1)  # without exit handlers, which may wait for the other processes
     dist.barrier()
     dist.destroy_process_group()
     return outcome
+
+
+def write_result(
+    config: TrialConfig,
+    status: TrialStatus,
+    store: CheckpointStore,
+    step: TrainingStep,
+    progress: Progress,
+    final: FinalEvaluation | None,
+    message: str | None,
+) -> None:
+    folder, science, execution = store.folder, config.science, config.execution
+    if final is not None:
+        with files.replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
+            np.save(file, final.valid_losses)
+    nats, valid_tokens = final.valid_losses.sum(axis=0).tolist() if final else (math.nan, 1)
+    valid_bytes = (final and final.valid_bytes) or math.nan  # null in the file
+    steps, epochs = progress.step, step.workload.epochs()
+    tokens = steps * science.batch_size * config.tokens_per_sequence
+    tokens_per_second, to_target = tokens / max(progress.seconds_training, 1e-9), None
+    if final and science.target is not None:
+        lines = [line for line in files.read_metrics(folder.metrics_path) if "valid/loss" in line]
+        seen, losses = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
+        to_target = crossing_tokens(seen, losses, science.target, science.evaluation.window)
+    record = {
+        "id": config.id,
+        **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
+        **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
+        "parameters": count_parameters(science.model),
+        "tokens": tokens,
+        "epochs": epochs and epochs * steps / config.steps,
+        "steps": steps,
+        "warmup_steps": config.warmup_steps,
+        "devices": execution.devices,
+        "microbatch_size": config.microbatch_size,
+        "gradient_accumulation_steps": science.batch_size
+        // (execution.devices * config.microbatch_size),
+        "state": State.COMPLETE if final else State.FAILED,
+        "cause": None if final else Cause.DIVERGED,
+        "message": message,
+        "attempts": status.attempts,
+        "initial_train_loss": progress.first_loss,
+        "initial_valid_loss": progress.start_loss,
+        "final_train_loss": final and final.train_loss,
+        "final_valid_loss": final and final.valid_loss,
+        "bits_per_byte": nats / math.log(2) / valid_bytes,
+        "bytes_per_token": valid_bytes / valid_tokens,
+        "tokens_to_target": to_target,
+        "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
+        **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_", "peak_"))},
+        "tokens_per_second": tokens_per_second,
+        "mfu": machine.flop_utilisation(config, step.device, tokens_per_second),
+        "device": machine.device_name(step.device),
+        "torch_version": torch.__version__,
+        "git_commit": git_commit(),
+        "data_sha256": files.sha256_of(science.data) if science.data else None,
+        "execution": execution.model_dump(mode="json"),
+        "metrics_sha256": files.sha256_of_file(folder.metrics_path),
+        "valid_losses_sha256": files.sha256_of_file(folder.losses_path) if final else None,
+    }
+    files.write_json(folder.result_path, files.with_nulls(record), store.check)
+
+
+def git_commit() -> str | None:
+    """Return the commit of this code, `-dirty` with local changes; None outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

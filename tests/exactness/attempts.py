@@ -1,6 +1,7 @@
 """Plan a trial, and run an attempt that kills its own process, with SIGKILL, at some moment."""
 
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +12,8 @@ from sweep.config.experiment import load_experiment
 from sweep.errors import WorkerDied
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt
-from sweep.training.process import FreshProcess, attempt_trial
-from sweep.training.progress import ShouldStop
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.folder import SweepFolder, TrialFolder
 
 ON_CPU = Execution(device="cpu")
@@ -25,7 +26,6 @@ def plan_trial(
     asked: Execution = ON_CPU,
     **execution: object,
 ) -> TrialFolder:
-    """Plan a sweep of one trial; `execution` replaces what the plan decides."""
     folder = SweepFolder(path)
     plan = make_plan(load_experiment(experiment, dict(settings)), asked, folder).plan
     chosen = plan.execution.model_copy(update=execution)
@@ -33,14 +33,13 @@ def plan_trial(
     return folder.trials()[0]
 
 
-def attempt(trial: TrialFolder, moment: str = "", nth: int = 1) -> int:
-    """Run an attempt in a fresh process; return its exit code.
+def continued_from(trial: TrialFolder) -> list[int]:
+    steps = re.findall(r"continues from step (\d+) of", trial.log_path.read_text())
+    return [int(step) for step in steps]
 
-    Args:
-        trial: planned.
-        moment: `after a step` or one of `MOMENTS`; empty: the attempt runs to its end.
-        nth: occurrence of the moment within the attempt at which the process dies.
-    """
+
+def attempt(trial: TrialFolder, moment: str = "", nth: int = 1) -> int:
+    """Run an attempt that dies at the nth `after a step` or of `MOMENTS`; return its exit code."""
     trial.write_status(begin_attempt(trial.read_status()))
     try:
         FreshProcess(_run, trial.path, moment, nth).result()
@@ -82,13 +81,17 @@ def _call(real: Callable[..., object], *arguments: object) -> None:
     real(*arguments)
 
 
-def _skip(*_: object) -> None:
-    return None
+def _skip(*_: object) -> None: ...
 
 
 def _truncate(real: Callable[..., object], path: Path, target: Path) -> None:
     for file in path.iterdir():
         os.truncate(file, file.stat().st_size // 2)
+
+
+def _damage(real: Callable[..., object], path: Path, target: Path) -> None:
+    _truncate(real, path, target)
+    real(path, target)
 
 
 def _write_half(real: Callable[..., object], descriptor: int, data: bytes) -> None:
@@ -100,6 +103,7 @@ MOMENTS: dict[str, tuple[Any, str, str, Callable[..., object]]] = {
     "in a checkpoint": (Path, "replace", "/checkpoint-", _truncate),
     "before a checkpoint's rename": (Path, "replace", "/checkpoint-", _skip),
     "after a checkpoint's rename": (Path, "replace", "/checkpoint-", _call),
+    "damaging a checkpoint": (Path, "replace", "/checkpoint-", _damage),
     "in a log line": (os, "write", '"tokens": ', _write_half),
     "before the result": (Path, "replace", "/result.json", _skip),
     "after the result": (Path, "replace", "/result.json", _call),

@@ -23,7 +23,6 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def alone(undisturbed):
-    """The trial on one device."""
     trial = undisturbed(1, 0)
     assert 0 < trial.read_result()["clipped_step_fraction"] < 1
     return trial
@@ -31,6 +30,6 @@ def alone(undisturbed):
 
 @pytest.fixture
 def faults(tmp_path, monkeypatch):
-    """Make this folder importable, in workers too: `faulty_ranks:Name`, `tied:Tied`."""
+    """Make this folder importable, in workers too: `custom:Name`."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setenv("FAULTS_FOLDER", str(tmp_path))

@@ -1,7 +1,6 @@
 """A small trial on one device or several: real processes, which exchange by gloo."""
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ from safetensors.torch import load_file
 
 from sweep.config.execution import Execution
 from sweep.plan.retry import Outcome, begin_attempt
-from sweep.training.process import FreshProcess, attempt_trial
+from sweep.training import attempt_trial
+from sweep.training.process import FreshProcess
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import TrialFolder
 from tests.exactness.attempts import plan_trial
@@ -25,7 +25,6 @@ SETTINGS = {
     "optimizer": {"clip": 0.6},
     "evaluation": {"noise_share": 0.2},
 }
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # sums in another order, in float32
 
 
 def planned(
@@ -36,7 +35,6 @@ def planned(
     execution: dict[str, Any] | None = None,
     **settings: object,
 ) -> TrialFolder:
-    """Plan one trial; `execution` replaces what the plan decides."""
     asked = Execution(device="cpu", microbatch=2, devices=devices, zero=zero, strategy=strategy)
     return plan_trial(path, "quick", SETTINGS | settings, asked, threads=1, **execution or {})
 
@@ -48,36 +46,25 @@ def start(trial: TrialFolder, pause_step: int | None = None) -> FreshProcess:
 
 
 def attempt(trial: TrialFolder, pause_step: int | None = None) -> Outcome:
-    outcome: Outcome = start(trial, pause_step).result()
-    return outcome
+    return start(trial, pause_step).result()
 
 
 def complete(trial: TrialFolder) -> TrialFolder:
-    """Run the last attempt."""
     assert attempt(trial).kind == "complete", trial.log_path.read_text()
     return trial
 
 
 def pause(trial: TrialFolder, step: int = MIDDLE) -> None:
-    """Run an attempt that ends after a step."""
     message = f"checkpoint at step {step} of {trial.read_config().steps}"
     assert attempt(trial, step) == Outcome("paused", message)
     assert trial.checkpoints()[0].step == step
 
 
 def on(trial: TrialFolder, devices: int, strategy: str = "torch") -> TrialFolder:
-    """Change the number of processes of a trial."""
-    config = trial.read_config()
-    update = {"devices": devices, "strategy": strategy}
+    config, update = trial.read_config(), {"devices": devices, "strategy": strategy}
     execution = config.execution.model_copy(update=update)
     trial.write_config(config.model_copy(update={"execution": execution}))
     return trial
-
-
-def continued_from(trial: TrialFolder) -> list[int]:
-    """Return the step that each attempt continued from, if it did not start at 0."""
-    steps = re.findall(r"continues from step (\d+)", trial.log_path.read_text())
-    return [int(step) for step in steps]
 
 
 def curves(trial: TrialFolder) -> dict[str, torch.Tensor]:
@@ -88,7 +75,7 @@ def curves(trial: TrialFolder) -> dict[str, torch.Tensor]:
 
 def assert_same_trial(trial: TrialFolder, other: TrialFolder) -> None:
     for name, curve in curves(trial).items():
-        torch.testing.assert_close(curve, curves(other)[name], **CLOSE)
+        torch.testing.assert_close(curve, curves(other)[name], rtol=1e-5, atol=1e-6)
     ours, theirs = trial.read_result(), other.read_result()
     for name in ("final_valid_loss", "final_train_loss", "initial_valid_loss"):
         assert math.isclose(ours[name], theirs[name], rel_tol=1e-5), name

@@ -1,4 +1,6 @@
-"""Checkpoints of one process, by both of its writers: saved, restored, replaced."""
+"""Checkpoints of one process, by both of its writers, and the progress that they contain."""
+
+import math
 
 import pytest
 import torch
@@ -7,8 +9,7 @@ import torch.distributed as dist
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.errors import Superseded
-from sweep.training.checkpoint import CheckpointStore
-from sweep.training.progress import Progress
+from sweep.training.checkpoint import DIVERGED_POINTS, CheckpointStore, Progress
 from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.trial.folder import TrialFolder, TrialStatus
@@ -19,21 +20,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecate
 
 
 class Trial:
-    """A trial of the quadratic whose checkpoints are saved one by one."""
-
     def __init__(self, path):
         fields = {"batches": [4], "budget": 400, "precision": "fp32"}
         execution = Execution(device="cpu", threads=1)
         plan = build_plan(load_experiment("quadratic", fields), execution, data=None)
-        row = plan.trials[0].model_copy(update={"learning_rate": 0.05, "id": "x"})
-        self.config = plan.trial_config(row, "sweep")
+        self.config = plan.trial_config(plan.trials[0], "sweep")
         self.folder = TrialFolder(path)
         self.folder.write_config(self.config)
         self.folder.write_status(TrialStatus(attempts=1, fencing=1))
         self.start()
 
     def start(self):
-        """Continue in a newly built step, as a new process does; return the bytes of its log."""
         self.store = CheckpointStore(self.folder, 1)
         self.step, self.progress = TrainingStep(self.config, CPU, 4), Progress()
         length = self.store.load(self.step, self.progress)
@@ -62,7 +59,6 @@ class Trial:
 
 @pytest.fixture(params=["safetensors", "distributed"])
 def trial(request, tmp_path):
-    """A trial whose checkpoints are written in one file, or by torch.distributed.checkpoint."""
     if request.param == "distributed":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield Trial(tmp_path / "x")
@@ -71,7 +67,6 @@ def trial(request, tmp_path):
 
 
 def truncate(checkpoint):
-    """Damage a checkpoint as the death of a machine does."""
     file = next(checkpoint.path.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-100])
 
@@ -114,13 +109,12 @@ def test_a_step_that_has_a_checkpoint_is_not_written_again(trial):
 
 
 def test_tensors_that_cannot_be_read_lead_to_the_older_checkpoint(trial):
-    """A file of the right size whose content is damaged."""
     for _ in range(2):
         trial.train(2)
         trial.save()
     weights = trial.weights()
     file = next(trial.folder.checkpoints()[0].path.glob("*.safetensors"))
-    file.write_bytes(b"\xff" * file.stat().st_size)
+    file.write_bytes(b"\xff" * file.stat().st_size)  # of the right size
     trial.restart()
     assert trial.progress.step == 2
     trial.train(2)
@@ -152,3 +146,34 @@ def test_a_damaged_checkpoint_does_not_count_as_newer_than_later_ones(trial):
     trial.save()
     assert trial.steps() == [1]
     assert trial.restart() and trial.progress.step == 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "has_diverged"),
+    [
+        ([math.nan], True),
+        ([math.inf], True),
+        ([10.3] * DIVERGED_POINTS, True),
+        ([10.3] * (DIVERGED_POINTS - 1), False),
+        ([12.0, 12.0, 9.0] * 10, False),
+    ],
+)
+def test_a_trial_diverges_with_its_last_loss_or_not_at_all(losses, has_diverged):
+    progress = Progress(start_loss=9.2)
+    *earlier, last = [progress.is_diverging(loss) for loss in losses]
+    assert not any(earlier) and last is has_diverged
+
+
+def test_a_loss_that_does_not_measure_what_the_start_did_is_not_compared_with_it():
+    progress = Progress(start_loss=-200.0)
+    assert not any(progress.is_diverging(0.0, is_like_start=False) for _ in range(100))
+    assert progress.is_diverging(math.nan, is_like_start=False)
+
+
+def test_every_second_is_charged_once():
+    progress = Progress(charged_at=0.0)
+    for account in ("other", "training", "evaluation", "checkpoint", "compile", "noise"):
+        progress.charge(account)
+    names = [name for name in vars(progress) if name.startswith("seconds_")]
+    parts = sum(getattr(progress, name) for name in names if name != "seconds_total")
+    assert len(names) == 6 and 0 < parts < progress.seconds_total  # the rest is other

@@ -5,7 +5,7 @@ import torch
 
 from sweep.errors import SweepError
 from sweep.training.device import is_out_of_memory, peak_flops, resolve_device
-from sweep.training.memory_limit import available_in_cgroups, oom_kills
+from sweep.training.process import available_in_cgroups, oom_kills
 
 GIB = 2**30
 CAUSED = ValueError("the step failed")

@@ -8,8 +8,8 @@ from sweep.config.experiment import load_experiment
 from sweep.data.tokens import SequenceStream
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
-from sweep.plan.steps import ProbeSizes, probe_sizes
 from sweep.training import noise
+from sweep.training.noise import ProbeSizes, probe_sizes
 from sweep.training.parallel import Parallel
 from sweep.training.step import TrainingStep
 from sweep.trial.files import read_metrics
@@ -19,8 +19,7 @@ from tests.plans import build_plan
 
 
 def plan_of(batches, **settings):
-    fields = {"batches": batches, "precision": "fp32"}
-    experiment = load_experiment("quick", fields | settings)
+    experiment = load_experiment("quick", {"batches": batches, "precision": "fp32"} | settings)
     return build_plan(experiment, Execution(device="cpu", threads=2), data={"name": "synthetic"})
 
 
@@ -37,9 +36,8 @@ def test_estimates_are_those_of_the_definition():
     mean = stacked.mean(0)
     trace = 4 / 3 * float(((stacked - mean) ** 2).sum())
     square = float((mean**2).sum()) - trace / 16
-    measured_trace, measured_square = noise.measure_noise(step, batch, 4)
-    assert measured_trace == pytest.approx(trace, rel=1e-4)
-    assert measured_square == pytest.approx(square, abs=1e-5 * trace)  # of nearly equal numbers
+    measured = noise.measure_noise(step, batch, 4)  # the square is of nearly equal numbers
+    assert measured == (pytest.approx(trace, rel=1e-4), pytest.approx(square, abs=1e-5 * trace))
     assert all(parameter.grad is None for parameter in step.parameters)
 
 
@@ -52,16 +50,14 @@ def test_a_probe_is_a_small_part_of_training_and_its_parts_fit_the_microbatch():
     for sequences in range(0, 9000, 37):
         sizes = probe_sizes(sequences, 10, 0.01, 8)
         assert sizes.sequences * sizes.points <= 0.01 * sequences
-        assert not sizes.points or sizes.sequences % sizes.part == 0
-        assert not sizes.points or sizes.sequences >= max(8, 2 * sizes.part)
+        if sizes.points:
+            assert sizes.sequences % sizes.part == 0 and sizes.sequences >= max(8, 2 * sizes.part)
 
 
 CONTEXT = 64  # of the experiment quick
 
 
-class ProbedWindows:
-    """A step and workload that only records which windows are probed."""
-
+class ProbedWindows:  # a step and a workload that only records which windows are probed
     microbatch_size, rollouts, parallel = 1, None, Parallel()
 
     def __init__(self, config, windows):
@@ -77,7 +73,6 @@ class ProbedWindows:
 
 @pytest.fixture
 def probed_windows(monkeypatch):
-    """Return for each batch size the windows that its probes see, and those that it trains on."""
     monkeypatch.setattr(noise, "measure_noise", lambda *_: (1.0, 1.0))
 
     def windows_of(batches, sequences, windows, share):
@@ -90,7 +85,7 @@ def probed_windows(monkeypatch):
             for milestone in probe.steps:
                 probe.metrics(milestone)
             trained = step.stream.window_indices(0, row.tokens // CONTEXT).tolist()
-            pairs.append((step.probed, set(trained)))
+            pairs.append((step.probed, set(trained)))  # of one batch size
         return pairs
 
     return windows_of
@@ -121,11 +116,10 @@ def test_data_smaller_than_the_probes_are_probed_from_their_start(probed_windows
 
 
 def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the_same(tmp_path):
-    """At a rate of nearly nothing the weights stay, so that equal probes give equal numbers."""
     losses, lines = {}, {}
     for points in (0, 10):
         folder = SweepFolder(tmp_path / str(points))
-        fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12"}
+        fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12"}  # equal probes, equal numbers
         experiment = load_experiment("quadratic", fields | {"evaluation": {"noise_points": points}})
         plan = make_plan(experiment, Execution(device="cpu", microbatch=4), folder)
         run_plan(plan, folder, executor=InlineExecutor())

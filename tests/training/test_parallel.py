@@ -1,26 +1,37 @@
-"""A trial on several devices equals the trial on one: real processes, which exchange by gloo."""
+"""A trial on several devices equals the trial on one; optimizers, and the average of weights."""
 
+import importlib.util
+import shutil
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, load_model
+from torch import nn
 
+from sweep.config.experiment import OptimizerSettings
 from sweep.memory.forecast import forecast_stages
 from sweep.models import build_model
 from sweep.plan.retry import status_after
+from sweep.training.parallel import Parallel, WeightAverage, build_optimizer, power_of
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import TrialFolder
+from tests.exactness.attempts import continued_from
 from tests.training.several_devices import (
     MIDDLE,
     assert_same_trial,
     attempt,
     complete,
-    continued_from,
     curves,
     on,
     pause,
     planned,
+)
+
+NEEDS_DEEPSPEED = pytest.mark.skipif(
+    not (importlib.util.find_spec("deepspeed") and shutil.which("g++")),
+    reason="needs the extra deepspeed, and a compiler",
 )
 
 
@@ -39,7 +50,7 @@ GPT2 = {
 }
 TARGET = {"budget": 8 * 64 * 100, "target": 3.9}
 AVERAGED = {"schedule": {"name": "constant", "average": 0.1}}
-TIED = {"kind": "object", "name": "tied:Tied", "vocabulary": 512, "context": 64}
+TIED = {"kind": "object", "name": "custom:Tied", "vocabulary": 512, "context": 64}
 
 
 @pytest.mark.parametrize(("devices", "zero"), SEVERAL)
@@ -56,7 +67,6 @@ def test_on_several_devices_a_trial_has_the_same_curve(undisturbed, alone, devic
 
 
 def noise_of(trial: TrialFolder) -> list[tuple[float, float]]:
-    """Return trΣ̂ and Ĝ² of each measurement."""
     lines = [line for line in read_metrics(trial.metrics_path) if "noise/trace" in line]
     return [(line["noise/trace"], line["noise/square"]) for line in lines]
 
@@ -115,9 +125,8 @@ def test_a_trial_to_a_target_or_with_averaged_weights_is_the_same(tmp_path, sett
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_memory_limit_is_that_of_each_process(tmp_path, alone, zero):
-    """The forecast at a microbatch of four is enough for it, and a tenth less is not."""
     trials = []
-    for share in (1.1, 0.9):
+    for share in (1.1, 0.9):  # of the forecast
         trial = planned(tmp_path / str(share), 2, zero)
         config = trial.read_config()
         forecast = forecast_stages(config.sized(4, 4), 2)[zero].peak_bytes
@@ -146,10 +155,13 @@ def test_a_compiled_trial_has_the_same_curve(tmp_path, alone, zero):
     ("zero", "before", "after"),
     cases(
         [(3, 2, 2), (1, 2, 1)],
-        [(0, 1, 2), (0, 4, 2), (1, 2, 4), (2, 2, 2), (2, 4, 2), (3, 2, 4), (3, 4, 1)],
+        [(0, 1, 2), (0, 4, 2), (1, 2, 4), (2, 4, 2), (3, 2, 4), (3, 4, 1)]
+        + [(zero, 2, 2) for zero in (0, 1, 2)],
     ),
 )
-def test_a_trial_continues_with_any_number_of_processes(tmp_path, alone, zero, before, after):
+def test_a_trial_continues_with_any_number_of_processes(
+    tmp_path, undisturbed, alone, zero, before, after
+):
     trial = planned(tmp_path, before, zero)
     pause(trial)
     checkpoint = trial.checkpoints()[0]
@@ -159,10 +171,15 @@ def test_a_trial_continues_with_any_number_of_processes(tmp_path, alone, zero, b
     assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
     assert_same_trial(trial, alone)
     assert not trial.checkpoints()
+    if before == after:  # to the same bits
+        whole = undisturbed(after, zero)
+        weights, others = load_file(trial.weights_path), load_file(whole.weights_path)
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+        assert trial.losses_path.read_bytes() == whole.losses_path.read_bytes()
 
 
 def test_no_process_uses_a_checkpoint_that_one_cannot_read(tmp_path, faults, alone):
-    trial = planned(tmp_path, 2, workload="faulty_ranks:CannotReadNotes")
+    trial = planned(tmp_path, 2, workload="custom:CannotReadNotes")
     pause(trial)
     complete(trial)
     assert continued_from(trial) == []
@@ -171,19 +188,110 @@ def test_no_process_uses_a_checkpoint_that_one_cannot_read(tmp_path, faults, alo
 
 @pytest.mark.slow
 def test_tensors_that_one_process_can_never_read_end_the_attempt_in_all(tmp_path, faults):
-    trial = planned(tmp_path, 2, workload="faulty_ranks:CannotReadTensors")
+    trial = planned(tmp_path, 2, workload="custom:CannotReadTensors")
     pause(trial)
     outcome = attempt(trial)
     assert outcome.kind == "error" and "I/O error" in outcome.message
 
 
+@NEEDS_DEEPSPEED
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_with_as_many_processes_it_continues_to_the_same_bits(tmp_path, undisturbed, zero):
-    whole, trial = undisturbed(2, zero), planned(tmp_path, 2, zero)
+@pytest.mark.parametrize(("devices", "zero"), [(2, 1), (2, 2), (2, 3), (4, 2)])
+def test_with_deepspeed_it_has_the_same_curve(tmp_path, alone, devices, zero):
+    trial = complete(planned(tmp_path, devices, zero, "deepspeed"))
+    assert_same_trial(trial, alone)
+    assert trial.read_result()["execution"]["strategy"] == "deepspeed"
+
+
+@NEEDS_DEEPSPEED
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zero", "before", "after", "devices"),
+    [
+        *[(zero, "deepspeed", "deepspeed", 4) for zero in (1, 2, 3)],
+        *[(zero, "deepspeed", "torch", 1) for zero in (1, 2, 3)],
+        (3, "torch", "deepspeed", 2),
+    ],
+)
+def test_it_continues_with_either_strategy(tmp_path, alone, zero, before, after, devices):
+    trial = planned(tmp_path, 2, zero, before)
     pause(trial)
-    complete(trial)
+    complete(on(trial, devices, after))
     assert continued_from(trial) == [MIDDLE]
-    weights, others = load_file(trial.weights_path), load_file(whole.weights_path)
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert trial.losses_path.read_bytes() == whole.losses_path.read_bytes()
+    assert len(curves(trial)["train/loss"]) == len(curves(alone)["train/loss"])
+    assert_same_trial(trial, alone)
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+def test_only_matrices_decay_and_none_is_no_optimizer(name, kind):
+    model = small_model()
+    optimizer = build_optimizer(OptimizerSettings(name=name, weight_decay=0.1), model, 1e-2)
+    assert type(optimizer) is kind
+    assert build_optimizer(OptimizerSettings(name="none"), model, 1e-2) is None
+    decays = {p: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert all(decays[p] == (0.1 if p.ndim >= 2 else 0.0) for p in model.parameters())
+
+
+def test_gradients_above_the_bound_are_scaled_to_it():
+    settings, moves = OptimizerSettings(name="sgd", weight_decay=0.0), []
+    for clip in (float("inf"), 0.1):
+        parallel = Parallel()
+        parallel.place(small_model(), torch.device("cpu"))
+        parallel.build_optimizer(settings, 1e-2)
+        weights = parallel.parameters = list(parallel.model.parameters())
+        start = torch.cat([p.detach().flatten() for p in weights])
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+        parallel.model(x).square().mean().backward()
+        exact = sum(float(p.grad.double().square().sum()) for p in weights) ** 0.5
+        norm = float(parallel.update(1e-2, clip))
+        assert norm == pytest.approx(exact, rel=1e-5) and norm > 0.1
+        assert all(p.grad is None for p in weights)
+        moves.append(torch.cat([p.detach().flatten() for p in weights]) - start)
+    torch.testing.assert_close(moves[1], moves[0] * 0.1 / norm, rtol=1e-3, atol=1e-7)
+
+
+def averaged(values, width):
+    weight = nn.Parameter(torch.zeros(2, 3))
+    average = WeightAverage([weight], width)
+    for value in values:
+        weight.data.fill_(value)
+        average.update()
+    return weight, average
+
+
+@pytest.mark.parametrize("width", [0.01, 0.1, 0.25])
+def test_steps_have_power_function_weights_of_the_requested_width(width):
+    power, steps = power_of(width), 400
+    weights = np.diff((np.arange(steps + 1) / steps) ** (power + 1))  # by step, in closed form
+    values = np.random.default_rng(0).normal(size=steps)
+    _, average = averaged(values, width)
+    assert average.values[0][1, 2].item() == pytest.approx(float(weights @ values), abs=1e-5)
+    share = np.diff((np.arange(100_001) / 100_000) ** (power + 1))
+    at = (np.arange(100_000) + 0.5) / 100_000
+    assert np.sqrt(share @ at**2 - (share @ at) ** 2) == pytest.approx(width, rel=1e-3)
+
+
+def test_the_average_replaces_the_weights_only_within_the_context():
+    weight, average = averaged([1.0, 2.0], 0.25)
+    with average.in_place():
+        replaced = weight.detach().clone()
+    assert 1 < replaced[0, 0].item() < 2
+    assert (weight == 2).all()
+
+
+def test_bfloat16_weights_are_averaged_in_float32():
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    average = WeightAverage([weight], 0.05)
+    for _ in range(1000):
+        average.update()
+    weight.data.fill_(1.0078125)  # the next number
+    average.update()
+    assert average.values[0].dtype == torch.float32
+    assert 1 < average.values[0][0].item() < 1.0078125
+    with average.in_place():
+        assert weight.dtype == torch.bfloat16

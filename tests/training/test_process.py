@@ -105,8 +105,7 @@ def test_a_helper_that_was_killed_is_replaced():
 
 
 def run_script(path, text, *arguments):
-    """Start a script that may use this module's functions and reports unclosed resources."""
-    path.write_text(f"from sweep.training.process import FreshProcess\n{text}")
+    path.write_text(f"from test_process import *\n{text}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])}
     return subprocess.Popen(
         [sys.executable, "-W", "default::ResourceWarning", str(path), *map(str, arguments)],
@@ -119,23 +118,13 @@ def run_script(path, text, *arguments):
 
 
 def test_a_script_without_a_main_guard_runs_once_and_leaves_nothing_open(tmp_path):
-    script = """
-print("once")
-from test_process import double
-print(FreshProcess(double, 21).result())
-"""
+    script = 'print("once")\nprint(FreshProcess(double, 21).result())\n'
     output, errors = run_script(tmp_path / "script.py", script).communicate()
     assert output.split() == ["once", "42"] and not errors
 
 
 def test_processes_and_helper_end_with_a_parent_that_was_killed(tmp_path):
-    script = """
-import sys
-from pathlib import Path
-from test_process import sleep
-FreshProcess(sleep, Path(sys.argv[1])).result()
-"""
-    written = tmp_path / "pids"
+    script, written = "FreshProcess(sleep, Path(sys.argv[1])).result()\n", tmp_path / "pids"
     parent = run_script(tmp_path / "script.py", script, written)
     wait_for(lambda: written.exists() and written.read_text())
     child, helper = map(int, written.read_text().split())
@@ -147,8 +136,7 @@ FreshProcess(sleep, Path(sys.argv[1])).result()
 
 def test_ctrl_c_while_the_helper_imports_torch_shows_no_traceback(tmp_path):
     script = """
-import os, signal, threading
-from test_process import double
+import threading
 signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
 threading.Timer(0.5, lambda: os.killpg(0, signal.SIGINT)).start()
 print(FreshProcess(double, 21).result())  # the helper imports for longer

@@ -1,22 +1,44 @@
-"""Attempts that a cluster starts: by folder and number, with signal handlers of its own."""
+"""Attempts that a cluster starts, and attempts in several processes: their ends and the causes."""
 
 import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from click.testing import CliRunner
 
+from sweep.cli import sweep
+from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt
-from sweep.training import worker
-from sweep.training.process import FreshProcess, run_cluster_attempt
-from sweep.training.progress import ShouldStop
-from sweep.trial.folder import TrialFolder
+from sweep.training import run_cluster_attempt, worker
+from sweep.training.process import FreshProcess, ShouldStop
+from sweep.trial.files import read_metrics
+from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
-from tests.exactness.attempts import plan_trial
+from tests.exactness.attempts import continued_from, plan_trial
 from tests.fakes.executors import InlineExecutor
+from tests.training.several_devices import (
+    STEPS,
+    assert_same_trial,
+    attempt,
+    complete,
+    planned,
+    start,
+)
+
+BROKEN = Outcome("error", "RuntimeError: connection closed by peer")
+OWN = Outcome("error", "ValueError: a shape does not fit")
+FULL = Outcome("out_of_memory", "OutOfMemoryError: 2 GiB")
+
+
+def wait_for(is_so: Callable[[], object]) -> None:
+    while not is_so():  # the test's own time limit applies
+        time.sleep(0.05)
 
 
 def run_as_a_cluster_does(path: Path, _: ShouldStop) -> Outcome:
@@ -25,12 +47,11 @@ def run_as_a_cluster_does(path: Path, _: ShouldStop) -> Outcome:
     return run_cluster_attempt(path, 1, stops)
 
 
-def start(trial: TrialFolder) -> FreshProcess:
-    """Start attempt 1 of a trial in a process of its own."""
+def start_on_a_cluster(trial: TrialFolder) -> FreshProcess:
     return FreshProcess(run_as_a_cluster_does, trial.path)
 
 
-def planned(path: Path, budget: int, **execution: object) -> TrialFolder:
+def planned_quadratic(path: Path, budget: int, **execution: object) -> TrialFolder:
     settings = {"batches": "4", "budget": budget}
     trial = plan_trial(path, "quadratic", settings, **execution)
     trial.write_status(begin_attempt(trial.read_status()))
@@ -39,59 +60,56 @@ def planned(path: Path, budget: int, **execution: object) -> TrialFolder:
 
 @pytest.fixture
 def trial(tmp_path) -> TrialFolder:
-    """A trial that trains for longer than a test waits, before its first attempt."""
-    return planned(tmp_path / "sweep", 4_000_000)
+    return planned_quadratic(tmp_path / "sweep", 4_000_000)  # trains for longer than a test waits
 
 
 @pytest.fixture
-def attempt(trial) -> FreshProcess:
-    """The first attempt of the trial, which trains."""
-    process = start(trial)
-    while not trial.metrics_path.exists():  # the test's own time limit applies
-        time.sleep(0.05)
+def running(trial) -> FreshProcess:
+    process = start_on_a_cluster(trial)
+    wait_for(trial.metrics_path.exists)
     return process
 
 
-def test_a_file_in_its_folder_stops_it_after_a_checkpoint(trial, attempt):
+def test_a_file_in_its_folder_stops_it_after_a_checkpoint(trial, running):
     trial.ask_to_stop(0)  # an older attempt
-    second = start(trial).result()  # leaves the trial to the first
+    second = start_on_a_cluster(trial).result()  # leaves the trial to the first
     assert second.kind == "superseded" and "in use by process" in second.message
     assert is_locked(trial.lease_path)
     trial.ask_to_stop(1)
-    assert attempt.result().kind == "stopped"
+    assert running.result().kind == "stopped"
     assert trial.checkpoints() and trial.is_asked_to_stop(1) and not trial.is_asked_to_stop(2)
 
 
-def test_sigterm_means_preempted_and_sigint_nothing(trial, attempt):
-    os.kill(attempt.pid, signal.SIGINT)
-    os.kill(attempt.pid, signal.SIGTERM)
-    assert attempt.result().kind == "preempted"
+def test_sigterm_means_preempted_and_sigint_nothing(trial, running):
+    os.kill(running.pid, signal.SIGINT)
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.result().kind == "preempted"
     assert trial.checkpoints()
 
 
 def test_after_a_newer_attempt_nothing_is_run_and_the_log_stays(trial):
     trial.log_path.write_text("of the newer one")
     trial.write_status(begin_attempt(trial.read_status()))
-    assert start(trial).result().kind == "superseded"
+    assert start_on_a_cluster(trial).result().kind == "superseded"
     assert trial.log_path.read_text() == "of the newer one" and not trial.lease_path.exists()
 
 
 def test_a_folder_that_is_not_shared_is_named(trial):
     shutil.rmtree(trial.path)
-    outcome = start(trial).result()
+    outcome = start_on_a_cluster(trial).result()
     assert outcome.kind == "error" and "shared file system" in outcome.message
 
 
 def test_without_a_compiler_on_its_machine_a_trial_is_eager(tmp_path, monkeypatch, capfd):
-    trial = planned(tmp_path / "sweep", 800, compile=True)
-    monkeypatch.setattr(worker, "has_compiler", lambda _: False)
+    trial = planned_quadratic(tmp_path / "sweep", 800, compile=True)
+    monkeypatch.setattr(worker.machine, "has_compiler", lambda _: False)
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     assert trial.read_result()["execution"]["compile"] is False
     assert "no compiler" in capfd.readouterr().out
 
 
 def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setting(tmp_path):
-    trial, before = planned(tmp_path / "sweep", 800), torch.get_deterministic_debug_mode()
+    trial, before = planned_quadratic(tmp_path / "sweep", 800), torch.get_deterministic_debug_mode()
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
     assert torch.get_deterministic_debug_mode() == before
     try:
@@ -101,3 +119,104 @@ def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setti
         assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:
         torch.set_deterministic_debug_mode(before)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "reports", "memory_ran_out", "kind", "message"),
+    [
+        (-9, [BROKEN], False, "lost", "process 1 of the trial"),
+        (-9, [], True, "out_of_memory", "process 1 of the trial"),
+        (1, [OWN, BROKEN], False, "error", "a shape"),
+        (1, [BROKEN, FULL], False, "out_of_memory", "2 GiB"),
+    ],
+)
+def test_the_first_cause_counts(exit_code, reports, memory_ran_out, kind, message):
+    outcome = worker.first_cause(1, exit_code, reports, memory_ran_out)
+    assert outcome.kind == kind and message in outcome.message
+
+
+def run(out: Path, workload: str, zero: int = 2, *more: str) -> tuple[int, TrialFolder]:
+    arguments = [
+        *("run", "quick", "--batches", "8", "--budget", str(8 * 64 * STEPS), "--microbatch", "2"),
+        *("--workload", f"custom:{workload}", "--devices-per-trial", "2"),
+        *("--zero", str(zero), "--device", "cpu", "--out", str(out), "--yes", "--quiet", *more),
+    ]
+    result = CliRunner().invoke(sweep, arguments, standalone_mode=False)
+    return result.return_value, SweepFolder(out).trials()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "zero", "microbatch_size"),
+    [("Killed", 2, None), ("OutOfMemory", 0, 1), ("OutOfMemory", 2, 1), ("OutOfMemory", 3, 1)],
+)
+def test_a_fault_of_one_process_ends_the_attempt_and_the_trial_continues(
+    tmp_path, faults, workload, zero, microbatch_size
+):
+    code, trial = run(tmp_path / "out", workload, zero)
+    status = trial.read_status()
+    assert (code, status.state, status.attempts) == (0, State.COMPLETE, 2)
+    assert status.microbatch_size == microbatch_size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_killed_process_costs_the_trial_only_the_steps_since_its_checkpoint(
+    tmp_path, faults, alone, zero
+):
+    always = {"checkpoint_seconds": 0.0}
+    trial = planned(tmp_path / "out", 2, zero, execution=always, workload="custom:Killed")
+    outcome = attempt(trial)
+    assert outcome.kind == "lost" and "process 1 of the trial: " in outcome.message
+    complete(trial)
+    assert continued_from(trial) == [20]
+    assert_same_trial(trial, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, 3])
+def test_memory_that_runs_out_after_the_last_checkpoint_costs_no_training(tmp_path, faults, zero):
+    code, trial = run(tmp_path / "out", "OutOfMemoryAtTheEnd", zero, "--keep", "checkpoints")
+    status = trial.read_status()
+    assert (code, status.state, status.attempts) == (0, State.COMPLETE, 2)
+    assert continued_from(trial) == [STEPS] and status.microbatch_size is None
+    assert [kept.step for kept in trial.checkpoints()] == [STEPS] and trial.weights_path.exists()
+
+
+@pytest.mark.slow
+def test_the_exception_of_one_process_is_the_message_of_the_trial(tmp_path, faults):
+    code, trial = run(tmp_path / "out", "Raising")
+    status = trial.read_status()
+    assert (code, status.state, status.attempts) == (1, State.FAILED, 1)
+    assert status.message == "RuntimeError: one of two failed"
+
+
+class Running:
+    def __init__(self, path: Path) -> None:
+        often = {"sequences": 8, "noise_points": 0, "train_points": 10_000}
+        self.trial = planned(path, 2, 2, budget=8 * 64 * 100_000, evaluation=often)
+        self.process = start(self.trial)
+        wait_for(lambda: read_metrics(self.trial.metrics_path))
+        launcher = psutil.Process(self.process.pid)
+        self.ranks = [c for c in launcher.children() if "spawn_main" in " ".join(c.cmdline())]
+        assert len(self.ranks) == 2
+
+
+@pytest.mark.slow
+def test_a_stop_makes_all_processes_save_a_checkpoint_and_end(tmp_path):
+    running = Running(tmp_path)
+    for rank in running.ranks:  # as a batch system may send it to a whole process group
+        rank.terminate()
+    running.process.stop()
+    assert running.process.result().kind == "stopped"
+    assert running.trial.checkpoints()
+    wait_for(lambda: not any(rank.is_running() for rank in running.ranks))
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_launched_them(tmp_path):
+    running = Running(tmp_path)
+    running.process.kill()
+    with pytest.raises(WorkerDied):
+        running.process.result()
+    wait_for(lambda: not any(rank.is_running() for rank in running.ranks))

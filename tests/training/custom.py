@@ -1,10 +1,11 @@
-"""Workloads that cause a fault in the second of two processes; named as `faulty_ranks:Name`."""
+"""Workloads that cause a fault in the second of two processes, and a model: `custom:Name`."""
 
 import os
 import signal
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from sweep.training import checkpoint
@@ -13,7 +14,6 @@ from sweep.workloads.pretrain import Pretrain
 
 
 def is_first_time() -> bool:
-    """Return True on the first call in any process."""
     marker = Path(os.environ["FAULTS_FOLDER"]) / "fault"
     if marker.exists():
         return False
@@ -22,9 +22,7 @@ def is_first_time() -> bool:
 
 
 class Faulty(Pretrain):
-    """Calls `fail` with the first microbatch of step 21."""
-
-    is_due = False
+    is_due = False  # to fail, with the first microbatch of step 21
 
     def build_batch(self, first, count):
         self.is_due = first == (20 * 2 + 1) * count
@@ -77,3 +75,21 @@ class OutOfMemoryAtTheEnd(Pretrain):
         if ranks.rank() == 1 and is_first_time():
             raise torch.OutOfMemoryError("out of memory")
         return super().evaluate_finally(model)
+
+
+class Tied(nn.Module):
+    """Two modules share one weight, as GPT-2's do; token ids (B, T) to logits (B, T, V)."""
+
+    def __init__(self, vocabulary, context, width=32):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.output = nn.Linear(width, vocabulary, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return self.output(x)
