@@ -41,9 +41,9 @@ class SettingsCommand(click.Command):
 
     @cached_property
     def _groups(self) -> "dict[click.Parameter, Group]":
-        from sweep.config.execution import Execution, Services
         from sweep.config.experiment import Experiment
         from sweep.config.settings import settings_of
+        from sweep.config.trial import Execution, Services
 
         return {
             build_option(setting): setting.flag.group

@@ -12,7 +12,7 @@ from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
 
 if TYPE_CHECKING:
-    from sweep.config.execution import Services
+    from sweep.config.trial import Services
     from sweep.memory.search import Measurement
     from sweep.orchestration.planning import Planned
     from sweep.plan.plan import Plan

@@ -15,7 +15,7 @@ from sweep.cli.options import print_document
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command
-from sweep.plan.policy import describe_policy
+from sweep.plan.rates import describe_policy
 from sweep.trial.folder import State, SweepFolder
 
 if TYPE_CHECKING:

@@ -4,14 +4,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings, parse_settings
-from sweep.config.trial import Science, TrialConfig, tokenizer_of
+from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
-from sweep.plan.policy import Policy, parse_policy
+from sweep.plan.rates import GRID, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
-from sweep.plan.tuning import GRID
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
 

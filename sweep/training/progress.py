@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sweep.plan.tuning import CONFIRMED
+from sweep.plan.rates import CONFIRMED
 
 DIVERGED_MARGIN = 1.0  # loss above its start
 DIVERGED_POINTS = 5  # log points in a row: 5 % of the tokens with 100 points

@@ -10,7 +10,7 @@ import torch
 
 from sweep.config.trial import TrialConfig
 from sweep.models import count_parameters
-from sweep.plan.tuning import crossing_tokens
+from sweep.plan.rates import crossing_tokens
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.device import device_name, flop_utilisation
 from sweep.training.progress import Progress

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment
 from sweep.config.settings import merge_settings, parse_settings, settings_of
+from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
 
 ALL = [s for table in (Experiment, Execution, Services) for s in settings_of(table)]

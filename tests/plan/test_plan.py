@@ -4,9 +4,8 @@ import shlex
 
 import pytest
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import FORMAT_VERSION
+from sweep.config.trial import FORMAT_VERSION, Execution
 from sweep.errors import SweepError
 from sweep.plan.plan import answering_command, grow_plan, typed_command
 from sweep.trial.files import sha256_of

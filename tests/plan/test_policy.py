@@ -4,7 +4,7 @@ import pytest
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.errors import SweepError
-from sweep.plan.policy import Policy, parse_policy
+from sweep.plan.rates import Policy, parse_policy
 
 ADAMW = OptimizerSettings()
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweep.config.experiment import EvaluationSettings
-from sweep.plan.steps import milestone_steps
-from sweep.plan.tuning import (
+from sweep.plan.rates import (
     EXTENSIONS,
     FINEST,
     GRID,
@@ -21,6 +20,7 @@ from sweep.plan.tuning import (
     rung_steps,
     survivors,
 )
+from sweep.plan.steps import milestone_steps
 
 
 def search(loss, grid=GRID, wanted=0, finest=FINEST):

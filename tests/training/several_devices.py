@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sweep.config.execution import Execution
+from sweep.config.trial import Execution
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training.process import FreshProcess, attempt_trial
 from sweep.trial.files import read_metrics

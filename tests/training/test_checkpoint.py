@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.errors import Superseded
 from sweep.training.checkpoint import CheckpointStore
 from sweep.training.progress import Progress
