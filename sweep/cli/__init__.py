@@ -32,7 +32,6 @@ def sweep() -> None:
 
 
 def main() -> None:
-    """Run the command line: the console script `sweep`."""
     # `sweep run` replaces this handler while trials run
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,7 +1,4 @@
-"""Command-line options, generated from the settings.
-
-Options are built when a command is used: `sweep --help` imports only click and this package.
-"""
+"""Command-line options, generated from the settings when a command is used, not by `--help`."""
 
 import json
 from collections import defaultdict
@@ -18,14 +15,12 @@ if TYPE_CHECKING:
 
 
 def sweep_folder(text: str) -> "SweepFolder":
-    """Read the path of a sweep's folder."""
     from sweep.trial.folder import SweepFolder
 
     return SweepFolder(Path(text))
 
 
 def out_folder(text: str) -> Path:
-    """Read the path of a folder to write to, which need not exist."""
     from sweep.orchestration.planning import check_writable
 
     if not text:
@@ -53,11 +48,9 @@ class SettingsCommand(click.Command):
         }
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the options of the settings, and then the command's own."""
         return [*self._groups, *super().get_params(ctx)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each group of options under its heading; the command's own are in the last."""
         from sweep.config.settings import Group
 
         records = defaultdict(list)
@@ -70,8 +63,6 @@ class SettingsCommand(click.Command):
 
 
 class MemoryCommand(SettingsCommand):
-    """A command with the settings that change how much memory a step takes."""
-
     is_about_memory = True
 
 
@@ -94,7 +85,6 @@ folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
 
 
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add EXPERIMENT, --out and --json."""
     text = "Folder; by default results/EXPERIMENT."
     command = click.option("--out", type=out_folder, metavar="DIR", help=text)(command)
     return click.argument("experiment", default="tinystories")(json_option(command))

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sweep.cli.options import (
-    folder_argument,
-    json_option,
-    out_folder,
-    print_document,
-    sweep_folder,
-)
+from sweep.cli.options import folder_argument, json_option, out_folder, print_document, sweep_folder
 from sweep.config.numbers import format_bytes
 from sweep.errors import SweepError
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sweep.plan.plan import Plan
     from sweep.trial.folder import Cause, SweepFolder
 
-CONFIRM_SECONDS = 3600
+CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
 
 
 @click.command(cls=SettingsCommand)
@@ -93,7 +93,6 @@ def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
 
 
 def _check_services(services: "Services", is_tuned: bool) -> None:
-    """Refuse an executor or a store that cannot be used, before anything is written."""
     from sweep.orchestration.executors import check_services
     from sweep.tracking.store import check_answers
 
@@ -107,7 +106,6 @@ def _check_services(services: "Services", is_tuned: bool) -> None:
 
 
 def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> None:
-    """Ask before running more than an hour of estimated time."""
     from sweep.plan.retry import is_to_run
 
     seconds = sum(
@@ -123,7 +121,6 @@ def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> N
 
 
 def _report(folder: "SweepFolder") -> None:
-    """Write the report, and name the checks that failed."""
     from sweep.analysis.frames import load_sweep
     from sweep.analysis.policies import judge
     from sweep.report.report import write_report_of

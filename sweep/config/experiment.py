@@ -104,7 +104,6 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
 
     @property
     def tokens_per_sequence(self) -> int:
-        """Tokens of prompt and completion, padding included."""
         return self.prompt_tokens + self.new_tokens
 
 
@@ -121,15 +120,12 @@ class WorkloadTraits:
 
     @classmethod
     def of(cls, workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> Self:
-        """Return the traits of a workload; a user's `module:object` has the defaults."""
         if grpo is not None:
-            unit, label, size = "of reward", "minus mean reward", grpo.group_size
-            tokens = grpo.tokens_per_sequence
-            return cls(tokens, size, samples=True, loss_unit=unit, loss_label=label)
+            tokens, label = grpo.tokens_per_sequence, "minus mean reward"
+            return cls(tokens, grpo.group_size, True, "of reward", label)
         if workload == "pretrain":
-            unit, label = "nats", "nats per token"
-            return cls(model.context, 1, False, unit, label, starts_at_log_vocabulary=True)
-        return cls(tokens_per_sequence=model.context)
+            return cls(model.context, 1, False, "nats", "nats per token", True)
+        return cls(model.context)  # a user's `module:object`
 
 
 class Experiment(Settings, use_attribute_docstrings=True):
@@ -180,14 +176,14 @@ class Experiment(Settings, use_attribute_docstrings=True):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload
-        dimensions, is_user_code = tuning.dimensions, ":" in workload
+        is_user_code = ":" in workload
         if not is_user_code and (model.kind == "quadratic") != (workload == "quadratic"):
             raise ValueError(f"workload {workload!r} cannot train the model {model.name!r}")
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
             raise ValueError(f"the model {model.name} needs the precision fp32")
         if (self.tokenizer == "pretrained") != bool(getattr(model, "tokenizer_sha256", None)):
             raise ValueError("the tokenizer pretrained needs an init that is a pretrained model")
-        if "lr" not in dimensions or len({*dimensions}) < len(dimensions):
+        if "lr" not in tuning.dimensions or len({*tuning.dimensions}) < len(tuning.dimensions):
             raise ValueError("tuning.dimensions must contain lr, and each dimension at most once")
         if (tuning.budget or 0) > self.budget:
             raise ValueError("tuning.budget must be at most the budget")
@@ -204,10 +200,10 @@ class Experiment(Settings, use_attribute_docstrings=True):
             if self.init is not None:
                 raise ValueError("init applies only to the workload grpo; leave it out")
             return self
-        size = grpo.group_size
-        if wrong := [batch for batch in self.batches if batch % size]:
-            near = f"nearest to {wrong[0]}: {nearest_multiples(wrong[0], size)}"
-            raise ValueError(f"batches must be multiples of group_size ({size}); {near}")
+        for batch in self.batches:
+            if batch % (size := grpo.group_size):
+                near = f"nearest to {batch}: {nearest_multiples(batch, size)}"
+                raise ValueError(f"batches must be multiples of group_size ({size}); {near}")
         if grpo.tokens_per_sequence > model.context:
             raise ValueError(f"prompt_tokens + new_tokens must fit the context {model.context}")
         if grpo.task == "text" and grpo.reward is None:
@@ -227,20 +223,24 @@ def load_experiment(
     if flags.get("workload") == "quadratic":
         flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
-        sizes = () if ":" in str(flags["model"]) else SIZES
-        fields = {key: value for key, value in fields.items() if key not in sizes}
+        for key in () if ":" in str(flags["model"]) else SIZES:
+            fields.pop(key, None)
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)
-    if isinstance(fields.get("init"), str) and (model := find_initial_model(fields["init"])):
+    if isinstance(fields.get("init"), str) and (initial := find_initial_model(fields["init"])):
         if named := sorted({"model", "tokenizer", *SIZES} & {*flags}):
             raise SweepError(f"{named[0]} must be left out: the init {fields['init']!r} sets it.")
         fields = {key: value for key, value in fields.items() if key not in SIZES}
-        fields |= {"model": model, "tokenizer": "pretrained"}
+        fields |= {"model": initial, "tokenizer": "pretrained"}
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
-    fields["model"] = model = _complete_model(fields)
-    if model["kind"] == "quadratic":
+    model: Any = fields.get("model", "tinystories")
+    changes = dict(model) if isinstance(model, dict) else {"preset": model}
+    preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
+    sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
+    fields["model"] = {**preset, **changes, **sizes}
+    if fields["model"]["kind"] == "quadratic":
         fields = {"workload": "quadratic", **fields, "data": None}
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
@@ -249,7 +249,6 @@ def load_experiment(
 
 
 def _read_experiment(name: str) -> dict[str, Any]:
-    """Read the TOML file of a shipped experiment or at a path, unchecked."""
     package = Path(__file__).parent.parent
     shipped = package / "_experiments"  # in the wheel; otherwise the repository's
     shipped = shipped if shipped.is_dir() else package.parent / "experiments"
@@ -262,12 +261,3 @@ def _read_experiment(name: str) -> dict[str, Any]:
         return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error
-
-
-def _complete_model(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return all fields of the model, and move vocabulary and context into them."""
-    model: Any = fields.get("model", "tinystories")
-    changes = dict(model) if isinstance(model, dict) else {"preset": model}
-    preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
-    sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
-    return {**preset, **changes, **sizes}

@@ -49,9 +49,7 @@ RunFlag = partial(Flag, concerns_memory=False)
 
 @dataclass(frozen=True)
 class Setting:
-    """A field that the command line can set."""
-
-    name: str  # the flag's identifier, such as tune_budget
+    name: str  # of the flag, such as tune_budget
     path: tuple[str, ...]  # path of the field, such as ("tuning", "budget")
     field: FieldInfo
     flag: Flag
@@ -60,7 +58,6 @@ class Setting:
 def _fields_of(
     table: type[Settings], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Yield every field of a table, and of the tables in it, with its path."""
     for name, info in table.model_fields.items():
         yield (*path, name), info
         for nested in (info.annotation, *get_args(info.annotation)):

@@ -15,12 +15,9 @@ from sweep.config.models import ModelSettings
 from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
 
 FORMAT_VERSION = 2
-SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
 
 
 class TokenizerSettings(Settings):
-    """How text becomes token ids."""
-
     kind: Literal["bpe", "bytes", "pretrained"]
     vocabulary: Count
     end: int = 0  # a pretrained tokenizer's end-of-text id
@@ -100,7 +97,6 @@ class Execution(Settings, use_attribute_docstrings=True):
 
     @property
     def device_type(self) -> str:
-        """The device without its number: cpu, cuda or mps."""
         return self.device.partition(":")[0]
 
 
@@ -136,27 +132,24 @@ class TrialConfig(Settings):
 
     @property
     def group_size(self) -> int:
-        """Sequences that belong together: the completions of a prompt, or 1."""
         return self.science.traits.group_size
 
     def sampled_at_once(self, microbatch_size: int) -> int:
-        """Return how many completions are sampled at once with this microbatch size."""
-        return self.execution.generation_batch_size or SAMPLED_MICROBATCHES * microbatch_size
+        # Four microbatches, because sampling keeps no activations (docs/grpo.md).
+        return self.execution.generation_batch_size or 4 * microbatch_size
 
     def resized(self, microbatch_size: int, **execution: int) -> "TrialConfig":
-        """Return the config with another microbatch size and changed fields of the execution."""
         changed = self.execution.model_copy(update=execution)
         return self.model_copy(update={"execution": changed, "microbatch_size": microbatch_size})
 
     def attempted(self, microbatch_size: int) -> "TrialConfig":
         """Return the config of an attempt after memory ran out: other batches shrink too."""
-        sizes = {
-            "evaluation_batch_size": min(microbatch_size, self.execution.evaluation_batch_size)
-        }
+        evaluated = min(microbatch_size, self.execution.evaluation_batch_size)
+        config = self.resized(microbatch_size, evaluation_batch_size=evaluated)
         if at_once := self.execution.generation_batch_size:
-            at_once = at_once * microbatch_size // self.microbatch_size
-            sizes["generation_batch_size"] = max(1, at_once)
-        return self.resized(microbatch_size, **sizes)
+            at_once = max(1, at_once * microbatch_size // self.microbatch_size)
+            config = config.resized(microbatch_size, generation_batch_size=at_once)
+        return config
 
     def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
         """Return the config of a step with these sizes on one device, to forecast or measure it."""
