@@ -5,11 +5,8 @@ import sys
 
 import click
 
-from sweep.cli.reading import audit, clean, data, doctor, log, report, status, stop, ui
-from sweep.cli.running import forecast, plan, probe, run
+from sweep.cli.commands import COMMANDS
 from sweep.errors import SweepError
-
-COMMANDS = (run, plan, forecast, probe, status, stop, log, clean, report, audit, ui, data, doctor)
 
 
 @click.group(

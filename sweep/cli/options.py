@@ -2,31 +2,14 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 if TYPE_CHECKING:
     from sweep.config.settings import Group, Setting
-    from sweep.trial.folder import SweepFolder
-
-
-def sweep_folder(text: str) -> "SweepFolder":
-    from sweep.trial.folder import SweepFolder
-
-    return SweepFolder(Path(text))
-
-
-def out_folder(text: str) -> Path:
-    from sweep.orchestration.planning import check_writable
-
-    if not text:
-        raise click.BadParameter(f"must be the path of a folder, got {text!r}")
-    check_writable(Path(text))
-    return Path(text)
 
 
 class SettingsCommand(click.Command):
@@ -78,16 +61,6 @@ def build_option(setting: "Setting") -> click.Option:
             return click.Option(words, help=text, type=click.Choice(get_args(part)))
     metavar = setting.flag.metavar or setting.path[-1].rpartition("_")[2].upper()
     return click.Option(words, help=text, metavar=metavar)
-
-
-json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
-folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
-
-
-def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Folder; by default results/EXPERIMENT."
-    command = click.option("--out", type=out_folder, metavar="DIR", help=text)(command)
-    return click.argument("experiment", default="tinystories")(json_option(command))
 
 
 def print_document(document: dict[str, Any], as_json: bool = True) -> None:

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,9 +17,6 @@ from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command
 from sweep.plan.rates import describe_policy
 from sweep.trial.folder import State, SweepFolder
-
-if TYPE_CHECKING:
-    from sweep.orchestration.runner import Summary
 
 
 def build_console(to_stderr: bool = False) -> Console:
@@ -150,15 +147,6 @@ def print_status(document: dict[str, Any], as_json: bool) -> None:
             console.print(f"{trial}: {row['cause']}: {row['message']}", markup=False)
     if "report" in document:
         click.echo(f"Report: {document['report']}")
-
-
-def print_end(summary: "Summary", as_json: bool) -> None:
-    report = str(summary.folder.path / "report.md")
-    print_status({**sweep_status(summary.folder), "report": report}, as_json)
-    if summary.untracked:
-        click.echo(summary.untracked, err=True)
-    if summary.is_interrupted:
-        click.echo("Interrupted. The same command resumes.", err=True)
 
 
 class Progress(AbstractContextManager["Progress"]):

@@ -22,7 +22,6 @@ from sweep.config.settings import (
 )
 from sweep.errors import SweepError
 
-AVERAGE_WITH_TARGET = 0.1
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
@@ -57,11 +56,9 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per milestone; None: derived from the budget
-    # noise measurements per trial
-    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
+    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10  # measurements
     noise_share: Share = 0.005  # share of the sequences used by all of them
-    # consecutive evaluations whose mean is compared with a target; > 1 if they are noisy
-    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
+    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1  # evaluations averaged for target
 
 
 class TuningSettings(Settings, use_attribute_docstrings=True):
@@ -131,8 +128,7 @@ class WorkloadTraits:
 class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
-    # also the default folder's name
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # also of its folder
     question: str = ""
     budget: Annotated[Count, RunFlag()]
     """Training tokens of every trial: 327M, 3.2768e8."""
@@ -214,10 +210,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
 def load_experiment(
     name: str = "tinystories", overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Load a shipped experiment or a TOML file, and apply overrides by the name of flag or field.
-
-    A model in the overrides brings its own vocabulary and context unless they are in them too.
-    """
+    """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field."""
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     fields = _read_experiment(name)
     if flags.get("workload") == "quadratic":
@@ -244,7 +237,7 @@ def load_experiment(
         fields = {"workload": "quadratic", **fields, "data": None}
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
-        fields["schedule"] = {"average": AVERAGE_WITH_TARGET, **schedule, "name": "constant"}
+        fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
     return parse_settings(Experiment, fields, f"experiment {name!r}")
 
 

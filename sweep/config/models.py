@@ -61,7 +61,6 @@ class ElmanSettings(ModelBase):
     """The E1 model: a gated Elman network, LayerNorm with bias, tied embeddings."""
 
     is_forecast_checked_on_cuda: ClassVar[bool] = True
-
     kind: Literal["elman"] = "elman"
     name: str
     vocabulary: Positive
@@ -87,7 +86,6 @@ class ForeignModel(ModelBase):
     """A model that is defined elsewhere; its parameters are counted after it is built."""
 
     uses_all_parameters: ClassVar[bool] = False
-
     vocabulary: Positive = 10_000
     context: Positive = 256
     parameters: None = None
@@ -120,12 +118,10 @@ class QuadraticSettings(ModelBase):
     is_worth_compiling: ClassVar[bool] = False
     supports_half_precision: ClassVar[bool] = False
     vocabulary: ClassVar[None] = None
-
     kind: Literal["quadratic"] = "quadratic"
     name: str = "quadratic"
     dimensions: Positive = 1000
     context: Literal[1] = 1
-
     embedding_parameters: Literal[0] = 0
 
     @property

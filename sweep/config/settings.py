@@ -17,14 +17,10 @@ Table = TypeVar("Table", bound="Settings")
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, and unknown keys are errors."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Group(StrEnum):
-    """The headings of `--help`, in order."""
-
+class Group(StrEnum):  # headings of `--help`, in order
     EVERYDAY = "Everyday options"
     MODEL = "Model and data"
     TUNING = "Tuning"
@@ -107,9 +103,8 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""
-        raise SweepError(
-            f"{subject}: {key}{': ' * bool(key)}{message}{got}. Correct it."
-        ) from error
+        key += ": " * bool(key)
+        raise SweepError(f"{subject}: {key}{message}{got}. Correct it.") from error
 
 
 def _read_count(value: Any, info: ValidationInfo, least: int = 1) -> int:

@@ -68,7 +68,6 @@ class Plan(Inputs):
     trials: tuple[PlannedTrial, ...] = ()
 
     def science(self, row: PlannedTrial, learning_rate: float) -> Science:
-        """Return everything about one trial that can change a number."""
         settings = self.settings
         has_tokenizer = self.data is not None or settings.tokenizer == "pretrained"
         optimizer = {"beta2": row.beta2, "weight_decay": row.weight_decay}
@@ -112,7 +111,6 @@ class Plan(Inputs):
         return row.model_copy(update={"id": trial_id})
 
     def with_rate_of(self, winner: PlannedTrial, row: PlannedTrial) -> PlannedTrial:
-        """Return a row with the rate, β2 and weight decay of another one, and its id."""
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
         return self.with_rate(row, winner.learning_rate or 0.0, **tuned)
 
@@ -291,8 +289,8 @@ def answering_command(plan: Plan) -> str | None:
     """Return the command that tunes the rate at each batch size; None if the plan does so."""
     reports = [row for row in plan.trials if row.stage == "report"]
     batches = sorted({row.batch_size for row in plan.trials})
-    answered = (row for row in reports if row.policy == "tuned" and row.seed == ANSWERING_SEEDS - 1)
-    if {row.batch_size for row in answered} == {*batches}:
+    last = ("tuned", ANSWERING_SEEDS - 1)
+    if {row.batch_size for row in reports if (row.policy, row.seed) == last} == {*batches}:
         return None
     words = list(plan.commands[-1] if plan.commands else typed_command(plan.settings.name, {}))
     for flag in ("--batches", "--lr", "--seeds"):

@@ -1,7 +1,4 @@
-"""Rate, β2 and weight decay by batch size, the search for them, and training to a target loss.
-
-Sources: SCIENCE.md §2 and §4.
-"""
+"""Rate, β2 and weight decay by batch size, and the search for them (SCIENCE.md §2 and §4)."""
 
 import math
 import re
@@ -89,7 +86,6 @@ def parse_policy(text: str) -> Policy:
 
 
 def describe_policy(name: str, dimensions: Collection[str]) -> str:
-    """Describe a policy of plan.json with its sources; `dimensions` are those of `tuned`."""
     return RULES[name.partition(":")[0]].format(dimensions=", ".join(dimensions))
 
 
@@ -157,10 +153,8 @@ def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Return the trials that continue, from the rate and the loss of all that reached a rung.
-
-    These are the better half and the best's neighbours: before its decay a high rate looks worse.
-    """
+    """Return the better half and the best's neighbours, from rate and loss at a rung."""
+    # Not only the better half: a high rate looks worse before its decay than at its end.
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
     best = by_rate.index(ranked[0])
