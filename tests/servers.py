@@ -36,7 +36,6 @@ class Service:
         self.process: subprocess.Popen[bytes] | None = None
 
     def launch(self, command: list[str], is_ready: Callable[[], bool], **settings: Any) -> None:
-        """Start a command, and wait until it is ready."""
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, **settings
@@ -46,7 +45,6 @@ class Service:
             time.sleep(0.1)
 
     def die(self) -> None:
-        """End the server and its children as a crash would."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -89,8 +89,7 @@ def test_the_parts_of_a_step_and_the_steps_of_a_trial_add_up(batches):
 )
 def test_growing_adds_batch_sizes_seeds_and_rates_and_keeps_the_old_trials(other):
     old = make()
-    new = make(old=old, **other)
-    grown = grow_plan(old, new)
+    grown = grow_plan(old, new := make(old=old, **other))
     assert grown.trials[: len(old.trials)] == old.trials
     assert {*ids(grown)} == {*ids(old), *ids(new)}
 
