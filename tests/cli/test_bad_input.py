@@ -33,7 +33,6 @@ FLAGS = [
     ("--accumulation", "3", "gradient_accumulation_steps must divide"),
     ("--data", "no/such/file.txt", "no/such/file.txt"),
     ("--tracking-uri", "ftp://x", "tracking"),
-    ("--retry", "all", "retry"),
     ("--only", "zzz", "only must name one trial"),
     ("--nonsense", "1", "nonsense"),
     ("--workload", ".x:y", "must be a Python file"),
@@ -160,11 +159,8 @@ def test_a_corrupt_plan(refuse, tmp_path, content, command):
     assert [file.name for file in folder.iterdir()] == ["plan.json"]
 
 
-def test_more_than_an_hour_needs_a_yes_and_names_quick(refuse):
+def test_more_than_an_hour_needs_a_yes_and_a_trial_enough_disk(refuse, monkeypatch):
     sentence = refuse("run", *CHEAP, "--budget", "10G")
     assert "--yes" in sentence and "sweep run quick" in sentence
-
-
-def test_a_disk_that_is_too_small(refuse, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert "the disk must have" in refuse("run", *CHEAP)

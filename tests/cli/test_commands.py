@@ -255,7 +255,7 @@ def test_the_cost_on_a_cluster_is_shown_one_line_per_number_without_finished_tri
     assert cost["price"] == pytest.approx(2.5 * cost["device_hours"])
 
 
-FORECAST = {"experiment", "model", "device_memory_bytes", "points", "line", "largest_microbatch_size"}
+KEYS = {"experiment", "model", "device_memory_bytes", "points", "line", "largest_microbatch_size"}
 POINT = {"batch_size", "microbatch_size", "peak_bytes", "by_category", "status"}
 MEASURED = POINT | {
     *("rest_bytes", "reserved_bytes", "device_bytes", "headroom_bytes", "allocator_retries"),
@@ -268,7 +268,7 @@ QUICK = ("quick", "--device", "cpu")
 def test_forecast_takes_a_step_in_one_unless_memory_or_a_microbatch_is_named(call):
     code, out = call("forecast", *QUICK, "--batches", "4,8,16", "--json")
     document = json.loads(out)
-    assert code == 0 and document.keys() >= FORECAST and document["line"].keys() == LINE
+    assert code == 0 and document.keys() >= KEYS and document["line"].keys() == LINE
     assert document["device_memory_bytes"] is None and document["largest_microbatch_size"] is None
     for point in document["points"]:
         assert point.keys() >= POINT and point["status"] == "FORECAST"
@@ -278,7 +278,7 @@ def test_forecast_takes_a_step_in_one_unless_memory_or_a_microbatch_is_named(cal
     assert [point["microbatch_size"] for point in json.loads(halves)["points"]] == [2]
 
 
-def test_forecast_answers_what_fits_and_the_accumulation_that_it_needs(call):
+def test_forecast_answers_what_fits_and_the_accumulation_that_it_needs(call, tmp_path):
     flags = ("--batches", "8,64,512", "--device-memory", "32MiB", "--json")
     document = json.loads(call("forecast", *QUICK, *flags)[1])
     largest = document["largest_microbatch_size"]
@@ -287,12 +287,8 @@ def test_forecast_answers_what_fits_and_the_accumulation_that_it_needs(call):
         assert point["batch_size"] % point["microbatch_size"] == 0
         assert point["microbatch_size"] <= largest
         assert point["peak_bytes"] <= 32 << 20
-
-
-def test_forecast_writes_a_page_and_json_where_out_is_named(call, tmp_path):
     out = tmp_path / "forecast"
-    code, text = call("forecast", *QUICK, "--out", out)
-    assert code == 0 and "# Memory forecast: quick" in text
+    assert "# Memory forecast: quick" in call("forecast", *QUICK, "--out", out)[1]
     assert {path.name for path in out.iterdir()} == {"forecast.json", "forecast.md"}
 
 
@@ -301,7 +297,7 @@ def test_probe_prints_what_was_measured_and_draws_it(call, tmp_path):
     flags = ("--batches", "8", "--device-memory", "24MiB", "--largest", "8", "--json")
     code, text = call("probe", *QUICK, *flags, "--out", out)
     document = json.loads(text)
-    assert code == 0 and document.keys() >= FORECAST
+    assert code == 0 and document.keys() >= KEYS
     assert all(point.keys() >= MEASURED for point in document["points"])
     assert document["largest_microbatch_size"] == 8
     assert "no larger size was asked for" in document["verdict"]
@@ -312,7 +308,7 @@ def test_probe_prints_what_was_measured_and_draws_it(call, tmp_path):
 PUBLISHED = Path(__file__).parents[1] / "analysis" / "tinystories-sweep.csv"
 
 
-def test_audit_prints_one_json_document_and_exits_0_whatever_it_finds(call):
+def test_audit_prints_findings_and_remedies_and_exits_0_whatever_it_finds(call, tmp_path):
     code, out = call("audit", PUBLISHED, "--json")
     document = json.loads(out)
     assert code == 0 and document.keys() == {"findings", "not_checked", "notes"}
@@ -320,9 +316,6 @@ def test_audit_prints_one_json_document_and_exits_0_whatever_it_finds(call):
         assert finding.keys() == {"code", "rows", "message", "remedy"}
         assert all(isinstance(batch, int) for batch in finding["rows"])
     assert all(check.keys() == {"code", "missing_columns"} for check in document["not_checked"])
-
-
-def test_audit_prints_findings_remedies_and_what_was_not_checked(call, tmp_path):
     code, out = call("audit", PUBLISHED)
     assert code == 0 and out.count("remedy: ") == 7
     assert "code: missing_batch_size\n" in out and "code: adamw_time_scale\n" in out

@@ -30,8 +30,7 @@ ADAMW = OptimizerSettings()
 
 def test_a_number_keeps_everything_everywhere():
     policy = parse_policy("3e-4")
-    assert policy.name == "fixed"
-    assert [policy.rate_at(batch) for batch in (1, 256)] == [3e-4, 3e-4]
+    assert (policy.name, policy.rate_at(1), policy.rate_at(256)) == ("fixed", 3e-4, 3e-4)
     assert policy.optimizer_at(256, 256, ADAMW) == ADAMW
 
 
