@@ -64,7 +64,6 @@ def build_option(setting: "Setting") -> click.Option:
 
 
 def print_document(document: dict[str, Any], as_json: bool = True) -> None:
-    """Print a document to stdout, as JSON or as an indented list."""
     click.echo(json.dumps(document, indent=1) if as_json else "\n".join(_lines_of(document)))
 
 

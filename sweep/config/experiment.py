@@ -245,8 +245,7 @@ def _read_experiment(name: str) -> dict[str, Any]:
     package = Path(__file__).parent.parent
     shipped = package / "_experiments"  # in the wheel; otherwise the repository's
     shipped = shipped if shipped.is_dir() else package.parent / "experiments"
-    is_path = name.endswith(".toml") or "/" in name
-    path = Path(name) if is_path else shipped / f"{name}.toml"
+    path = Path(name) if name.endswith(".toml") or "/" in name else shipped / f"{name}.toml"
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
         raise SweepError(f"experiment must be a TOML file or one of {names}, got {name!r}.")

@@ -93,9 +93,7 @@ class ForeignModel(ModelBase):
     flops_per_token: None = None
 
 
-class HuggingFaceSettings(ForeignModel):
-    """A causal language model of the transformers library, built from its configuration."""
-
+class HuggingFaceSettings(ForeignModel):  # a causal language model
     kind: Literal["hugging_face"] = "hugging_face"
     name: str
     architecture: str  # model_type of transformers, such as gpt2
@@ -160,7 +158,6 @@ MODEL_PRESETS: dict[str, ModelBase] = {
 
 
 def model_preset(name: str) -> dict[str, Any]:
-    """Return the fields of a built-in model, or of a user's `module:object`."""
     if ":" in str(name):
         return {"kind": "object", "name": name}
     if str(name) not in MODEL_PRESETS:

@@ -249,13 +249,12 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
             )
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
-    commands = (*old.commands, *(new.commands if added else ()))
     tuning = (old if was_tuned else new).settings.tuning
     return old.model_copy(
         update={
             "settings": old.settings.model_copy(update={"tuning": tuning}),
             "trials": (*old.known_trials, *added),
-            "commands": tuple(dict.fromkeys(commands)),
+            "commands": tuple(dict.fromkeys(old.commands + (new.commands if added else ()))),
             "tokens_are_common": are_common,
             "data_path": new.data_path,
             "init_path": new.init_path,

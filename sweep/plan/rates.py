@@ -44,9 +44,8 @@ class Policy:
 
     @property
     def name(self) -> str:
-        if self.kind in ("fixed", "tuned"):
-            return self.kind
-        return f"{self.kind}:{self.rate:g}@{self.base}"
+        is_scaled = self.kind in ("sqrt", "linear")
+        return f"{self.kind}:{self.rate:g}@{self.base}" if is_scaled else self.kind
 
     def rate_at(self, batch_size: int) -> float:
         """Return the peak rate; for `tuned`, the centre of the grid."""
