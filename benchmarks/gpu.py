@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from record import record
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.numbers import parse_count
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import Execution, TrialConfig
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.checkpoint import Progress
 from sweep.training.device import device_name, flop_utilisation

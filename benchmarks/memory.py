@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from record import RESULTS, record
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import Execution, TrialConfig
 from sweep.data.synthetic import synthetic_identity
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.forecast import forecast_step

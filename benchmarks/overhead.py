@@ -29,8 +29,8 @@ TOKENS = BATCHES[-1]  # one step at each batch size
 def command(kind: str, count: int, out: Path) -> dict[str, float]:
     """Plan and run `count` trials; return seconds, peak memory and the number of ended trials."""
     from sweep.cli.show import Progress
-    from sweep.config.execution import Execution, Services
     from sweep.config.experiment import load_experiment
+    from sweep.config.trial import Execution, Services
     from sweep.orchestration.planning import make_plan
     from sweep.orchestration.runner import run_plan
     from sweep.trial.folder import SweepFolder

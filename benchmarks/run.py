@@ -22,8 +22,8 @@ from unittest import mock
 from ratios import ratio
 from record import record
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan

@@ -14,8 +14,8 @@ from typing import Any
 import pandas as pd
 
 from sweep.analysis.frames import load_sweep
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.orchestration.planning import Planned, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.report.report import write_report

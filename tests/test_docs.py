@@ -1,4 +1,4 @@
-"""Generated pages are up to date, and links between pages work."""
+"""Generated pages are up to date, links between pages work, and notebooks run."""
 
 import importlib.util
 import re
@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import sweep
+from tests.analysis.fake_sweeps import write_fake_sweep
 
 ROOT = Path(__file__).parents[1]
 PATTERNS = ("*.md", "docs/*.md", "studies/**/*.md", "results/published/**/README.md")
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 
 
@@ -47,3 +51,26 @@ def test_public_names_exist_and_are_sorted():
         assert getattr(sweep, name).__name__ == name
     with pytest.raises(AttributeError):
         _ = sweep.nonsense
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("default")  # Jupyter warns about its own sockets
+def test_notebook_runs(path, tmp_path, monkeypatch):
+    folder = tmp_path / "fake"
+    write_fake_sweep(folder, seeds=2)
+    monkeypatch.setenv("SWEEP_FOLDER", str(folder))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    before = {item: item.stat().st_mtime_ns for item in folder.rglob("*")}
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 2
+    assert {item: item.stat().st_mtime_ns for item in folder.rglob("*")} == before
+
+
+def test_committed_notebooks_hold_no_outputs():
+    assert NOTEBOOKS
+    for path in NOTEBOOKS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            assert not cell.get("outputs") and cell.get("execution_count") is None

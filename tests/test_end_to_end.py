@@ -33,12 +33,6 @@ def finished(tmp_path_factory):
     return out, done, command
 
 
-def test_the_plan_comes_before_anything_runs(finished):
-    _, done, _ = finished
-    plan, first = done.stderr.index("batch size"), done.stderr.index("RUNNING")
-    assert plan < first and "Epochs of the data" in done.stderr
-
-
 def test_both_batch_sizes_learned_from_the_same_tokens(finished):
     out, _, _ = finished
     trials = pd.read_csv(out / "trials.csv")
@@ -57,19 +51,15 @@ def test_per_document_losses_add_up_to_the_final_loss(finished):
         assert result["bits_per_byte"] == pytest.approx(per_byte)
 
 
-def test_the_report_and_its_figures_are_there(finished):
+def test_the_plan_comes_before_anything_runs_and_the_report_with_its_figures_after(finished):
     out, done, _ = finished
+    assert done.stderr.index("batch size") < done.stderr.index("RUNNING")
+    assert "Epochs of the data" in done.stderr
     report = (out / "report.md").read_text()
     assert str(out / "report.md") in done.stdout
     for figure in ("loss", "time", "curves", "pareto", "throughput"):
         assert f"figures/{figure}.png" in report and (out / "figures" / f"{figure}.png").exists()
     assert (out / "report.html").read_text().count("data:image/png;base64,") == 5
-
-
-def test_mlflow_holds_what_the_folder_holds(finished):
-    folder = SweepFolder(finished[0])
-    stored = load_stored_sweep(default_tracking_uri(folder), "tinystories")
-    assert len(stored.trials) == 2 and stored.curves.groupby("id", observed=True).size().min() >= 16
 
 
 def test_the_same_command_does_nothing_more(finished):
@@ -80,10 +70,12 @@ def test_the_same_command_does_nothing_more(finished):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_python_reads_what_the_command_wrote(finished):
-    loaded = sweep.load_sweep(finished[0])
+def test_python_reads_what_the_command_wrote_from_the_folder_and_from_mlflow(finished):
+    loaded, folder = sweep.load_sweep(finished[0]), SweepFolder(finished[0])
     assert len(loaded.trials) == 2 and not loaded.warnings
     assert Path(sweep.write_report(finished[0])).exists()
+    stored = load_stored_sweep(default_tracking_uri(folder), "tinystories")
+    assert len(stored.trials) == 2 and stored.curves.groupby("id", observed=True).size().min() >= 16
 
 
 def test_python_plans_and_runs(tmp_path):

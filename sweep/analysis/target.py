@@ -16,7 +16,7 @@ from sweep.analysis.critical_batch_size import StepsFit, fit_steps
 from sweep.analysis.frames import Sweep, curves_by_trial
 from sweep.analysis.statistics import ALPHA, Estimate
 from sweep.errors import SweepError
-from sweep.plan.tuning import PATIENCE, crossing_tokens, smoothed
+from sweep.plan.rates import PATIENCE, crossing_tokens, smoothed
 
 LARGE_RESIDUAL = 0.1  # residual of log S
 COLUMNS = (

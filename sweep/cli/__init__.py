@@ -5,11 +5,8 @@ import sys
 
 import click
 
-from sweep.cli.reading import audit, clean, data, doctor, log, report, status, stop, ui
-from sweep.cli.running import forecast, plan, probe, run
+from sweep.cli.commands import COMMANDS
 from sweep.errors import SweepError
-
-COMMANDS = (run, plan, forecast, probe, status, stop, log, clean, report, audit, ui, data, doctor)
 
 
 @click.group(
@@ -32,7 +29,6 @@ def sweep() -> None:
 
 
 def main() -> None:
-    """Run the command line: the console script `sweep`."""
     # `sweep run` replaces this handler while trials run
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,37 +1,15 @@
-"""Command-line options, generated from the settings.
-
-Options are built when a command is used: `sweep --help` imports only click and this package.
-"""
+"""Command-line options, generated from the settings when a command is used, not by `--help`."""
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 if TYPE_CHECKING:
     from sweep.config.settings import Group, Setting
-    from sweep.trial.folder import SweepFolder
-
-
-def sweep_folder(text: str) -> "SweepFolder":
-    """Read the path of a sweep's folder."""
-    from sweep.trial.folder import SweepFolder
-
-    return SweepFolder(Path(text))
-
-
-def out_folder(text: str) -> Path:
-    """Read the path of a folder to write to, which need not exist."""
-    from sweep.orchestration.planning import check_writable
-
-    if not text:
-        raise click.BadParameter(f"must be the path of a folder, got {text!r}")
-    check_writable(Path(text))
-    return Path(text)
 
 
 class SettingsCommand(click.Command):
@@ -41,9 +19,9 @@ class SettingsCommand(click.Command):
 
     @cached_property
     def _groups(self) -> "dict[click.Parameter, Group]":
-        from sweep.config.execution import Execution, Services
         from sweep.config.experiment import Experiment
         from sweep.config.settings import settings_of
+        from sweep.config.trial import Execution, Services
 
         return {
             build_option(setting): setting.flag.group
@@ -53,11 +31,9 @@ class SettingsCommand(click.Command):
         }
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the options of the settings, and then the command's own."""
         return [*self._groups, *super().get_params(ctx)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each group of options under its heading; the command's own are in the last."""
         from sweep.config.settings import Group
 
         records = defaultdict(list)
@@ -70,8 +46,6 @@ class SettingsCommand(click.Command):
 
 
 class MemoryCommand(SettingsCommand):
-    """A command with the settings that change how much memory a step takes."""
-
     is_about_memory = True
 
 
@@ -89,19 +63,7 @@ def build_option(setting: "Setting") -> click.Option:
     return click.Option(words, help=text, metavar=metavar)
 
 
-json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
-folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
-
-
-def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add EXPERIMENT, --out and --json."""
-    text = "Folder; by default results/EXPERIMENT."
-    command = click.option("--out", type=out_folder, metavar="DIR", help=text)(command)
-    return click.argument("experiment", default="tinystories")(json_option(command))
-
-
 def print_document(document: dict[str, Any], as_json: bool = True) -> None:
-    """Print a document to stdout, as JSON or as an indented list."""
     click.echo(json.dumps(document, indent=1) if as_json else "\n".join(_lines_of(document)))
 
 

@@ -4,38 +4,30 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 
 from sweep.cli.options import print_document
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command
-from sweep.plan.policy import describe_policy
+from sweep.plan.rates import describe_policy
 from sweep.trial.folder import State, SweepFolder
-
-if TYPE_CHECKING:
-    from sweep.orchestration.runner import Summary
-
-PLAIN_WIDTH = 140  # columns if the output is not a terminal
 
 
 def build_console(to_stderr: bool = False) -> Console:
-    """Return a console for stdout or stderr; without a terminal it is wide and plain."""
     is_terminal = (sys.stderr if to_stderr else sys.stdout).isatty()
-    return Console(stderr=to_stderr, width=None if is_terminal else PLAIN_WIDTH, highlight=False)
+    return Console(stderr=to_stderr, width=None if is_terminal else 140, highlight=False)
 
 
-def build_table(*columns: str) -> Table:
-    """Return an empty table without lines, with numbers on the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("id", "state") else "right")
-    return table
+def build_table(*names: str) -> Table:
+    left = ("id", "state")  # the others are numbers
+    columns = (Column(name, justify="left" if name in left else "right") for name in names)
+    return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
 
 def print_plan(
@@ -43,8 +35,7 @@ def print_plan(
 ) -> None:
     """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
     if as_json:
-        document = plan.model_dump(mode="json")
-        print_document({**document, "cluster": cost} if cost else document)
+        print_document(plan.model_dump(mode="json") | ({"cluster": cost} if cost else {}))
         return
     console, settings, execution = build_console(to_stderr), plan.settings, plan.execution
     device = f"{execution.device}, {execution.threads} threads"
@@ -55,9 +46,8 @@ def print_plan(
         f"parameters, {settings.data or settings.workload}, {plan.tokens_per_sequence} tokens per "
         f"sequence, {settings.precision} on {device}"
     )
-    columns = ("batch size", "rate", "seeds", "tokens", "steps", "warmup")
-    split = "microbatch × devices × steps"
-    table = build_table(*columns, split, "memory (eager)", "time (estimate)")
+    columns = ("rate", "seeds", "tokens", "steps", "warmup", "microbatch × devices × steps")
+    table = build_table("batch size", *columns, "memory (eager)", "time (estimate)")
     groups: dict[tuple[str, str, int], list[PlannedTrial]] = {}
     for row in plan.trials:
         groups.setdefault((row.stage, row.policy, row.batch_size), []).append(row)
@@ -87,7 +77,6 @@ def print_plan(
 
 
 def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> str:
-    """Write the sum of estimates, with its range if they may be wrong by this factor."""
     seconds = [row.forecast_seconds for row in rows if row.forecast_seconds is not None]
     if len(seconds) < len(rows):
         return "unknown"
@@ -99,7 +88,7 @@ def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> st
 
 
 def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
-    """Return what the plan's table does not show, by subject; None or "" if it does not apply."""
+    """Return lines below the plan's table by subject; None or "" if one does not apply."""
     settings, target, code = plan.settings, plan.settings.target, plan.code or {}
     policies = sorted({row.policy for row in plan.trials})
     tokens = "they differ, because equal counts would lose over 1 % of the budget"
@@ -122,9 +111,8 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
 
 
 def status_table(rows: list[dict[str, Any]]) -> Table:
-    """Return the states of trials, as `sweep_status` lists them, as a table."""
-    columns = ("id", "batch size", "seed", "rate", "state", "tokens", "loss", "tokens/s")
-    table = build_table(*columns, "time left")
+    columns = ("batch size", "seed", "rate", "state", "tokens", "loss", "tokens/s", "time left")
+    table = build_table("id", *columns)
     for row in rows:
         loss, speed, eta = row["loss"], row["tokens_per_second"], row["eta_seconds"]
         table.add_row(
@@ -146,7 +134,6 @@ def _state_of(row: dict[str, Any]) -> str:
 
 
 def print_status(document: dict[str, Any], as_json: bool) -> None:
-    """Print the document of `sweep_status` to stdout."""
     if as_json:
         print_document(document)
         return
@@ -160,16 +147,6 @@ def print_status(document: dict[str, Any], as_json: bool) -> None:
             console.print(f"{trial}: {row['cause']}: {row['message']}", markup=False)
     if "report" in document:
         click.echo(f"Report: {document['report']}")
-
-
-def print_end(summary: "Summary", as_json: bool) -> None:
-    """Print the states of a sweep that has ended, the report's path, and what is missing."""
-    report = str(summary.folder.path / "report.md")
-    print_status({**sweep_status(summary.folder), "report": report}, as_json)
-    if summary.untracked:
-        click.echo(summary.untracked, err=True)
-    if summary.is_interrupted:
-        click.echo("Interrupted. The same command resumes.", err=True)
 
 
 class Progress(AbstractContextManager["Progress"]):

@@ -22,7 +22,6 @@ from sweep.config.settings import (
 )
 from sweep.errors import SweepError
 
-AVERAGE_WITH_TARGET = 0.1
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
@@ -57,11 +56,9 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per milestone; None: derived from the budget
-    # noise measurements per trial
-    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
+    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10  # measurements
     noise_share: Share = 0.005  # share of the sequences used by all of them
-    # consecutive evaluations whose mean is compared with a target; > 1 if they are noisy
-    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
+    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1  # evaluations averaged for target
 
 
 class TuningSettings(Settings, use_attribute_docstrings=True):
@@ -104,7 +101,6 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
 
     @property
     def tokens_per_sequence(self) -> int:
-        """Tokens of prompt and completion, padding included."""
         return self.prompt_tokens + self.new_tokens
 
 
@@ -121,22 +117,18 @@ class WorkloadTraits:
 
     @classmethod
     def of(cls, workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> Self:
-        """Return the traits of a workload; a user's `module:object` has the defaults."""
         if grpo is not None:
-            unit, label, size = "of reward", "minus mean reward", grpo.group_size
-            tokens = grpo.tokens_per_sequence
-            return cls(tokens, size, samples=True, loss_unit=unit, loss_label=label)
+            tokens, label = grpo.tokens_per_sequence, "minus mean reward"
+            return cls(tokens, grpo.group_size, True, "of reward", label)
         if workload == "pretrain":
-            unit, label = "nats", "nats per token"
-            return cls(model.context, 1, False, unit, label, starts_at_log_vocabulary=True)
-        return cls(tokens_per_sequence=model.context)
+            return cls(model.context, 1, False, "nats", "nats per token", True)
+        return cls(model.context)  # a user's `module:object`
 
 
 class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
-    # also the default folder's name
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # also of its folder
     question: str = ""
     budget: Annotated[Count, RunFlag()]
     """Training tokens of every trial: 327M, 3.2768e8."""
@@ -180,14 +172,14 @@ class Experiment(Settings, use_attribute_docstrings=True):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload
-        dimensions, is_user_code = tuning.dimensions, ":" in workload
+        is_user_code = ":" in workload
         if not is_user_code and (model.kind == "quadratic") != (workload == "quadratic"):
             raise ValueError(f"workload {workload!r} cannot train the model {model.name!r}")
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
             raise ValueError(f"the model {model.name} needs the precision fp32")
         if (self.tokenizer == "pretrained") != bool(getattr(model, "tokenizer_sha256", None)):
             raise ValueError("the tokenizer pretrained needs an init that is a pretrained model")
-        if "lr" not in dimensions or len({*dimensions}) < len(dimensions):
+        if "lr" not in tuning.dimensions or len({*tuning.dimensions}) < len(tuning.dimensions):
             raise ValueError("tuning.dimensions must contain lr, and each dimension at most once")
         if (tuning.budget or 0) > self.budget:
             raise ValueError("tuning.budget must be at most the budget")
@@ -204,10 +196,10 @@ class Experiment(Settings, use_attribute_docstrings=True):
             if self.init is not None:
                 raise ValueError("init applies only to the workload grpo; leave it out")
             return self
-        size = grpo.group_size
-        if wrong := [batch for batch in self.batches if batch % size]:
-            near = f"nearest to {wrong[0]}: {nearest_multiples(wrong[0], size)}"
-            raise ValueError(f"batches must be multiples of group_size ({size}); {near}")
+        for batch in self.batches:
+            if batch % (size := grpo.group_size):
+                near = f"nearest to {batch}: {nearest_multiples(batch, size)}"
+                raise ValueError(f"batches must be multiples of group_size ({size}); {near}")
         if grpo.tokens_per_sequence > model.context:
             raise ValueError(f"prompt_tokens + new_tokens must fit the context {model.context}")
         if grpo.task == "text" and grpo.reward is None:
@@ -218,43 +210,42 @@ class Experiment(Settings, use_attribute_docstrings=True):
 def load_experiment(
     name: str = "tinystories", overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Load a shipped experiment or a TOML file, and apply overrides by the name of flag or field.
-
-    A model in the overrides brings its own vocabulary and context unless they are in them too.
-    """
+    """Load a shipped experiment or a TOML file; apply overrides by the name of flag or field."""
     flags = {key: value for key, value in (overrides or {}).items() if value is not None}
     fields = _read_experiment(name)
     if flags.get("workload") == "quadratic":
         flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
-        sizes = () if ":" in str(flags["model"]) else SIZES
-        fields = {key: value for key, value in fields.items() if key not in sizes}
+        for key in () if ":" in str(flags["model"]) else SIZES:
+            fields.pop(key, None)
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)
-    if isinstance(fields.get("init"), str) and (model := find_initial_model(fields["init"])):
+    if isinstance(fields.get("init"), str) and (initial := find_initial_model(fields["init"])):
         if named := sorted({"model", "tokenizer", *SIZES} & {*flags}):
             raise SweepError(f"{named[0]} must be left out: the init {fields['init']!r} sets it.")
         fields = {key: value for key, value in fields.items() if key not in SIZES}
-        fields |= {"model": model, "tokenizer": "pretrained"}
+        fields |= {"model": initial, "tokenizer": "pretrained"}
     if fields.get("workload") == "grpo":
         fields.setdefault("grpo", {})
-    fields["model"] = model = _complete_model(fields)
-    if model["kind"] == "quadratic":
+    model: Any = fields.get("model", "tinystories")
+    changes = dict(model) if isinstance(model, dict) else {"preset": model}
+    preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
+    sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
+    fields["model"] = {**preset, **changes, **sizes}
+    if fields["model"]["kind"] == "quadratic":
         fields = {"workload": "quadratic", **fields, "data": None}
     schedule = fields.get("schedule", {})
     if fields.get("target") is not None and isinstance(schedule, dict) and "name" not in schedule:
-        fields["schedule"] = {"average": AVERAGE_WITH_TARGET, **schedule, "name": "constant"}
+        fields["schedule"] = {"average": 0.1, **schedule, "name": "constant"}
     return parse_settings(Experiment, fields, f"experiment {name!r}")
 
 
 def _read_experiment(name: str) -> dict[str, Any]:
-    """Read the TOML file of a shipped experiment or at a path, unchecked."""
     package = Path(__file__).parent.parent
     shipped = package / "_experiments"  # in the wheel; otherwise the repository's
     shipped = shipped if shipped.is_dir() else package.parent / "experiments"
-    is_path = name.endswith(".toml") or "/" in name
-    path = Path(name) if is_path else shipped / f"{name}.toml"
+    path = Path(name) if name.endswith(".toml") or "/" in name else shipped / f"{name}.toml"
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
         raise SweepError(f"experiment must be a TOML file or one of {names}, got {name!r}.")
@@ -262,12 +253,3 @@ def _read_experiment(name: str) -> dict[str, Any]:
         return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error
-
-
-def _complete_model(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return all fields of the model, and move vocabulary and context into them."""
-    model: Any = fields.get("model", "tinystories")
-    changes = dict(model) if isinstance(model, dict) else {"preset": model}
-    preset = {} if "kind" in changes else model_preset(changes.pop("preset", "tinystories"))
-    sizes = {key: parse_count(fields.pop(key), key) for key in SIZES if key in fields}
-    return {**preset, **changes, **sizes}

@@ -52,8 +52,7 @@ class TransformerSettings(ModelBase):
         return self.embedding_parameters + self.layers * block + d
 
     @property
-    def flops_per_token(self) -> int:
-        """Training FLOPs of one token: 6 per matrix weight, plus causal attention."""
+    def flops_per_token(self) -> int:  # in training: 6 per matrix weight, plus causal attention
         matrices = self.parameters - self.vocabulary * self.d_model
         return 6 * matrices + 6 * self.layers * self.context * self.d_model
 
@@ -62,7 +61,6 @@ class ElmanSettings(ModelBase):
     """The E1 model: a gated Elman network, LayerNorm with bias, tied embeddings."""
 
     is_forecast_checked_on_cuda: ClassVar[bool] = True
-
     kind: Literal["elman"] = "elman"
     name: str
     vocabulary: Positive
@@ -88,7 +86,6 @@ class ForeignModel(ModelBase):
     """A model that is defined elsewhere; its parameters are counted after it is built."""
 
     uses_all_parameters: ClassVar[bool] = False
-
     vocabulary: Positive = 10_000
     context: Positive = 256
     parameters: None = None
@@ -96,9 +93,7 @@ class ForeignModel(ModelBase):
     flops_per_token: None = None
 
 
-class HuggingFaceSettings(ForeignModel):
-    """A causal language model of the transformers library, built from its configuration."""
-
+class HuggingFaceSettings(ForeignModel):  # a causal language model
     kind: Literal["hugging_face"] = "hugging_face"
     name: str
     architecture: str  # model_type of transformers, such as gpt2
@@ -108,10 +103,7 @@ class HuggingFaceSettings(ForeignModel):
 
 
 class ObjectSettings(ForeignModel):
-    """A user's `module:object`, which builds a module from token ids (B, T) to logits (B, T, V).
-
-    It is called with vocabulary, context and the options.
-    """
+    """A user's function of vocabulary, context and options: a module from ids (B, T) to logits."""
 
     kind: Literal["object"] = "object"
     name: str  # "module:object"
@@ -124,12 +116,10 @@ class QuadraticSettings(ModelBase):
     is_worth_compiling: ClassVar[bool] = False
     supports_half_precision: ClassVar[bool] = False
     vocabulary: ClassVar[None] = None
-
     kind: Literal["quadratic"] = "quadratic"
     name: str = "quadratic"
     dimensions: Positive = 1000
     context: Literal[1] = 1
-
     embedding_parameters: Literal[0] = 0
 
     @property
@@ -157,13 +147,17 @@ QUICK = TransformerSettings(
 )
 ELMAN = ElmanSettings(name="elman", vocabulary=256, context=512, d_model=3584, layers=6)
 GPT2 = HuggingFaceSettings(name="gpt2", architecture="gpt2", vocabulary=50_257, context=1024)
+# Entries of a pretrained model's config.json that say nothing about its sizes.
+NOT_SIZES = {
+    *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
+    *("use_cache", "_name_or_path"),
+}
 MODEL_PRESETS: dict[str, ModelBase] = {
     model.name: model for model in (TINYSTORIES, SMALL, QUICK, ELMAN, GPT2, QuadraticSettings())
 }
 
 
 def model_preset(name: str) -> dict[str, Any]:
-    """Return the fields of a built-in model, or of a user's `module:object`."""
     if ":" in str(name):
         return {"kind": "object", "name": name}
     if str(name) not in MODEL_PRESETS:
@@ -174,17 +168,9 @@ def model_preset(name: str) -> dict[str, Any]:
     return MODEL_PRESETS[name].model_dump()
 
 
-# Entries of a pretrained model's config.json that say nothing about its sizes.
-NOT_SIZES = {
-    *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
-    *("use_cache", "_name_or_path"),
-}
-
-
 def find_initial_model(source: str) -> dict[str, Any] | None:
     """Return the model fields of a pretrained model, or of a trial that started from one."""
     folder = Path(source).expanduser()
-    tokenizer = folder / "tokenizer.json"
     try:
         config = dict(json.loads((folder / "config.json").read_bytes()))
     except (OSError, ValueError, TypeError):  # planning refuses this folder
@@ -195,6 +181,7 @@ def find_initial_model(source: str) -> dict[str, Any] | None:
         return dict(science["model"]) if is_pretrained else None
     vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
     context = config.get("max_position_embeddings", config.get("n_positions"))
+    tokenizer = folder / "tokenizer.json"
     if None in (vocabulary, end, context) or not tokenizer.is_file():
         raise SweepError(
             "init must contain tokenizer.json, and config.json with vocab_size, eos_token_id and "

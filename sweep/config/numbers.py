@@ -49,7 +49,6 @@ def nearest_multiples(value: int, unit: int) -> str:
 
 
 def format_count(number: float) -> str:
-    """Write a count for people: 327.68M, 12.8k, 640."""
     for suffix, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if abs(number) >= size:
             return f"{number / size:.2f}".rstrip("0").rstrip(".") + suffix
@@ -57,7 +56,6 @@ def format_count(number: float) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """Write a size for people: 14.80 GiB, 512 MiB."""
     for suffix, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(number) >= size:
             return f"{number / size:.3g} {suffix}"
@@ -65,7 +63,6 @@ def format_bytes(number: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration for people: 3.2 s, 12 min, 7.6 h, 3.1 d."""
     for suffix, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {suffix}"

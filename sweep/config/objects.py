@@ -26,7 +26,6 @@ def load_object(name: str) -> Any:
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
-    """Refuse a subject whose optional dependency is not installed."""
     if importlib.util.find_spec(package) is None:
         raise SweepError(
             f"{subject} needs the extra {extra}. Install it with `pip install -e '.[{extra}]'` in "
@@ -34,11 +33,8 @@ def require_extra(package: str, extra: str, subject: str) -> None:
         )
 
 
-def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
-    """Return hashes of the project's modules that objects need, and the versions of packages.
-
-    Imports none of them. Returns `files`, sha256 by path, and `packages`; None without names.
-    """
+def identify_code(names: Iterable[str]) -> dict[str, Any]:
+    """Return the sha256 of files and the versions of packages that objects need; import none."""
     files: dict[str, str] = {}
     imported: set[str] = set()
     for name in names:
@@ -59,16 +55,12 @@ def identify_code(names: Iterable[str]) -> dict[str, Any] | None:
         for source in sources:
             relative = source.relative_to(root).as_posix()
             files[relative] = hashlib.sha256(source.read_bytes()).hexdigest()
-    if not files:
-        return None
     distributions = importlib.metadata.packages_distributions()
-    packages = {distributions[top][0] for top in imported if top in distributions}
-    versions = {name: importlib.metadata.version(name) for name in sorted(packages)}
-    return {"files": files, "packages": versions}
+    packages = sorted({distributions[top][0] for top in imported if top in distributions})
+    return {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return module and attribute, and let modules of the current folder be imported."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise SweepError(f"an object must be named as module:object, got {name!r}.")
@@ -78,7 +70,6 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _source_of(module: str, name: str) -> Path:
-    """Return the source file of a module without importing anything."""
     for folder in sys.path:
         path = Path(folder, *module.split("."))
         for source in (path / "__init__.py", path.with_suffix(".py")):

@@ -17,14 +17,10 @@ Table = TypeVar("Table", bound="Settings")
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, and unknown keys are errors."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Group(StrEnum):
-    """The headings of `--help`, in order."""
-
+class Group(StrEnum):  # headings of `--help`, in order
     EVERYDAY = "Everyday options"
     MODEL = "Model and data"
     TUNING = "Tuning"
@@ -49,9 +45,7 @@ RunFlag = partial(Flag, concerns_memory=False)
 
 @dataclass(frozen=True)
 class Setting:
-    """A field that the command line can set."""
-
-    name: str  # the flag's identifier, such as tune_budget
+    name: str  # of the flag, such as tune_budget
     path: tuple[str, ...]  # path of the field, such as ("tuning", "budget")
     field: FieldInfo
     flag: Flag
@@ -60,7 +54,6 @@ class Setting:
 def _fields_of(
     table: type[Settings], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Yield every field of a table, and of the tables in it, with its path."""
     for name, info in table.model_fields.items():
         yield (*path, name), info
         for nested in (info.annotation, *get_args(info.annotation)):
@@ -110,9 +103,8 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""
-        raise SweepError(
-            f"{subject}: {key}{': ' * bool(key)}{message}{got}. Correct it."
-        ) from error
+        key += ": " * bool(key)
+        raise SweepError(f"{subject}: {key}{message}{got}. Correct it.") from error
 
 
 def _read_count(value: Any, info: ValidationInfo, least: int = 1) -> int:

@@ -1,9 +1,8 @@
-"""Settings of one trial: its identity, and everything else that a worker needs."""
+"""Settings of one trial: its identity (Science), and how it runs (Execution, Services)."""
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import (
     EvaluationSettings,
     Experiment,
@@ -13,15 +12,12 @@ from sweep.config.experiment import (
     WorkloadTraits,
 )
 from sweep.config.models import ModelSettings
-from sweep.config.settings import Count, Settings
+from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
 
 FORMAT_VERSION = 2
-SAMPLED_MICROBATCHES = 4  # sampled at once: sampling keeps no activations (docs/grpo.md)
 
 
 class TokenizerSettings(Settings):
-    """How text becomes token ids."""
-
     kind: Literal["bpe", "bytes", "pretrained"]
     vocabulary: Count
     end: int = 0  # a pretrained tokenizer's end-of-text id
@@ -63,6 +59,62 @@ class Science(Settings):
         return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
 
+class Execution(Settings, use_attribute_docstrings=True):
+    """How trials run: chosen by the user (in `model_fields_set`) or by the first plan.json."""
+
+    device: Annotated[str, Flag()] = "auto"
+    """auto, cpu, cuda, cuda:i or mps."""
+    microbatch: Annotated[Count | None, Flag(Group.MEMORY)] = None
+    """Sequences per forward-backward; by default as many as fit."""
+    accumulation: Annotated[Count | None, Flag(Group.MEMORY, metavar="N")] = None
+    """Gradient accumulation steps; sets the microbatch."""
+    device_memory_bytes: Annotated[Count | None, Flag(Group.MEMORY, "device-memory", "SIZE")] = None
+    """Memory limit: 16GiB. On a CPU steps run eagerly."""
+    activation_checkpointing: Annotated[bool, Flag(Group.MEMORY)] = False
+    """Recompute activations: less memory, more time."""
+    loss_chunk_rows: Annotated[CountOrZero, Flag(Group.MEMORY, metavar="N")] = 0
+    """Tokens whose logits exist at a time; 0: all."""
+    preset: Annotated[Literal["speed", "balanced", "memory"] | None, RunFlag(Group.MEMORY)] = None
+    """Choose microbatch, checkpointing, ZeRO and precision by forecast."""
+    devices: Annotated[Count, Flag(Group.DEVICES, "devices-per-trial", "N")] = 1
+    """Devices per trial, one process each."""
+    zero: Annotated[Literal[0, 1, 2, 3], Flag(Group.DEVICES)] = 0
+    """Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights."""
+    strategy: Annotated[Literal["torch", "deepspeed"], RunFlag(Group.DEVICES)] = "torch"
+    """Library that shards."""
+    generation_batch_size: Annotated[Count | None, Flag(Group.GRPO, metavar="N")] = None
+    """Completions sampled at once; by default four microbatches."""
+    keep: Annotated[Literal["none", "weights", "checkpoints"], RunFlag(Group.OUTPUT)] = "weights"
+    """Files that a finished trial keeps."""
+
+    threads: int = 1  # CPU threads per process
+    compile: bool = False  # torch.compile
+    compile_reason: str = ""
+    microbatch_bound: int | None = None  # largest microbatch that fits by forecast
+    evaluation_batch_size: int = 32  # sequences
+    checkpoint_seconds: float = 60.0  # longest time between two checkpoints
+    reason: str = ""  # why a preset chose these, or why no forecast bounds the microbatch
+
+    @property
+    def device_type(self) -> str:
+        return self.device.partition(":")[0]
+
+
+class Services(Settings, use_attribute_docstrings=True):
+    """Which executor and stores a command uses; may differ from command to command."""
+
+    executor: Annotated[Literal["local", "ray", "slurm"], RunFlag(Group.DEVICES)] = "local"
+    """Where trials run: docs/ray.md, docs/slurm.md."""
+    ray_address: Annotated[str | None, RunFlag(Group.DEVICES, metavar="HOST:PORT")] = None
+    """A running Ray cluster."""
+    slurm: Annotated[str | None, RunFlag(Group.DEVICES, metavar="KEY=VALUE,…")] = None
+    """Options of SLURM jobs: partition=gpu,time=4h."""
+    tracking_uri: Annotated[str | None, RunFlag(Group.OUTPUT)] = None
+    """MLflow store: http://HOST:5000; by default a file in the folder."""
+    storage: Annotated[str | None, RunFlag(Group.OUTPUT)] = None
+    """Optuna storage: postgresql://…; by default a file in the folder."""
+
+
 class TrialConfig(Settings):
     """config.json: everything a worker needs to run one trial. Never changes once written."""
 
@@ -80,27 +132,24 @@ class TrialConfig(Settings):
 
     @property
     def group_size(self) -> int:
-        """Sequences that belong together: the completions of a prompt, or 1."""
         return self.science.traits.group_size
 
     def sampled_at_once(self, microbatch_size: int) -> int:
-        """Return how many completions are sampled at once with this microbatch size."""
-        return self.execution.generation_batch_size or SAMPLED_MICROBATCHES * microbatch_size
+        # Four microbatches, because sampling keeps no activations (docs/grpo.md).
+        return self.execution.generation_batch_size or 4 * microbatch_size
 
     def resized(self, microbatch_size: int, **execution: int) -> "TrialConfig":
-        """Return the config with another microbatch size and changed fields of the execution."""
         changed = self.execution.model_copy(update=execution)
         return self.model_copy(update={"execution": changed, "microbatch_size": microbatch_size})
 
     def attempted(self, microbatch_size: int) -> "TrialConfig":
         """Return the config of an attempt after memory ran out: other batches shrink too."""
-        sizes = {
-            "evaluation_batch_size": min(microbatch_size, self.execution.evaluation_batch_size)
-        }
+        evaluated = min(microbatch_size, self.execution.evaluation_batch_size)
+        config = self.resized(microbatch_size, evaluation_batch_size=evaluated)
         if at_once := self.execution.generation_batch_size:
-            at_once = at_once * microbatch_size // self.microbatch_size
-            sizes["generation_batch_size"] = max(1, at_once)
-        return self.resized(microbatch_size, **sizes)
+            at_once = max(1, at_once * microbatch_size // self.microbatch_size)
+            config = config.resized(microbatch_size, generation_batch_size=at_once)
+        return config
 
     def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
         """Return the config of a step with these sizes on one device, to forecast or measure it."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from sweep.config.execution import Execution, Services
 from sweep.config.objects import require_extra
+from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
 from sweep.orchestration.ray_executor import RayExecutor
 from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request

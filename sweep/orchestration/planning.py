@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep.config.execution import Execution, Services
 from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.models import ObjectSettings
 from sweep.config.objects import identify_code, load_object, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
-from sweep.config.trial import TrialConfig, tokenizer_of
+from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
 from sweep.memory.presets import choose_preset, largest_here
 from sweep.plan.plan import (

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sweep.config.execution import Execution
+from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.training import run_cluster_attempt

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep.config.execution import Services
-from sweep.config.trial import tokenizer_of
+from sweep.config.trial import Services, tokenizer_of
 from sweep.errors import SweepError
 from sweep.orchestration.costs import check_disk, estimate
 from sweep.orchestration.executors import Executor, build_executor

@@ -12,6 +12,7 @@ from sweep.errors import SweepError, WorkerDied
 from sweep.memory.presets import describe_remedies
 from sweep.orchestration.executors import Executor
 from sweep.plan.plan import Plan
+from sweep.plan.rates import PATIENCE, last_step
 from sweep.plan.retry import (
     Outcome,
     begin_attempt,
@@ -20,7 +21,6 @@ from sweep.plan.retry import (
     microbatch_within,
     status_after,
 )
-from sweep.plan.tuning import PATIENCE, last_step
 from sweep.training.process import oom_kills, run_job
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep.config.execution import Execution
 from sweep.config.numbers import parse_count
+from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
 from sweep.training import run_cluster_attempt

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial
-from sweep.plan.tuning import EXTENSIONS, Tried, neighbours
+from sweep.plan.rates import EXTENSIONS, Tried, neighbours
 from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder

@@ -12,7 +12,7 @@ from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import is_complete
 from sweep.orchestration.studies import Study, open_storage, read_tuning_trial
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
-from sweep.plan.tuning import (
+from sweep.plan.rates import (
     CONFIRMATION,
     FINEST,
     GRID,

@@ -1,17 +1,15 @@
-"""The plan: every trial of a sweep with its id, steps and accumulation, and how a plan grows."""
+"""The plan: every trial of a sweep with its id, steps and accumulation, and how it grows."""
 
 import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings, parse_settings
-from sweep.config.trial import Science, TrialConfig, tokenizer_of
+from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
-from sweep.plan.policy import Policy, parse_policy
+from sweep.plan.rates import GRID, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
-from sweep.plan.tuning import GRID
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
 
@@ -70,32 +68,20 @@ class Plan(Inputs):
     trials: tuple[PlannedTrial, ...] = ()
 
     def science(self, row: PlannedTrial, learning_rate: float) -> Science:
-        """Return everything about one trial that can change a number."""
         settings = self.settings
-        assert settings.precision != "auto"
         has_tokenizer = self.data is not None or settings.tokenizer == "pretrained"
         optimizer = {"beta2": row.beta2, "weight_decay": row.weight_decay}
         schedule = {"warmup_min_steps": row.warmup_min_steps}
-        return Science(
-            stage=row.stage,
-            policy=row.policy,
-            workload=settings.workload,
-            model=settings.model,
-            data=self.data,
-            tokenizer=tokenizer_of(settings) if has_tokenizer else None,
-            optimizer=settings.optimizer.model_copy(update=optimizer),
-            schedule=settings.schedule.model_copy(update=schedule),
-            evaluation=settings.evaluation,
-            precision=settings.precision,
-            tokens=row.tokens,
-            batch_size=row.batch_size,
-            learning_rate=learning_rate,
-            seed=row.seed,
-            target=settings.target,
-            grpo=settings.grpo,
-            start=self.start,
-            code=self.code,
-        )
+        fields: dict[str, Any] = {
+            **dict(settings),
+            **dict(row),
+            **{name: getattr(self, name) for name in ("data", "start", "code")},
+            "tokenizer": tokenizer_of(settings) if has_tokenizer else None,
+            "optimizer": settings.optimizer.model_copy(update=optimizer),
+            "schedule": settings.schedule.model_copy(update=schedule),
+            "learning_rate": learning_rate,
+        }
+        return Science(**{name: fields[name] for name in Science.model_fields if name in fields})
 
     def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
         """Return the config of a trial; one without a rate is only to be timed or forecast."""
@@ -115,7 +101,6 @@ class Plan(Inputs):
         )
 
     def located(self, folder: SweepFolder) -> "Plan":
-        """Return the plan with absolute paths."""
         paths = {name: folder.locate(getattr(self, name)) for name in ("data_path", "init_path")}
         return self.model_copy(update=paths)
 
@@ -126,7 +111,6 @@ class Plan(Inputs):
         return row.model_copy(update={"id": trial_id})
 
     def with_rate_of(self, winner: PlannedTrial, row: PlannedTrial) -> PlannedTrial:
-        """Return a row with the rate, β2 and weight decay of another one, and its id."""
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
         return self.with_rate(row, winner.learning_rate or 0.0, **tuned)
 
@@ -149,13 +133,11 @@ def tokens_at_once(device: str) -> int:
 
 
 def load_plan(folder: SweepFolder) -> Plan | None:
-    """Read plan.json; return None if nothing was planned yet."""
     stored = folder.read_plan()
     return None if stored is None else parse_plan(stored, str(folder.plan_path))
 
 
 def parse_plan(document: Mapping[str, Any], subject: str) -> Plan:
-    """Return the plan in a document of plan.json; raise SweepError if it holds another thing."""
     fields = {key: document[key] for key in document if key not in ("format_version", "sha256")}
     return parse_settings(Plan, fields, subject)
 
@@ -211,9 +193,9 @@ def build_plan(
 
 def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> PlannedTrial:
     """Plan one batch size; the seed, the rate and the id are filled in later."""
-    settings, execution, sequence = plan.settings, plan.execution, plan.tokens_per_sequence
-    optimizer = policy.optimizer_at(batch, sequence, settings.optimizer)
-    schedule = settings.schedule
+    execution, sequence = plan.execution, plan.tokens_per_sequence
+    optimizer = policy.optimizer_at(batch, sequence, plan.settings.optimizer)
+    schedule = plan.settings.schedule
     if policy.kind != "fixed":
         schedule = schedule.model_copy(update={"warmup_min_steps": 0})
     bound = tokens_at_once(execution.device) // sequence
@@ -221,7 +203,7 @@ def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> Pla
         batch,
         min(bound, execution.microbatch_bound or bound),
         devices=execution.devices,
-        group_size=settings.traits.group_size,
+        group_size=plan.settings.traits.group_size,
         microbatch=execution.microbatch,
         accumulation=execution.accumulation,
     )
@@ -267,13 +249,12 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
             )
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
-    commands = (*old.commands, *(new.commands if added else ()))
     tuning = (old if was_tuned else new).settings.tuning
     return old.model_copy(
         update={
             "settings": old.settings.model_copy(update={"tuning": tuning}),
             "trials": (*old.known_trials, *added),
-            "commands": tuple(dict.fromkeys(commands)),
+            "commands": tuple(dict.fromkeys(old.commands + (new.commands if added else ()))),
             "tokens_are_common": are_common,
             "data_path": new.data_path,
             "init_path": new.init_path,
@@ -282,7 +263,7 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
 
 
 def _first_difference(old: Any, new: Any, key: str = "") -> str:
-    """Describe the first change of a value, by its key, such as `optimizer.clip`; "" if none."""
+    """Describe the first changed value by its key, such as `optimizer.clip`; "" if none."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return "" if old == new else f"{key} would change from {old!r} to {new!r}"
     names = sorted({*old, *new})
@@ -307,14 +288,14 @@ def answering_command(plan: Plan) -> str | None:
     """Return the command that tunes the rate at each batch size; None if the plan does so."""
     reports = [row for row in plan.trials if row.stage == "report"]
     batches = sorted({row.batch_size for row in plan.trials})
-    answered = (row for row in reports if row.policy == "tuned" and row.seed == ANSWERING_SEEDS - 1)
-    if {row.batch_size for row in answered} == {*batches}:
+    last = ("tuned", ANSWERING_SEEDS - 1)
+    if {row.batch_size for row in reports if (row.policy, row.seed) == last} == {*batches}:
         return None
     words = list(plan.commands[-1] if plan.commands else typed_command(plan.settings.name, {}))
     for flag in ("--batches", "--lr", "--seeds"):
         if flag in words:
             index = words.index(flag)
             del words[index : index + 2]
-    seeds = max(ANSWERING_SEEDS, len({row.seed for row in reports}))
-    sizes = ",".join(map(str, batches))
-    return shlex.join([*words, "--batches", sizes, "--lr", "tuned", "--seeds", str(seeds)])
+    seeds = str(max(ANSWERING_SEEDS, len({row.seed for row in reports})))
+    words += ["--batches", ",".join(map(str, batches)), "--lr", "tuned", "--seeds", seeds]
+    return shlex.join(words)

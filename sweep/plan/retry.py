@@ -12,23 +12,14 @@ from sweep.trial.folder import Cause, State, TrialStatus
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of an attempt."""
-
     kind: str  # complete, paused, stopped, superseded, or a cause of failure
     message: str = ""  # one line for people
     has_begun: bool = True  # if False, it does not count as an attempt
 
 
 def begin_attempt(status: TrialStatus) -> TrialStatus:
-    """Return the status of a trial whose next attempt is about to start."""
-    return status.changed(
-        state=State.RUNNING,
-        cause=None,
-        message="",
-        attempts=status.attempts + 1,
-        fencing=status.fencing + 1,
-        pause_step=None,
-    )
+    status = status.changed(attempts=status.attempts + 1, fencing=status.fencing + 1)
+    return status.changed(state=State.RUNNING, cause=None, message="", pause_step=None)
 
 
 def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outcome:

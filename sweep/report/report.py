@@ -17,7 +17,7 @@ from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, sho
 from sweep.analysis.frames import Sweep, load_sweep, write_trials_csv
 from sweep.analysis.policies import judge
 from sweep.config.numbers import format_bytes, format_count, format_seconds
-from sweep.plan.policy import describe_policy
+from sweep.plan.rates import describe_policy
 from sweep.report.context import build_context
 from sweep.report.figures import draw_figures, save_figure
 from sweep.trial.files import replacing, sha256_of

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sweep.plan.tuning import CONFIRMED
+from sweep.plan.rates import CONFIRMED
 from sweep.training.parallel import whole
 from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog, is_start_intact, remove, replacing, sync_folder

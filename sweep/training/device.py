@@ -13,8 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from sweep.config.execution import Execution
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError
 from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages

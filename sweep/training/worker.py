@@ -31,8 +31,8 @@ from sweep.config.trial import TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
 from sweep.models import count_parameters
+from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome, judge_death
-from sweep.plan.tuning import crossing_tokens
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.loop import train

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.plan.plan import Plan, PlannedTrial, grow_plan
 from sweep.plan.steps import milestone_steps
 from sweep.trial.files import sha256_of, sha256_of_file, write_json

@@ -10,8 +10,8 @@ from sweep.analysis.audit import audit
 from sweep.analysis.checks import PASS
 from sweep.analysis.frames import load_sweep, write_trials_csv
 from sweep.analysis.policies import judge
+from sweep.plan.rates import crossing_tokens
 from sweep.plan.steps import milestone_steps
-from sweep.plan.tuning import crossing_tokens
 from sweep.trial.files import sha256_of_file, write_json
 from sweep.trial.folder import State, SweepFolder, TrialStatus
 from tests.analysis.fake_sweeps import fake_result, write_fake_sweep

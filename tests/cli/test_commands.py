@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -29,12 +31,12 @@ STATUS_KEYS = {
     *("tokens_per_second", "eta_seconds"),
 }
 QUADRATIC = ("quadratic", "--batches", "4,8", "--budget", "400", "--device", "cpu")
+THREE = ("quadratic", "--batches", "4,8,16", "--budget", "400", "--device", "cpu")
 OWN = ("--lr", "sqrt:0.05@8", "--seeds", "2", "--precision", "fp32", "--keep", "checkpoints")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Return the folder of a finished sweep, which tests leave as it is, and what `run` printed."""
     folder = tmp_path_factory.mktemp("finished") / "s"
     arguments = ["run", *QUADRATIC, *OWN, "--out", str(folder), "--json", "--quiet"]
     result = CliRunner().invoke(sweep, arguments, standalone_mode=False)
@@ -237,3 +239,123 @@ def test_the_plan_names_the_hashed_code_and_a_range_of_times(call, tmp_path):
     code, shown = call(*command)
     assert code == 0 and "planned_model.py, torch " in shown
     assert re.search(r"estimated time [^(]+ \([^)]+ to [^)]+\)", shown)
+
+
+def test_the_cost_on_a_cluster_is_shown_one_line_per_number_without_finished_trials(call, tmp_path):
+    out, flags = tmp_path / "s", ("--cluster", "nodes=2,gpus=1", "--price", "2.5")
+    code, shown = call("plan", *THREE, "--out", out, *flags)
+    subjects = [line.partition(":")[0] for line in shown.splitlines()[-5:-1]]
+    assert code == 0 and subjects == ["Cluster", "Makespan", "Device-hours", "Price"]
+    first, *_ = SweepFolder(out).trials()
+    first.write_status(first.read_status().changed(state=State.COMPLETE))
+    plan = json.loads(call("plan", *THREE, "--out", out, *flags, "--json")[1])
+    cost, seconds = plan["cluster"], [trial["forecast_seconds"] for trial in plan["trials"][1:]]
+    assert (cost["devices"], cost["trials"]) == (2, 2)
+    assert cost["busy_device_hours"] == pytest.approx(sum(seconds) / 3600)
+    assert cost["price"] == pytest.approx(2.5 * cost["device_hours"])
+
+
+KEYS = {"experiment", "model", "device_memory_bytes", "points", "line", "largest_microbatch_size"}
+POINT = {"batch_size", "microbatch_size", "peak_bytes", "by_category", "status"}
+MEASURED = POINT | {
+    *("rest_bytes", "reserved_bytes", "device_bytes", "headroom_bytes", "allocator_retries"),
+    *("seconds_per_step", "tokens_per_second", "optimizer_steps", "loss"),
+}
+LINE = {"fixed_bytes", "bytes_per_sequence", "r_squared", "largest_residual_bytes"}
+QUICK = ("quick", "--device", "cpu")
+
+
+def test_forecast_takes_a_step_in_one_unless_memory_or_a_microbatch_is_named(call):
+    code, out = call("forecast", *QUICK, "--batches", "4,8,16", "--json")
+    document = json.loads(out)
+    assert code == 0 and document.keys() >= KEYS and document["line"].keys() == LINE
+    assert document["device_memory_bytes"] is None and document["largest_microbatch_size"] is None
+    for point in document["points"]:
+        assert point.keys() >= POINT and point["status"] == "FORECAST"
+        assert point["microbatch_size"] == point["batch_size"] and point["fits"] is None
+        assert sum(point["by_category"].values()) == point["peak_bytes"]
+    halves = call("forecast", *QUICK, "--batches", "4", "--microbatch", "2", "--json")[1]
+    assert [point["microbatch_size"] for point in json.loads(halves)["points"]] == [2]
+
+
+def test_forecast_answers_what_fits_and_the_accumulation_that_it_needs(call, tmp_path):
+    flags = ("--batches", "8,64,512", "--device-memory", "32MiB", "--json")
+    document = json.loads(call("forecast", *QUICK, *flags)[1])
+    largest = document["largest_microbatch_size"]
+    assert 8 < largest < 64 and all(point["fits"] for point in document["points"])
+    for point in document["points"]:
+        assert point["batch_size"] % point["microbatch_size"] == 0
+        assert point["microbatch_size"] <= largest
+        assert point["peak_bytes"] <= 32 << 20
+    out = tmp_path / "forecast"
+    assert "# Memory forecast: quick" in call("forecast", *QUICK, "--out", out)[1]
+    assert {path.name for path in out.iterdir()} == {"forecast.json", "forecast.md"}
+
+
+def test_probe_prints_what_was_measured_and_draws_it(call, tmp_path):
+    out = tmp_path / "probe"
+    flags = ("--batches", "8", "--device-memory", "24MiB", "--largest", "8", "--json")
+    code, text = call("probe", *QUICK, *flags, "--out", out)
+    document = json.loads(text)
+    assert code == 0 and document.keys() >= KEYS
+    assert all(point.keys() >= MEASURED for point in document["points"])
+    assert document["largest_microbatch_size"] == 8
+    assert "no larger size was asked for" in document["verdict"]
+    assert (out / "figures" / "memory.png").stat().st_size > 10_000
+    assert "Verdict" in (out / "probe.md").read_text()
+
+
+PUBLISHED = Path(__file__).parents[1] / "analysis" / "tinystories-sweep.csv"
+
+
+def test_audit_prints_findings_and_remedies_and_exits_0_whatever_it_finds(call, tmp_path):
+    code, out = call("audit", PUBLISHED, "--json")
+    document = json.loads(out)
+    assert code == 0 and document.keys() == {"findings", "not_checked", "notes"}
+    for finding in document["findings"]:
+        assert finding.keys() == {"code", "rows", "message", "remedy"}
+        assert all(isinstance(batch, int) for batch in finding["rows"])
+    assert all(check.keys() == {"code", "missing_columns"} for check in document["not_checked"])
+    code, out = call("audit", PUBLISHED)
+    assert code == 0 and out.count("remedy: ") == 7
+    assert "code: missing_batch_size\n" in out and "code: adamw_time_scale\n" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_audit_names_columns_that_it_does_not_know(call, tmp_path):
+    (tmp_path / "sweep.csv").write_text("batch_size,seeds,colour\n8,3,red\n")
+    code, out = call("audit", "sweep.csv")
+    assert code == 0 and "Columns ignored: colour." in out
+    assert call("audit", ".")[1] == out
+
+
+@pytest.mark.parametrize("name", ["image.csv", "missing.md", "", ".", "x" * 300, "no\nfile"])
+def test_audit_refuses_what_is_no_table(refuse, tmp_path, name):
+    (tmp_path / "image.csv").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    refuse("audit", name and tmp_path / name)
+
+
+ARGUMENTS = {"audit": ["x"], "clean": ["x"], "log": ["x", "y"], "status": ["x"], "ui": ["x"]}
+ARGUMENTS["data"] = ["info"]
+OPTIONS = [
+    (name, option)
+    for name, command in sweep.commands.items()
+    for option in command.get_params(click.Context(command))
+    if isinstance(option, click.Option) and option.expose_value and option.name != "help"
+]
+
+
+def flags_of(command, *arguments):
+    words, prefix = [*ARGUMENTS.get(command, []), *arguments], f"SWEEP_{command.upper()}"
+    context = sweep.commands[command].make_context(command, words, auto_envvar_prefix=prefix)
+    return {name: value for name, value in context.params.items() if name != "folder"}
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS)
+def test_a_variable_does_what_the_flag_does(monkeypatch, command, option):
+    value = option.type.choices[-1] if isinstance(option.type, click.Choice) else "7"
+    value, without = "1" if option.is_flag else str(value), flags_of(command)
+    by_flag = flags_of(command, option.opts[0], *([] if option.is_flag else [value]))
+    words = option.opts[0].strip("-").replace("-", "_").upper()
+    monkeypatch.setenv(f"SWEEP_{command.upper()}_{words}", value)
+    assert flags_of(command) == by_flag != without

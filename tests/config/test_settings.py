@@ -1,11 +1,53 @@
-"""Every setting is declared once, and the rest is derived from the declaration."""
+"""Numbers as people write them, settings, experiments from TOML and flags, and user code."""
+
+import sys
 
 import pytest
 
-from sweep.config.execution import Execution, Services
-from sweep.config.experiment import Experiment
+from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.models import TransformerSettings, model_preset
+from sweep.config.numbers import format_count, format_seconds, parse_batches, parse_count
+from sweep.config.objects import identify_code
 from sweep.config.settings import merge_settings, parse_settings, settings_of
+from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
+
+COUNTS = {"327.68M": 327680000, "3.2768e8": 327680000, "0.3268M": 326800, "200k": 200000}
+COUNTS |= {"1B": 10**9, "16G": 16 * 10**9, "16GiB": 16 * 2**30, "1.5MiB": 3 * 2**19}
+COUNTS |= {65536: 65536, "1_000": 1000}
+NONSENSE = ("", "x", "-5", "0", "1.5", "nan", "inf", "1e99", "1e999999M", "3MM", "M", "1 2", "0x10")
+
+
+@pytest.mark.parametrize(("text", "value"), COUNTS.items())
+def test_counts(text, value):
+    assert parse_count(text) == value
+
+
+@pytest.mark.parametrize("text", [*NONSENSE, "1.2345k"])
+def test_nonsense_counts_are_refused_with_what_would_be_right(text):
+    with pytest.raises(SweepError, match="budget must be"):
+        parse_count(text, "budget")
+
+
+def test_batches_are_lists_or_ranges_of_powers_of_two():
+    assert parse_batches("32,1,8") == (1, 8, 32)
+    assert parse_batches("1..512") == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    assert parse_batches("4..4") == (4,)
+    assert parse_batches([3, 5]) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1,,2", "0", "-1", "a", "8..4", "3..8", "1..100", "..", "4,4", "1.5"]
+)
+def test_nonsense_batches_are_refused(text):
+    with pytest.raises(SweepError, match="batches"):
+        parse_batches(text)
+
+
+def test_counts_and_seconds_are_written_for_people():
+    assert format_count(327_680_000) == "327.68M" and format_count(640) == "640"
+    assert format_seconds(3.21) == "3.21 s" and format_seconds(7200) == "2 h"
+
 
 ALL = [s for table in (Experiment, Execution, Services) for s in settings_of(table)]
 
@@ -15,13 +57,151 @@ def test_no_two_settings_share_a_name_and_all_have_a_help_text():
     assert all(setting.field.description for setting in ALL)
 
 
-def test_settings_that_the_user_chose_are_told_from_defaults():
+def test_settings_that_the_user_chose_are_told_from_defaults_and_wrong_ones_named():
     fields = merge_settings(Execution, {}, {"device_memory": "1GiB"})
     execution = parse_settings(Execution, fields, "flags")
     assert execution.device_memory_bytes == 2**30 and execution.zero == 0
     assert execution.model_fields_set == {"device_memory_bytes"}
-
-
-def test_a_wrong_value_is_refused_by_name():
     with pytest.raises(SweepError, match="zero"):
         parse_settings(Execution, {"zero": 4}, "flags")
+
+
+def test_the_reference_is_the_default_and_presets_have_exactly_these_parameters():
+    experiment = load_experiment()
+    assert experiment.name == "tinystories"
+    assert experiment.batches == (1, 8, 32, 64, 128, 256)
+    assert experiment.budget == 327_680_000
+    assert experiment.model.parameters == 22_696_448
+    assert TransformerSettings(**model_preset("small")).parameters == 1_180_800
+
+
+def test_batches_that_are_no_whole_groups_are_refused():
+    with pytest.raises(SweepError, match="batches must be multiples of group_size"):
+        load_experiment("tinystories", {"workload": "grpo", "batches": "1,8"})
+    with pytest.raises(SweepError, match="batches must be multiples of group_size"):
+        load_experiment("grpo-words", {"group_size": 32})
+
+
+def test_a_model_flag_brings_its_own_sizes_and_the_workload_quadratic_its_model():
+    model = load_experiment("tinystories", {"model": "small"}).model
+    assert (model.vocabulary, model.context) == (2048, 128)
+    sizes = {"vocabulary": 512, "context": 32}
+    model = load_experiment("tinystories", {"model": "small", **sizes}).model
+    assert (model.vocabulary, model.context) == (512, 32)
+    experiment = load_experiment("tinystories", {"workload": "quadratic", "batches": "4"})
+    assert experiment.model.kind == "quadratic" and experiment.data is None
+
+
+def test_a_file_may_spell_the_model_out(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'budget = "1M"\nbatches = [4]\ndata = "synthetic"\n'
+        '[model]\nkind = "transformer"\nname = "mine"\nvocabulary = 300\ncontext = 16\n'
+        "d_model = 32\nlayers = 1\nheads = 2\nd_ff = 64\n"
+    )
+    experiment = load_experiment(str(path))
+    assert experiment.name == "own" and experiment.model.name == "mine"
+
+
+def refusal(path, text):
+    """Return the one sentence that refuses an experiment of this text."""
+    path.write_text(text)
+    with pytest.raises(SweepError) as caught:
+        load_experiment(str(path))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+WRONG_TEXTS = [
+    ("bugdet = 2", "'bugdet' is not a known key. Did you mean 'budget'"),
+    ("name = ", "must be TOML"),
+    ("\x00", "must be TOML"),
+    ("workload = 'x'", "workload"),
+    ("init = 'x'", "init applies only to the workload grpo"),
+    ("target = 3.0\n[schedule]\nname = 'cosine'", "schedule.name must be constant"),
+    ("target = 3.0\n[tuning]\nbudget = 1", "tuning.budget does not apply"),
+    ("workload = 'grpo'\n[grpo]\ntask = 'text'\ngroup_size = 2", "grpo.reward must be"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), WRONG_TEXTS)
+def test_bad_files_get_one_sentence(tmp_path, text, says):
+    assert says in refusal(tmp_path / "bad.toml", f"budget = 1\nbatches = [2]\n{text}")
+    assert "batches: Field required" in refusal(tmp_path / "bad.toml", "budget = 1")
+
+
+SETTINGS = {"model": "'quick'", "data": "'synthetic'", "budget": "196_608", "batches": "[4]"}
+HUGE = "1" + 20 * "0"
+WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
+    "name": ("a valid string", "{}", "true", "5", "1979-05-27"),
+    "workload": ("a valid string", "{}", "['pretrain']", "1.5"),
+    "data": ("a valid string", "{}", "[]", "true", "nan"),
+    "model": ("must be", "['quick']", "true", "nan", "''", "5"),
+    "budget": ("budget must be", "{}", "['1M']", "true", "-1", "0", "nan", "inf", "1.5", "'x'"),
+    "batches": ("batch", "{}", "[]", "1.5", "true", "nan", "[1.5]", "[[4]]", "['x']", "[true]"),
+    "seeds": ("seeds", "{}", "[1]", "true", "-1", "1.5", "nan", "1001"),
+    "vocabulary": ("vocabulary", "{}", "[512]", "-1", "'many'"),
+    "grpo": ("grpo", "'words'", "3", "{}"),
+    "model.d_ff": ("model.d_ff", "1e20", HUGE),
+    "model.heads": ("heads", "{}", "5", "0"),
+    "model.depth": ("'model.depth' is not a known key", "3"),
+    "optimizer.beta1": ("optimizer.beta1", "{}", "[0.9]", "-0.1", "1.0", "nan", "'high'", "true"),
+    "optimizer.beta3": ("Did you mean 'optimizer.beta", "0.9"),
+    "schedule.warmup_fraction": ("schedule.warmup_fraction", "-0.1", "1.1", "nan", "'1 %'"),
+    "schedule.warmup_min_steps": ("schedule.warmup_min_steps", "[]", "-1", "1.5", "inf"),
+    "evaluation.points": ("evaluation.points", "{}", "true", "'1'", HUGE, "0", "2.5"),
+    "evaluation.sequence": ("Did you mean 'evaluation.sequences'", "64"),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [(key, value, says) for key, (says, *values) in WRONG_SETTINGS.items() for value in values],
+)
+def test_settings_of_the_wrong_type_or_size(tmp_path, key, value, says):
+    table, _, nested = key.partition(".")
+    settings = {**SETTINGS, table: f"{{{nested} = {value}}}" if nested else value}
+    text = "".join(f"{name} = {given}\n" for name, given in settings.items())
+    assert says in refusal(tmp_path / "mine.toml", text)
+
+
+def test_unknown_experiments_are_refused_with_the_known_names():
+    with pytest.raises(SweepError, match="quadratic, quick, tinystories"):
+        load_experiment("nope.toml")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    package = tmp_path / "my_project"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "model.py").write_text(
+        "import numpy\nfrom my_project.layers import width\n"
+        "raise RuntimeError('identifying must not run the module')\n"
+    )
+    (package / "layers.py").write_text("width = 8\n")
+    (package / "unrelated.py").write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return package
+
+
+def test_code_is_its_module_the_projects_modules_that_it_imports_and_package_versions(project):
+    code = identify_code(["my_project.model:build"])
+    names = {"my_project/__init__.py", "my_project/model.py", "my_project/layers.py"}
+    assert code["files"].keys() == names and code["packages"].keys() == {"numpy"}
+
+
+@pytest.mark.parametrize(
+    ("file", "is_changed"), [("model.py", True), ("layers.py", True), ("unrelated.py", False)]
+)
+def test_the_identity_changes_with_the_code_and_with_nothing_else(project, file, is_changed):
+    before = identify_code(["my_project.model:build"])
+    (project / file).write_text((project / file).read_text() + "# changed\n")
+    assert (identify_code(["my_project.model:build"]) != before) is is_changed
+
+
+@pytest.mark.parametrize("name", ["no_colon", "no_such_module:f", "sys:path", ":f", "os:"])
+def test_names_without_a_python_file_are_refused(name, project):
+    with pytest.raises(SweepError):
+        identify_code([name])

@@ -29,27 +29,22 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def name_of(path: Path) -> str:
-    """Return a path relative to the project."""
     return path.relative_to(ROOT).as_posix()
 
 
 def lines_of(folder: str) -> int:
-    """Return the number of lines of all Python files in a folder."""
     return sum(len(p.read_text("utf-8").splitlines()) for p in (ROOT / folder).rglob("*.py"))
 
 
 def nodes(path: Path) -> Iterator[ast.AST]:
-    """Yield the nodes of a file's syntax tree."""
     return ast.walk(ast.parse(path.read_text("utf-8")))
 
 
 def definitions(path: Path) -> Iterator[Definition]:
-    """Yield the functions and classes of a file."""
     return (node for node in nodes(path) if isinstance(node, Definition))
 
 
 def function_lengths() -> dict[str, int]:
-    """Return the number of lines of each function."""
     return {
         f"{name_of(path)}:{node.name}:{node.lineno}": (node.end_lineno or 0) - node.lineno + 1
         for path in SOURCES
@@ -95,7 +90,6 @@ def code_named_by_strings() -> set[tuple[str, str]]:
 
 
 def main() -> None:
-    """Print the figures."""
     sizes = [len(path.read_text("utf-8").splitlines()) for path in SOURCES]
     lengths = sorted(function_lengths().values())
     median, most = lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)]

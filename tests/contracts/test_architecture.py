@@ -77,11 +77,8 @@ def test_the_code_stays_within_its_bounds() -> None:
     assert lines_of("tests") <= MAX_LINES_OF_TESTS
 
 
-def test_no_private_interface_of_a_dependency_is_used() -> None:
+def test_no_private_interface_is_used_and_no_internal_code_is_named_by_a_string() -> None:
     assert private_interfaces() == set()
-
-
-def test_no_internal_code_is_named_by_a_string() -> None:
     assert code_named_by_strings() == set()
 
 

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import sweep
-from sweep.cli import run
+from sweep.cli.commands import run
 from sweep.config.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]

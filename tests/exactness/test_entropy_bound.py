@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_documents
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.orchestration.planning import Planned, make_plan, save_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution, Services
 from sweep.orchestration import runner
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import Summary, run_plan

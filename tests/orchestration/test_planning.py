@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.data import tokens
 from sweep.errors import SweepError
 from sweep.orchestration import costs

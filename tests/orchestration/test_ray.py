@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from sweep.config.execution import Execution
+from sweep.config.trial import Execution
 from sweep.orchestration.ray_executor import ENVIRONMENT, RayExecutor
 from sweep.orchestration.runner import run_plan
 from sweep.plan.retry import begin_attempt

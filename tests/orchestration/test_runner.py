@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sweep.analysis.frames import load_stored_sweep, load_sweep
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import make_plan

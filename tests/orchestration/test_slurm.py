@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sweep.config.execution import Services
+from sweep.config.trial import Services
 from sweep.errors import SweepError
 from sweep.orchestration import slurm_executor
 from sweep.orchestration.executors import check_services

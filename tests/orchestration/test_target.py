@@ -11,8 +11,8 @@ from sweep.analysis.critical_batch_size import fit_steps
 from sweep.analysis.frames import load_sweep
 from sweep.analysis.policies import judge
 from sweep.analysis.target import steps_to_target
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.plan.plan import load_plan

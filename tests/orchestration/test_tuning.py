@@ -9,15 +9,15 @@ from pathlib import Path
 import optuna
 import pytest
 
-from sweep.config.execution import Execution, Services
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution, Services
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import finished_summary, run_plan
 from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import sweep_status
 from sweep.orchestration.studies import named_trials
 from sweep.plan.plan import load_plan
-from sweep.plan.tuning import EXTENSIONS
+from sweep.plan.rates import EXTENSIONS
 from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.costs import cost_on_cluster
 from tests.plans import build_plan
@@ -27,12 +27,8 @@ def plan_of(seconds, devices=1, **settings):
 
 
 def best_makespan(seconds, slots):
-    """Try every assignment of trials to slots."""
-    makespans = []
-    for assignment in itertools.product(range(slots), repeat=len(seconds)):
-        ends = np.bincount(assignment, seconds, slots)
-        makespans.append(ends.max())
-    return min(makespans)
+    assignments = itertools.product(range(slots), repeat=len(seconds))
+    return min(np.bincount(assignment, seconds, slots).max() for assignment in assignments)
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(1, 3))

@@ -4,9 +4,8 @@ import shlex
 
 import pytest
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import FORMAT_VERSION
+from sweep.config.trial import FORMAT_VERSION, Execution
 from sweep.errors import SweepError
 from sweep.plan.plan import answering_command, grow_plan, typed_command
 from sweep.trial.files import sha256_of
@@ -90,8 +89,7 @@ def test_the_parts_of_a_step_and_the_steps_of_a_trial_add_up(batches):
 )
 def test_growing_adds_batch_sizes_seeds_and_rates_and_keeps_the_old_trials(other):
     old = make()
-    new = make(old=old, **other)
-    grown = grow_plan(old, new)
+    grown = grow_plan(old, new := make(old=old, **other))
     assert grown.trials[: len(old.trials)] == old.trials
     assert {*ids(grown)} == {*ids(old), *ids(new)}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.plan.retry import (
     Outcome,
     begin_attempt,
@@ -18,7 +18,6 @@ from sweep.plan.retry import (
 from sweep.trial.folder import Cause, State, TrialStatus
 from tests.plans import build_plan
 
-FULL = Outcome("out_of_memory", "why")
 RUNNING = TrialStatus(state=State.RUNNING, attempts=1, fencing=1)
 
 
@@ -28,10 +27,9 @@ def trial_config(batch_size):
     return plan.trial_config(plan.trials[0], "sweep")
 
 
-def after(kind, microbatch=8, failures=None, per_device=8):
-    counter = Counter() if failures is None else failures
+def after(kind, failures, microbatch=8, per_device=8):
     status = RUNNING.changed(microbatch_size=microbatch)
-    return status_after(status, Outcome(kind, "why"), trial_config(per_device), counter)
+    return status_after(status, Outcome(kind, "why"), trial_config(per_device), failures)
 
 
 def test_an_attempt_has_its_own_number_and_forgets_how_the_last_one_ended():
@@ -53,7 +51,7 @@ def test_a_kill_is_out_of_memory_only_if_the_kernel_ran_out_of_it(
 
 @pytest.mark.parametrize(("microbatch", "smaller"), [(12, 6), (6, 3), (3, 1)])
 def test_out_of_memory_keeps_the_batch_size_and_halves_the_microbatch(microbatch, smaller):
-    status, again = after("out_of_memory", microbatch=microbatch, per_device=12)
+    status, again = after("out_of_memory", Counter(), microbatch, per_device=12)
     assert again and (status.state, status.microbatch_size) == (State.WAITING, smaller)
 
 
@@ -63,7 +61,7 @@ RETRIED = [("lost", 1), ("error", 0), ("diverged", 0), ("preempted", 9)]
 @pytest.mark.parametrize(("kind", "retried"), RETRIED)
 def test_a_command_retries_lost_workers_once_and_preempted_ones_always(kind, retried):
     failures = Counter()
-    ends = [after(kind, failures=failures) for _ in range(9)]
+    ends = [after(kind, failures) for _ in range(9)]
     assert [again for _, again in ends] == [number < retried for number in range(9)]
     state = State.WAITING if retried == 9 else State.FAILED
     assert (ends[-1][0].state, ends[-1][0].cause) == (state, kind)
@@ -75,7 +73,8 @@ def test_the_next_command_runs_all_but_complete_and_diverged():
     diverged = TrialStatus(state=State.FAILED, cause=Cause.DIVERGED)
     assert is_to_run(diverged, frozenset({Cause.DIVERGED}))
     assert is_to_run(TrialStatus()) and is_to_run(RUNNING)
-    assert after("stopped")[0].state is State.WAITING and not after("stopped")[1]
+    status, is_started_again = after("stopped", Counter())
+    assert status.state is State.WAITING and not is_started_again
     finished = (State.COMPLETE, State.PRUNED)
     assert not any(is_to_run(TrialStatus(state=state)) for state in finished)
 
@@ -86,7 +85,8 @@ def test_a_bound_on_the_microbatch_is_rounded_down_to_a_divisor():
 
 
 def test_evaluations_that_exceed_memory_at_a_microbatch_of_one_are_tried_one_at_a_time():
-    again, is_retried = status_after(RUNNING, FULL, trial_config(1), Counter())
-    assert is_retried and trial_config(1).attempted(1).execution.evaluation_batch_size == 1
-    final, is_retried = status_after(again, FULL, trial_config(1), Counter())
+    config, full = trial_config(1), Outcome("out_of_memory", "why")
+    again, is_retried = status_after(RUNNING, full, config, Counter())
+    assert is_retried and config.attempted(1).execution.evaluation_batch_size == 1
+    final, is_retried = status_after(again, full, config, Counter())
     assert not is_retried and (final.state, final.cause) == (State.FAILED, "out_of_memory")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.plan.plan import Plan, grow_plan
 from sweep.tracking import mirror
 from sweep.tracking.mirror import Mirror

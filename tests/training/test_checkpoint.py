@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.errors import Superseded
 from sweep.training.checkpoint import DIVERGED_POINTS, CheckpointStore, Progress
 from sweep.training.step import TrainingStep

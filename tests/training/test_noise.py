@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.data.tokens import SequenceStream
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_plan

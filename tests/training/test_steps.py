@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_identity
 from sweep.training.checkpoint import Progress
 from sweep.training.loop import Steps

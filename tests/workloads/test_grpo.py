@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
+from sweep.config.trial import Execution
 from sweep.errors import SweepError
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.plan.retry import begin_attempt

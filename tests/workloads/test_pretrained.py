@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.config.models import find_initial_model
+from sweep.config.trial import Execution
 from sweep.data.tokens import SEPARATOR_ID
 from sweep.errors import SweepError
 from sweep.models import build_model

@@ -1,4 +1,4 @@
-"""The search for a rate, and training to a target loss."""
+"""Rates by batch size, the search for them, and training to a target loss (SCIENCE.md §2, §4)."""
 
 import math
 
@@ -6,27 +6,74 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweep.config.experiment import EvaluationSettings
-from sweep.plan.steps import milestone_steps
-from sweep.plan.tuning import (
+from sweep.config.experiment import EvaluationSettings, OptimizerSettings
+from sweep.errors import SweepError
+from sweep.plan.rates import (
     EXTENSIONS,
     FINEST,
     GRID,
+    Policy,
     Tried,
     best_of,
     crossing_tokens,
     last_step,
     neighbours,
     next_rates,
+    parse_policy,
     rung_steps,
     survivors,
 )
+from sweep.plan.steps import milestone_steps
+
+ADAMW = OptimizerSettings()
 
 
-def search(loss, grid=GRID, wanted=0, finest=FINEST):
+def test_a_number_keeps_everything_everywhere():
+    policy = parse_policy("3e-4")
+    assert (policy.name, policy.rate_at(1), policy.rate_at(256)) == ("fixed", 3e-4, 3e-4)
+    assert policy.optimizer_at(256, 256, ADAMW) == ADAMW
+
+
+def test_sqrt_is_short_for_its_default_and_holds_half_life_and_time_scale():
+    assert parse_policy("sqrt") == parse_policy("sqrt:1e-3@32") == Policy("sqrt", 1e-3, 32)
+    policy = parse_policy("sqrt")
+    assert policy.rate_at(128) == pytest.approx(2e-3)
+    for batch in (1, 32, 256):
+        optimizer = policy.optimizer_at(batch, 256, ADAMW)
+        assert optimizer.beta2 == pytest.approx(0.999 ** (batch / 32))
+        time_scale = batch / (policy.rate_at(batch) * optimizer.weight_decay)
+        assert time_scale == pytest.approx(32 / (1e-3 * 0.1))
+
+
+def test_linear_scales_the_rate_and_leaves_weight_decay():
+    policy = parse_policy("linear:1e-3@32")
+    assert policy.rate_at(64) == pytest.approx(2e-3)
+    assert policy.optimizer_at(64, 256, ADAMW).weight_decay == 0.1
+    half_context = policy.optimizer_at(64, 128, ADAMW)
+    assert half_context.beta2 == policy.optimizer_at(32, 256, ADAMW).beta2
+
+
+def test_the_centre_of_tuning_grows_and_then_stays():
+    policy = parse_policy("tuned")
+    assert policy.rate_at(32) == 1e-3
+    assert policy.rate_at(1) == pytest.approx(1e-3 * (1 / 32) ** 0.125)
+    assert policy.rate_at(128) == pytest.approx(2e-3)
+    assert policy.rate_at(256) == policy.rate_at(1024) == pytest.approx(1e-3 * 8**0.5)
+
+
+NONSENSE = ["", "x", "-1", "0", "nan", "inf", "sqrt:1e-3", "1e-3@32", "linear", "linear:0@32"]
+
+
+@pytest.mark.parametrize("text", [*NONSENSE, "sqrt:1@0"])
+def test_nonsense_is_refused_in_one_sentence(text):
+    with pytest.raises(SweepError, match="lr must be"):
+        parse_policy(text)
+
+
+def search(loss, wanted=0):
     """Try rates until the search has settled; return them in the order tried."""
     tried = []
-    while rates := next_rates(tried, grid, finest, wanted):
+    while rates := next_rates(tried, GRID, FINEST, wanted):
         assert not {trial.rate for trial in tried} & set(rates)
         tried += [Tried(rate, loss(rate)) for rate in rates]
         assert len(tried) < 100
@@ -70,13 +117,10 @@ def test_a_diverged_rate_counts_as_infinitely_bad():
     assert neighbours(everything) == [] and min(trial.rate for trial in everything) < 0.02
 
 
-def test_nothing_is_proposed_while_a_trial_is_open():
+def test_nothing_is_proposed_while_a_trial_is_open_then_the_wider_or_upper_gap_is_halved():
     tried = [Tried(rate, 1.0) for rate in GRID[:-1]] + [Tried(GRID[-1], None)]
     assert next_rates(tried, GRID) == ()
     assert next_rates(tried[:-1], GRID) == (GRID[-1],)
-
-
-def test_the_wider_gap_is_halved_and_of_equal_ones_the_upper():
     tried = [Tried(rate, bowl(1.0)(rate)) for rate in GRID]
     assert next_rates(tried, GRID) == (pytest.approx(FINEST),)
     tried.append(Tried(FINEST, 5.0))
@@ -96,29 +140,25 @@ def test_rungs_are_milestones_of_the_evaluation_before_the_end():
     assert rung_steps(2, EvaluationSettings(points=20)) == (1,)
 
 
-def test_a_crossing_is_interpolated_in_log_tokens():
-    assert crossing_tokens([100, 10_000], [3.0, 1.0], 2.0) == pytest.approx(1000)
-    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.0, 1.0], 2.0) == 4.0
-    assert crossing_tokens([1, 2, 4, 8], [4.0, 3.0, 2.5, 1.0], 2.75) == pytest.approx(2**1.5)
+CROSSINGS = [  # tokens, losses, and the tokens at which they reach 2 to stay
+    ([100, 10_000], [3, 1], 1000),  # interpolated in log tokens
+    ([1, 2, 4, 8], [4, 3, 2, 1], 4),
+    ([1, 2, 4, 8], [3.25, 2.25, 1.75, 0.25], 2**1.5),
+    ([1, 2, 4, 8, 16, 32], [4, 1, 4, 3, 1, 1], 8 * 2**0.5),  # a dip that does not stay
+    ([1, 2, 4, 8, 16, 32], [4, 1, 4, 1, 4, 3], None),
+    ([1, 2, 4, 8, 16, 32], [4, 1, 4, 1, 1, 4], 4 * 2 ** (2 / 3)),
+    ([1, 4], [3, 1], 2),  # the last evaluation needs no confirmation
+    ([1, 4], [3, 2.0001], None),
+    ([5, 9], [1, 1], 5),  # without a point before, the crossing is at its evaluation
+    ([5, 9, 11], [math.nan, 1, 1], 9),
+    ([5, 9, 11], [3, 1, math.nan], None),
+    ([], [], None),
+]
 
 
-def test_a_dip_that_does_not_stay_is_no_crossing():
-    tokens = [1, 2, 4, 8, 16, 32]
-    assert crossing_tokens(tokens, [4, 1, 4, 3, 1, 1], 2) == pytest.approx(8 * 2**0.5)
-    assert crossing_tokens(tokens, [4, 1, 4, 1, 4, 3], 2) is None
-    assert crossing_tokens(tokens, [4, 1, 4, 1, 1, 4], 2) == pytest.approx(4 * 2 ** (2 / 3))
-
-
-def test_the_last_evaluation_needs_no_confirmation():
-    assert crossing_tokens([1, 4], [3, 1], 2) == pytest.approx(2)
-    assert crossing_tokens([1, 4], [3, 2.0001], 2) is None
-
-
-def test_a_crossing_without_a_point_before_it_is_at_its_evaluation():
-    assert crossing_tokens([5, 9], [1, 1], 2) == 5
-    assert crossing_tokens([5, 9, 11], [math.nan, 1, 1], 2) == 9
-    assert crossing_tokens([5, 9, 11], [3, 1, math.nan], 2) is None
-    assert crossing_tokens([], [], 2) is None
+@pytest.mark.parametrize(("tokens", "losses", "crossing"), CROSSINGS)
+def test_a_crossing_is_where_a_curve_reaches_the_target_to_stay(tokens, losses, crossing):
+    assert crossing_tokens(tokens, losses, 2) == pytest.approx(crossing)
 
 
 def test_a_trial_is_pruned_at_the_first_evaluation_at_twice_the_least_tokens():

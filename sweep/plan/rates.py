@@ -1,7 +1,9 @@
-"""Rules of the rate search and of training to a target loss (SCIENCE.md §2 and §4)."""
+"""Rate, β2 and weight decay by batch size, and the search for them (SCIENCE.md §2 and §4)."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
@@ -10,9 +12,20 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from sweep.config.experiment import EvaluationSettings
+from sweep.config.experiment import EvaluationSettings, OptimizerSettings
+from sweep.errors import SweepError
 from sweep.plan.steps import milestone_steps
 
+BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
+HALF_LIFE = "constant half-life of β2 in tokens (Marek et al. 2025)"
+TIME_SCALE = "which keeps its time scale (Wang & Aitchison 2024)"
+RULES = {
+    "fixed": "the same rate, β2 and weight decay at every batch size",
+    "sqrt": f"rate ∝ √B (Malladi et al. 2022); weight decay ∝ √B, {TIME_SCALE}; {HALF_LIFE}",
+    "linear": f"rate ∝ B (Goyal et al. 2017); the same weight decay, {TIME_SCALE}; {HALF_LIFE}",
+    "tuned": "tuned at each batch size: {dimensions} (Marek et al. 2025); otherwise weight decay "
+    f"∝ √B and a {HALF_LIFE}",
+}
 GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
 EXTENSIONS = 4  # most steps of a factor 2 beyond either end of the grid
@@ -21,7 +34,58 @@ RUNGS = (Fraction(1, 4), Fraction(1, 2))  # shares of a trial at which the worse
 ROUNDING = 1 + 1e-9
 CONFIRMED = 2  # consecutive evaluations at or below the target that end a trial
 PATIENCE = 2  # a trial is pruned at this multiple of the least tokens of its batch size
-Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Policy:
+    kind: str  # fixed, sqrt, linear, tuned
+    rate: float = 0.0  # peak rate at `base`; if fixed, at every batch size
+    base: int = 32  # batch size
+
+    @property
+    def name(self) -> str:
+        is_scaled = self.kind in ("sqrt", "linear")
+        return f"{self.kind}:{self.rate:g}@{self.base}" if is_scaled else self.kind
+
+    def rate_at(self, batch_size: int) -> float:
+        """Return the peak rate; for `tuned`, the centre of the grid."""
+        ratio = batch_size / self.base
+        if self.kind == "tuned":
+            exponent = 1 / 8 if ratio < 1 else 1 / 2
+            return float(1e-3 * min(ratio, 256 / 32) ** exponent)
+        return self.rate * {"fixed": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[self.kind]
+
+    def optimizer_at(
+        self, batch_size: int, tokens_per_sequence: int, optimizer: OptimizerSettings
+    ) -> OptimizerSettings:
+        if self.kind == "fixed":
+            return optimizer
+        factor = 1.0 if self.kind == "linear" else math.sqrt(batch_size / self.base)
+        beta2 = optimizer.beta2 ** (batch_size * tokens_per_sequence / BETA2_TOKENS)
+        decay = optimizer.weight_decay * factor
+        return optimizer.model_copy(update={"beta2": beta2, "weight_decay": decay})
+
+
+def parse_policy(text: str) -> Policy:
+    """Read `3e-4`, `sqrt`, `sqrt:1e-3@32`, `linear:1e-3@32` or `tuned`."""
+    text = text.strip()
+    if text == "tuned":
+        return Policy("tuned")
+    pattern = r"(?:(sqrt|linear):)?([^@:]+?)(?:@(\d+))?"
+    match = re.fullmatch(pattern, "sqrt:1e-3@32" if text == "sqrt" else text)
+    if match and bool(match[1]) == bool(match[3]):
+        with suppress(ValueError):
+            policy = Policy(match[1] or "fixed", float(match[2]), int(match[3] or 32))
+            if 0 < policy.rate <= 1e6 and policy.base > 0:
+                return policy
+    raise SweepError(
+        "lr must be at most 1e6 and positive: RATE, sqrt, sqrt:RATE@BATCH, linear:RATE@BATCH or "
+        f"tuned, got {text!r}. Write it such as 3e-4 or sqrt:1e-3@32."
+    )
+
+
+def describe_policy(name: str, dimensions: Collection[str]) -> str:
+    return RULES[name.partition(":")[0]].format(dimensions=", ".join(dimensions))
 
 
 @dataclass(frozen=True)
@@ -77,7 +141,6 @@ def neighbours(tried: Sequence[Trial]) -> list[Trial]:
 
 
 def is_in(rate: float, grid: Iterable[float]) -> bool:
-    """Return True if a rate is in a grid, up to rounding."""
     return any(math.isclose(rate, other, rel_tol=1e-6) for other in grid)
 
 
@@ -89,11 +152,8 @@ def rung_steps(steps: int, evaluation: EvaluationSettings) -> tuple[int, ...]:
 
 
 def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Return the trials that continue, from the rate and the loss of all that reached a rung.
-
-    These are the better half, and the best's neighbours, because a higher rate looks worse before
-    it decays than at its end.
-    """
+    """Return the better half and the best's neighbours, from rate and loss at a rung."""
+    # Not only the better half: a high rate looks worse before its decay than at its end.
     ranked = sorted(at_rung, key=lambda trial: at_rung[trial][1])
     by_rate = sorted(at_rung, key=lambda trial: at_rung[trial][0])
     best = by_rate.index(ranked[0])
@@ -102,7 +162,7 @@ def survivors(at_rung: Mapping[str, tuple[float, float]]) -> set[str]:
 
 def smoothed(
     tokens: Sequence[float], losses: Sequence[float], window: int
-) -> tuple[Floats, Floats]:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return means over `window` consecutive evaluations: their mean log tokens and mean loss."""
     when, values = np.asarray(tokens, float), np.asarray(losses, float)
     if window == 1 or len(when) < window:

@@ -1,0 +1,432 @@
+"""The commands."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sweep.cli.options import MemoryCommand, SettingsCommand, print_document
+from sweep.config.numbers import format_bytes, format_seconds
+from sweep.errors import SweepError
+
+if TYPE_CHECKING:
+    from sweep.config.trial import Services
+    from sweep.memory.search import Measurement
+    from sweep.orchestration.planning import Planned
+    from sweep.plan.plan import Plan
+    from sweep.trial.folder import Cause, SweepFolder
+
+CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
+
+
+def sweep_folder(text: str) -> "SweepFolder":
+    from sweep.trial.folder import SweepFolder
+
+    return SweepFolder(Path(text))
+
+
+def out_folder(text: str) -> Path:
+    from sweep.orchestration.planning import check_writable
+
+    if not text:
+        raise click.BadParameter(f"must be the path of a folder, got {text!r}")
+    check_writable(Path(text))
+    return Path(text)
+
+
+json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
+folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
+
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Folder; by default results/EXPERIMENT."
+    command = click.option("--out", type=out_folder, metavar="DIR", help=text)(command)
+    return click.argument("experiment", default="tinystories")(json_option(command))
+
+
+@click.command(cls=SettingsCommand)
+@common_options
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--quiet", is_flag=True, help="No plan, no progress.")
+@click.option("--only", multiple=True, metavar="ID", help="Run this trial.")
+@click.option("--retry", type=click.Choice(["diverged"]), help="Also run diverged trials again.")
+def run(
+    experiment: str,
+    out: Path | None,
+    json: bool,
+    yes: bool,
+    dry_run: bool,
+    quiet: bool,
+    only: tuple[str, ...],
+    retry: str | None,
+    **settings: Any,
+) -> int:
+    """Plan, run every trial, write the report. The same command again resumes.
+
+    EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
+    grpo-words, grpo-chess) or a TOML file.
+    """
+    from sweep.cli.show import Progress, print_plan, print_status
+    from sweep.orchestration.costs import estimate
+    from sweep.orchestration.planning import read_request
+    from sweep.orchestration.runner import check_trains, finished_summary, run_plan
+    from sweep.orchestration.status import sweep_status
+    from sweep.trial.folder import Cause
+
+    request = read_request(experiment, settings, out)
+    folder, services = request.folder, request.services
+    planned = request.plan()
+    check_trains(planned.plan)
+    if only:
+        planned = _only(planned, only)
+    _check_services(services, planned.is_tuned)
+    if dry_run:
+        print_plan(estimate(planned, folder).command_rows(), json)
+        return 0
+    also = frozenset({Cause.DIVERGED} if retry else ())
+    summary = finished_summary(planned, folder, services, also)
+    if summary is None:
+        planned = estimate(planned, folder)
+        if not quiet:
+            print_plan(planned.command_rows(), to_stderr=True)
+        if not yes:
+            _confirm(planned.command_rows(), folder, also)
+        with Progress(folder, None if planned.is_tuned else planned.requested, quiet) as progress:
+            summary = run_plan(
+                planned,
+                folder,
+                services,
+                also=also,
+                on_prepare=lambda work: None if quiet else click.echo(work, err=True),
+                on_change=progress.update,
+                on_finished=lambda: _report(folder),
+            )
+    elif not (folder.path / "report.md").exists():
+        _report(folder)
+    print_status(sweep_status(folder) | {"report": str(folder.path / "report.md")}, json)
+    if summary.untracked:
+        click.echo(summary.untracked, err=True)
+    if summary.is_interrupted:
+        click.echo("Interrupted. The same command resumes.", err=True)
+    return summary.exit_code
+
+
+def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
+    chosen = tuple(trial for trial in planned.requested if trial.startswith(prefixes))
+    if len(chosen) != len(prefixes):
+        raise SweepError(f"only must name one trial of this plan each time, got {prefixes}.")
+    plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
+    return replace(planned, plan=plan, requested=chosen)
+
+
+def _check_services(services: "Services", is_tuned: bool) -> None:
+    from sweep.orchestration.executors import check_services
+    from sweep.tracking.store import check_answers
+
+    check_services(services)
+    if services.tracking_uri:
+        check_answers(services.tracking_uri)
+    if services.storage and is_tuned:
+        from sweep.orchestration.studies import open_storage  # imports optuna
+
+        open_storage(services.storage)
+
+
+def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> None:
+    from sweep.plan.retry import is_to_run
+
+    seconds = sum(
+        row.forecast_seconds or 0
+        for row in plan.trials
+        if row.id is None or is_to_run(folder.trial(row.id).read_status(), also)
+    )
+    question = f"This takes an estimated {format_seconds(seconds)}."
+    if seconds > CONFIRM_SECONDS and not sys.stdin.isatty():
+        raise SweepError(f"{question} Confirm with --yes, or try `sweep run quick`.")
+    if seconds > CONFIRM_SECONDS:
+        click.confirm(f"{question} Run it?", abort=True, err=True)
+
+
+def _report(folder: "SweepFolder") -> None:
+    from sweep.analysis.frames import load_sweep
+    from sweep.analysis.policies import judge
+    from sweep.report.report import write_report_of
+
+    sweep = load_sweep(folder.path)
+    write_report_of(sweep, folder.path)
+    for policy in judge(sweep):
+        for check in policy.failed:
+            name = f"FAIL {check.code} ({policy.label})"
+            click.echo(f"{name}: {check.condition} Remedy: {check.remedy}", err=True)
+
+
+@click.command(cls=SettingsCommand)
+@common_options
+@click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
+@click.option("--price", type=float, metavar="PRICE", help="Of one device-hour of the cluster.")
+def plan(
+    experiment: str,
+    out: Path | None,
+    json: bool,
+    cluster: str | None,
+    price: float | None,
+    **settings: Any,
+) -> None:
+    """Print the plan with memory, time, disk and cost; trains nothing. --out writes it there."""
+    from sweep.cli.show import print_plan
+    from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
+    from sweep.orchestration.planning import read_request
+    from sweep.orchestration.runner import holding, save_grown
+    from sweep.plan.retry import is_to_run
+
+    request = read_request(experiment, settings, out)
+    folder, size, cost = request.folder, cluster is not None and parse_cluster(cluster), None
+    if price is not None and not size:
+        raise SweepError("--price needs --cluster. Add it, or leave --price out.")
+    planned = estimate(request.plan(is_elsewhere=bool(size)), folder)
+    rows = planned.command_rows()
+    if size:
+        ids = [str(row.id) for row in rows.known_trials]
+        finished = {i for i in ids if not is_to_run(folder.trial(i).read_status())}
+        cost = cost_on_cluster(rows, *size, price, finished)
+    print_plan(rows, json, cost=cost)
+    if out:
+        with holding(folder):
+            save_grown(planned.plan, folder)
+        click.echo(f"Written to {folder.plan_path}.", err=json)
+
+
+@click.command(cls=MemoryCommand)
+@common_options
+def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
+    """Predict memory per batch size without the device, and the largest that fits."""
+    from sweep.orchestration.memory import forecast_memory
+
+    _print_memory(forecast_memory(experiment, **settings), out, json)
+
+
+@click.command(cls=MemoryCommand)
+@common_options
+@click.option("--largest", type=click.IntRange(1), help="Do not try sizes above this one.")
+@click.option("--multiple", type=click.IntRange(1), default=1, help="Only try multiples of N.")
+@click.option("--soak", type=click.IntRange(0), help="Run each choice for this many steps.")
+def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
+    """Measure the largest microbatch that fits, and prove it in fresh processes."""
+    from sweep.orchestration.memory import probe_memory
+
+    settings |= {"cap": settings.pop("largest"), "soak_steps": settings.pop("soak")}
+    _print_memory(probe_memory(experiment, on_point=_show_point, **settings), out, json)
+
+
+def _show_point(point: "Measurement") -> None:
+    peak = "" if point.peak_bytes is None else f", peak {format_bytes(point.peak_bytes)}"
+    sizes = f"batch size {point.batch_size} in microbatches of {point.microbatch_size}"
+    click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
+
+
+def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> None:
+    from sweep.report.memory import markdown_of, write_memory
+
+    if json:
+        print_document(document)
+    else:
+        click.echo(markdown_of(document), nl=False)
+    if out is not None:
+        click.echo(f"\nWritten to {write_memory(document, out)}.", err=json)
+
+
+@click.command()
+@folder_argument
+@json_option
+def status(folder: "SweepFolder", json: bool) -> None:
+    """Print every trial's state and the time left."""
+    from sweep.cli.show import print_status
+    from sweep.orchestration.status import sweep_status
+
+    print_status(sweep_status(folder), json)
+
+
+@click.command()
+@folder_argument
+def stop(folder: "SweepFolder") -> None:
+    """Stop a running sweep after a checkpoint; the same `sweep run` resumes it."""
+    from sweep.trial.lease import LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
+
+    owner = read_owner(folder.lock_path)
+    if is_locked(folder.lock_path):
+        if owner.get("host") != socket.gethostname():  # a network file system shows its lock here
+            raise SweepError(f"stop must be called on {owner.get('host')}, which runs the sweep.")
+        os.kill(owner["pid"], signal.SIGTERM)
+        while is_locked(folder.lock_path):
+            time.sleep(0.1)
+        click.echo("Stopped. The same `sweep run` resumes it.")
+        return
+    refuse_live_owner_elsewhere(folder.lock_path)
+    count = 0
+    for trial in folder.trials():  # attempts that run without a command, such as SLURM jobs
+        fencing = read_owner(trial.lease_path).get("fencing")
+        is_alive = not trial.result_path.exists() and LeaseWatch(trial.lease_path).is_alive()
+        if fencing and is_alive:
+            trial.ask_to_stop(int(fencing))
+            count += 1
+    click.echo(f"Asked {count} attempts to checkpoint and end.")
+
+
+@click.command()
+@folder_argument
+@click.argument("trial", metavar="ID")
+def log(folder: "SweepFolder", trial: str) -> None:
+    """Print a trial's log. The start of its id is enough."""
+    trials = [planned for planned in folder.trials() if planned.id.startswith(trial)]
+    if len(trials) != 1:
+        raise SweepError(
+            f"a trial id must match one trial of {folder.path}, got {trial!r}, which matches "
+            f"{len(trials)}. `sweep status {folder.path}` lists the ids."
+        )
+    path = trials[0].log_path
+    if not path.exists():
+        raise SweepError(f"trial {path.parent.name} must have started to have a log. Run it first.")
+    click.echo(path.read_text(errors="replace"), nl=False)
+
+
+@click.command()
+@folder_argument
+@click.option("--weights", is_flag=True, help="Also the weights of finished trials.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
+    """List what a sweep no longer needs, then remove it."""
+    from sweep.trial.files import remove
+    from sweep.trial.folder import State
+    from sweep.trial.lease import Lease
+
+    unneeded = dict.fromkeys(folder.path.glob(".*.part"), "half-written")
+    for trial in folder.trials():
+        if trial.read_status().state in (State.COMPLETE, State.PRUNED):
+            for checkpoint in trial.checkpoints():
+                unneeded[checkpoint.path] = "checkpoint of a finished trial"
+            if weights and trial.weights_path.exists():
+                unneeded[trial.weights_path] = "weights"
+        unneeded |= dict.fromkeys(trial.path.glob(".*.part"), "half-written")
+    total = 0
+    for path, reason in unneeded.items():
+        size = sum(part.stat().st_size for part in (path, *path.rglob("*")) if part.is_file())
+        click.echo(f"{format_bytes(size):>10}  {reason}: {path}")
+        total += size
+    subject = f"{len(unneeded)} files, {format_bytes(total)}"
+    if unneeded and not yes:
+        if not os.isatty(0):
+            raise SweepError(f"removing {subject}, needs confirmation. Add --yes.")
+        click.confirm(f"Remove {subject}?", abort=True)
+    with Lease(folder.lock_path):
+        for path in unneeded:
+            remove(path)
+    click.echo(f"Removed {subject}.")
+
+
+@click.command()
+@click.argument("folder", type=sweep_folder, metavar="[DIR]", required=False)
+@click.option("--from-mlflow", metavar="URI", help="Read an MLflow store instead of a folder.")
+@click.option("--experiment", metavar="NAME", help="The experiment in that store.")
+@click.option("--run", metavar="ID", help="The parent run; by default the newest.")
+@click.option("--out", type=out_folder, metavar="DIR", help="Folder to write to.")
+@click.option("--tracking-uri", metavar="URI", help="Also mirror DIR to this MLflow store.")
+def report(
+    folder: "SweepFolder | None",
+    from_mlflow: str | None,
+    experiment: str | None,
+    run: str | None,
+    out: Path | None,
+    tracking_uri: str | None,
+) -> None:
+    """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
+    from sweep.analysis.frames import load_stored_sweep, load_sweep
+    from sweep.report.report import write_report_of
+    from sweep.tracking.mirror import Mirror
+    from sweep.tracking.store import check_tracking_uri
+    from sweep.trial.lease import Lease, is_locked
+
+    if folder is None and from_mlflow and experiment:
+        stored = load_stored_sweep(from_mlflow, experiment, run)
+        click.echo(write_report_of(stored, out or Path(experiment)))
+        return
+    if folder is None or from_mlflow or experiment or run:
+        raise SweepError("report needs a folder, or --from-mlflow URI with --experiment NAME.")
+    if tracking_uri is not None:
+        check_tracking_uri(tracking_uri)
+    sweep = load_sweep(folder.path)
+    click.echo(write_report_of(sweep, out or folder.path))
+    if is_locked(folder.lock_path):
+        click.echo("A running command mirrors this sweep.", err=True)
+        return
+    with Lease(folder.lock_path):  # bare workers and outages leave gaps in the store
+        undelivered = Mirror(folder, sweep.plan, tracking_uri).deliver()
+    if undelivered:
+        click.echo(undelivered, err=True)
+
+
+@click.command()
+@click.argument("table", type=Path, metavar="FILE.csv|.md|DIR")
+@json_option
+def audit(table: Path, json: bool) -> None:
+    """Check a published table of batch-size results for impossible or confounded entries.
+
+    docs/audit.md lists the columns and the checks.
+    """
+    from sweep.analysis.audit import audit as audit_tables
+
+    print_document(audit_tables(table), json)
+
+
+@click.command()
+@folder_argument
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
+def ui(folder: "SweepFolder", port: int) -> int:
+    """Open MLflow's UI on this sweep's store, on this machine only."""
+    from sweep.tracking.store import ui_command
+
+    folder.require_plan()
+    click.echo(f"http://127.0.0.1:{port}  (Ctrl-C ends it)", err=True)
+    return subprocess.run(ui_command(folder, port), check=False).returncode
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["prepare", "info"]))
+@click.argument("source", default="tinystories")
+@click.option("--tokenizer", type=click.Choice(["bpe", "bytes"]), default="bpe", show_default=True)
+@click.option("--vocabulary", default="10000", show_default=True)
+@json_option
+def data(action: str, source: str, tokenizer: str, vocabulary: str, json: bool) -> None:
+    """Describe SOURCE (tinystories, synthetic, hf:OWNER/NAME, or a path).
+
+    prepare: download and tokenize it into the cache first. info: tokens only if it is prepared.
+    """
+    from sweep.config.trial import TokenizerSettings
+    from sweep.data.sources import identify_data
+    from sweep.data.tokens import describe_data, prepare_data
+
+    settings = TokenizerSettings.model_validate({"kind": tokenizer, "vocabulary": vocabulary})
+    if action == "prepare":
+        prepare_data(identify_data(source), source, settings, partial(click.echo, err=True))
+    print_document(describe_data(source, settings), json)
+
+
+@click.command()
+@json_option
+def doctor(json: bool) -> None:
+    """Check this machine: what is installed, which devices exist, what is missing."""
+    from sweep.orchestration.doctor import examine
+
+    print_document(examine(), json)
+
+
+COMMANDS = (run, plan, forecast, probe, status, stop, log, clean, report, audit, ui, data, doctor)
