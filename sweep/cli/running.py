@@ -101,7 +101,7 @@ def _check_services(services: "Services", is_tuned: bool) -> None:
     if services.tracking_uri:
         check_answers(services.tracking_uri)
     if services.storage and is_tuned:
-        from sweep.orchestration.studies import open_storage  # imports optuna
+        from sweep.orchestration.tuning import open_storage  # imports optuna
 
         open_storage(services.storage)
 
@@ -151,8 +151,8 @@ def plan(
     """Print the plan with memory, time, disk and cost; trains nothing. --out writes it there."""
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
-    from sweep.orchestration.planning import read_request
-    from sweep.orchestration.runner import holding, save_grown
+    from sweep.orchestration.planning import read_request, save_plan
+    from sweep.orchestration.runner import holding
     from sweep.plan.retry import is_to_run
 
     request = read_request(experiment, settings, out)
@@ -168,7 +168,7 @@ def plan(
     print_plan(rows, json, cost=cost)
     if out:
         with holding(folder):
-            save_grown(planned.plan, folder)
+            save_plan(planned.plan, folder)
         click.echo(f"Written to {folder.plan_path}.", err=json)
 
 

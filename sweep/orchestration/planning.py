@@ -330,15 +330,18 @@ def _relative_to(folder: SweepFolder, source: str) -> str:
     return str(path) if path.is_absolute() else os.path.relpath(path, folder.path)
 
 
-def save_plan(plan: Plan, folder: SweepFolder) -> None:
-    """Write plan.json, and config.json of every trial that has none."""
+def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
+    """Write a plan with the trials on disk, and config.json of every trial that has none."""
+    stored = load_plan(folder)  # another command may have written it during preparation
+    plan = grow_plan(stored, plan) if stored else plan
     folder.path.mkdir(parents=True, exist_ok=True)
-    plan = plan.model_copy(update={"trials": plan.known_trials})
-    for row in plan.trials:
+    for row in plan.known_trials:
         trial = folder.trial(str(row.id))
         if not trial.config_path.exists():
             trial.write_config(plan.trial_config(row, folder.name))
-    write_json(folder.plan_path, plan.model_dump(mode="json"))
+    known = plan.model_copy(update={"trials": plan.known_trials})
+    write_json(folder.plan_path, known.model_dump(mode="json"))
+    return plan
 
 
 def check_writable(out: Path) -> None:

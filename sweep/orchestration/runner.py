@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sweep.orchestration.planning import (
     save_plan,
 )
 from sweep.orchestration.schedule import Schedule
-from sweep.plan.plan import Plan, grow_plan, load_plan
+from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
@@ -144,7 +144,7 @@ def run_plan(
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        schedule = Schedule(save_grown(planned.plan, folder), folder, executor)
+        schedule = Schedule(save_plan(planned.plan, folder), folder, executor)
         mirror = Mirror(folder, schedule.plan, services.tracking_uri)
         mirror.start()
         try:
@@ -169,21 +169,20 @@ def _run_rounds(
     uid: str,
     also: frozenset[Cause],
     on_change: Callable[[], None],
-) -> list[str]:
+) -> Iterable[str]:
     """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
-    requested = list(planned.requested)
+    requested: dict[str, int | None] = dict.fromkeys(planned.requested)
     if not planned.is_tuned:
-        schedule.run(dict.fromkeys(requested), also, on_change)
+        schedule.run(requested, also, on_change)
         return requested
-    from sweep.orchestration.studies import is_without_answer
-    from sweep.orchestration.tuning import Tuning
+    from sweep.orchestration.tuning import Tuning, is_without_answer
 
     tuning, is_warned = Tuning(planned.plan, schedule, services.storage, uid), False
     tried = {row.id for row in planned.plan.known_trials if row.stage == "tune"}
     schedule.run(dict.fromkeys(i for i in requested if i not in tried), also, on_change)
     while not schedule.is_ending:
         try:
-            following = tuning.next_round(schedule.plan)
+            pauses = tuning.next_round()
         except Exception as error:
             if not is_without_answer(error):
                 raise
@@ -192,22 +191,11 @@ def _run_rounds(
             is_warned = True
             time.sleep(STORAGE_SECONDS)
             continue
-        if following is None:
+        if not pauses:
             break
-        rows = (*schedule.plan.trials, *following.rows)
-        plan = schedule.plan.model_copy(update={"trials": rows})
-        schedule.plan = save_grown(plan, schedule.folder) if following.rows else plan
-        requested += [str(row.id) for row in following.rows]
-        schedule.run(following.pauses, also, on_change)
+        requested |= pauses
+        schedule.run(pauses, also, on_change)
     return requested
-
-
-def save_grown(plan: Plan, folder: SweepFolder) -> Plan:
-    """Write a plan together with the one on disk, while the folder is held; return both."""
-    stored = load_plan(folder)  # another command may have written it during preparation
-    grown = grow_plan(stored, plan) if stored else plan
-    save_plan(grown, folder)
-    return grown
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import finished_summary, run_plan
 from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import sweep_status
-from sweep.orchestration.studies import named_trials
+from sweep.orchestration.tuning import named_trials
 from sweep.plan.plan import load_plan
 from sweep.plan.tuning import EXTENSIONS
 from sweep.report.report import write_report
