@@ -1,7 +1,4 @@
-"""From an experiment and flags to this machine's plan, grown from the one on disk.
-
-Where and how fast trials run is decided once, when plan.json is first written.
-"""
+"""Plan a command on this machine; the execution is decided when plan.json is first written."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -32,10 +29,6 @@ from sweep.trial.folder import SweepFolder, identify_start
 
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
-UNBOUNDED = (
-    "No forecast bounds the microbatch: the model cannot be forecast, or this machine has no such "
-    "device and no --device-memory gives the memory of the cluster's."
-)
 
 
 @dataclass(frozen=True)
@@ -105,11 +98,7 @@ def make_plan(
     command: tuple[str, ...] = (),
     is_elsewhere: bool = False,
 ) -> Planned:
-    """Plan what a command names on top of what the folder holds.
-
-    The user's choices are in `chosen.model_fields_set`. The device may be on another machine if
-    trials run elsewhere.
-    """
+    """Plan what a command names, with the user's choices in `chosen`, on top of the folder."""
     inputs, old = identify_inputs(experiment, folder), load_plan(folder)
     if old is None:
         new = first_plan(experiment, chosen, inputs, command, is_elsewhere)
@@ -138,16 +127,15 @@ def make_plan(
                 new = build_plan(experiment, execution, inputs, command=command, old=old)
                 plan = grow_plan(old, new)
             inspect_plan(new, folder)
-        waiting = (row for row in new.trials if row.id is None)
-        plan = plan.model_copy(update={"trials": (*plan.trials, *waiting)})
-    ids = {row.id for row in new.known_trials}
-    tuning = {row.batch_size for row in new.trials if row.id is None}  # with all rates tried so far
-    requested = [
+    waiting = [row for row in new.trials if row.id is None]
+    plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
+    ids, tuning = {row.id for row in new.known_trials}, {row.batch_size for row in waiting}
+    requested = tuple(
         str(row.id)
-        for row in plan.known_trials
+        for row in plan.known_trials  # with all rates that tuning has tried so far
         if row.id in ids or (row.stage == "tune" and row.batch_size in tuning)
-    ]
-    return Planned(plan, tuple(requested))
+    )
+    return Planned(plan, requested)
 
 
 def first_plan(
@@ -254,7 +242,9 @@ def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     try:
         bound, evaluation = run_job(largest_here, plan.trial_config(row))
     except SweepError:
-        return {"reason": UNBOUNDED}
+        reason = "the model cannot be forecast, or this machine has no such device and no "
+        reason += "--device-memory gives the memory of the cluster's."
+        return {"reason": f"No forecast bounds the microbatch: {reason}"}
     bound = None if bound >= row.microbatch_size else bound
     return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
 

@@ -61,11 +61,9 @@ def run_sweep(
     Args:
         experiment: a shipped name or the path of a TOML file.
         out: the sweep's folder; results/<experiment> by default.
-        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device,
-            executor, tracking_uri, …
+        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
 
-    Raises:
-        SweepError: for bad input, before anything is written.
+    Bad input raises SweepError before anything is written.
     """
     request = read_request(experiment, settings, out)
     check_writable(request.folder.path)
@@ -123,19 +121,12 @@ def run_plan(
     services: Services = LOCAL,
     *,
     executor: Executor | None = None,
-    also: frozenset[Cause] = frozenset(),
+    also: frozenset[Cause] = frozenset(),  # causes of failure to retry
     on_prepare: Callable[[str], None] = lambda work: None,
-    on_change: Callable[[], None] = lambda: None,
-    on_finished: Callable[[], None] = lambda: None,
+    on_change: Callable[[], None] = lambda: None,  # called a few times per second
+    on_finished: Callable[[], None] = lambda: None,  # after the trials, while tracking is open
 ) -> Summary:
-    """Prepare the data, write the plan, and run the trials that the command names.
-
-    Args:
-        also: causes of failure to retry.
-        on_prepare: called with a description of each part of the preparation.
-        on_change: called a few times per second.
-        on_finished: called after the trials, before tracking is closed.
-    """
+    """Prepare the data, write the plan, and run the trials that the command names."""
     from sweep.tracking.mirror import Mirror
 
     with contextlib.ExitStack() as stack:
@@ -144,13 +135,12 @@ def run_plan(
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        schedule = Schedule(save_plan(planned.plan, folder), folder, executor)
+        schedule = Schedule(save_plan(planned.plan, folder), folder, executor, also, on_change)
         mirror = Mirror(folder, schedule.plan, services.tracking_uri)
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
-                uid = mirror.sweep_uid
-                requested = _run_rounds(planned, schedule, services, uid, also, on_change)
+                requested = _run_all(planned, schedule, services.storage, mirror.sweep_uid)
             on_finished()
         except BaseException:
             executor.stop()
@@ -162,24 +152,17 @@ def run_plan(
     return Summary(folder, states, schedule.is_ending, untracked)
 
 
-def _run_rounds(
-    planned: Planned,
-    schedule: Schedule,
-    services: Services,
-    uid: str,
-    also: frozenset[Cause],
-    on_change: Callable[[], None],
-) -> Iterable[str]:
+def _run_all(planned: Planned, schedule: Schedule, storage: str | None, uid: str) -> Iterable[str]:
     """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
     requested: dict[str, int | None] = dict.fromkeys(planned.requested)
     if not planned.is_tuned:
-        schedule.run(requested, also, on_change)
+        schedule.run(requested)
         return requested
     from sweep.orchestration.tuning import Tuning, is_without_answer
 
-    tuning, is_warned = Tuning(planned.plan, schedule, services.storage, uid), False
+    tuning, is_warned = Tuning(planned.plan, schedule, storage, uid), False
     tried = {row.id for row in planned.plan.known_trials if row.stage == "tune"}
-    schedule.run(dict.fromkeys(i for i in requested if i not in tried), also, on_change)
+    schedule.run(dict.fromkeys(i for i in requested if i not in tried))
     while not schedule.is_ending:
         try:
             pauses = tuning.next_round()
@@ -194,7 +177,7 @@ def _run_rounds(
         if not pauses:
             break
         requested |= pauses
-        schedule.run(pauses, also, on_change)
+        schedule.run(pauses)
     return requested
 
 

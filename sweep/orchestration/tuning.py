@@ -2,7 +2,7 @@
 
 Each round is decided from the plan and the trial folders while no trial runs, so that an
 interrupted sweep continues as if it had not been interrupted. Optuna proposes the values of new
-trials, and stores one study per batch size, which is brought up to date from the folders.
+trials and shows one study per batch size.
 """
 
 import math
@@ -40,6 +40,7 @@ from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, with
 from sweep.trial.files import read_metrics, sha256_of
 from sweep.trial.folder import Cause, State, SweepFolder
 
+Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last
 SAMPLER_SEED = 1000
 FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values
 BEYOND = 2.0 ** (EXTENSIONS + 3)  # range of rates, around the grid
@@ -63,11 +64,7 @@ class TuningTrial(Tried):
 def read_tuning_trial(
     sweep: SweepFolder, row: PlannedTrial, rungs: tuple[int, ...], target: float | None
 ) -> TuningTrial:
-    """Read a tuning trial with what tuning minimizes: its final loss, or tokens to the target.
-
-    If a trial did not reach the target, its tokens are more than were trained, and they grow with
-    the distance to the target, which tells the search where to continue.
-    """
+    """Read a tuning trial with what tuning minimizes: its final loss, or tokens to the target."""
     folder = sweep.trial(str(row.id))
     status, result = folder.read_status(), folder.read_result() or {}
     points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
@@ -80,6 +77,7 @@ def read_tuning_trial(
     if not status.state.is_finished or (status.state is State.FAILED and not is_diverged):
         minimized = None  # it will be tried again
     elif target is not None and not is_diverged:
+        # Without a crossing, the tokens grow with the distance, which guides the search.
         tokens, last = points[max(points)] if points else (1, math.inf)
         minimized = result.get("tokens_to_target") or tokens * (1 + max(0.0, last - target))
     elif status.state is State.COMPLETE:
@@ -110,11 +108,7 @@ class Study:
         return neighbours(self.trials) if self.trials and not self.extra else []
 
     def propose(self, plan: Plan, rates: Sequence[float]) -> list[PlannedTrial]:
-        """Plan the next trials.
-
-        The rates are enqueued, with the policy's values in the other dimensions. Without rates,
-        TPE samples one trial from the finished ones.
-        """
+        """Plan trials with these rates and the policy's other values; without rates ask TPE."""
         space, trials = self._in_optuna()
         sampler = TPESampler(seed=SAMPLER_SEED + len(trials), n_startup_trials=0)
         study = optuna.create_study(sampler=sampler)
@@ -169,11 +163,7 @@ class Study:
 
 
 class Tuning:
-    """Decides the rounds of a tuned sweep.
-
-    The plan has rows without an id for reports that need their rate. `storage` is a URL, by default
-    of optuna.db in the folder, and `uid` names the sweep in shared stores.
-    """
+    """Decides the rounds of a tuned sweep, whose `uid` names it in shared stores."""
 
     def __init__(self, plan: Plan, schedule: Schedule, storage: str | None, uid: str) -> None:
         self.schedule, self.folder, self.uid = schedule, schedule.folder, uid
@@ -185,12 +175,8 @@ class Tuning:
                 self.open_reports.setdefault(row.batch_size, []).append(row)
         self._started: set[str] = set()  # by this command
 
-    def next_round(self) -> dict[str, int | None]:
-        """Search rates, confirm winners of an early or joint search, then plan the reports.
-
-        Returns the step to pause after by trial id (None: the last); empty if nothing is left, or
-        nothing can be decided.
-        """
+    def next_round(self) -> Pauses:
+        """Search rates, confirm winners of an early or joint search, then plan the reports."""
         tuned = {row.batch_size for row in self.schedule.plan.known_trials if row.stage == "tune"}
         decided = [self._study(batch) for batch in tuned - set(self.open_reports)]
         most = max((len(study.trials) for study in decided), default=0)
@@ -247,12 +233,12 @@ class Tuning:
         name = f"{self.folder.name}: {title}"
         return Study(name, template, grid, finest, extra, rungs, trials)
 
-    def _advance(self, studies: list[Study], least: int = 0) -> dict[str, int | None]:
+    def _advance(self, studies: list[Study], least: int = 0) -> Pauses:
         """Bring studies a step further; empty once all settled with the same number of trials."""
         storage = open_storage(self.storage_url)
         for study in studies:
             study.record(storage)
-        pauses: dict[str, int | None] = {}
+        pauses: Pauses = {}
         for study in studies:
             is_open = any(trial.loss is None for trial in study.trials)
             pauses |= self._continue(study) if is_open else self._extend(study, 0)
@@ -263,11 +249,8 @@ class Tuning:
         self._started |= pauses.keys()
         return pauses
 
-    def _continue(self, study: Study) -> dict[str, int | None]:
-        """Run open trials on: those of the grid to their next rung, others to their end.
-
-        At a rung that all of the grid have reached, the worse ones are pruned.
-        """
+    def _continue(self, study: Study) -> Pauses:
+        """Run open trials to their next rung or end; prune the worse at a rung that all reached."""
         bounds = study.bounds()
         open_trials = [trial for trial in study.trials if trial.loss is None]
         raced = [t for t in open_trials if t not in bounds and is_in(t.rate, study.grid)]
@@ -283,10 +266,10 @@ class Tuning:
                     study.trials[index] = replace(trial, loss=math.inf, is_pruned=True)
             running = [trial for trial in running if trial.id in kept]
         step = study.rungs[level] if level < len(study.rungs) else None
-        pauses: dict[str, int | None] = {t.id: None for t in open_trials if t not in raced}
+        pauses: Pauses = {t.id: None for t in open_trials if t not in raced}
         return pauses | {trial.id: step for trial in running}
 
-    def _extend(self, study: Study, wanted: int) -> dict[str, int | None]:
+    def _extend(self, study: Study, wanted: int) -> Pauses:
         """Add the study's next trials; if it has settled, run its pruned bounds to the end."""
         rows: list[PlannedTrial] = []
         if study.extra and len(study.trials) >= len(study.grid):
@@ -304,7 +287,7 @@ class Tuning:
                 pauses[trial.id] = None
         return pauses
 
-    def _add(self, rows: list[PlannedTrial]) -> dict[str, int | None]:
+    def _add(self, rows: list[PlannedTrial]) -> Pauses:
         """Add trials to the plan, to run to their ends."""
         plan = self.schedule.plan
         plan = plan.model_copy(update={"trials": (*plan.trials, *rows)})
