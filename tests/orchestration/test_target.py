@@ -11,15 +11,14 @@ from sweep.analysis.critical_batch_size import fit_steps
 from sweep.analysis.frames import load_sweep
 from sweep.analysis.policies import judge
 from sweep.analysis.target import steps_to_target
-from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan
-from sweep.orchestration.runner import run_plan
 from sweep.plan.plan import load_plan
 from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder
 from tests.fakes.executors import InlineExecutor
+from tests.orchestration.clusters import ON_CPU
 
 TRUTH = runpy.run_path(str(Path(__file__).parents[1] / "analysis" / "noisy_quadratic.py"))
 TARGET = 0.01
@@ -35,16 +34,9 @@ SMALL = {
 
 
 @pytest.fixture
-def reach(tmp_path):
-    """Run a sweep to a target in tmp_path/sweep, in this process."""
-
-    def reach_here(**settings):
-        folder = SweepFolder(tmp_path / "sweep")
-        experiment = load_experiment("quadratic", {**SMALL, **settings})
-        planned = make_plan(experiment, Execution(device="cpu"), folder)
-        return run_plan(planned, folder, executor=InlineExecutor())
-
-    return reach_here
+def reach(run):
+    """Run a sweep to a target in this process."""
+    return lambda **settings: run(InlineExecutor(), **{**SMALL, **settings})
 
 
 def test_trials_end_complete_at_their_crossing_confirmed_by_the_next_evaluation(reach):
@@ -100,8 +92,7 @@ def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone(
     plain, aimed = (load_experiment("quick", {"target": t}) for t in (None, 3.0))
     assert plain.schedule.name == "cosine" and not plain.schedule.average
     assert aimed.schedule.name == "constant" and aimed.schedule.average == 0.1
-    folder = SweepFolder(Path("nowhere"))
-    plan = make_plan(plain, Execution(device="cpu"), folder).plan
+    plan = make_plan(plain, ON_CPU, SweepFolder(Path("nowhere"))).plan
     science = plan.science(plan.trials[0], 1e-3)
     document = science.model_dump(mode="json")
     assert document["target"] is None and document["schedule"]["average"] == 0
@@ -158,7 +149,6 @@ def test_the_known_critical_batch_size_is_measured(reach):
 
 
 def test_if_no_rate_of_the_grid_reaches_the_target_the_search_extends_upwards(reach):
-    """The distance to the target shows on which side to continue."""
     settings = {"batches": "32", "budget": 32 * 100, "evaluation": {"points": 50}}
     summary = reach(lr="tuned", tuning={"centre": 0.02}, **settings)
     rows = [row for row in load_plan(summary.folder).trials if row.stage == "report"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import optuna
 import pytest
 
-from sweep.config.execution import Execution, Services
+from sweep.config.execution import Services
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import make_plan
-from sweep.orchestration.runner import finished_summary, run_plan
+from sweep.orchestration.runner import LOCAL, finished_summary
 from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import sweep_status
 from sweep.orchestration.tuning import named_trials
@@ -22,6 +22,7 @@ from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from tests.fakes.executors import InlineExecutor
+from tests.orchestration.clusters import ON_CPU, run_in
 
 SMALL = {
     "batches": "16,32",
@@ -49,13 +50,10 @@ class Interrupted(InlineExecutor):
         return super().submit(folder, environment)
 
 
-def tune_in(path, stop_at=0, services=None, **settings):
+def tune_in(path, stop_at=0, services=LOCAL, **settings):
     """Run a tuned sweep in a folder; interrupt it at an attempt."""
-    folder = SweepFolder(path)
     tuning = {**SMALL["tuning"], **settings.pop("tuning", {})}
-    experiment = load_experiment("quadratic", {**SMALL, "tuning": tuning, **settings})
-    planned = make_plan(experiment, Execution(device="cpu"), folder)
-    return run_plan(planned, folder, services or Services(), executor=Interrupted(stop_at))
+    return run_in(path, Interrupted(stop_at), services, **{**SMALL, **settings, "tuning": tuning})
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,6 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def tune(tmp_path):
-    """Run a tuned sweep of its own."""
     return lambda stop_at=0, **settings: tune_in(tmp_path / "sweep", stop_at, **settings)
 
 
@@ -122,7 +119,7 @@ def test_a_sweep_without_pruning_has_the_same_rates(whole, tune):
 
 
 def test_a_finished_tuned_sweep_is_recognised(whole):
-    planned = make_plan(load_experiment("quadratic", SMALL), Execution(device="cpu"), whole.folder)
+    planned = make_plan(load_experiment("quadratic", SMALL), ON_CPU, whole.folder)
     summary = finished_summary(planned, whole.folder)
     assert summary is not None and summary.exit_code == 0
     assert len(summary.states) == len(rows_of(whole, "report"))
