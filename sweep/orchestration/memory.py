@@ -25,7 +25,6 @@ from sweep.plan.steps import largest_divisor
 from sweep.training.device import USABLE_SHARE, device_memory
 from sweep.trial.folder import SweepFolder
 
-SOAK_STEPS = 20  # default of workloads that sample
 ERROR_ON_CPU = 0.02  # share of a peak; tests/memory/test_forecast.py
 ERROR_ON_CUDA = 0.003  # share of a peak; the published rows of the E1 model
 HERE = SweepFolder(Path())
@@ -158,7 +157,7 @@ def probe_memory(
         near = nearest_multiples(cap, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
     if soak_steps is None:
-        soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
+        soak_steps = 20 if plan.settings.traits.samples else 0
     sizes = [(size, one.microbatch_size) for size, one in configs.items() if request.is_split]
     probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
     search, choices = probed.search, probed.choices

@@ -159,7 +159,6 @@ def first_plan(
 
 
 def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
-    """Check and complete the settings that the user chose."""
     from sweep.training.device import available_cores, resolve_device
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
@@ -198,7 +197,6 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
 
 
 def _reason_for_eager_steps(plan: Plan) -> str | None:
-    """Return why steps are not compiled; None if they are (DESIGN.md §6)."""
     from sweep.training.device import has_compiler, is_here
 
     execution, model = plan.execution, plan.settings.model

@@ -145,7 +145,6 @@ class Schedule:
         return last_step(min(tokens), batch * config.tokens_per_sequence, config.steps, points)
 
     def _end(self, future: Future[Outcome]) -> None:
-        """Judge an ended attempt by the retry table."""
         trial, _, killed_before = self._running.pop(future)
         trial.listed()
         try:

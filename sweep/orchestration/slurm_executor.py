@@ -124,7 +124,6 @@ class SlurmExecutor:
         self._threads.shutdown()
 
     def _run(self, trial: TrialFolder, number: int) -> Outcome:
-        """Submit a job and wait until it has ended."""
         try:
             job = self._submitit.submit(Job(str(trial.path.absolute()), number))
         except Exception as error:  # whatever sbatch reports; SLURM may have accepted the job
@@ -143,7 +142,6 @@ class SlurmExecutor:
     def _outcome(
         self, job: Any, trial: TrialFolder, number: int, lease: LeaseWatch
     ) -> Outcome | None:
-        """Return how an attempt ended; None if it has not."""
         has_result, is_running = job.paths.result_pickle.exists(), _is_running(trial, number)
         if self._is_killing or (self._is_stopping and not (has_result or is_running)):
             job.cancel(check=False)

@@ -288,7 +288,6 @@ class Tuning:
         return pauses
 
     def _add(self, rows: list[PlannedTrial]) -> Pauses:
-        """Add trials to the plan, to run to their ends."""
         plan = self.schedule.plan
         plan = plan.model_copy(update={"trials": (*plan.trials, *rows)})
         self.schedule.plan = save_plan(plan, self.folder) if rows else plan

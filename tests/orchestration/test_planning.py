@@ -67,7 +67,6 @@ def test_a_line_through_seconds_per_step_minimizes_relative_errors():
 
 
 def finish(folder, rows, seconds_per_step, overhead=0.0):
-    """Write results of these rows as if their training had taken so long."""
     for row in rows:
         training = seconds_per_step(row.batch_size) * row.steps
         result = {

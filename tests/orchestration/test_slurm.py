@@ -43,8 +43,6 @@ OPTIONS = ("--executor", "slurm", "--slurm", "cluster=local", "--device", "cpu")
 
 @pytest.fixture
 def run(tmp_path, go):
-    """Plan trials and run them."""
-
     def run_here(name: str, services: Services, **fields) -> Summary:
         folder = plan_trials(tmp_path / name, **fields)
         return run_plan(planned(folder), folder, services)
