@@ -75,7 +75,8 @@ class RayExecutor:
             if self._is_stopping or not self.slots:
                 future.set_result(Outcome("stopped", "not submitted", has_begun=False))
             else:
-                options = {"max_calls": 1, "max_retries": 0, **self._needs}  # in a fresh process
+                # One call per process, and no retries by Ray.
+                options = {"max_calls": 1, "max_retries": 0, **self._needs}
                 task = self._ray.remote(**options)(_run_attempt).remote(path, number)
                 self._attempts[task] = future, folder.log_path
         return future

@@ -10,7 +10,7 @@ from pathlib import Path
 from sweep.config.execution import Execution
 from sweep.config.experiment import load_experiment
 from sweep.orchestration.planning import Planned, make_plan, save_plan
-from sweep.orchestration.runner import LOCAL, Summary, run_plan
+from sweep.orchestration.runner import LOCAL, run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 
@@ -20,17 +20,10 @@ SECONDS = 200.0  # longer than anything takes
 ON_CPU = Execution(device="cpu")
 
 
-def run_in(
-    path,
-    executor=None,
-    services=LOCAL,
-    execution=ON_CPU,
-    also=frozenset(),
-    experiment="quadratic",
-    **settings,
-) -> Summary:
+def run_in(path, executor=None, services=LOCAL, execution=ON_CPU, also=frozenset(), **settings):
+    experiment = load_experiment(settings.pop("experiment", "quadratic"), settings)
     folder = SweepFolder(path)
-    planned = make_plan(load_experiment(experiment, settings), execution, folder)
+    planned = make_plan(experiment, execution, folder)
     return run_plan(planned, folder, services, executor=executor, also=also)
 
 

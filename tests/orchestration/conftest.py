@@ -6,7 +6,6 @@ import pytest
 
 from sweep.config.execution import Services
 from sweep.orchestration import runner
-from sweep.orchestration.runner import Summary
 from tests.orchestration.clusters import IMPORTED, Command, run_in
 
 
@@ -30,7 +29,7 @@ def command():
     """Make commands that run the trials of a folder; none outlives the test."""
     commands = []
 
-    def make(folder, *options) -> Command:
+    def make(folder, *options):
         commands.append(Command(folder, *options))
         return commands[-1]
 
@@ -44,7 +43,7 @@ def run(tmp_path, monkeypatch):
     """Run a sweep of 100 steps at batch size 8 in a folder of tmp_path, with real workers."""
     monkeypatch.setattr(runner, "MIRROR_SECONDS", 300.0)  # MLflow is slow on a busy machine
 
-    def run_here(executor=None, name="sweep", tracking_uri=None, **settings) -> Summary:
+    def run_here(executor=None, name="sweep", tracking_uri=None, **settings):
         fields = {"batches": "4,8", "budget": "800", **settings}
         return run_in(tmp_path / name, executor, Services(tracking_uri=tracking_uri), **fields)
 

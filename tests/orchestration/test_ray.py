@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -65,7 +64,7 @@ def ray_environment(go, monkeypatch) -> None:
 
 
 @pytest.fixture
-def cluster(ray_environment) -> Iterator[RayCluster]:
+def cluster(ray_environment):
     cluster = RayCluster()
     yield cluster
     cluster.cluster.shutdown()
@@ -73,7 +72,6 @@ def cluster(ray_environment) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def uninterrupted(tmp_path, go) -> SweepFolder:
-    """The same trial, run on this machine without a disturbance."""
     folder = plan_trials(tmp_path / "local")
     go.touch()
     assert run_plan(planned(folder), folder).exit_code == 0
