@@ -23,9 +23,7 @@ from sweep.plan.plan import Plan
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
-MEASURED_SECONDS = 5.0  # longest measurement
 UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single batch size
-OVERHEAD_BYTES = 1 << 20  # curves, log, losses and MLflow, per trial
 
 
 def plan_sweep(
@@ -128,7 +126,7 @@ def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
             start = time.perf_counter()
             step(batch, 1e-9).loss.item()
             seconds[size] = min(seconds.get(size, math.inf), time.perf_counter() - start)
-            if factor * seconds[small] > MEASURED_SECONDS:
+            if factor * seconds[small] > 5:  # the larger size would take too long
                 return seconds
     return seconds
 
@@ -142,7 +140,8 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
     kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
     reports = sum(row.stage == "report" for row in plan.trials)
     running = min(max(1, at_once), len(plan.trials)) * 3 * checkpoint  # the third while written
-    return running + reports * kept[plan.execution.keep] + len(plan.trials) * OVERHEAD_BYTES
+    curves = len(plan.trials) << 20  # with log, losses and MLflow
+    return running + reports * kept[plan.execution.keep] + curves
 
 
 def check_disk(plan: Plan, folder: SweepFolder, at_once: int = 1) -> None:

@@ -29,8 +29,6 @@ from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
 MIRROR_SECONDS = 30.0  # for the last pass of the mirror
-STOPPING_MIRROR_SECONDS = 10.0  # the same, if the user stopped the command
-STORAGE_SECONDS = 2.0  # between two attempts to reach Optuna's storage
 LOCAL = Services()
 LOG = logging.getLogger(__name__)
 
@@ -146,8 +144,7 @@ def run_plan(
             executor.stop()
             raise
         finally:
-            seconds = STOPPING_MIRROR_SECONDS if schedule.is_stopping else MIRROR_SECONDS
-            untracked = mirror.close(seconds)
+            untracked = mirror.close(10.0 if schedule.is_stopping else MIRROR_SECONDS)
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
     return Summary(folder, states, schedule.is_ending, untracked)
 
@@ -172,7 +169,7 @@ def _run_all(planned: Planned, schedule: Schedule, storage: str | None, uid: str
             if not is_warned:
                 LOG.warning("Optuna's storage does not answer. Tuning continues when it does.")
             is_warned = True
-            time.sleep(STORAGE_SECONDS)
+            time.sleep(2)
             continue
         if not pauses:
             break

@@ -41,11 +41,9 @@ from sweep.trial.files import read_metrics, sha256_of
 from sweep.trial.folder import Cause, State, SweepFolder
 
 Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last
-SAMPLER_SEED = 1000
 FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values
 BEYOND = 2.0 ** (EXTENSIONS + 3)  # range of rates, around the grid
 TRIAL_ID = "sweep.trial_id"
-LOCK = 5_000_000  # key of an advisory lock, the same for every sweep
 
 
 @dataclass(frozen=True)
@@ -82,13 +80,9 @@ def read_tuning_trial(
         minimized = result.get("tokens_to_target") or tokens * (1 + max(0.0, last - target))
     elif status.state is State.COMPLETE:
         minimized = float(result["final_valid_loss"])
-    return TuningTrial(
-        rate=float(row.learning_rate or 0.0),
-        loss=minimized,
-        row=row,
-        is_pruned=status.state is State.PRUNED and target is None,
-        at_rungs=tuple((step, points[step][1]) for step in rungs if step in points),
-    )
+    is_pruned = status.state is State.PRUNED and target is None
+    at_rungs = tuple((step, points[step][1]) for step in rungs if step in points)
+    return TuningTrial(row.learning_rate or 0.0, minimized, row, is_pruned, at_rungs)
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,7 @@ class Study:
     def propose(self, plan: Plan, rates: Sequence[float]) -> list[PlannedTrial]:
         """Plan trials with these rates and the policy's other values; without rates ask TPE."""
         space, trials = self._in_optuna()
-        sampler = TPESampler(seed=SAMPLER_SEED + len(trials), n_startup_trials=0)
+        sampler = TPESampler(seed=1000 + len(trials), n_startup_trials=0)
         study = optuna.create_study(sampler=sampler)
         study.add_trials(trials)
         for rate in rates:
@@ -316,7 +310,7 @@ def open_storage(url: str) -> BaseStorage:
     try:
         with sqlalchemy.create_engine(url, **pool).begin() as connection:
             if url.startswith("postgresql"):  # Optuna cannot create its tables twice at once
-                lock = sqlalchemy.func.pg_advisory_xact_lock(LOCK)
+                lock = sqlalchemy.func.pg_advisory_xact_lock(5_000_000)
                 connection.execute(sqlalchemy.select(lock))
             tables = sqlalchemy.inspect(connection).get_table_names()
             if "alembic_version" in tables and "studies" not in tables:
