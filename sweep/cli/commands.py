@@ -1,6 +1,9 @@
 """The commands."""
 
+import contextlib
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -137,7 +140,7 @@ def _check_services(services: "Services", is_tuned: bool) -> None:
     if services.tracking_uri:
         check_answers(services.tracking_uri)
     if services.storage and is_tuned:
-        from sweep.orchestration.studies import open_storage  # imports optuna
+        from sweep.orchestration.tuning import open_storage  # imports optuna
 
         open_storage(services.storage)
 
@@ -185,8 +188,8 @@ def plan(
     """Print the plan with memory, time, disk and cost; trains nothing. --out writes it there."""
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
-    from sweep.orchestration.planning import read_request
-    from sweep.orchestration.runner import holding, save_grown
+    from sweep.orchestration.planning import read_request, save_plan
+    from sweep.orchestration.runner import holding
     from sweep.plan.retry import is_to_run
 
     request = read_request(experiment, settings, out)
@@ -202,7 +205,7 @@ def plan(
     print_plan(rows, json, cost=cost)
     if out:
         with holding(folder):
-            save_grown(planned.plan, folder)
+            save_plan(planned.plan, folder)
         click.echo(f"Written to {folder.plan_path}.", err=json)
 
 
@@ -424,9 +427,66 @@ def data(action: str, source: str, tokenizer: str, vocabulary: str, json: bool) 
 @json_option
 def doctor(json: bool) -> None:
     """Check this machine: what is installed, which devices exist, what is missing."""
-    from sweep.orchestration.doctor import examine
+    import importlib.metadata  # slow
+    import platform
 
-    print_document(examine(), json)
+    from sweep.trial.files import cache_dir
+
+    lines = ["batch-size-sweep", "torch"]
+    required: dict[str, dict[str, str | None]] = {"": {}}  # versions by extra and package
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        lines += importlib.metadata.requires("batch-size-sweep") or ()
+    for line in lines:
+        name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](\w+)", line)
+        versions = required.setdefault(extra[1] if extra else "", {})
+        versions[name] = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    packages = required.pop("")
+    problems = [
+        f"{name} is not installed: run `make install` in the project's folder"
+        for name, version in packages.items()
+        if version is None
+    ]
+    devices = _devices(problems) if packages["torch"] else []
+    cache = cache_dir()
+    parent = next(path for path in (cache, *cache.parents) if path.exists())
+    if not os.access(parent, os.W_OK):
+        problems.append(f"the cache {cache} is not writable: set SWEEP_CACHE to another folder")
+    document = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "extras": {extra: all(versions.values()) for extra, versions in required.items()},
+        "devices": devices,
+        "cache": {"path": str(cache), "free_bytes": shutil.disk_usage(parent).free},
+        "problems": problems,
+    }
+    print_document(document, json)
+
+
+def _devices(problems: list[str]) -> list[dict[str, Any]]:
+    """List the devices of this machine; add to its problems."""
+    import torch
+
+    from sweep.training.device import available_cores, device_name, has_compiler
+
+    name, load = device_name(torch.device("cpu")), os.getloadavg()[0]
+    devices: list[dict[str, Any]] = [{"device": "cpu", "name": name, "cores": available_cores()}]
+    if load >= 1:
+        problems.append(f"other processes used {load:.1f} cores in the last minute and slow trials")
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        gpu = {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}
+        devices.append({**gpu, "memory_bytes": total, "free_bytes": free})
+    if torch.backends.mps.is_available():
+        devices.append({"device": "mps", "name": "Apple GPU"})
+    elif len(devices) == 1:
+        problems.append("no CUDA device is visible: trials run on the CPU")
+    for kind in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
+        if not has_compiler(kind):
+            problems.append(f"no compiler for {kind}: steps run eagerly; install a C++ compiler")
+    return devices
 
 
 COMMANDS = (run, plan, forecast, probe, status, stop, log, clean, report, audit, ui, data, doctor)

@@ -23,9 +23,7 @@ from sweep.plan.plan import Plan
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
 
-MEASURED_SECONDS = 5.0  # longest measurement
 UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single batch size
-OVERHEAD_BYTES = 1 << 20  # curves, log, losses and MLflow, per trial
 
 
 def plan_sweep(
@@ -52,13 +50,13 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     with contextlib.suppress(SweepError):  # a user's model that fake tensors cannot run
         forecasts = run_job(forecast_rows, [plan.trial_config(row) for row in plan.trials])
         peaks = [forecast.peak_bytes for forecast in forecasts]
-    changes: dict[str, Any] = {"forecast_factor": factor}
-    changes["trials"] = tuple(
+    rows = tuple(
         row.model_copy(update={"forecast_seconds": duration, "forecast_bytes": peak})
         for row, duration, peak in zip(plan.trials, seconds, peaks, strict=True)
     )
-    slots = attempt_slots(plan.execution.device, plan.execution.devices)
-    changes["disk_bytes"] = disk_bytes(plan, len(slots))
+    at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
+    changes: dict[str, Any] = {"forecast_factor": factor, "trials": rows}
+    changes["disk_bytes"] = disk_bytes(plan, at_once)
     if plan.data and (text := find_prepared(plan.data, tokenizer_of(plan.settings))):
         sequence = plan.tokens_per_sequence
         windows = max(1, (len(text.train) - 1) // sequence)
@@ -67,10 +65,9 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
 
 
 def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None], float | None]:
-    """Estimate seconds from the sweep's complete trials or, without any, from a measured step.
+    """Estimate each trial's seconds from complete trials or else a measured step, and their error.
 
-    The plan must have absolute paths. Returns the seconds of each trial, and the factor by which
-    they may be wrong; None if a step cannot run here.
+    The plan must have absolute paths. The error is a factor; None if a step cannot run here.
     """
     results = [folder.trial(str(row.id)).read_result() or {} for row in plan.known_trials]
     complete = [r for r in results if r.get("state") == "COMPLETE" and r["seconds_training"]]
@@ -97,10 +94,9 @@ def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None
 
 
 def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
-    """Fit seconds per step by batch size, minimizing relative errors, with no negative part.
+    """Fit seconds by batch size, minimizing relative errors: per step, per sequence, and factor.
 
-    Returns seconds per step, seconds per sequence, and the largest ratio between a measurement and
-    this line (at least 1; UNCERTAIN for a single batch size).
+    The factor is the largest ratio between a measurement and the line; no part is negative.
     """
     import numpy as np
     from scipy.optimize import nnls
@@ -108,9 +104,9 @@ def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
     sizes, times = np.array([*seconds]), np.array([*seconds.values()])
     columns = np.stack([sizes / times, 1 / times], axis=1)  # fitted to 1
     (per_sequence, per_step), _ = nnls(columns, np.ones(len(sizes)))
-    line = per_step + per_sequence * sizes
-    factor = float(np.maximum(line / times, times / line).max())
-    return float(per_step), float(per_sequence), factor if len(sizes) > 1 else UNCERTAIN
+    ratios = (per_step + per_sequence * sizes) / times
+    factor = float(np.maximum(ratios, 1 / ratios).max()) if len(sizes) > 1 else UNCERTAIN
+    return float(per_step), float(per_sequence), factor
 
 
 def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
@@ -120,10 +116,9 @@ def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
     from sweep.training.step import TrainingStep
 
     torch.set_num_threads(config.execution.threads)
-    execution = config.execution.model_copy(update={"compile": False})
-    eager = config.model_copy(update={"execution": execution})
+    eager, device = config.resized(config.microbatch_size, compile=False), config.execution.device
     small, factor = config.group_size, 2 if config.science.traits.samples else 4
-    step = TrainingStep(eager, torch.device(execution.device), factor * small)
+    step = TrainingStep(eager, torch.device(device), factor * small)
     seconds: dict[int, float] = {}
     for size in (small, factor * small):
         for _ in range(3):  # the first step allocates
@@ -131,25 +126,22 @@ def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
             start = time.perf_counter()
             step(batch, 1e-9).loss.item()
             seconds[size] = min(seconds.get(size, math.inf), time.perf_counter() - start)
-            if factor * seconds[small] > MEASURED_SECONDS:
+            if factor * seconds[small] > 5:  # the larger size would take too long
                 return seconds
     return seconds
 
 
 def disk_bytes(plan: Plan, at_once: int) -> int | None:
-    """Return the most bytes that a plan writes while `at_once` trials run at a time.
-
-    A checkpoint has the weights and AdamW's two moments in float32; two are kept while a third is
-    written.
-    """
+    """Return the most bytes that a plan writes while `at_once` trials run at a time."""
     parameters: int | None = plan.model["parameters"]
     if parameters is None:
         return None
-    weights, checkpoint = 4 * parameters, 12 * parameters
+    weights, checkpoint = 4 * parameters, 12 * parameters  # with AdamW's two moments, in float32
     kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}
     reports = sum(row.stage == "report" for row in plan.trials)
-    running = min(max(1, at_once), len(plan.trials)) * 3 * checkpoint
-    return running + reports * kept[plan.execution.keep] + len(plan.trials) * OVERHEAD_BYTES
+    running = min(max(1, at_once), len(plan.trials)) * 3 * checkpoint  # the third while written
+    curves = len(plan.trials) << 20  # with log, losses and MLflow
+    return running + reports * kept[plan.execution.keep] + curves
 
 
 def check_disk(plan: Plan, folder: SweepFolder, at_once: int = 1) -> None:
@@ -169,13 +161,10 @@ def check_disk(plan: Plan, folder: SweepFolder, at_once: int = 1) -> None:
 
 
 def parse_cluster(text: str) -> tuple[int, int]:
-    """Read `nodes=16,gpus=8`, or `gpus=8` for one node; return nodes and GPUs per node."""
+    """Parse `nodes=16,gpus=8`, or `gpus=8` for one node, into nodes and GPUs per node."""
     match = re.fullmatch(r"(?:nodes=([^,]+),)?gpus=([^,]+)", text.replace(" ", ""))
     if match is None:
-        raise SweepError(
-            f"cluster must be nodes=N,gpus=G, or gpus=G for one node, got {text!r}. Write it such "
-            "as nodes=16,gpus=8."
-        )
+        raise SweepError(f"cluster must be nodes=N,gpus=G, or gpus=G for one node, got {text!r}.")
     return parse_count(match[1] or 1, "cluster: nodes"), parse_count(match[2], "cluster: gpus")
 
 
@@ -188,9 +177,8 @@ def cost_on_cluster(
 ) -> dict[str, Any]:
     """Return the cost of a plan's unfinished trials on equally fast devices, as JSON values.
 
-    The longest trial starts first, on the slot that is free first; the makespan is within 4/3 of
-    the optimum (Graham 1969). Trials whose rate awaits tuning start after all tuning trials. All
-    devices are paid for until the last trial has ended.
+    The longest trial starts first, on the slot that is free first: within 4/3 of the least makespan
+    (Graham 1969). All devices are paid for until the last trial has ended.
     """
     if price_per_device_hour is not None and not 0 <= price_per_device_hour < math.inf:
         raise SweepError(f"price must be at least 0 and finite, got {price_per_device_hour}.")
@@ -200,8 +188,7 @@ def cost_on_cluster(
             "larger nodes, or fewer devices per trial."
         )
     rows = [row for row in plan.trials if row.id not in finished]
-    unknown = sorted({row.batch_size for row in rows if row.forecast_seconds is None})
-    if unknown:
+    if unknown := sorted({row.batch_size for row in rows if row.forecast_seconds is None}):
         raise SweepError(
             "every trial needs a time estimate for --cluster, but batch size "
             f"{', '.join(map(str, unknown))} has none. Run one trial of each here first."

@@ -1,4 +1,4 @@
-"""The executor protocol, executors on this machine, and the choice of one."""
+"""The executor protocol, the executor of this machine, and the choice of one."""
 
 import os
 from collections.abc import Mapping
@@ -17,8 +17,6 @@ from sweep.trial.folder import SweepFolder, TrialFolder
 
 
 class Executor(Protocol):
-    """Runs attempts of trials."""
-
     @property
     def slots(self) -> list[dict[str, str]]:
         """The environment of each attempt that may run now; empty: the command has to stop."""
@@ -88,8 +86,7 @@ def check_services(services: Services) -> None:
                 f"{executor}, or leave it out."
             )
     parse_request(services.slurm)
-    package = {"ray": "ray", "slurm": "submitit"}.get(services.executor)
-    if package:
+    if package := {"ray": "ray", "slurm": "submitit"}.get(services.executor):
         require_extra(package, services.executor, f"executor {services.executor}")
 
 

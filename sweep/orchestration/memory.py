@@ -25,7 +25,6 @@ from sweep.plan.steps import largest_divisor
 from sweep.training.device import USABLE_SHARE, device_memory
 from sweep.trial.folder import SweepFolder
 
-SOAK_STEPS = 20  # default of workloads that sample
 ERROR_ON_CPU = 0.02  # share of a peak; tests/memory/test_forecast.py
 ERROR_ON_CUDA = 0.003  # share of a peak; the published rows of the E1 model
 HERE = SweepFolder(Path())
@@ -41,10 +40,9 @@ def _plan_steps(
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     inputs = identify_inputs(experiment, HERE)
     plan = first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(HERE)
-    parameters = plan.model["parameters"] or inspect_plan(plan, HERE)
     head = {
         "experiment": plan.experiment,
-        "model": {**plan.model, "parameters": parameters},
+        "model": plan.model | {"parameters": plan.model["parameters"] or inspect_plan(plan, HERE)},
         "precision": plan.settings.precision,
         "optimizer": plan.settings.optimizer.name,
         "tokens_per_sequence": plan.tokens_per_sequence,
@@ -60,9 +58,8 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
 
     Args:
         experiment: a shipped name or the path of a TOML file.
-        **settings: any setting of `sweep forecast` by name: batches, model, precision, … With
-            `device_memory` the largest microbatch that fits is used, with `microbatch` that one;
-            with neither each step is one microbatch.
+        **settings: any setting of `sweep forecast` by name. With `device_memory` the largest
+            microbatch that fits is used; with neither it nor `microbatch` the whole batch is one.
 
     Returns the document that `sweep forecast --json` prints (DESIGN.md §5).
     """
@@ -71,8 +68,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     plan, configs, head = _plan_steps(request, is_elsewhere=is_cuda)
     devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
     forecasts, last, group = Forecasts(devices, zero), max(configs), head["group_size"]
-    most = configs[last]
-    largest, part = None, last  # the largest microbatch that fits, alone and accumulated
+    most, largest, part = configs[last], None, last  # largest that fits, alone and accumulated
     if limit is not None:
         limit = int(limit * USABLE_SHARE) if is_cuda else limit
         largest = forecasts.find_largest(most, limit, is_split=False)
@@ -139,9 +135,8 @@ def probe_memory(
         multiple: sizes must be multiples of it; GRPO adds its group size.
         soak_steps: steps that each recommended size must complete; by default 20 for GRPO, else 0.
         on_point: called after each measured point.
-        **settings: any setting of `sweep probe` by name: batches, model, precision, … On a CPU
-            `device_memory` is half of the available memory by default. With a `microbatch`
-            every batch size is measured in such microbatches, without a search.
+        **settings: any setting of `sweep probe` by name. On a CPU `device_memory` is half of the
+            available memory by default. With a `microbatch` nothing is searched.
 
     Returns the document that `sweep probe --json` prints (DESIGN.md §5).
     """
@@ -150,19 +145,19 @@ def probe_memory(
     if plan.execution.devices > 1:
         raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")
     config, device = configs[max(configs)], torch.device(plan.execution.device)
-    limit, basis = head["device_memory_bytes"], "live tensors of eager steps"
+    limit = head["device_memory_bytes"] or device_memory(device)
+    basis = "live tensors of eager steps"
     if device.type == "cuda":
         basis = "bytes reserved by the allocator, plus the context"
-        limit = min(limit or device_memory(device), device_memory(device))
+        limit = min(limit, device_memory(device))
     elif device.type == "cpu":  # counting every tensor needs eager steps
         config = config.resized(config.microbatch_size, compile=False)
-    limit = limit or device_memory(device)
     multiple = math.lcm(multiple, config.group_size)
     if cap and cap % multiple:
         near = nearest_multiples(cap, multiple)
         raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
     if soak_steps is None:
-        soak_steps = SOAK_STEPS if plan.settings.traits.samples else 0
+        soak_steps = 20 if plan.settings.traits.samples else 0
     sizes = [(size, one.microbatch_size) for size, one in configs.items() if request.is_split]
     probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
     search, choices = probed.search, probed.choices

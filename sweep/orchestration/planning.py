@@ -1,7 +1,4 @@
-"""From an experiment and flags to this machine's plan, grown from the one on disk.
-
-Where and how fast trials run is decided once, when plan.json is first written.
-"""
+"""Plan a command on this machine; the execution is decided when plan.json is first written."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -31,10 +28,6 @@ from sweep.trial.folder import SweepFolder, identify_start
 
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
-UNBOUNDED = (
-    "No forecast bounds the microbatch: the model cannot be forecast, or this machine has no such "
-    "device and no --device-memory gives the memory of the cluster's."
-)
 
 
 @dataclass(frozen=True)
@@ -104,11 +97,7 @@ def make_plan(
     command: tuple[str, ...] = (),
     is_elsewhere: bool = False,
 ) -> Planned:
-    """Plan what a command names on top of what the folder holds.
-
-    The user's choices are in `chosen.model_fields_set`. The device may be on another machine if
-    trials run elsewhere.
-    """
+    """Plan what a command names, with the user's choices in `chosen`, on top of the folder."""
     inputs, old = identify_inputs(experiment, folder), load_plan(folder)
     if old is None:
         new = first_plan(experiment, chosen, inputs, command, is_elsewhere)
@@ -137,16 +126,15 @@ def make_plan(
                 new = build_plan(experiment, execution, inputs, command=command, old=old)
                 plan = grow_plan(old, new)
             inspect_plan(new, folder)
-        waiting = (row for row in new.trials if row.id is None)
-        plan = plan.model_copy(update={"trials": (*plan.trials, *waiting)})
-    ids = {row.id for row in new.known_trials}
-    tuning = {row.batch_size for row in new.trials if row.id is None}  # with all rates tried so far
-    requested = [
+    waiting = [row for row in new.trials if row.id is None]
+    plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
+    ids, tuning = {row.id for row in new.known_trials}, {row.batch_size for row in waiting}
+    requested = tuple(
         str(row.id)
-        for row in plan.known_trials
+        for row in plan.known_trials  # with all rates that tuning has tried so far
         if row.id in ids or (row.stage == "tune" and row.batch_size in tuning)
-    ]
-    return Planned(plan, tuple(requested))
+    )
+    return Planned(plan, requested)
 
 
 def first_plan(
@@ -170,7 +158,6 @@ def first_plan(
 
 
 def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: bool) -> Execution:
-    """Check and complete the settings that the user chose."""
     from sweep.training.device import available_cores, resolve_device
 
     device = chosen.device if is_elsewhere else resolve_device(chosen.device)
@@ -209,7 +196,6 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
 
 
 def _reason_for_eager_steps(plan: Plan) -> str | None:
-    """Return why steps are not compiled; None if they are (DESIGN.md §6)."""
     from sweep.training.device import has_compiler, is_here
 
     execution, model = plan.execution, plan.settings.model
@@ -253,7 +239,9 @@ def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     try:
         bound, evaluation = run_job(largest_here, plan.trial_config(row))
     except SweepError:
-        return {"reason": UNBOUNDED}
+        reason = "the model cannot be forecast, or this machine has no such device and no "
+        reason += "--device-memory gives the memory of the cluster's."
+        return {"reason": f"No forecast bounds the microbatch: {reason}"}
     bound = None if bound >= row.microbatch_size else bound
     return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
 
@@ -329,15 +317,18 @@ def _relative_to(folder: SweepFolder, source: str) -> str:
     return str(path) if path.is_absolute() else os.path.relpath(path, folder.path)
 
 
-def save_plan(plan: Plan, folder: SweepFolder) -> None:
-    """Write plan.json, and config.json of every trial that has none."""
+def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
+    """Write a plan with the trials on disk, and config.json of every trial that has none."""
+    stored = load_plan(folder)  # another command may have written it during preparation
+    plan = grow_plan(stored, plan) if stored else plan
     folder.path.mkdir(parents=True, exist_ok=True)
-    plan = plan.model_copy(update={"trials": plan.known_trials})
-    for row in plan.trials:
+    for row in plan.known_trials:
         trial = folder.trial(str(row.id))
         if not trial.config_path.exists():
             trial.write_config(plan.trial_config(row, folder.name))
-    write_json(folder.plan_path, plan.model_dump(mode="json"))
+    known = plan.model_copy(update={"trials": plan.known_trials})
+    write_json(folder.plan_path, known.model_dump(mode="json"))
+    return plan
 
 
 def check_writable(out: Path) -> None:

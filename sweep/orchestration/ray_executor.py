@@ -1,7 +1,4 @@
-"""Run attempts as tasks of a Ray cluster, each in a fresh process with its own devices.
-
-If the command dies, Ray ends its attempts, and their checkpoints stay. Ray never retries a task.
-"""
+"""Run attempts as tasks of a Ray cluster, in fresh processes that end with the command."""
 
 import logging
 import os
@@ -22,7 +19,6 @@ from sweep.training import run_cluster_attempt
 from sweep.trial.folder import TrialFolder
 from sweep.trial.lease import DEAD_SECONDS
 
-TASK = {"max_calls": 1, "max_retries": 0}  # a fresh process, and no retries by Ray
 RESOURCES = {"num_gpus": "GPU", "num_cpus": "CPU"}  # task options and their names in ray.nodes()
 POLL_SECONDS = 1.0  # between two checks of the cluster's nodes
 ENVIRONMENT = {
@@ -79,19 +75,19 @@ class RayExecutor:
             if self._is_stopping or not self.slots:
                 future.set_result(Outcome("stopped", "not submitted", has_begun=False))
             else:
-                task = self._ray.remote(**TASK, **self._needs)(_run_attempt).remote(path, number)
+                # One call per process, and no retries by Ray.
+                options = {"max_calls": 1, "max_retries": 0, **self._needs}
+                task = self._ray.remote(**options)(_run_attempt).remote(path, number)
                 self._attempts[task] = future, folder.log_path
         return future
 
     def stop(self, force: bool = False) -> None:
-        """Ask running attempts to checkpoint and end; drop queued ones."""
         self._is_stopping = True
         with self._lock:
             for task in list(self._attempts):
                 self._ray.cancel(task, force=force)
 
     def close(self) -> None:
-        """Wait for all attempts; end the cluster if it was started by this executor."""
         self._is_closing = True
         self._watcher.join()
         self._ray.shutdown()

@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,12 @@ from sweep.orchestration.planning import (
     save_plan,
 )
 from sweep.orchestration.schedule import Schedule
-from sweep.plan.plan import Plan, grow_plan, load_plan
+from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
 MIRROR_SECONDS = 30.0  # for the last pass of the mirror
-STOPPING_MIRROR_SECONDS = 10.0  # the same, if the user stopped the command
-STORAGE_SECONDS = 2.0  # between two attempts to reach Optuna's storage
 LOCAL = Services()
 LOG = logging.getLogger(__name__)
 
@@ -60,11 +58,9 @@ def run_sweep(
     Args:
         experiment: a shipped name or the path of a TOML file.
         out: the sweep's folder; results/<experiment> by default.
-        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device,
-            executor, tracking_uri, …
+        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
 
-    Raises:
-        SweepError: for bad input, before anything is written.
+    Bad input raises SweepError before anything is written.
     """
     request = read_request(experiment, settings, out)
     check_writable(request.folder.path)
@@ -122,19 +118,12 @@ def run_plan(
     services: Services = LOCAL,
     *,
     executor: Executor | None = None,
-    also: frozenset[Cause] = frozenset(),
+    also: frozenset[Cause] = frozenset(),  # causes of failure to retry
     on_prepare: Callable[[str], None] = lambda work: None,
-    on_change: Callable[[], None] = lambda: None,
-    on_finished: Callable[[], None] = lambda: None,
+    on_change: Callable[[], None] = lambda: None,  # called a few times per second
+    on_finished: Callable[[], None] = lambda: None,  # after the trials, while tracking is open
 ) -> Summary:
-    """Prepare the data, write the plan, and run the trials that the command names.
-
-    Args:
-        also: causes of failure to retry.
-        on_prepare: called with a description of each part of the preparation.
-        on_change: called a few times per second.
-        on_finished: called after the trials, before tracking is closed.
-    """
+    """Prepare the data, write the plan, and run the trials that the command names."""
     from sweep.tracking.mirror import Mirror
 
     with contextlib.ExitStack() as stack:
@@ -143,70 +132,49 @@ def run_plan(
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        schedule = Schedule(save_grown(planned.plan, folder), folder, executor)
+        schedule = Schedule(save_plan(planned.plan, folder), folder, executor, also, on_change)
         mirror = Mirror(folder, schedule.plan, services.tracking_uri)
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
-                uid = mirror.sweep_uid
-                requested = _run_rounds(planned, schedule, services, uid, also, on_change)
+                requested = _run_all(planned, schedule, services.storage, mirror.sweep_uid)
             on_finished()
         except BaseException:
             executor.stop()
             raise
         finally:
-            seconds = STOPPING_MIRROR_SECONDS if schedule.is_stopping else MIRROR_SECONDS
-            untracked = mirror.close(seconds)
+            untracked = mirror.close(10.0 if schedule.is_stopping else MIRROR_SECONDS)
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
     return Summary(folder, states, schedule.is_ending, untracked)
 
 
-def _run_rounds(
-    planned: Planned,
-    schedule: Schedule,
-    services: Services,
-    uid: str,
-    also: frozenset[Cause],
-    on_change: Callable[[], None],
-) -> list[str]:
+def _run_all(planned: Planned, schedule: Schedule, storage: str | None, uid: str) -> Iterable[str]:
     """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
-    requested = list(planned.requested)
+    requested: dict[str, int | None] = dict.fromkeys(planned.requested)
     if not planned.is_tuned:
-        schedule.run(dict.fromkeys(requested), also, on_change)
+        schedule.run(requested)
         return requested
-    from sweep.orchestration.studies import is_without_answer
-    from sweep.orchestration.tuning import Tuning
+    from sweep.orchestration.tuning import Tuning, is_without_answer
 
-    tuning, is_warned = Tuning(planned.plan, schedule, services.storage, uid), False
+    tuning, is_warned = Tuning(planned.plan, schedule, storage, uid), False
     tried = {row.id for row in planned.plan.known_trials if row.stage == "tune"}
-    schedule.run(dict.fromkeys(i for i in requested if i not in tried), also, on_change)
+    schedule.run(dict.fromkeys(i for i in requested if i not in tried))
     while not schedule.is_ending:
         try:
-            following = tuning.next_round(schedule.plan)
+            pauses = tuning.next_round()
         except Exception as error:
             if not is_without_answer(error):
                 raise
             if not is_warned:
                 LOG.warning("Optuna's storage does not answer. Tuning continues when it does.")
             is_warned = True
-            time.sleep(STORAGE_SECONDS)
+            time.sleep(2)
             continue
-        if following is None:
+        if not pauses:
             break
-        rows = (*schedule.plan.trials, *following.rows)
-        plan = schedule.plan.model_copy(update={"trials": rows})
-        schedule.plan = save_grown(plan, schedule.folder) if following.rows else plan
-        requested += [str(row.id) for row in following.rows]
-        schedule.run(following.pauses, also, on_change)
+        requested |= pauses
+        schedule.run(pauses)
     return requested
-
-
-def save_grown(plan: Plan, folder: SweepFolder) -> Plan:
-    """Write a plan together with the one on disk, while the folder is held; return both."""
-    stored = load_plan(folder)  # another command may have written it during preparation
-    grown = grow_plan(stored, plan) if stored else plan
-    save_plan(grown, folder)
-    return grown
 
 
 @contextlib.contextmanager

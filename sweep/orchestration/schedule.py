@@ -31,8 +31,16 @@ POLL_SECONDS = 0.25
 class Schedule:
     """One command's work on a sweep. Nothing else writes state.json meanwhile."""
 
-    def __init__(self, plan: Plan, folder: SweepFolder, executor: Executor) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: SweepFolder,
+        executor: Executor,
+        also: frozenset[Cause] = frozenset(),  # causes of failure to retry
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self.plan, self.folder, self.executor = plan, folder, executor
+        self.also, self.on_change = also, on_change
         self.is_stopping = False  # the user asked to stop
         self._waiting: list[TrialFolder] = []
         # Trial, slot, and the cgroup's count of out-of-memory kills when the attempt started.
@@ -41,16 +49,8 @@ class Schedule:
         self._microbatch_bound: int | None = None  # half of the least that ran out of memory
         self._watches: dict[str, LeaseWatch] = {}
 
-    def run(
-        self,
-        requested: Mapping[str, int | None],
-        also: frozenset[Cause],
-        on_change: Callable[[], None],
-    ) -> None:
-        """Run trials until none is left or the command is stopped.
-
-        `requested` has, by trial id, the step to pause after; None: the last one.
-        """
+    def run(self, requested: Mapping[str, int | None]) -> None:
+        """Run trials, by id with the step to pause after (None: the last), until all have ended."""
         ids, self._waiting = list(requested), []
         if len(self.executor.slots) != 1:  # the longest first
             rows = self.plan.known_trials
@@ -58,7 +58,7 @@ class Schedule:
             ids.sort(key=length.__getitem__, reverse=True)
         for trial in map(self.folder.trial, ids):
             status = trial.read_status()
-            if is_to_run(status, also):
+            if is_to_run(status, self.also):
                 self._waiting.append(trial)
                 if not self._is_held(trial):
                     if status.cause is Cause.DIVERGED:  # from step 0, as another MLflow run
@@ -77,7 +77,7 @@ class Schedule:
                 time.sleep(POLL_SECONDS)
             for future in wait(self._running, POLL_SECONDS, FIRST_COMPLETED).done:
                 self._end(future)
-            on_change()
+            self.on_change()
 
     @property
     def is_ending(self) -> bool:
@@ -144,7 +144,6 @@ class Schedule:
         return last_step(min(tokens), batch * config.tokens_per_sequence, config.steps, points)
 
     def _end(self, future: Future[Outcome]) -> None:
-        """Judge an ended attempt by the retry table."""
         trial, _, killed_before = self._running.pop(future)
         trial.listed()
         try:

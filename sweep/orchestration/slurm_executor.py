@@ -1,7 +1,6 @@
 """Run attempts as SLURM jobs, through submitit.
 
-A job needs no command. Before SLURM ends it, its attempt saves a checkpoint and puts the job back
-into the queue. The next command finds running attempts by their leases and adopts their results.
+A job needs no command: it requeues itself when SLURM ends it, and the next command adopts it.
 """
 
 import contextlib
@@ -33,7 +32,6 @@ POLL_SECONDS = 1.0  # between two checks for results
 RETRY_SECONDS = 15.0  # after sbatch has refused a job, or while one is suspended
 OUTCOMES = {"CANCELLED": "error", "OUT_OF_MEMORY": "out_of_memory"}  # by state; others are lost
 OUTCOMES |= {"PREEMPTED": "preempted", "TIMEOUT": "preempted"}
-PAUSED = ("SUSPENDED", "RESIZING")  # submitit counts such a job as ended
 
 
 def parse_request(text: str | None) -> dict[str, Any]:
@@ -66,7 +64,6 @@ class Job:
     number: int
 
     def __call__(self) -> dict[str, Any]:
-        """Run the attempt. If SLURM ends the job, requeue it once the checkpoint is saved."""
         stops: list[str] = []
         requeue = signal.signal(NOTICE, lambda *_: stops.append("preempted"))
         outcome = run_cluster_attempt(Path(self.path), self.number, stops)
@@ -127,7 +124,6 @@ class SlurmExecutor:
         self._threads.shutdown()
 
     def _run(self, trial: TrialFolder, number: int) -> Outcome:
-        """Submit a job and wait until it has ended."""
         try:
             job = self._submitit.submit(Job(str(trial.path.absolute()), number))
         except Exception as error:  # whatever sbatch reports; SLURM may have accepted the job
@@ -146,14 +142,13 @@ class SlurmExecutor:
     def _outcome(
         self, job: Any, trial: TrialFolder, number: int, lease: LeaseWatch
     ) -> Outcome | None:
-        """Return how an attempt ended; None if it has not."""
         has_result, is_running = job.paths.result_pickle.exists(), _is_running(trial, number)
         if self._is_killing or (self._is_stopping and not (has_result or is_running)):
             job.cancel(check=False)
             return Outcome("stopped", "its job was cancelled")
         is_over = job.done()  # calls sacct now and then, for all jobs
         state = str(job.state).upper().partition(" ")[0]
-        if state in PAUSED and not has_result:
+        if state in ("SUSPENDED", "RESIZING") and not has_result:  # ended, according to submitit
             job.watcher.clear()  # else submitit would not ask for the states of ended jobs again
             time.sleep(RETRY_SECONDS)
             return None

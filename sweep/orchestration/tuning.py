@@ -1,45 +1,163 @@
 """Tune the rates of a sweep in rounds, then report on fresh seeds.
 
 Each round is decided from the plan and the trial folders while no trial runs, so that an
-interrupted sweep continues as if it had not been interrupted.
+interrupted sweep continues as if it had not been interrupted. Optuna proposes the values of new
+trials and shows one study per batch size.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+import optuna
+import sqlalchemy
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.samplers import TPESampler
+from optuna.storages import BaseStorage, RDBStorage, get_storage
+from optuna.trial import FrozenTrial, TrialState
+
+from sweep.errors import SweepError
+from sweep.orchestration.planning import save_plan
 from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import is_complete
-from sweep.orchestration.studies import Study, open_storage, read_tuning_trial
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.rates import (
     CONFIRMATION,
+    EXTENSIONS,
     FINEST,
     GRID,
+    Tried,
     best_of,
     is_in,
+    neighbours,
     next_rates,
     rung_steps,
     survivors,
 )
-from sweep.trial.files import sha256_of
-from sweep.trial.folder import State
+from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
+from sweep.trial.files import read_metrics, sha256_of
+from sweep.trial.folder import Cause, State, SweepFolder
+
+Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last
+FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values
+BEYOND = 2.0 ** (EXTENSIONS + 3)  # range of rates, around the grid
+TRIAL_ID = "sweep.trial_id"
 
 
-@dataclass
-class Round:
-    """The next round: trials to add to the plan, and how far trials are to run."""
+@dataclass(frozen=True)
+class TuningTrial(Tried):
+    """A tuning trial: its row of the plan, and its state according to its folder."""
 
-    rows: list[PlannedTrial] = field(default_factory=list)
-    pauses: dict[str, int | None] = field(default_factory=dict)  # step by trial id; None: the last
+    row: PlannedTrial
+    is_pruned: bool  # at a rung
+    at_rungs: tuple[tuple[int, float], ...]  # step and validation loss at each rung so far
+
+    @property
+    def id(self) -> str:
+        return str(self.row.id)
+
+
+def read_tuning_trial(
+    sweep: SweepFolder, row: PlannedTrial, rungs: tuple[int, ...], target: float | None
+) -> TuningTrial:
+    """Read a tuning trial with what tuning minimizes: its final loss, or tokens to the target."""
+    folder = sweep.trial(str(row.id))
+    status, result = folder.read_status(), folder.read_result() or {}
+    points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
+    for line in read_metrics(folder.metrics_path):
+        if "valid/loss" in line:
+            loss = line["valid/loss"]
+            points[line["step"]] = line["tokens"], math.inf if loss is None else float(loss)
+    is_diverged = status.cause is Cause.DIVERGED
+    minimized: float | None = math.inf  # diverged, or pruned at a rung
+    if not status.state.is_finished or (status.state is State.FAILED and not is_diverged):
+        minimized = None  # it will be tried again
+    elif target is not None and not is_diverged:
+        # Without a crossing, the tokens grow with the distance, which guides the search.
+        tokens, last = points[max(points)] if points else (1, math.inf)
+        minimized = result.get("tokens_to_target") or tokens * (1 + max(0.0, last - target))
+    elif status.state is State.COMPLETE:
+        minimized = float(result["final_valid_loss"])
+    is_pruned = status.state is State.PRUNED and target is None
+    at_rungs = tuple((step, points[step][1]) for step in rungs if step in points)
+    return TuningTrial(row.learning_rate or 0.0, minimized, row, is_pruned, at_rungs)
+
+
+@dataclass(frozen=True)
+class Study:
+    """The tuning trials of one batch size at one token count."""
+
+    name: str  # in Optuna's storage
+    template: PlannedTrial  # a tuning trial of any rate, with the policy's β2 and weight decay
+    grid: tuple[float, ...]  # the first rates
+    finest: float  # ratio of neighbouring rates at which refinement ends
+    extra: tuple[str, ...]  # dimensions other than the rate: beta2, weight_decay
+    rungs: tuple[int, ...]  # steps at which trials of the grid are compared
+    trials: list[TuningTrial]
+
+    def bounds(self) -> list[TuningTrial]:
+        """Return the trials next to the best finished one, which must run to the end."""
+        return neighbours(self.trials) if self.trials and not self.extra else []
+
+    def propose(self, plan: Plan, rates: Sequence[float]) -> list[PlannedTrial]:
+        """Plan trials with these rates and the policy's other values; without rates ask TPE."""
+        space, trials = self._in_optuna()
+        sampler = TPESampler(seed=1000 + len(trials), n_startup_trials=0)
+        study = optuna.create_study(sampler=sampler)
+        study.add_trials(trials)
+        for rate in rates:
+            study.enqueue_trial({**dict.fromkeys(space, 1.0), "learning_rate": rate})
+        rows = []
+        for _ in range(max(1, len(rates))):
+            values = study.ask(space).params
+            tuned = {
+                "beta2": self.template.beta2 ** (1 / values.get("beta2", 1.0)),
+                "weight_decay": self.template.weight_decay * values.get("weight_decay", 1.0),
+            }
+            rows.append(plan.with_rate(self.template, values["learning_rate"], **tuned))
+        return rows
+
+    def record(self, storage: BaseStorage) -> None:
+        """Add finished trials that the storage lacks, or that ended differently when run again."""
+        study = optuna.create_study(storage=storage, study_name=self.name, load_if_exists=True)
+        stored = named_trials(study)
+        for trial in self._in_optuna()[1]:
+            old = stored.get(trial.user_attrs[TRIAL_ID])
+            if old is None or (old.state, old.value) != (trial.state, trial.value):
+                study.add_trial(trial)
+
+    def _in_optuna(self) -> tuple[dict[str, BaseDistribution], list[FrozenTrial]]:
+        """Return the dimensions, the rate and factors on other values, and the finished trials."""
+        low, high = min(self.grid) / BEYOND, max(self.grid) * BEYOND
+        factor = FloatDistribution(1 / FACTOR, FACTOR, log=True)
+        space = {"learning_rate": FloatDistribution(low, high, log=True)}
+        space |= dict.fromkeys(self.extra, factor)
+        beta2, decay, trials = self.template.beta2, self.template.weight_decay, []
+        for trial in (trial for trial in self.trials if trial.loss is not None):
+            values = {"learning_rate": trial.rate}
+            if "beta2" in space:
+                values["beta2"] = math.log(beta2) / math.log(trial.row.beta2)
+            if "weight_decay" in space:
+                values["weight_decay"] = trial.row.weight_decay / decay if decay else 1.0
+            for name, value in values.items():  # rounding may lead out of the range
+                values[name] = min(max(value, space[name].low), space[name].high)
+            trials.append(
+                optuna.trial.create_trial(
+                    state=TrialState.PRUNED if trial.is_pruned else TrialState.COMPLETE,
+                    value=None if trial.is_pruned else trial.loss,
+                    params=values,
+                    distributions={**space},
+                    user_attrs={TRIAL_ID: trial.id},
+                    intermediate_values=dict(trial.at_rungs),
+                )
+            )
+        return {**space}, trials
 
 
 class Tuning:
-    """Decides the rounds of a tuned sweep.
-
-    The plan has rows without an id for reports that need their rate. `storage` is a URL, by default
-    of optuna.db in the folder, and `uid` names the sweep in shared stores.
-    """
+    """Decides the rounds of a tuned sweep, whose `uid` names it in shared stores."""
 
     def __init__(self, plan: Plan, schedule: Schedule, storage: str | None, uid: str) -> None:
         self.schedule, self.folder, self.uid = schedule, schedule.folder, uid
@@ -51,38 +169,37 @@ class Tuning:
                 self.open_reports.setdefault(row.batch_size, []).append(row)
         self._started: set[str] = set()  # by this command
 
-    def next_round(self, plan: Plan) -> Round | None:
-        """Search rates, confirm winners of an early or joint search, then run the reports.
-
-        Returns None if nothing is left, or nothing can be decided.
-        """
-        tuned = {row.batch_size for row in plan.known_trials if row.stage == "tune"}
-        decided = [self._study(plan, batch) for batch in tuned - set(self.open_reports)]
+    def next_round(self) -> Pauses:
+        """Search rates, confirm winners of an early or joint search, then plan the reports."""
+        tuned = {row.batch_size for row in self.schedule.plan.known_trials if row.stage == "tune"}
+        decided = [self._study(batch) for batch in tuned - set(self.open_reports)]
         most = max((len(study.trials) for study in decided), default=0)
-        searches = self._unbroken(self._study(plan, batch) for batch in self.open_reports)
-        if following := self._advance(plan, searches, most):
-            return following
+        searches = self._unbroken(self._study(batch) for batch in self.open_reports)
+        if pauses := self._advance(searches, most):
+            return pauses
         best = list(filter(None, map(self._winner, searches)))
         are_joint, reports = len(self.settings.dimensions) > 1, self.open_reports
         early = [row for row in best if are_joint or row.tokens < reports[row.batch_size][0].tokens]
-        confirmations = self._unbroken(self._study(plan, row.batch_size, row) for row in early)
-        if following := self._advance(plan, confirmations):
-            return following
-        confirmed = filter(None, map(self._winner, confirmations))
-        return self._reports(plan, [*(row for row in best if row not in early), *confirmed])
+        confirmations = self._unbroken(self._study(row.batch_size, row) for row in early)
+        if pauses := self._advance(confirmations):
+            return pauses
+        winners = [row for row in best if row not in early]
+        winners += filter(None, map(self._winner, confirmations))
+        plan, rows = self.schedule.plan, []
+        for winner in winners:
+            waiting = self.open_reports.pop(winner.batch_size)
+            rows += [plan.with_rate_of(winner, row) for row in waiting]
+        return self._add(rows)
 
     def _unbroken(self, studies: Iterable[Study]) -> list[Study]:
         """Leave out studies in which a trial failed, so that the next command tries it again."""
-        states = {i: self.folder.trial(i).read_status().state for i in self._started}
-        failed = {i for i, state in states.items() if state is State.FAILED}
-        return [
-            study
-            for study in studies
-            if not any(trial.loss is None and trial.id in failed for trial in study.trials)
-        ]
+        trials = map(self.folder.trial, self._started)
+        failed = {t.id for t in trials if t.read_status().cause not in (None, Cause.DIVERGED)}
+        return [s for s in studies if failed.isdisjoint(trial.id for trial in s.trials)]
 
-    def _study(self, plan: Plan, batch: int, winner: PlannedTrial | None = None) -> Study:
+    def _study(self, batch: int, winner: PlannedTrial | None = None) -> Study:
         """Return the search of a batch size, or what brackets its winner at the reports' tokens."""
+        plan = self.schedule.plan
         rows = [row for row in plan.known_trials if (row.stage, row.batch_size) == ("tune", batch)]
         extra: tuple[str, ...] = ()
         rungs: tuple[int, ...] = ()
@@ -106,35 +223,31 @@ class Tuning:
         sweep = [self.uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
         title = f"batch size {batch}, {template.tokens} tokens, {stage} {digest}"
-        name = f"{self.folder.name}: {title}"
         trials = [read_tuning_trial(self.folder, row, rungs, self.target) for row in rows]
+        name = f"{self.folder.name}: {title}"
         return Study(name, template, grid, finest, extra, rungs, trials)
 
-    def _advance(self, plan: Plan, studies: list[Study], least: int = 0) -> Round | None:
-        """Bring studies one step further; None once all settled with the same number of trials."""
-        storage, following = open_storage(self.storage_url), Round()
+    def _advance(self, studies: list[Study], least: int = 0) -> Pauses:
+        """Bring studies a step further; empty once all settled with the same number of trials."""
+        storage = open_storage(self.storage_url)
         for study in studies:
             study.record(storage)
-            if any(trial.loss is None for trial in study.trials):
-                self._continue(study, following)
-            else:
-                self._extend(plan, study, following, 0)
-        if not following.pauses:
+        pauses: Pauses = {}
+        for study in studies:
+            is_open = any(trial.loss is None for trial in study.trials)
+            pauses |= self._continue(study) if is_open else self._extend(study, 0)
+        if not pauses:
             most = max((least, *(len(study.trials) for study in studies)))
             for study in studies:
-                self._extend(plan, study, following, most)
-        self._started |= following.pauses.keys()
-        return following if following.pauses else None
+                pauses |= self._extend(study, most)
+        self._started |= pauses.keys()
+        return pauses
 
-    def _continue(self, study: Study, following: Round) -> None:
-        """Run open trials on: those of the grid to their next rung, others to their end.
-
-        At a rung that all of the grid have reached, the worse ones are pruned.
-        """
+    def _continue(self, study: Study) -> Pauses:
+        """Run open trials to their next rung or end; prune the worse at a rung that all reached."""
         bounds = study.bounds()
         open_trials = [trial for trial in study.trials if trial.loss is None]
         raced = [t for t in open_trials if t not in bounds and is_in(t.rate, study.grid)]
-        following.pauses |= {trial.id: None for trial in open_trials if trial not in raced}
         level = min((len(trial.at_rungs) for trial in raced), default=0)
         running = [trial for trial in raced if len(trial.at_rungs) == level]
         if level and running == raced:
@@ -147,24 +260,32 @@ class Tuning:
                     study.trials[index] = replace(trial, loss=math.inf, is_pruned=True)
             running = [trial for trial in running if trial.id in kept]
         step = study.rungs[level] if level < len(study.rungs) else None
-        following.pauses |= {trial.id: step for trial in running}
+        pauses: Pauses = {t.id: None for t in open_trials if t not in raced}
+        return pauses | {trial.id: step for trial in running}
 
-    def _extend(self, plan: Plan, study: Study, following: Round, wanted: int) -> None:
+    def _extend(self, study: Study, wanted: int) -> Pauses:
         """Add the study's next trials; if it has settled, run its pruned bounds to the end."""
         rows: list[PlannedTrial] = []
         if study.extra and len(study.trials) >= len(study.grid):
             if len(study.trials) < max(self.settings.trials, wanted):
-                rows = study.propose(plan, ())
+                rows = study.propose(self.schedule.plan, ())
         elif rates := next_rates(study.trials, study.grid, study.finest, wanted):
-            rows = study.propose(plan, rates)
-        for row in rows:
-            is_raced = study.rungs and is_in(row.learning_rate or 0.0, study.grid)
-            following.pauses[str(row.id)] = study.rungs[0] if is_raced else None
-        following.rows += rows
+            rows = study.propose(self.schedule.plan, rates)
+        pauses = self._add(rows)
+        for row in rows if study.rungs else ():
+            if is_in(row.learning_rate or 0.0, study.grid):
+                pauses[str(row.id)] = study.rungs[0]
         for trial in study.bounds() if study.rungs and not rows else ():
             if trial.is_pruned:
                 self.schedule.revive(self.folder.trial(trial.id))
-                following.pauses[trial.id] = None
+                pauses[trial.id] = None
+        return pauses
+
+    def _add(self, rows: list[PlannedTrial]) -> Pauses:
+        plan = self.schedule.plan
+        plan = plan.model_copy(update={"trials": (*plan.trials, *rows)})
+        self.schedule.plan = save_plan(plan, self.folder) if rows else plan
+        return {str(row.id): None for row in rows}
 
     def _winner(self, study: Study) -> PlannedTrial | None:
         """Return the row with the least loss, and remove the checkpoints of pruned trials."""
@@ -174,11 +295,38 @@ class Tuning:
         best = best_of(study.trials)
         return best.row if is_complete(self.folder.trial(best.id), self.target) else None
 
-    def _reports(self, plan: Plan, winners: list[PlannedTrial]) -> Round | None:
-        """Give the reports the rates of the winners."""
-        rows = [
-            plan.with_rate_of(winner, row)
-            for winner in winners
-            for row in self.open_reports.pop(winner.batch_size)
-        ]
-        return Round(rows, {str(row.id): None for row in rows}) if rows else None
+
+def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:
+    """Return a study's trials by the id of the sweep's trial; of several the newest."""
+    return {trial.user_attrs[TRIAL_ID]: trial for trial in study.get_trials(deepcopy=False)}
+
+
+def open_storage(url: str) -> BaseStorage:
+    """Open a database of studies, which holds no connection while trials run."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    os.environ.setdefault("PGCONNECT_TIMEOUT", ANSWER_SECONDS)
+    address, url = without_password(url), with_driver(url)
+    pool = {"poolclass": sqlalchemy.NullPool}
+    try:
+        with sqlalchemy.create_engine(url, **pool).begin() as connection:
+            if url.startswith("postgresql"):  # Optuna cannot create its tables twice at once
+                lock = sqlalchemy.func.pg_advisory_xact_lock(5_000_000)
+                connection.execute(sqlalchemy.select(lock))
+            tables = sqlalchemy.inspect(connection).get_table_names()
+            if "alembic_version" in tables and "studies" not in tables:
+                raise ValueError("Optuna needs a database of its own, but MLflow may use this one")
+            return get_storage(RDBStorage(url, pool))
+    except Exception as error:  # databases, drivers and addresses raise anything
+        raise SweepError(
+            f"storage must be a database that Optuna can use, got {address!r} "
+            f"({one_sentence(error)}). Correct --storage."
+        ) from error
+
+
+def is_without_answer(error: BaseException | None) -> bool:
+    """Return True if an error means that a database server does not answer at the moment."""
+    while error is not None:
+        if isinstance(error, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError):
+            return not isinstance(error.orig, sqlite3.Error)
+        error = error.__cause__
+    return False

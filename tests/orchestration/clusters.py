@@ -1,4 +1,4 @@
-"""Trials that a test can disturb, and commands that run them."""
+"""Sweeps of the quadratic workload, trials that a test can disturb, and commands to run them."""
 
 import os
 import subprocess
@@ -10,12 +10,21 @@ from pathlib import Path
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import Planned, make_plan, save_plan
+from sweep.orchestration.runner import LOCAL, run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 
 IMPORTED = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2])))
 STEPS = 100  # of a trial; faulty:WaitsForGo waits at step 50
 SECONDS = 200.0  # longer than anything takes
+ON_CPU = Execution(device="cpu")
+
+
+def run_in(path, executor=None, services=LOCAL, execution=ON_CPU, also=frozenset(), **settings):
+    experiment = load_experiment(settings.pop("experiment", "quadratic"), settings)
+    folder = SweepFolder(path)
+    planned = make_plan(experiment, execution, folder)
+    return run_plan(planned, folder, services, executor=executor, also=also)
 
 
 def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: object) -> SweepFolder:
@@ -33,9 +42,8 @@ def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: objec
 
 
 def planned(folder: SweepFolder) -> Planned:
-    """Return the plan of a folder's question."""
     question = load_experiment(str(folder.path.parent / "question.toml"))
-    return make_plan(question, Execution(device="cpu"), folder)
+    return make_plan(question, ON_CPU, folder)
 
 
 class Command:
@@ -75,7 +83,6 @@ class Command:
 
 
 def wait_until(condition: Callable[[], object], command: Command | None = None) -> None:
-    """Wait until a condition holds, while a command runs."""
     deadline = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < deadline, "the condition never held"
@@ -116,7 +123,6 @@ def assert_resumed(trial: TrialFolder, lines: bytes, attempts: int) -> None:
 
 
 def assert_same(folder: SweepFolder, other: SweepFolder) -> None:
-    """Assert that two sweeps ended with the same weights and losses."""
     for trial in folder.trials():
         twin = other.trial(trial.id)
         assert trial.weights_path.read_bytes() == twin.weights_path.read_bytes()

@@ -1,16 +1,12 @@
-"""A sweep of the quadratic workload, or of one that fails in a known way."""
+"""Sweeps with workloads that may fail in known ways, and commands that run them."""
 
 from pathlib import Path
 
 import pytest
 
-from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution, Services
+from sweep.config.trial import Services
 from sweep.orchestration import runner
-from sweep.orchestration.planning import make_plan
-from sweep.orchestration.runner import Summary, run_plan
-from sweep.trial.folder import SweepFolder
-from tests.orchestration.clusters import IMPORTED, Command
+from tests.orchestration.clusters import IMPORTED, Command, run_in
 
 
 @pytest.fixture
@@ -33,7 +29,7 @@ def command():
     """Make commands that run the trials of a folder; none outlives the test."""
     commands = []
 
-    def make(folder, *options) -> Command:
+    def make(folder, *options):
         commands.append(Command(folder, *options))
         return commands[-1]
 
@@ -47,19 +43,8 @@ def run(tmp_path, monkeypatch):
     """Run a sweep of 100 steps at batch size 8 in a folder of tmp_path, with real workers."""
     monkeypatch.setattr(runner, "MIRROR_SECONDS", 300.0)  # MLflow is slow on a busy machine
 
-    def run_here(
-        executor=None,
-        also=frozenset(),
-        execution=None,
-        name="sweep",
-        experiment="quadratic",
-        tracking_uri=None,
-        **settings,
-    ) -> Summary:
-        folder, services = SweepFolder(tmp_path / name), Services(tracking_uri=tracking_uri)
+    def run_here(executor=None, name="sweep", tracking_uri=None, **settings):
         fields = {"batches": "4,8", "budget": "800", **settings}
-        execution = execution or Execution(device="cpu")
-        planned = make_plan(load_experiment(experiment, fields), execution, folder)
-        return run_plan(planned, folder, services, executor=executor, also=also)
+        return run_in(tmp_path / name, executor, Services(tracking_uri=tracking_uri), **fields)
 
     return run_here

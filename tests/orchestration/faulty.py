@@ -12,7 +12,6 @@ from sweep.workloads.quadratic import NoisyQuadratic
 
 
 def file(name):
-    """Return the path of a file that tests and workloads share."""
     return Path(os.environ["FAULTY_FOLDER"]) / name
 
 
@@ -54,8 +53,6 @@ class BatchEightRaises(NoisyQuadratic):
 
 
 class RaisesOnceAtTheBestRate(NoisyQuadratic):
-    """Raises an error at one rate, once."""
-
     def build_batch(self, first, count):
         rate, record = self.config.science.learning_rate, file("raised")
         if rate == float(os.environ["FAULTY_RATE"]) and not record.exists():
@@ -65,8 +62,6 @@ class RaisesOnceAtTheBestRate(NoisyQuadratic):
 
 
 class EndsInNan(NoisyQuadratic):
-    """Has a loss that is not a number in the final evaluation only."""
-
     def evaluate_finally(self, model):
         final = super().evaluate_finally(model)
         final.valid_losses[0, 0] = float("nan")
@@ -100,8 +95,6 @@ class DiesAlways(Dies):
 
 
 class LeavesHalfACheckpoint(Dies):
-    """Dies while it writes a checkpoint."""
-
     number = signal.SIGSEGV
 
     def leave(self, trial):
@@ -109,14 +102,10 @@ class LeavesHalfACheckpoint(Dies):
 
 
 class IsPreempted(Dies):
-    """Is told to end, as by a cluster that takes the device away with notice."""
-
     number = signal.SIGTERM
 
 
 class IsSuperseded(Dies):
-    """Another machine takes over the trial, while this worker continues."""
-
     number = 0  # no signal
 
     def leave(self, trial):
@@ -140,8 +129,6 @@ class WaitsForGo(NoisyQuadratic):
 
 
 class NotesItsDevices(WaitsForGo):
-    """Writes its process id and its visible GPUs to a file at the first step."""
-
     def build_batch(self, first, count):
         note = file(f"devices-{self.config.id}")
         if not note.exists():

@@ -1,7 +1,4 @@
-"""A fake SLURM: commands to put on PATH, which are clients of this process, as of slurmctld.
-
-Jobs are processes of this machine. The commands accept what submitit passes and nothing else.
-"""
+"""A fake SLURM: commands to put on PATH that accept what submitit passes, and a controller."""
 
 import contextlib
 import os
@@ -171,7 +168,6 @@ class LittleSlurm:
 
 
 def call(address: str, command: str, *words: str) -> int:
-    """Act as one of the commands; return its exit code."""
     if command == "srun":
         os.setpgid(0, 0)  # so that signals to the step do not reach the script
     with Client(address) as slurm:

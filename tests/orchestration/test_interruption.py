@@ -11,9 +11,10 @@ from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State
+from sweep.trial.folder import State, SweepFolder
 from sweep.trial.lease import is_locked, read_owner
-from tests.orchestration.clusters import SECONDS, plan_trials, planned, states, wait_until
+from tests.orchestration.clusters import plan_trials, planned, states, wait_until
+from tests.servers import logged_points, stored_points
 
 FIELDS = {"batches": [4, 8], "budget": 1200}
 SWEEP = (sys.executable, "-m", "sweep")
@@ -21,7 +22,6 @@ SWEEP = (sys.executable, "-m", "sweep")
 
 @pytest.fixture
 def slow(tmp_path, faulty, command):
-    """`sweep run` on slow trials."""
     return command(plan_trials(tmp_path, "faulty:Slow", **FIELDS), "--device", "cpu")
 
 
@@ -61,12 +61,7 @@ def assert_finished(command, uninterrupted):
     runs = {run.data.tags.get("sweep.trial_id"): run for run in logged_runs}
     for trial in command.folder.trials():  # nothing is lost, nothing is there twice
         assert science(trial) == uninterrupted[trial.read_config().science.batch_size]
-        run = runs[trial.id]
-        lines = read_metrics(trial.metrics_path)
-        for name in (key for key in run.data.metrics if not key.startswith("final/")):
-            history = client.get_metric_history(run.info.run_id, name)
-            logged = [(line["tokens"], line[name]) for line in lines if line.get(name) is not None]
-            assert [(point.step, point.value) for point in history] == logged
+        assert stored_points(client, runs[trial.id].info.run_id) == logged_points(trial)
 
 
 def test_killed_with_sigkill_and_started_again_at_once(slow, uninterrupted):
@@ -104,25 +99,22 @@ def test_a_killed_worker_is_retried(slow, uninterrupted):
     assert_finished(slow, uninterrupted)
 
 
-def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path):
+def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path, command, monkeypatch):
     text = tmp_path / "text"
     text.mkdir()
     story = "once upon a time a small cat number {} sat on a mat and looked at a bird. " * 20
     for name, count in (("train", 20_000), ("valid", 100)):
         stories = (story.replace("{}", str(i)) + "\n<|endoftext|>\n" for i in range(count))
         (text / f"{name}.txt").write_text("".join(stories))
+    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "deep" / "sweep"
     flags = ["--data", str(text), "--vocabulary", "5000", "--out", str(out), "--device", "cpu"]
-    environment = {**os.environ, "SWEEP_CACHE": str(tmp_path / "cache")}
-    words = [*SWEEP, "run", "quick", *flags, "--yes"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        wait_until(lambda: process.poll() is not None or is_locked(out / "sweep.lock"))
-        subprocess.run([*SWEEP, "stop", str(out)], check=True)
-        _, errors = process.communicate(timeout=SECONDS)
-    finally:
-        process.kill()
-    assert process.returncode == 130, errors
+    run = command(SweepFolder(out))
+    run.words, run.output = [*SWEEP, "run", "quick", *flags, "--yes"], tmp_path / "output.txt"
+    run.start()
+    wait_until(lambda: is_locked(run.folder.lock_path), run)
+    subprocess.run([*SWEEP, "stop", str(out)], check=True)
+    assert run.wait() == 130
     assert not (tmp_path / "deep").exists()
 
 

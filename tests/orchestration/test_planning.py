@@ -19,8 +19,8 @@ from sweep.trial.folder import SweepFolder
 NOWHERE = Path("nowhere")
 
 
-def plan_here(path=NOWHERE, is_elsewhere=False, execution=None, **settings):
-    experiment = load_experiment("quick", {"budget": "196608", **settings})
+def plan_here(path=NOWHERE, is_elsewhere=False, execution=None, name="quick", **settings):
+    experiment = load_experiment(name, {"budget": "196608", **settings})
     chosen = Execution(**{"device": "cpu", **(execution or {})})
     return make_plan(experiment, chosen, SweepFolder(path), is_elsewhere=is_elsewhere).plan
 
@@ -51,10 +51,7 @@ def test_decisions_are_read_again_and_others_are_refused(tmp_path, monkeypatch):
     first = plan_here(tmp_path)
     save_plan(first, SweepFolder(tmp_path))
     monkeypatch.setattr(machine, "resolve_device", None)  # would fail if it were called
-    again = make_plan(
-        load_experiment("quick", {"batches": "128"}), Execution(), SweepFolder(tmp_path)
-    )
-    assert again.plan.execution == first.execution
+    assert plan_here(tmp_path, batches="128").execution == first.execution
     with pytest.raises(SweepError, match="device was decided as 'cpu'"):
         plan_here(tmp_path, execution={"device": "cuda:0"})
 
@@ -70,7 +67,6 @@ def test_a_line_through_seconds_per_step_minimizes_relative_errors():
 
 
 def finish(folder, rows, seconds_per_step, overhead=0.0):
-    """Write results of these rows as if their training had taken so long."""
     for row in rows:
         training = seconds_per_step(row.batch_size) * row.steps
         result = {
@@ -123,8 +119,7 @@ def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_token
 def test_a_step_of_grpo_is_timed_with_its_sampling():
     grpo = {"group_size": 4, "prompt_tokens": 40, "new_tokens": 4}
     fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000, "grpo": grpo}
-    experiment = load_experiment("grpo-words", fields)
-    plan = make_plan(experiment, Execution(device="cpu"), SweepFolder(NOWHERE)).plan
+    plan = plan_here(name="grpo-words", **fields)
     seconds = time_steps(plan.trial_config(plan.trials[0]), lambda: None)
     assert seconds.keys() == {4, 8} and min(seconds.values()) > 0
 
@@ -164,8 +159,7 @@ def test_a_larger_microbatch_than_was_forecast_is_forecast_when_the_plan_grows(t
     first = plan_here(tmp_path, batches="8", execution={"device_memory_bytes": 24 << 20})
     assert [row.microbatch_size for row in first.trials] == [8]
     save_plan(first, SweepFolder(tmp_path))
-    both = load_experiment("quick", {"batches": "8,64"})
-    grown = make_plan(both, Execution(), SweepFolder(tmp_path)).plan
+    grown = plan_here(tmp_path, batches="8,64")
     assert [(row.batch_size, row.microbatch_size) for row in grown.trials] == [(8, 8), (64, 8)]
     assert grown.execution == first.execution
 
@@ -204,6 +198,5 @@ def test_executions_that_do_not_go_together_are_refused(execution, message):
 
 
 def test_grpo_runs_on_one_device():
-    experiment = load_experiment("grpo-words", {"batches": [16], "data": "synthetic"})
     with pytest.raises(SweepError, match="a workload other than grpo"):
-        make_plan(experiment, Execution(device="cpu", devices=2), SweepFolder(NOWHERE))
+        plan_here(name="grpo-words", execution={"devices": 2}, batches=[16], data="synthetic")

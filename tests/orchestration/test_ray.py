@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -59,14 +58,13 @@ class RayCluster:
 
 @pytest.fixture
 def ray_environment(go, monkeypatch) -> None:
-    """Let nodes import this project and faulty.py."""
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **ENVIRONMENT}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
-def cluster(ray_environment) -> Iterator[RayCluster]:
+def cluster(ray_environment):
     cluster = RayCluster()
     yield cluster
     cluster.cluster.shutdown()
@@ -74,7 +72,6 @@ def cluster(ray_environment) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def uninterrupted(tmp_path, go) -> SweepFolder:
-    """The same trial, run on this machine without a disturbance."""
     folder = plan_trials(tmp_path / "local")
     go.touch()
     assert run_plan(planned(folder), folder).exit_code == 0
@@ -162,19 +159,26 @@ def test_a_worker_that_ray_kills_for_memory_shrinks_the_microbatch(
     assert trial.read_result()["microbatch_size"] == 2 and trial.read_status().attempts == 3
 
 
-def test_a_local_cluster_ends_with_its_killed_command(ray_environment, command, tmp_path, go):
+def processes_of(run) -> list[psutil.Process]:
+    children = psutil.Process(run.process.pid).children(recursive=True)
+    return [child for child in children if "Agent" not in child.name()]  # these take a minute
+
+
+def test_a_local_cluster_ends_with_its_command(ray_environment, command, tmp_path, go):
     run = command(plan_trials(tmp_path), *ON_RAY)
     trial = run.start_and_wait_for_trial()
-    processes = psutil.Process(run.process.pid).children(recursive=True)
-    processes = [one for one in processes if "Agent" not in one.name()]  # these take a minute
+    processes = processes_of(run)
     assert {"gcs_server", "raylet"} < {process.name() for process in processes}
     assert read_owner(trial.lease_path)["pid"] in {process.pid for process in processes}
     run.kill()
-    _, alive = psutil.wait_procs(processes, timeout=SECONDS)
-    assert not alive
+    assert not psutil.wait_procs(processes, timeout=SECONDS)[1]
     lines = checkpointed(trial)
+    run.start()
+    wait_until(lambda: is_locked(trial.lease_path), run)
+    processes = processes_of(run)
     go.touch()
-    assert run.run() == 0
+    assert run.wait() == 0
+    assert not psutil.wait_procs(processes, timeout=SECONDS)[1]
     assert_resumed(trial, lines, attempts=2)
 
 

@@ -17,6 +17,7 @@ from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
 from tests.fakes.executors import InlineExecutor
+from tests.orchestration.clusters import ON_CPU, assert_resumed, run_in
 
 
 def by_batch(summary):
@@ -26,7 +27,6 @@ def by_batch(summary):
 
 
 def end_of(trial_and_status):
-    """Return how a trial ended."""
     _, status = trial_and_status
     return status.state, status.cause, status.attempts
 
@@ -43,8 +43,7 @@ def test_the_same_command_runs_nothing_again_and_a_grown_one_only_new_trials(run
     assert set(grown.states) == {by_batch(grown)[16][0].id}
     with pytest.raises(SweepError, match="microbatch was decided as"):
         run(execution=Execution(device="cpu", microbatch=2))
-    lock = Lease(summary.folder.lock_path)
-    with lock, pytest.raises(FolderInUse, match="sweep stop"):
+    with Lease(summary.folder.lock_path), pytest.raises(FolderInUse, match="sweep stop"):
         run()
 
 
@@ -110,10 +109,9 @@ def test_an_error_in_one_trial_does_not_stop_the_others(run, faulty):
 )
 def test_a_second_attempt_ends_the_trial(run, faulty, workload, line, fencing):
     trial, status = by_batch(run(workload=f"faulty:{workload}", batches="4"))[4]
-    assert (status.state, status.attempts, status.fencing) == (State.COMPLETE, 2, fencing)
-    assert trial.read_result()["attempts"] == 2 and line in trial.log_path.read_text()
-    steps = [row["step"] for row in read_metrics(trial.metrics_path)]
-    assert steps == sorted(set(steps)) and steps[-1] == 200
+    assert_resumed(trial, b"", attempts=2)
+    assert status.fencing == fencing and line in trial.log_path.read_text()
+    assert trial.read_result()["attempts"] == 2
     assert not list(trial.path.glob(".*.part"))
 
 
@@ -168,13 +166,10 @@ class Scripted(InlineExecutor):
         self.ended.append("close")
 
 
-def plan_in(folder, **settings):
-    return make_plan(load_experiment("quadratic", settings), Execution(device="cpu"), folder)
-
-
 def test_if_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
     folder, executor = SweepFolder(tmp_path / "sweep"), Scripted(slots=2)
-    planned = plan_in(folder, batches="2,4,8,16", budget="800")
+    experiment = load_experiment("quadratic", {"batches": "2,4,8,16", "budget": "800"})
+    planned = make_plan(experiment, ON_CPU, folder)
     seconds = {2: 3.0, 4: 1.0, 8: 4.0, 16: 2.0}
     rows = tuple(
         row.model_copy(update={"forecast_seconds": seconds[row.batch_size]})
@@ -197,8 +192,8 @@ def test_an_error_before_the_first_trial_closes_the_executor(run):
 def test_a_command_without_slots_stops_and_the_same_one_resumes(run):
     summary = run(Scripted(loses="slots"))
     assert summary.exit_code == 130
-    states = {batch: status.state for batch, (_, status) in by_batch(summary).items()}
-    assert states == {4: State.COMPLETE, 8: State.WAITING}
+    states = [by_batch(summary)[batch][1].state for batch in (4, 8)]
+    assert states == [State.COMPLETE, State.WAITING]
     assert run().exit_code == 0
 
 
@@ -224,9 +219,8 @@ def test_reads_and_writes_grow_no_faster_than_the_number_of_trials(tmp_path, mon
 
     def counts_of(trials):
         calls.clear()
-        folder = SweepFolder(tmp_path / str(trials))
-        planned = plan_in(folder, batches="4", budget="4", seeds=trials)
-        run_plan(planned, folder, executor=InlineExecutor())
+        fields = {"batches": "4", "budget": "4", "seeds": trials}
+        run_in(tmp_path / str(trials), InlineExecutor(), **fields)
         return dict(calls)
 
     few, many = counts_of(8), counts_of(32)

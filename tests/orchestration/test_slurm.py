@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +12,7 @@ from sweep.config.trial import Services
 from sweep.errors import SweepError
 from sweep.orchestration import slurm_executor
 from sweep.orchestration.executors import check_services
-from sweep.orchestration.runner import Summary, run_plan
+from sweep.orchestration.runner import run_plan
 from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
 from sweep.plan.retry import begin_attempt
 from sweep.trial import lease
@@ -43,9 +42,7 @@ OPTIONS = ("--executor", "slurm", "--slurm", "cluster=local", "--device", "cpu")
 
 @pytest.fixture
 def run(tmp_path, go):
-    """Plan trials and run them."""
-
-    def run_here(name: str, services: Services, **fields) -> Summary:
+    def run_here(name, services, **fields):
         folder = plan_trials(tmp_path / name, **fields)
         return run_plan(planned(folder), folder, services)
 
@@ -53,7 +50,7 @@ def run(tmp_path, go):
 
 
 @pytest.fixture
-def cluster(tmp_path, monkeypatch) -> Iterator[LittleSlurm]:
+def cluster(tmp_path, monkeypatch):
     """A fake SLURM whose commands are on PATH; sacct is called every second."""
     import submitit
 
@@ -67,9 +64,9 @@ def cluster(tmp_path, monkeypatch) -> Iterator[LittleSlurm]:
 
 
 @pytest.fixture
-def submit(tmp_path, go, cluster) -> Iterator[Callable]:
+def submit(tmp_path, go, cluster):
     """Submit the first attempts of trials; return the executor, the sweep and the futures."""
-    executors: list[SlurmExecutor] = []
+    executors = []
 
     def submit_here(request=None, execution=None, **fields):
         folder = plan_trials(tmp_path / "jobs", **fields)

@@ -1,27 +1,35 @@
-"""Tuned sweeps from end to end, on a small quadratic, in this process."""
+"""Tuned sweeps, and sweeps to a target loss, from end to end on small quadratics."""
 
 import math
+import runpy
 import shutil
 import signal
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 
+from sweep.analysis.comparison import compare_batch_sizes
+from sweep.analysis.critical_batch_size import fit_steps
+from sweep.analysis.frames import load_sweep
+from sweep.analysis.policies import judge
+from sweep.analysis.target import steps_to_target
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution, Services
+from sweep.config.trial import Services
 from sweep.orchestration.planning import make_plan
-from sweep.orchestration.runner import finished_summary, run_plan
+from sweep.orchestration.runner import LOCAL, finished_summary
 from sweep.orchestration.schedule import Schedule
 from sweep.orchestration.status import sweep_status
-from sweep.orchestration.studies import named_trials
+from sweep.orchestration.tuning import named_trials
 from sweep.plan.plan import load_plan
 from sweep.plan.rates import EXTENSIONS
 from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from tests.fakes.executors import InlineExecutor
+from tests.orchestration.clusters import ON_CPU, run_in
 
 SMALL = {
     "batches": "16,32",
@@ -32,6 +40,17 @@ SMALL = {
     "optimizer": {"name": "adamw", "weight_decay": 0.1},
     "schedule": {"name": "cosine"},
     "tuning": {"centre": 0.003},  # the best rates are about 0.03 to 0.06
+}
+TRUTH = runpy.run_path(str(Path(__file__).parents[1] / "analysis" / "noisy_quadratic.py"))
+TARGET = 0.01
+TO_TARGET = {
+    "batches": "32,128,512",
+    "budget": 512 * 400,
+    "target": 0.05,
+    "lr": "0.2",
+    "seeds": 2,
+    "model": SMALL["model"],
+    "evaluation": {"points": 200},
 }
 
 
@@ -49,13 +68,10 @@ class Interrupted(InlineExecutor):
         return super().submit(folder, environment)
 
 
-def tune_in(path, stop_at=0, services=None, **settings):
+def tune_in(path, stop_at=0, services=LOCAL, **settings):
     """Run a tuned sweep in a folder; interrupt it at an attempt."""
-    folder = SweepFolder(path)
     tuning = {**SMALL["tuning"], **settings.pop("tuning", {})}
-    experiment = load_experiment("quadratic", {**SMALL, "tuning": tuning, **settings})
-    planned = make_plan(experiment, Execution(device="cpu"), folder)
-    return run_plan(planned, folder, services or Services(), executor=Interrupted(stop_at))
+    return run_in(path, Interrupted(stop_at), services, **{**SMALL, **settings, "tuning": tuning})
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +82,6 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def tune(tmp_path):
-    """Run a tuned sweep of its own."""
     return lambda stop_at=0, **settings: tune_in(tmp_path / "sweep", stop_at, **settings)
 
 
@@ -122,7 +137,7 @@ def test_a_sweep_without_pruning_has_the_same_rates(whole, tune):
 
 
 def test_a_finished_tuned_sweep_is_recognised(whole):
-    planned = make_plan(load_experiment("quadratic", SMALL), Execution(device="cpu"), whole.folder)
+    planned = make_plan(load_experiment("quadratic", SMALL), ON_CPU, whole.folder)
     summary = finished_summary(planned, whole.folder)
     assert summary is not None and summary.exit_code == 0
     assert len(summary.states) == len(rows_of(whole, "report"))
@@ -139,10 +154,8 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(whole, tune):
 
 
 def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
-    whole, tune, tmp_path, monkeypatch
+    whole, tune, faulty, monkeypatch
 ):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setenv("FAULTY_FOLDER", str(tmp_path))
     monkeypatch.setenv("FAULTY_RATE", repr(reported_rates(whole)[16]))
     failed = tune(workload="faulty:RaisesOnceAtTheBestRate")
     assert failed.exit_code == 1
@@ -237,11 +250,160 @@ def test_more_dimensions_are_searched_together(tune):
     assert reported == (best.learning_rate, best.beta2, best.weight_decay)
 
 
-def test_if_every_rate_diverges_nothing_is_reported_and_the_search_ends(tune, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def test_if_every_rate_diverges_nothing_is_reported_and_the_search_ends(tune, faulty):
     summary = tune(batches="16", workload="faulty:NeverFinite")
     assert summary.exit_code == 0 and not rows_of(summary, "report")
     assert {status.cause for status in summary.states.values()} == {Cause.DIVERGED}
     assert len(rows_of(summary, "tune")) == 5 + EXTENSIONS
     text = write_report(summary.folder.path).read_text()
     assert "Batch size 16 has no tuned rate yet: of 9 tuning trials 0 are complete and 9" in text
+
+
+@pytest.fixture
+def reach(run):
+    return lambda **settings: run(InlineExecutor(), **{**TO_TARGET, **settings})
+
+
+def test_trials_end_complete_at_their_crossing_confirmed_by_the_next_evaluation(reach):
+    summary = reach()
+    assert summary.exit_code == 0
+    for trial in summary.folder.trials():
+        result, config = trial.read_result(), trial.read_config()
+        lines = read_metrics(trial.metrics_path)
+        losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
+        assert result["state"] == "COMPLETE" and result["steps"] < config.steps
+        assert losses[-2] <= 0.05 and losses[-1] <= 0.05 < losses[-3]
+        assert result["tokens"] == result["steps"] * result["batch_size"]
+        step_tokens = config.steps * result["batch_size"] / 200
+        assert 0 < result["tokens"] - result["tokens_to_target"] <= 2 * step_tokens + 1
+        expected = TRUTH["quadratic_steps"](result["batch_size"], [0.2], 0.05, 30)[0]
+        assert result["tokens_to_target"] / result["batch_size"] == pytest.approx(expected, rel=0.2)
+
+
+def test_a_trial_that_is_twice_as_slow_is_pruned_and_its_last_evaluation_is_a_bound(reach):
+    reach(batches="32", seeds=1)
+    summary = reach(batches="32", seeds=1, lr="0.02")
+    rows = {row.learning_rate: row.id for row in load_plan(summary.folder).trials}
+    slow = summary.folder.trial(rows[0.02])
+    assert slow.read_status().state is State.PRUNED
+    assert "did not reach 0.05" in slow.read_status().message
+    assert not slow.checkpoints()
+    least = summary.folder.trial(rows[0.2]).read_result()["tokens_to_target"]
+    table = steps_to_target(load_sweep(summary.folder.path)).set_index("learning_rate")
+    assert table["is_censored"].to_dict() == {0.2: False, 0.02: True}
+    bound = table.loc[0.02, "tokens"]
+    assert 2 * least <= bound <= 2 * least + 2 * 512 * 400 / 200 + 32
+    assert summary.exit_code == 0
+
+
+def test_at_the_cap_a_trial_is_complete_and_censored(reach):
+    summary = reach(batches="32", seeds=1, budget=32 * 20)
+    (trial,) = summary.folder.trials()
+    result = trial.read_result()
+    assert result["state"] == "COMPLETE" and result["steps"] == 20
+    assert result["tokens_to_target"] is None
+    (row,) = steps_to_target(load_sweep(summary.folder.path)).to_dict("records")
+    assert row["is_censored"] and row["steps"] == 20
+
+
+def test_a_target_out_of_reach_leaves_a_report_that_says_so(reach):
+    summary = reach(lr="tuned", target=1e-6, budget=512 * 10, tuning={"centre": 0.5})
+    assert not [row for row in load_plan(summary.folder).trials if row.stage == "report"]
+    text = write_report(summary.folder.path).read_text()
+    assert "Nothing can be compared yet" in text
+
+
+def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone():
+    plain, aimed = (load_experiment("quick", {"target": t}) for t in (None, 3.0))
+    assert plain.schedule.name == "cosine" and not plain.schedule.average
+    assert aimed.schedule.name == "constant" and aimed.schedule.average == 0.1
+    plan = make_plan(plain, ON_CPU, SweepFolder(Path("nowhere"))).plan
+    science = plan.science(plan.trials[0], 1e-3)
+    document = science.model_dump(mode="json")
+    assert document["target"] is None and document["schedule"]["average"] == 0
+    assert science.model_copy(update={"target": 1.0}).model_dump()["target"] == 1.0
+
+
+def reach_the_known_target(reach, sizes, seeds):
+    """Tune and report steps to the target; assert each within 5 % of the closed recursion."""
+    summary = reach(
+        batches=",".join(map(str, sizes)),
+        budget=8192 * 1024,
+        target=TARGET,
+        lr="tuned",
+        seeds=seeds,
+        model="quadratic",
+        evaluation={"points": 1024, "noise_points": 0, "window": 16},
+        tuning={"centre": 1.0},  # one seed chooses the rate: the best is clearly best on this grid
+    )
+    assert summary.exit_code == 0
+    sweep = load_sweep(summary.folder.path)
+    (judged,) = judge(sweep)
+    tuning = sweep.trials[sweep.trials["stage"] == "tune"]
+    steps = judged.curve.trials.groupby("batch_size")["steps"].mean()
+    expected = []
+    for size in sizes:
+        rates = tuning.loc[tuning["batch_size"] == size, "learning_rate"]
+        stable = rates[rates < 2].to_list()  # the largest curvature is 1
+        expected.append(TRUTH["quadratic_steps"](size, stable, TARGET).min())
+        assert steps[size] == pytest.approx(expected[-1], rel=0.05)
+    return summary, judged, fit_steps(sizes, expected)
+
+
+def test_steps_at_batch_sizes_above_the_critical_one_support_no_claim(reach):
+    _, judged, truth = reach_the_known_target(reach, [1024, 2048, 4096], 3)
+    assert judged.curve.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
+    blocking = {check.code for check in judged.failed if check.blocks_claims}
+    assert blocking == {"critical_batch_size"}, judged.failed
+    assert judged.headline == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_known_critical_batch_size_is_measured(reach):
+    """SCIENCE.md §6 C: the whole pipeline, at all six batch sizes."""
+    sizes = [256, 512, 1024, 2048, 4096, 8192]
+    summary, judged, truth = reach_the_known_target(reach, sizes, 5)
+    assert judged.passes, judged.failed
+    assert judged.curve.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
+    assert judged.curve.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
+    assert judged.curve.fit.b_crit.low < truth.b_crit.value < judged.curve.fit.b_crit.high
+    text = write_report(summary.folder.path).read_text()
+    assert "Losses at equal steps" in text and judged.headline in text
+
+
+def test_if_no_rate_of_the_grid_reaches_the_target_the_search_extends_upwards(reach):
+    settings = {"batches": "32", "budget": 32 * 100, "evaluation": {"points": 50}}
+    summary = reach(lr="tuned", tuning={"centre": 0.02}, **settings)
+    rows = [row for row in load_plan(summary.folder).trials if row.stage == "report"]
+    assert len(rows) == 2 and all(row.learning_rate > 0.25 for row in rows)
+    assert summary.exit_code == 0
+
+
+def test_a_fixed_rate_chooses_which_batch_size_wins_and_tuned_rates_do_not(reach):
+    """SCIENCE.md §6 C: the artefact of one rate for all, where the truth is known."""
+    tokens, sizes = 16_384, [16, 256]
+    fields = {"batches": "16,256", "budget": tokens, "target": None, "seeds": 4}
+
+    def expected(size, rates):
+        steps = np.full(len(rates), tokens / size)
+        return TRUTH["quadratic_loss"](steps, size, np.array(rates), 30).min()
+
+    for rate in ("0.1", "1.0"):
+        summary = reach(lr=rate, **fields)
+    summary = reach(lr="tuned", tuning={"centre": 0.3}, **fields)
+    sweep = load_sweep(summary.folder.path)
+    cells = compare_batch_sizes(sweep.trials)
+    measured = {
+        label: dict(zip(group["batch_size"], group["final_valid_loss"], strict=True))
+        for label, group in cells.groupby("label")
+    }
+    for label, rate in (("fixed 0.1", 0.1), ("fixed 1", 1.0)):
+        for size in sizes:
+            assert measured[label][size] == pytest.approx(expected(size, [rate]), rel=0.5)
+    assert measured["fixed 0.1"][256] > 10 * measured["fixed 0.1"][16]  # small batches "win"
+    assert measured["fixed 1"][16] > 4 * measured["fixed 1"][256]  # large batches "win"
+    truth = expected(256, np.geomspace(0.01, 1.9, 50)) / expected(16, np.geomspace(0.01, 1.9, 50))
+    assert measured["tuned"][256] / measured["tuned"][16] == pytest.approx(truth, rel=0.5)
+    headlines = {policy.label: policy.headline for policy in judge(sweep)}
+    assert headlines["fixed 0.1"] == headlines["fixed 1"] == ""

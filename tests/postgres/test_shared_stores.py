@@ -21,7 +21,7 @@ import pytest
 
 from sweep.analysis.frames import load_stored_sweep, load_sweep
 from sweep.cli import main
-from sweep.orchestration.studies import named_trials, open_storage
+from sweep.orchestration.tuning import named_trials, open_storage
 from sweep.tracking.store import connect, is_mirrored, search_runs
 from sweep.trial.files import read_json
 from sweep.trial.folder import State, SweepFolder
