@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, policy_labels
+from sweep.analysis.frames import SEEDS_FOR_SPREAD, policy_labels
 from sweep.analysis.optimum import TunedRate, tuned_rates
 from sweep.plan.plan import Plan
 

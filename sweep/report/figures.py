@@ -12,11 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from sweep.analysis.comparison import CELL_KEYS, report_trials
-from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.policies import PolicyResult
+from sweep.analysis.checks import PolicyResult
+from sweep.analysis.critical_batch_size import noise_records
+from sweep.analysis.frames import CELL_KEYS, Sweep, curves_by_trial, report_trials
 from sweep.config.numbers import format_count
-from sweep.report.context import noise_records
 from sweep.trial.files import replacing
 
 Policies = Sequence[PolicyResult]

@@ -5,22 +5,35 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, short
-from sweep.analysis.frames import Sweep, load_sweep, write_trials_csv
-from sweep.analysis.policies import judge
+from sweep.analysis.checks import PolicyResult, judge
+from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
+from sweep.analysis.frames import (
+    SEEDS_FOR_SPREAD,
+    Sweep,
+    compare_batch_sizes,
+    find_gains,
+    load_sweep,
+    recommend,
+    report_trials,
+    short,
+    write_trials_csv,
+)
+from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.plan.policy import describe_policy
-from sweep.report.context import build_context
 from sweep.report.figures import draw_figures, save_figure
 from sweep.trial.files import replacing, sha256_of
+from sweep.version import __version__
 
 MISSING = "–"
 
@@ -47,6 +60,52 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
         with replacing(out / name) as part:
             part.write_text(content, encoding="utf-8")
     return out / "report.md"
+
+
+def build_context(
+    sweep: Sweep, cells: pd.DataFrame, policies: Sequence[PolicyResult]
+) -> dict[str, Any]:
+    """Return the variables of the report's templates."""
+    plan, settings = sweep.plan, sweep.plan.settings
+    trials = report_trials(sweep.trials).fillna({"state": "unknown"})
+    curves = {policy.label: policy.curve for policy in policies if policy.curve}
+    return {
+        "version": __version__,
+        "sweep": sweep,
+        "plan": plan,
+        "settings": settings,
+        "policies": policies,
+        "warmup_fractions": [row.warmup_steps / row.steps for row in plan.known_trials],
+        "cells": cells.to_dict("records"),
+        "all_trials": sweep.trials.to_dict("records"),
+        "trials": trials.sort_values(["label", "batch_size", "seed"]).to_dict("records"),
+        "recommendations": recommend(cells),
+        "gains": find_gains(sweep) if settings.traits.samples else (),
+        "final_prompts": FINAL_PROMPTS,
+        "noise": list(noise_scales(sweep)),
+        "steps": [row for curve in curves.values() for row in _steps(curve)],
+        "equal_losses": [
+            (measure, label, *losses_at(sweep, curve.trials, measure))
+            for measure in ("tokens", "steps", "seconds")
+            for label, curve in curves.items()
+        ],
+    }
+
+
+def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
+    """Return the steps to the target of each batch size: means over the seeds that reached it."""
+    batches = curve.trials.groupby("batch_size")
+    reached = curve.trials[~curve.trials["is_censored"]].groupby("batch_size")
+    table = batches[["label", "learning_rate"]].first()
+    table["seeds"], table["bound"] = batches.size(), batches["steps"].min()
+    table["reached"] = reached.size().reindex(table.index, fill_value=0)
+    table[["tokens", "steps", "seconds"]] = reached[["tokens", "steps", "seconds"]].mean()
+    table["steps_sd"] = reached["steps"].std()
+    table["is_whole"] = table["reached"] == table["seeds"]
+    sizes, fit = list(curve.batch_sizes), curve.fit
+    table["slope"] = pd.Series(fit.slopes, sizes[1:]) if fit else np.nan
+    table["residual"] = pd.Series(fit.residuals.mean(0), sizes) if fit else np.nan
+    return table.reset_index().to_dict("records")
 
 
 def render(template: str, **context: Any) -> str:

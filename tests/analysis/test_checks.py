@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from sweep.analysis.audit import audit
-from sweep.analysis.checks import FAIL, NOT_APPLICABLE, PASS, TABLE
+from sweep.analysis.checks import FAIL, NOT_APPLICABLE, PASS, TABLE, judge
 from sweep.analysis.frames import load_sweep, write_trials_csv
-from sweep.analysis.policies import judge
 from sweep.analysis.rules import RULES
 from tests.analysis.fake_sweeps import write_fake_sweep
 

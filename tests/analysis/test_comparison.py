@@ -6,8 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sweep.analysis.comparison import compare_batch_sizes, policy_labels, recommend, short
-from sweep.analysis.frames import TRIAL_COLUMNS
+from sweep.analysis.frames import (
+    TRIAL_COLUMNS,
+    compare_batch_sizes,
+    policy_labels,
+    recommend,
+    short,
+)
 
 
 def trial(batch, seed, loss, seconds=10.0, **more):

@@ -150,7 +150,7 @@ def test_a_folder_without_a_whole_plan_is_refused(some, tmp_path):
 
 def test_reading_never_imports_torch():
     code = (
-        "import sys, sweep.analysis.audit, sweep.analysis.target;"
+        "import sys, sweep.analysis.audit, sweep.analysis.critical_batch_size;"
         "print({'torch', 'mlflow', 'matplotlib.pyplot'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -3,8 +3,7 @@
 import pytest
 from scipy.stats import ttest_rel
 
-from sweep.analysis.comparison import find_gains
-from sweep.analysis.frames import load_sweep
+from sweep.analysis.frames import find_gains, load_sweep
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 START = {0: -0.05, 1: -0.06, 2: -0.04}

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from sweep.analysis.audit import audit
-from sweep.analysis.checks import PASS
+from sweep.analysis.checks import PASS, judge
 from sweep.analysis.frames import load_sweep, write_trials_csv
-from sweep.analysis.policies import judge
 from sweep.plan.steps import milestone_steps
 from sweep.plan.tuning import crossing_tokens
 from sweep.trial.files import sha256_of_file, write_json

@@ -2,11 +2,9 @@
 
 import pytest
 
-from sweep.analysis.comparison import compare_batch_sizes
-from sweep.analysis.frames import load_sweep
-from sweep.analysis.policies import judge
-from sweep.report.context import build_context
-from sweep.report.report import write_report
+from sweep.analysis.checks import judge
+from sweep.analysis.frames import compare_batch_sizes, load_sweep
+from sweep.report.report import build_context, write_report
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.report.conftest import NOISE_SCALE
 

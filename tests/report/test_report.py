@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sweep.analysis.comparison import compare_batch_sizes
-from sweep.analysis.frames import load_stored_sweep, load_sweep
+from sweep.analysis.frames import compare_batch_sizes, load_stored_sweep, load_sweep
 from sweep.plan.plan import load_plan
 from sweep.report.report import write_report, write_report_of
 from sweep.tracking.mirror import Mirror
