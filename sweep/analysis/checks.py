@@ -1,8 +1,7 @@
 """The table of checks: every fact that a claim about batch sizes rests on, judged once.
 
-The report and `sweep audit` read this table. Conditions and remedies are in checks.toml. The rules
-that need only a table of trials are in `sweep.analysis.rules`; they judge our own trials.csv and
-published tables alike.
+The report and `sweep audit` read this table. Conditions and remedies are in checks.toml; the rules
+that need only a table of trials are in `sweep.analysis.rules`.
 """
 
 import math
@@ -16,19 +15,12 @@ import numpy as np
 import pandas as pd
 from scipy.special import fdtrc
 
+from sweep.analysis import statistics
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.frames import Sweep, compare_batch_sizes, report_trials
 from sweep.analysis.optimum import TunedRate
 from sweep.analysis.rules import RULES, TrialTable, prepare, rows_of_trials
-from sweep.analysis.statistics import (
-    ALPHA,
-    MOST_SEEDS,
-    Comparison,
-    Estimate,
-    compare_pairs,
-    minimal_detectable_difference,
-    seeds_to_detect,
-)
+from sweep.analysis.statistics import Comparison, Estimate, Floats, compare_pairs
 from sweep.config.numbers import format_count
 from sweep.plan.plan import TUNING_SEED, answering_command
 from sweep.plan.tuning import PATIENCE
@@ -38,13 +30,10 @@ TABLE: dict[str, dict[str, Any]] = tomllib.loads(
 )
 PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
-LARGE_RESIDUAL = 0.1  # residual of log S
 
 
 @dataclass(frozen=True)
 class Check:
-    """One condition, evaluated for the trials of one policy."""
-
     code: str
     status: str  # PASS, FAIL or NOT APPLICABLE
     condition: str  # what must hold, a sentence
@@ -78,10 +67,7 @@ def build_check(
 
 
 def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
-    """Evaluate the rules on one table; a rule is left out if such a table never has its columns.
-
-    `tuning_command` is the remedy for rates that were not tuned, if there is such a command.
-    """
+    """Evaluate the rules on one table; a rule is left out if such a table never has its columns."""
     checks = []
     for code, rule in RULES.items():
         needs, needs_equal_budgets = TABLE[code]["needs"], TABLE[code].get("equal_budgets")
@@ -105,8 +91,6 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
 
 @dataclass(frozen=True, eq=False)
 class PolicyResult:
-    """The reporting trials of one learning-rate policy, compared and checked."""
-
     label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"
     checks: list[Check]
     rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
@@ -120,7 +104,6 @@ class PolicyResult:
 
     @property
     def passes(self) -> bool:
-        """Whether no check fails that blocks claims."""
         return not any(check.blocks_claims for check in self.failed)
 
     @property
@@ -173,7 +156,7 @@ def judge(sweep: Sweep) -> tuple[PolicyResult, ...]:
     return tuple(results)
 
 
-def _by_seed(trials: pd.DataFrame, values: pd.Series) -> dict[Any, dict[int, float]]:
+def _by_seed(trials: pd.DataFrame, values: pd.Series | Floats) -> dict[Any, dict[int, float]]:
     groups = trials.assign(value=values).groupby("batch_size")
     return {size: dict(zip(rows["seed"], rows["value"], strict=True)) for size, rows in groups}
 
@@ -202,11 +185,11 @@ def _check_differences(comparison: Comparison) -> Check:
         return build_check(code, f"{comparison.not_applicable.capitalize()}.")
     pairs, margin, unit = comparison.pairs_with_best, comparison.margin, comparison.unit
     undecided = [pair for pair in pairs if not (pair.is_different or pair.is_equivalent)]
-    different = sum(pair.is_different for pair in pairs)
+    different, seeds = sum(pair.is_different for pair in pairs), len(comparison.seeds)
     shape = (len(comparison.batch_sizes), len(comparison.pairs))
-    seeds = len(comparison.seeds)
-    least = minimal_detectable_difference(sigma.value, seeds, *shape)
-    needed = seeds_to_detect(margin, sigma.value, *shape) or f"more than {MOST_SEEDS}"
+    least = statistics.minimal_detectable_difference(sigma.value, seeds, *shape)
+    too_many = f"more than {statistics.MOST_SEEDS}"
+    needed = statistics.seeds_to_detect(margin, sigma.value, *shape) or too_many
     evidence = (
         f"Paired by seed, Holm over all pairs: of {len(pairs)} batch sizes {different} differ from "
         f"batch size {best}, {len(pairs) - different - len(undecided)} are equivalent within "
@@ -218,15 +201,14 @@ def _check_differences(comparison: Comparison) -> Check:
     if not undecided:
         return build_check(code, evidence, False)
     wanted = max(min(abs(pair.difference.value) for pair in undecided), margin)
-    remedy = f"More than {MOST_SEEDS} seeds would be needed."
-    if enough := seeds_to_detect(wanted, sigma.value, *shape):
+    remedy = f"{too_many.capitalize()} seeds would be needed."
+    if enough := statistics.seeds_to_detect(wanted, sigma.value, *shape):
         remedy = f"--seeds {max(enough, seeds + 1)} for a difference of {wanted:.4f} {unit}"
     others = {size for pair in undecided for size in pair.batch_sizes} - {best}
     return build_check(code, evidence, True, others, remedy)
 
 
 def _scope(sweep: Sweep, reports: pd.DataFrame) -> str:
-    """Return what a claim about these reporting trials holds for."""
     settings, plan = sweep.plan.settings, sweep.plan
     parts = [settings.model.name, *([str(plan.data.get("name", "own data"))] if plan.data else [])]
     parts += [f"{format_count(plan.token_budget)} tokens", settings.optimizer.name]
@@ -261,7 +243,7 @@ def _check_fit(curve: StepsCurve, sigma: Estimate | None) -> list[Check]:
     pure = float(((fit.residuals - means) ** 2).sum()) / max(count * (seeds - 1), 1)
     lack = seeds * float((means**2).sum()) / max(count - 2, 1)
     chance = fdtrc(count - 2, count * (seeds - 1), lack / max(pure, 1e-30))
-    is_far = (np.abs(means) > LARGE_RESIDUAL) & (seeds > 1) & (chance <= ALPHA)
+    is_far = (np.abs(means) > 0.1) & (seeds > 1) & (chance <= statistics.ALPHA)
     of_seeds = f" and {sigma:.3f} over seeds" if sigma else ""
     spread = f"The standard deviation of log S is {fit.spread:.3f} about the curve{of_seeds}."
     return [
@@ -279,8 +261,8 @@ def _check_crossings(curve: StepsCurve) -> list[Check]:
         f"{censored} are censored: pruned at {PATIENCE} times the least tokens of their batch "
         "size, or at the end of the budget. With decay the same loss takes fewer tokens."
     )
-    too_early = "Batch sizes below the target at the first evaluation: "
-    too_early += f"{', '.join(map(str, sizes)) or 'none'}."
+    early = ", ".join(map(str, sizes)) or "none"
+    too_early = f"Batch sizes below the target at the first evaluation: {early}."
     return [
         build_check("target_not_reached", reached, censored == len(trials)),
         build_check("crossing_too_early", too_early, bool(sizes), sizes),

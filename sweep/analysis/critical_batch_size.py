@@ -19,14 +19,11 @@ from sweep.analysis.statistics import Estimate, Floats
 from sweep.errors import SweepError
 from sweep.plan.tuning import crossing_tokens, smoothed
 
-LEAST_NOISE_RECORDS = 4  # with fewer, no noise scale is reported
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
-LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on linear scaling
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and a residual
-OTHER_OPTIMUM = 1e-9  # relative improvement of the cost from which it counts as another optimum
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
@@ -43,7 +40,7 @@ class StepsFit:
     e_min: Estimate  # sequences; 0 if the steps do not depend on the batch size
     b_crit: Estimate  # sequences; infinite if s_min is 0
     b_overhead: Estimate  # 0.2·B_crit: takes 20 % more tokens than the least
-    b_opt: float | None  # the largest batch size that still scales linearly
+    b_opt: float | None  # the largest batch size up to B_crit/8: it still scales linearly
     b_star: Estimate | None  # 20 % more steps than linear scaling from b_opt, which is held fixed
     residuals: Floats  # (seeds, batch sizes): log S − log fit; of a bound its least, 0 or more
     slopes: Floats  # d log S / d log B between neighbours, over seeds; NaN next to a censored one
@@ -147,7 +144,7 @@ def fit_steps(
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
     b_overhead = Estimate(*(OVERHEAD * end for end in b_crit))
-    b_opt = max(sizes[crossed & (sizes <= LINEAR_OVERHEAD * b_crit.value)].tolist(), default=None)
+    b_opt = max(sizes[crossed & (sizes <= b_crit.value / 8)].tolist(), default=None)
     b_star = b_opt and Estimate(*((1 + OVERHEAD) * b_opt + end for end in b_overhead))
     residuals = logs - _curve(point, sizes)
     residuals = np.where(bounds, residuals.clip(0), residuals)
@@ -187,7 +184,7 @@ def _fit_with_spread(data: Data) -> tuple[Floats, float]:
     # The start and tolerance of scipy's `curve_fit` give the published digits; they are kept unless
     # another optimum is better.
     early, more = _fit(data, spread, np.ones(2), weights, 1e-8)
-    point = early if more <= cost * (1 + OTHER_OPTIMUM) else point
+    point = early if more <= cost * (1 + 1e-9) else point
     gap = _curve(point, sizes) - logs
     squares = float((gap[~censored] ** 2).sum())
     spread = max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
@@ -278,10 +275,10 @@ def noise_records(sweep: Sweep) -> pd.DataFrame:
 
 
 def noise_scales(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Yield the noise scale of each cell over the later half of training, all seeds together."""
+    """Yield each cell's noise scale over the later half of training, all seeds together."""
     groups = noise_records(sweep).groupby(["label", "batch_size"], sort=False)
     for (label, batch_size), lines in groups:
         late = lines[lines["tokens"] >= lines["tokens"].max() / 2].sort_values(["seed", "tokens"])
-        if len(late) >= LEAST_NOISE_RECORDS:
+        if len(late) >= 4:
             scale = noise_scale(late["trace"].to_list(), late["square"].to_list())
             yield {"label": label, "batch_size": batch_size, "scale": scale}

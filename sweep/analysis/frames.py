@@ -1,7 +1,6 @@
-"""Load a sweep as tables: one row per trial, one row per logged point.
+"""The tables of a sweep: its trials, their curves, and its cells.
 
-`sweep.load_sweep("results/quick")` reads a sweep folder, finished or not, or a published copy of
-one.
+A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
 import tempfile
@@ -39,7 +38,6 @@ TRIAL_COLUMNS = {
     "peak_memory_bytes": WHOLE,
     **dict.fromkeys(("device", "torch_version", "git_commit", "data_sha256", "execution"), TEXT),
 }
-BALANCED_TOLERANCE = 0.01  # share of the lowest mean loss; the summary's template names it
 SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
 MEANS = [
     *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
@@ -48,13 +46,10 @@ MEANS = [
 ]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
-POINT_COLUMNS = ("time", "step", "tokens")
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """One sweep, read at one moment."""
-
     name: str
     plan: Plan
     trials: pd.DataFrame  # one row per planned trial that has an id; TRIAL_COLUMNS
@@ -101,7 +96,7 @@ def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = N
 
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:
-    """Write every trial atomically, with the columns of docs/results.md."""
+    """Write every trial, with the columns of docs/results.md."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == WHOLE}
     table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
     with replacing(path) as part:
@@ -116,14 +111,13 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
             return result
     except CorruptFile:
         result = {}
+    name = f"trial {trial.id}: "
     if result is not None:
-        warnings.append(
-            f"trial {trial.id}: result.json is damaged or was changed; its numbers are left out."
-        )
+        warnings.append(f"{name}result.json is damaged or was changed; its numbers are left out.")
     try:
         status = trial.read_status()
     except CorruptFile:
-        warnings.append(f"trial {trial.id}: state.json is damaged; left out.")
+        warnings.append(f"{name}state.json is damaged; left out.")
         return {"state": None}
     record: dict[str, Any] = {"state": str(status.state), "attempts": status.attempts}
     if status.cause:
@@ -149,11 +143,13 @@ def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> 
 
 
 def _join_curves(by_trial: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    empty = pd.DataFrame(columns=list(POINT_COLUMNS), dtype=float)
+    names = ["time", "step", "tokens"]
+    empty = pd.DataFrame(columns=names, dtype=float)
     points = pd.concat([empty, *by_trial.values()], ignore_index=True)
-    metrics = sorted(str(name) for name in points if name not in POINT_COLUMNS)
     whole = [name for name in ("step", "tokens") if points[name].notna().all()]
-    points = points[[*POINT_COLUMNS, *metrics]].astype(dict.fromkeys(whole, WHOLE))
+    points = points[[*names, *sorted(set(map(str, points)) - set(names))]].astype(
+        dict.fromkeys(whole, WHOLE)
+    )
     codes = np.repeat(np.arange(len(by_trial)), [len(rows) for rows in by_trial.values()])
     ids = pd.Categorical.from_codes(codes, pd.Index(list(by_trial), dtype=object))
     return pd.concat([pd.Series(ids, name="id"), points], axis=1)
@@ -188,10 +184,9 @@ def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
-    """Summarise each cell: one row per policy, batch size and rate.
+    """Return each cell's counts of trials by state, and means and spread of its complete trials.
 
-    It holds counts of trials by state, means over the complete trials and their spread.
-    `is_comparable`: every planned seed is complete; `is_on_front`: on the Pareto front of these in
+    `is_comparable`: every planned seed is complete. `is_on_front`: on these cells' Pareto front in
     loss and time.
     """
     reports = report_trials(trials)
@@ -226,17 +221,17 @@ def recommend(cells: pd.DataFrame) -> dict[str, list[dict[Any, Any]]]:
     """Return the best of the comparable cells by each question of the summary; several if tied."""
     usable = cells[cells["is_comparable"]]
     loss, seconds = usable["final_valid_loss"], usable["seconds_total"]
-    close = seconds[loss <= loss.min() + BALANCED_TOLERANCE * abs(loss.min())]
+    close = seconds[loss <= loss.min() + 0.01 * abs(loss.min())]
     measures = {"best quality": loss, "fastest": seconds, "balanced": close}
     best = {name: values.index[values == values.min()] for name, values in measures.items()}
     return {name: cells.loc[rows].to_dict("records") for name, rows in best.items() if len(rows)}
 
 
 def find_gains(sweep: Sweep) -> list[dict[str, Any]]:
-    """Compare the mean rewards of the milestone prompts before and after training, cell by cell.
+    """Compare each cell's mean rewards of the milestone prompts before and after training.
 
-    `start` and `end` are by seed. Both use the same prompts and random numbers, so `difference` is
-    the Estimate of a paired difference, or None below two seeds.
+    `start` and `end` are by seed, with the same prompts and random numbers; `difference` is the
+    Estimate of their paired difference, or None below two seeds.
     """
     last = {trial: -float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
     trials = report_trials(sweep.trials)

@@ -1,8 +1,7 @@
 """Differences between batch sizes: paired tests, equivalence, and the power of more seeds.
 
-Losses are paired: one seed gives the same weights and the same stream at every batch size, a
-two-way layout of batch sizes and seeds (randomized blocks). Sources: Holm 1979; Schuirmann 1987 for
-the two one-sided tests. Formulas and simulated error rates: docs/statistics.md.
+One seed gives the same weights and stream at every batch size: randomized blocks. The two one-sided
+tests are Schuirmann's (1987). Formulas and simulated error rates: docs/statistics.md.
 """
 
 import math
@@ -16,7 +15,6 @@ from scipy.special import chdtri, nctdtrinc, stdtr, stdtrit
 
 ALPHA = 0.05
 POWER = 0.8
-EQUIVALENCE_MARGIN = 0.01  # nats
 MOST_SEEDS = 1000  # upper end of the search for enough seeds
 
 Losses = Mapping[int, Mapping[int, float]]  # batch size -> seed -> final loss
@@ -31,7 +29,7 @@ class Estimate(NamedTuple):
     high: float
 
     def __format__(self, form: str) -> str:
-        """Format the value and, if there is one, the interval: `1.5 [1.4, 1.6]`."""
+        """Write `1.5 [1.4, 1.6]`, or the value alone."""
         ends = f" [{self.low:{form}}, {self.high:{form}}]" if math.isfinite(self.low) else ""
         return f"{self.value:{form}}{ends}"
 
@@ -50,12 +48,10 @@ class Pair:
 
     @property
     def is_different(self) -> bool:
-        """Whether the means differ, with a family-wise error of 5 % over all pairs."""
         return self.p_different_holm <= ALPHA
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether the means differ by less than the margin."""
         return self.p_equivalent_holm <= ALPHA
 
 
@@ -77,17 +73,14 @@ class Comparison:
 
     @property
     def pairs_with_best(self) -> tuple[Pair, ...]:
-        """The pairs of the batch size of the least mean loss."""
         return tuple(pair for pair in self.pairs if self.least in pair.batch_sizes)
 
 
-def compare_pairs(
-    losses: Losses, margin: float = EQUIVALENCE_MARGIN, unit: str = "nats"
-) -> Comparison:
+def compare_pairs(losses: Losses, margin: float = 0.01, unit: str = "nats") -> Comparison:
     """Compare all pairs of batch sizes by paired t tests and test equivalence, Holm-adjusted.
 
-    There are no pairs, but a reason in `not_applicable`, with fewer than two batch sizes or common
-    seeds, or if a loss is not finite (without a diverged trial, means would be of lucky seeds).
+    Without two batch sizes and common seeds, or if a loss is not finite (means of the other seeds
+    would be of lucky ones), there is a reason instead.
     """
     sizes = tuple(sorted(losses))
     common = set.intersection(*map(set, losses.values())) if losses else set()
@@ -158,9 +151,9 @@ def holm(p_values: Floats) -> Floats:
 def minimal_detectable_difference(
     sigma: float, seeds: int, batch_sizes: int, pairs: int = 1
 ) -> float | None:
-    """Return the difference that a pair's test detects with power .8; None below 2 seeds.
+    """Return the difference that a two-sided test at .05 over `pairs` detects with power .8.
 
-    Two-sided at .05 over `pairs`, with the pooled standard error of `batch_sizes` that share one σ.
+    The standard error is that of `batch_sizes` that share one σ. None below 2 seeds.
     """
     degrees = (batch_sizes - 1) * (seeds - 1)
     if degrees < 1:

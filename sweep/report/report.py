@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,19 +15,10 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
-from sweep.analysis.checks import PolicyResult, judge
+from sweep.analysis import frames
+from sweep.analysis.checks import judge
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
-from sweep.analysis.frames import (
-    SEEDS_FOR_SPREAD,
-    Sweep,
-    compare_batch_sizes,
-    find_gains,
-    load_sweep,
-    recommend,
-    report_trials,
-    short,
-    write_trials_csv,
-)
+from sweep.analysis.frames import Sweep, load_sweep, short
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.plan.policy import describe_policy
@@ -45,7 +36,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
 
 def write_report_of(sweep: Sweep, out: Path) -> Path:
     """Write the report of a loaded sweep; each file is replaced atomically, report.md last."""
-    cells, policies = compare_batch_sizes(sweep.trials), judge(sweep)
+    cells, policies = frames.compare_batch_sizes(sweep.trials), judge(sweep)
     figures, folder = draw_figures(sweep, cells, policies), out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
@@ -53,8 +44,33 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
             save_figure(figure, folder / f"{name}.png")
         else:  # an earlier report may have had it
             (folder / f"{name}.png").unlink(missing_ok=True)
-    write_trials_csv(sweep, out / "trials.csv")
-    text = render("report.md.j2", figures=figures, **build_context(sweep, cells, policies))
+    frames.write_trials_csv(sweep, out / "trials.csv")
+    plan, settings = sweep.plan, sweep.plan.settings
+    trials = frames.report_trials(sweep.trials).fillna({"state": "unknown"})
+    curves = {policy.label: policy.curve for policy in policies if policy.curve}
+    text = render(
+        "report.md.j2",
+        version=__version__,
+        figures=figures,
+        sweep=sweep,
+        plan=plan,
+        settings=settings,
+        policies=policies,
+        warmup_fractions=[row.warmup_steps / row.steps for row in plan.known_trials],
+        cells=cells.to_dict("records"),
+        all_trials=sweep.trials.to_dict("records"),
+        trials=trials.sort_values(["label", "batch_size", "seed"]).to_dict("records"),
+        recommendations=frames.recommend(cells),
+        gains=frames.find_gains(sweep) if settings.traits.samples else (),
+        final_prompts=FINAL_PROMPTS,
+        noise=list(noise_scales(sweep)),
+        steps=[row for curve in curves.values() for row in _steps(curve)],
+        equal_losses=[
+            (measure, label, *losses_at(sweep, curve.trials, measure))
+            for measure in ("tokens", "steps", "seconds")
+            for label, curve in curves.items()
+        ],
+    )
     page = to_html(text, f"Batch-size sweep: {sweep.name}", out)
     for name, content in (("report.html", page), ("report.md", text)):
         with replacing(out / name) as part:
@@ -62,38 +78,8 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
     return out / "report.md"
 
 
-def build_context(
-    sweep: Sweep, cells: pd.DataFrame, policies: Sequence[PolicyResult]
-) -> dict[str, Any]:
-    """Return the variables of the report's templates."""
-    plan, settings = sweep.plan, sweep.plan.settings
-    trials = report_trials(sweep.trials).fillna({"state": "unknown"})
-    curves = {policy.label: policy.curve for policy in policies if policy.curve}
-    return {
-        "version": __version__,
-        "sweep": sweep,
-        "plan": plan,
-        "settings": settings,
-        "policies": policies,
-        "warmup_fractions": [row.warmup_steps / row.steps for row in plan.known_trials],
-        "cells": cells.to_dict("records"),
-        "all_trials": sweep.trials.to_dict("records"),
-        "trials": trials.sort_values(["label", "batch_size", "seed"]).to_dict("records"),
-        "recommendations": recommend(cells),
-        "gains": find_gains(sweep) if settings.traits.samples else (),
-        "final_prompts": FINAL_PROMPTS,
-        "noise": list(noise_scales(sweep)),
-        "steps": [row for curve in curves.values() for row in _steps(curve)],
-        "equal_losses": [
-            (measure, label, *losses_at(sweep, curve.trials, measure))
-            for measure in ("tokens", "steps", "seconds")
-            for label, curve in curves.items()
-        ],
-    }
-
-
 def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
-    """Return the steps to the target of each batch size: means over the seeds that reached it."""
+    """Return each batch size's steps to the target: means over the seeds that reached it."""
     batches = curve.trials.groupby("batch_size")
     reached = curve.trials[~curve.trials["is_censored"]].groupby("batch_size")
     table = batches[["label", "learning_rate"]].first()
@@ -109,13 +95,12 @@ def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
 
 
 def render(template: str, **context: Any) -> str:
-    """Render a Markdown template of the folder `templates`; text in the context stays text."""
     text = MARKDOWN.get_template(template).render(context)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def to_html(markdown: str, title: str, folder: Path) -> str:
-    """Render Markdown as one XHTML page that embeds the figures it names, relative to `folder`."""
+    """Render Markdown as one XHTML page that embeds its figures, named relative to `folder`."""
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": True}).enable("table")
 
     def embed(match: re.Match[str]) -> str:
@@ -149,8 +134,7 @@ def _or_missing(form: Callable[..., str]) -> Callable[..., str]:
 
 
 def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
-    """Write a loss with four decimals, and its standard deviation if there are enough seeds."""
-    has_spread = seeds >= SEEDS_FOR_SPREAD and math.isfinite(sd)
+    has_spread = seeds >= frames.SEEDS_FOR_SPREAD and math.isfinite(sd)
     return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
 
 
@@ -161,13 +145,8 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     return " to ".join(dict.fromkeys(ends)) or MISSING
 
 
-MARKDOWN = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
-    undefined=StrictUndefined,
-    finalize=escape,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+MARKDOWN = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+MARKDOWN.loader, MARKDOWN.finalize = FileSystemLoader(Path(__file__).parent / "templates"), escape
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "loss": format_loss,
