@@ -49,8 +49,6 @@ class StepsFit:
 
 @dataclass(frozen=True, eq=False)
 class StepsCurve:
-    """One policy's trials on their way to the target."""
-
     target: float
     trials: pd.DataFrame  # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound
     batch_sizes: tuple[int, ...]  # of the fit

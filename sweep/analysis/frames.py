@@ -147,9 +147,8 @@ def _join_curves(by_trial: dict[str, pd.DataFrame]) -> pd.DataFrame:
     empty = pd.DataFrame(columns=names, dtype=float)
     points = pd.concat([empty, *by_trial.values()], ignore_index=True)
     whole = [name for name in ("step", "tokens") if points[name].notna().all()]
-    points = points[[*names, *sorted(set(map(str, points)) - set(names))]].astype(
-        dict.fromkeys(whole, WHOLE)
-    )
+    metrics = sorted(map(str, set(points) - set(names)))
+    points = points[[*names, *metrics]].astype(dict.fromkeys(whole, WHOLE))
     codes = np.repeat(np.arange(len(by_trial)), [len(rows) for rows in by_trial.values()])
     ids = pd.Categorical.from_codes(codes, pd.Index(list(by_trial), dtype=object))
     return pd.concat([pd.Series(ids, name="id"), points], axis=1)

@@ -27,8 +27,6 @@ class LearningRateOptimum:
 
 @dataclass(frozen=True, eq=False)
 class TunedRate:
-    """The optimum of one batch size and the trials that it rests on."""
-
     batch_size: int
     # ascending in rate: learning_rate, state and loss (inf: diverged; NaN: pruned); with a target
     # the loss is the logarithm of the tokens to it (inf: not reached)

@@ -21,15 +21,13 @@ LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the firs
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 
-# The batch sizes at fault, and evidence; None if a rule does not apply. A rule gets the best cell of
-# each batch size that has every column that the rule needs.
+# The batch sizes at fault, and evidence; None if a rule does not apply. A rule gets the best cell
+# of each batch size that has every column that the rule needs.
 Verdict = tuple[Iterable[Any], str] | None
 
 
 @dataclass(frozen=True, eq=False)
 class TrialTable:
-    """One table of trials, prepared for the rules."""
-
     rows: pd.DataFrame  # every trial, with loss, true_steps and flags of failure
     cells: pd.DataFrame  # means over the completed trials of equal settings, tuning excluded
     best: pd.DataFrame  # the cell of least loss of each batch size, ascending
@@ -52,8 +50,8 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != "COMPLETE"
     rows["hours"] = rows["seconds_training"] / 3600
-    tokens_per_step = rows["token_budget"] / rows["steps"]
-    rows["context_length"] = (tokens_per_step / rows["batch_size"]).round().median()
+    sequences = rows["steps"] * rows["batch_size"]
+    rows["context_length"] = (rows["token_budget"] / sequences).round().median()
     is_tuning, is_pruned = rows["stage"] == "tune", rows["state"] == "PRUNED"
     # Reports are pruned on the way to a target only.
     has_target = bool((rows["tokens_to_target"].notna() | (is_pruned & ~is_tuning)).any())
@@ -85,9 +83,8 @@ def prepare(
     rows["outcome"] = 1.0 if has_loss or (rows["status"] != "").any() else math.nan
     rows["is_failed"] |= has_loss & rows["loss"].isna()
     rows["state"] = rows["state"] if is_own else ""
-    budget = [] if has_target else ["token_budget"]
-    settings = ["batch_size", "learning_rate", "context_length", *budget]
-    settings += ["weight_decay", "adam_beta2"]
+    settings = ["batch_size", "learning_rate", "context_length", "token_budget", "weight_decay"]
+    settings = [n for n in (*settings, "adam_beta2") if not (has_target and n == "token_budget")]
     if is_own or (rows["seeds"].isna().all() and (rows["seed"] != "").any()):
         rows["seeds"] = (~rows.duplicated([*settings, "stage", "seed"])).astype(float)
     groups = rows[~rows["is_failed"] & (rows["stage"] != "tune")].groupby(settings, dropna=False)

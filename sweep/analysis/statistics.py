@@ -36,8 +36,6 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two batch sizes compared over the seeds they share."""
-
     batch_sizes: tuple[int, int]
     difference: Estimate  # mean of larger minus smaller; the interval is for this pair alone
     standard_error: float  # the larger of the pooled one and the pair's own
@@ -57,8 +55,6 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All pairs of batch sizes over the seeds that all of them have."""
-
     batch_sizes: tuple[int, ...]
     seeds: tuple[int, ...]  # common to all batch sizes
     left_out: dict[int, tuple[int, ...]]  # batch size -> its seeds that another one lacks
