@@ -81,10 +81,7 @@ def audit(path: Path) -> dict[str, Any]:
 
 
 def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
-    """Return name, rows and notes of every table with batch sizes in a file or a folder's first.
-
-    The rows have all documented columns, NaN or empty text if a value is absent.
-    """
+    """Return name, rows and notes of every table with batch sizes in a file or a folder's first."""
     if path.is_dir():
         files = [path / "trials.csv", *sorted(path.glob("*.csv")), *sorted(path.glob("*.md"))]
         path = next((file for file in files if file.is_file()), path)

@@ -53,17 +53,11 @@ def build_check(
     missing_columns: tuple[str, ...] = (),
 ) -> Check:
     """Evaluate a row of checks.toml; it is not applicable if `is_failed` is None."""
-    row = TABLE[code]
-    return Check(
-        code=code,
-        status={None: NOT_APPLICABLE, True: FAIL, False: PASS}[is_failed],
-        condition=row["condition"],
-        evidence=evidence,
-        remedy=(remedy or row.get("remedy", "")) if is_failed else "",
-        blocks_claims=row.get("blocks_claims", False),
-        batch_sizes=tuple(sorted({int(size) for size in batch_sizes})) if is_failed else (),
-        missing_columns=missing_columns,
-    )
+    row, status = TABLE[code], {None: NOT_APPLICABLE, True: FAIL, False: PASS}[is_failed]
+    remedy = (remedy or row.get("remedy", "")) if is_failed else ""
+    blocks_claims, condition = row.get("blocks_claims", False), row["condition"]
+    sizes = tuple(sorted({int(size) for size in batch_sizes})) if is_failed else ()
+    return Check(code, status, condition, evidence, remedy, blocks_claims, sizes, missing_columns)
 
 
 def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:

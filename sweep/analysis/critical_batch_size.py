@@ -1,7 +1,4 @@
-"""The critical batch size: from the steps to a target loss, and from gradient noise.
-
-See docs/critical-batch-size.md.
-"""
+"""The critical batch size by steps to a target and by noise: docs/critical-batch-size.md."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -98,7 +95,7 @@ def losses_at(sweep: Sweep, trials: pd.DataFrame, measure: str) -> tuple[float, 
     """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
 
     The number is the most that every trial reached. The schedule knows no horizon, so a shorter
-    trial would have had the same loss. The table holds batch_size, loss, loss_sd and seeds.
+    trial would have had the same loss.
     """
     curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
     trials = trials.assign(per_token=trials[measure] / trials["tokens"]).dropna(subset="per_token")

@@ -83,7 +83,16 @@ def load_sweep(path: str | Path) -> Sweep:
     trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(has_gaps, REAL))
     texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == TEXT]
     trials[texts] = trials[texts].where(is_given[texts], None)
-    return Sweep(folder.name, plan, trials, _join_curves(curves), tuple(warnings))
+    names = ["time", "step", "tokens"]
+    empty = pd.DataFrame(columns=names, dtype=float)
+    points = pd.concat([empty, *curves.values()], ignore_index=True)
+    whole = [name for name in ("step", "tokens") if points[name].notna().all()]
+    metrics = sorted(map(str, set(points) - set(names)))
+    points = points[[*names, *metrics]].astype(dict.fromkeys(whole, WHOLE))
+    codes = np.repeat(np.arange(len(curves)), [len(rows) for rows in curves.values()])
+    ids = pd.Categorical.from_codes(codes, pd.Index(list(curves), dtype=object))
+    points = pd.concat([pd.Series(ids, name="id"), points], axis=1)
+    return Sweep(folder.name, plan, trials, points, tuple(warnings))
 
 
 def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = None) -> Sweep:
@@ -142,18 +151,6 @@ def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> 
     return points
 
 
-def _join_curves(by_trial: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    names = ["time", "step", "tokens"]
-    empty = pd.DataFrame(columns=names, dtype=float)
-    points = pd.concat([empty, *by_trial.values()], ignore_index=True)
-    whole = [name for name in ("step", "tokens") if points[name].notna().all()]
-    metrics = sorted(map(str, set(points) - set(names)))
-    points = points[[*names, *metrics]].astype(dict.fromkeys(whole, WHOLE))
-    codes = np.repeat(np.arange(len(by_trial)), [len(rows) for rows in by_trial.values()])
-    ids = pd.Categorical.from_codes(codes, pd.Index(list(by_trial), dtype=object))
-    return pd.concat([pd.Series(ids, name="id"), points], axis=1)
-
-
 def curves_by_trial(sweep: Sweep, metric: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield id, tokens and values of every trial that has finite points of a metric."""
     if metric in sweep.curves:
@@ -185,8 +182,7 @@ def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
 def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     """Return each cell's counts of trials by state, and means and spread of its complete trials.
 
-    `is_comparable`: every planned seed is complete. `is_on_front`: on these cells' Pareto front in
-    loss and time.
+    `is_comparable`: every planned seed is complete. `is_on_front`: of loss and time, among these.
     """
     reports = report_trials(trials)
     state, is_diverged = reports["state"], reports["cause"] == "diverged"

@@ -1,7 +1,4 @@
-"""The best learning rate of a batch size: its interval, and whether the grid encloses it.
-
-See docs/statistics.md.
-"""
+"""The best learning rate of a batch size and its interval: docs/statistics.md."""
 
 import math
 from dataclasses import dataclass
@@ -41,10 +38,7 @@ class TunedRate:
 def tuned_rates(
     rows: pd.DataFrame, sigma: float | None = None, degrees: float = math.inf
 ) -> tuple[TunedRate, ...]:
-    """Return the optimum of each batch size; nothing if at most one rate was tried at each.
-
-    Tuning trials count; in a table without them, every row. `sigma` is over seeds.
-    """
+    """Return the optimum of each batch size; nothing if at most one rate was tried at each."""
     is_tuning = rows["stage"] == "tune"
     trials = rows[is_tuning] if is_tuning.any() else rows[~rows["is_out_of_memory"]]
     if not trials.groupby("batch_size")["learning_rate"].nunique().max() > 1:
@@ -107,13 +101,11 @@ def learning_rate_optimum(
         ends = np.flatnonzero(np.r_[True, values > least + sigma, True]) - 1  # ends of the plateau
         after = int(np.searchsorted(ends, best))
         plateau = (float(grid[ends[after - 1] + 1]), float(grid[ends[after] - 1]))
-    rate, interval = _vertex(np.log(grid[near]), values[near], reach)
+    rate, interval = _fit(np.log(grid[near]), values[near], reach)
     return LearningRateOptimum(float(grid[best]), is_inside, rate, interval, plateau)
 
 
-def _vertex(
-    log_rates: Floats, values: Floats, reach: float
-) -> tuple[float | None, Interval | None]:
+def _fit(log_rates: Floats, values: Floats, reach: float) -> tuple[float | None, Interval | None]:
     """Return η* and its interval; `reach` is σ times its quantile, NaN if it is not known."""
     if len(log_rates) < 3:
         return None, None

@@ -362,13 +362,11 @@ def uneven_times(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     return ratios["batch_size"][ratios["ratio"] > 1.25], text
 
 
-RULES: dict[str, Callable[[TrialTable, pd.DataFrame], Verdict]] = {
-    rule.__name__: rule
-    for rule in (
-        *(steps_are_log_rows, tokens_mismatch, equal_steps_not_tokens, tokens_differ),
-        *(fixed_learning_rate, scaled_learning_rate, learning_rate_at_edge, tuning_incomplete),
-        *(single_seed, warmup_fraction, seconds_per_step_outlier, adamw_time_scale),
-        *(beta2_half_life, best_of_evaluations, missing_batch_size, diverged),
-        *(batch_size_at_edge, many_epochs, initial_loss, mixed_execution, uneven_times),
-    )
-}
+IN_ORDER: tuple[Callable[[TrialTable, pd.DataFrame], Verdict], ...] = (
+    *(steps_are_log_rows, tokens_mismatch, equal_steps_not_tokens, tokens_differ),
+    *(fixed_learning_rate, scaled_learning_rate, learning_rate_at_edge, tuning_incomplete),
+    *(single_seed, warmup_fraction, seconds_per_step_outlier, adamw_time_scale),
+    *(beta2_half_life, best_of_evaluations, missing_batch_size, diverged),
+    *(batch_size_at_edge, many_epochs, initial_loss, mixed_execution, uneven_times),
+)
+RULES = {rule.__name__: rule for rule in IN_ORDER}

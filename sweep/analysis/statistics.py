@@ -73,16 +73,13 @@ class Comparison:
 
 
 def compare_pairs(losses: Losses, margin: float = 0.01, unit: str = "nats") -> Comparison:
-    """Compare all pairs of batch sizes by paired t tests and test equivalence, Holm-adjusted.
-
-    Without two batch sizes and common seeds, or if a loss is not finite (means of the other seeds
-    would be of lucky ones), there is a reason instead.
-    """
+    """Compare all pairs of batch sizes by paired t tests and test equivalence, Holm-adjusted."""
     sizes = tuple(sorted(losses))
     common = set.intersection(*map(set, losses.values())) if losses else set()
     seeds = tuple(sorted(common))
     left_out = {n: tuple(sorted(set(losses[n]) - common)) for n in sizes if set(losses[n]) - common}
     reason = ""
+    # Means without a diverged trial would be of lucky seeds.
     if infinite := [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]:
         reason = f"batch size {infinite[0]} has a loss that is not finite"
     elif len(sizes) < 2:
@@ -147,10 +144,7 @@ def holm(p_values: Floats) -> Floats:
 def minimal_detectable_difference(
     sigma: float, seeds: int, batch_sizes: int, pairs: int = 1
 ) -> float | None:
-    """Return the difference that a two-sided test at .05 over `pairs` detects with power .8.
-
-    The standard error is that of `batch_sizes` that share one σ. None below 2 seeds.
-    """
+    """Return the difference that a two-sided test at .05 over `pairs` detects with power .8."""
     degrees = (batch_sizes - 1) * (seeds - 1)
     if degrees < 1:
         return None

@@ -19,7 +19,6 @@ from sweep.config.numbers import format_count
 from sweep.trial.files import replacing
 
 Policies = Sequence[PolicyResult]
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DIVERGED_COLOUR = "#B00020"
 GREY = "#555555"
