@@ -1,7 +1,6 @@
-"""`sweep audit`: evaluate the table of checks on any table of batch-size results.
+"""`sweep audit`: evaluate the table of checks on CSV, markdown tables or a trials.csv.
 
-It reads CSV, the pipe tables of a markdown page, or the trials.csv of a sweep. Documented headers,
-their synonyms, units and thousands separators are understood. See docs/audit.md.
+Headers, synonyms, units and thousands separators: docs/audit.md.
 """
 
 import io
@@ -39,8 +38,6 @@ HEADERS = {
     "seed": r"(random )?seed",
     "stage": r"stage",
 }
-TEXTS = ("status", "seed", "stage")
-OUR_HEADERS = {*("id", "stage", "policy", "state", "cause", "seconds_training")}  # of trials.csv
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
@@ -56,16 +53,10 @@ FAILED = (
     "prune|abort|kill|timed?.?out|lost|unfinished|incomplete|not finished"
 )
 SUCCEEDED = r"(?i)[\s*_`(]*(ok|done|complete|success|finished|passed|✓|✔|✅)"
-SMALLEST, LARGEST = 1e-18, 1e18  # plausible numbers
-MOST_LISTED = 5  # cells in a note
 
 
 def audit(path: Path) -> dict[str, Any]:
-    """Return the findings in every table of a file or folder, as `sweep audit --json` prints them.
-
-    Raises:
-        SweepError: if no table has batch sizes.
-    """
+    """Return the findings in every table of a file or folder, as `sweep audit --json` has them."""
     findings, notes, missing = [], list[str](), dict[str, list[str]]()
     checked, tables = set[str](), read_tables(path)
     for name, rows, own_notes in tables:
@@ -84,17 +75,13 @@ def audit(path: Path) -> dict[str, Any]:
                     finding = {"code": check.code, "rows": list(check.batch_sizes)}
                     finding |= {"message": start + check.evidence, "remedy": check.remedy}
                     findings.append(finding)
-    absent = [code for code in missing if code not in checked]
-    not_checked = [{"code": code, "missing_columns": missing[code]} for code in absent]
+    absent = {code: names for code, names in missing.items() if code not in checked}
+    not_checked = [{"code": code, "missing_columns": names} for code, names in absent.items()]
     return {"findings": findings, "not_checked": not_checked, "notes": notes}
 
 
 def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
-    """Read every table that has batch sizes from a file, or from the first table of a folder.
-
-    Returns the name of each, its rows with all documented columns (NaN or empty text if a value is
-    absent), and notes on what was not read.
-    """
+    """Return name, rows and notes of every table with batch sizes in a file or a folder's first."""
     if path.is_dir():
         files = [path / "trials.csv", *sorted(path.glob("*.csv")), *sorted(path.glob("*.md"))]
         path = next((file for file in files if file.is_file()), path)
@@ -106,7 +93,8 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         header = text.lstrip().partition("\n")[0]
-        if set(header.strip().split(",")) >= OUR_HEADERS:
+        ours = {"id", "stage", "policy", "state", "cause", "seconds_training"}  # in any version
+        if ours <= set(header.strip().split(",")):
             trials = pd.read_csv(io.StringIO(text), dtype={"seed": str})
             # An older table may lack columns.
             rows = rows_of_trials(trials.reindex(columns=list(TRIAL_COLUMNS)))
@@ -156,7 +144,7 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         title = titles.get(column, "")
         texts = cells.get(title, pd.Series("", cells.index))
         table[column] = texts
-        if column not in TEXTS:
+        if column not in ("status", "seed", "stage"):
             table[column] = [_number(column, title, text) for text in texts]
             is_unread = table[column].isna() & texts.str.contains("[1-9]")
             unread += [f"{text} ({title})" for text in texts[is_unread]]
@@ -171,7 +159,7 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     has_batch = table["batch_size"] % 1 == 0
     notes = {
         "Columns ignored": ", ".join(title for title in header if title not in titles.values()),
-        "Cells not read": ", ".join(unread[:MOST_LISTED]),
+        "Cells not read": ", ".join(unread[:5]),
         "Rows left out, without a batch size": sum(~has_batch),
     }
     listed = [f"{name}: {text}." for name, text in notes.items() if text]
@@ -201,4 +189,4 @@ def _number(column: str, title: str, text: str) -> float:
     if value == 0:
         return value if column == "weight_decay" or column.endswith("loss") else math.nan
     is_possible = value > 0 or column.endswith("loss")
-    return value if is_possible and SMALLEST <= abs(value) <= LARGEST else math.nan
+    return value if is_possible and 1e-18 <= abs(value) <= 1e18 else math.nan

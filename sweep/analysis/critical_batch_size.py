@@ -1,33 +1,31 @@
-"""The critical batch size: from the steps to a target loss, and from gradient noise.
-
-See docs/critical-batch-size.md.
-"""
+"""The critical batch size by steps to a target and by noise: docs/critical-batch-size.md."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
-from scipy.special import log_ndtr
-from scipy.stats import t as student
+from scipy.special import log_ndtr, stdtrit
 
-from sweep.analysis.statistics import Estimate
+from sweep.analysis.frames import Sweep, curves_by_trial, report_trials
+from sweep.analysis.statistics import Estimate, Floats
 from sweep.errors import SweepError
+from sweep.plan.rates import crossing_tokens, smoothed
 
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
-LINEAR_OVERHEAD = 1 / 8  # fitted; up to it a batch size counts as still on linear scaling
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and a residual
-PUBLISHED_START, PUBLISHED_TOLERANCE = (1.0, 1.0), 1e-8  # logs; those of scipy's `curve_fit`
-TOLERANCE = 1e-12
-OTHER_OPTIMUM = 1e-9  # relative improvement of the cost from which it counts as another optimum
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
-
-Floats = NDArray[np.float64]
+COLUMNS = (
+    *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
+    *("is_early", "trained_tokens", "id"),
+)
 Data = tuple[Floats, Floats, NDArray[np.bool_]]  # batch sizes, log steps, whether censored
 
 
@@ -39,11 +37,77 @@ class StepsFit:
     e_min: Estimate  # sequences; 0 if the steps do not depend on the batch size
     b_crit: Estimate  # sequences; infinite if s_min is 0
     b_overhead: Estimate  # 0.2·B_crit: takes 20 % more tokens than the least
-    b_opt: float | None  # the largest batch size that still scales linearly
+    b_opt: float | None  # the largest batch size up to B_crit/8: it still scales linearly
     b_star: Estimate | None  # 20 % more steps than linear scaling from b_opt, which is held fixed
     residuals: Floats  # (seeds, batch sizes): log S − log fit; of a bound its least, 0 or more
     slopes: Floats  # d log S / d log B between neighbours, over seeds; NaN next to a censored one
     spread: float  # standard deviation of log S about the curve
+
+
+@dataclass(frozen=True, eq=False)
+class StepsCurve:
+    target: float
+    trials: pd.DataFrame  # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound
+    batch_sizes: tuple[int, ...]  # of the fit
+    fit: StepsFit | None
+    no_fit: str  # reason, if there is no fit
+
+
+def steps_to_target(sweep: Sweep) -> pd.DataFrame:
+    """Return one row per reporting trial that ended: where it reached the target, or a bound.
+
+    A trial that was pruned or used up its budget is censored: its last evaluation is a bound. One
+    below the target at its first evaluation is early. Diverged trials have no row.
+    """
+    target, window = sweep.plan.settings.target, sweep.plan.settings.evaluation.window
+    assert target is not None
+    trials, rows = report_trials(sweep.trials).set_index("id", drop=False), []
+    ended = trials[trials["state"].isin(["COMPLETE", "PRUNED"])].to_dict("index")
+    for trial, evaluated, losses in curves_by_trial(sweep, "valid/loss"):
+        if (row := ended.get(trial)) is None:
+            continue
+        crossed = crossing_tokens(evaluated, losses, target, window)
+        means_at = smoothed(evaluated, losses, window)[0]  # a mean lies before its last evaluation
+        tokens = crossed or float((*evaluated[:1], *means_at)[-1])
+        seconds = row["seconds_training"] / row["tokens"] if row["state"] == "COMPLETE" else np.nan
+        row |= {"tokens": tokens, "seconds": seconds * tokens, "is_censored": crossed is None}
+        row["steps"] = tokens / (row["batch_size"] * sweep.plan.tokens_per_sequence)
+        row["is_early"] = crossed is not None and crossed <= means_at[0]
+        rows.append(row | {"trained_tokens": float(evaluated[-1])})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def fit_curve(trials: pd.DataFrame, target: float) -> StepsCurve:
+    """Fit the curve through the seeds that every batch size of a policy has."""
+    steps = trials.pivot_table(index="seed", columns="batch_size", values="steps").dropna()
+    sizes = tuple(int(size) for size in steps.columns)
+    if steps.empty:
+        return StepsCurve(target, trials, (), None, "No seed ended at every batch size.")
+    bounds = trials.pivot_table(index="seed", columns="batch_size", values="is_censored")
+    try:
+        fit = fit_steps(sizes, steps.to_numpy(), bounds.loc[steps.index] > 0)
+        return StepsCurve(target, trials, sizes, fit, "")
+    except SweepError as error:
+        return StepsCurve(target, trials, sizes, None, str(error))
+
+
+def losses_at(sweep: Sweep, trials: pd.DataFrame, measure: str) -> tuple[float, pd.DataFrame]:
+    """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
+
+    The number is the most that every trial reached. The schedule knows no horizon, so a shorter
+    trial would have had the same loss.
+    """
+    curves = {trial: (t, v) for trial, t, v in curves_by_trial(sweep, "valid/loss")}
+    trials = trials.assign(per_token=trials[measure] / trials["tokens"]).dropna(subset="per_token")
+    common = float((trials["trained_tokens"] * trials["per_token"]).min())
+    trials["loss"] = np.nan  # no loss is known before the first evaluation
+    for k, row in trials.iterrows():
+        evaluated, losses = curves[row["id"]]
+        tokens = common / row["per_token"]
+        if tokens >= evaluated[0]:
+            trials.loc[k, "loss"] = np.interp(math.log(tokens), np.log(evaluated), losses)
+    table = trials.dropna(subset="loss").groupby("batch_size")["loss"]
+    return common, table.agg(loss="mean", loss_sd="std", seeds="count").reset_index()
 
 
 def fit_steps(
@@ -54,14 +118,7 @@ def fit_steps(
     A censored S is a lower bound and enters one-sidedly, by the likelihood of a normal log S (Tobin
     1958). Intervals are t intervals of the logs; the standard error is that of a bootstrap over
     whole seeds, times √(n/(n−1)).
-
-    Args:
-        batch_sizes: increasing.
-        steps: to the target, or the bound; shape (seeds, batch sizes), or (batch sizes,).
-        censored: same shape, true if `steps` is a bound.
-
-    Raises:
-        SweepError: if fewer than three batch sizes reached the target.
+    `steps` has the shape (seeds, batch sizes) or (batch sizes,), with batch sizes increasing.
     """
     sizes, logs = np.asarray(batch_sizes, float), np.log(np.atleast_2d(np.asarray(steps, float)))
     bounds = np.zeros(logs.shape, bool) | (False if censored is None else np.asarray(censored))
@@ -71,9 +128,8 @@ def fit_steps(
             f"A fit must have {LEAST_BATCH_SIZES} batch sizes that reached the target, got "
             f"{crossed.sum()}. Raise the target or the budget, or add batch sizes."
         )
-    data = sizes, logs, bounds
+    data, seeds = (sizes, logs, bounds), len(logs)
     point, spread = _fit_with_spread(data)
-    seeds = len(logs)
     draws = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, RESAMPLES)
     if seeds == 1:
         draws = draws[:0]
@@ -83,7 +139,7 @@ def fit_steps(
     columns = zip(_parameters(point, sizes), resampled.repeat(counts, axis=0).T, strict=True)
     s_min, e_min, b_crit = (_estimate(value, column, seeds) for value, column in columns)
     b_overhead = Estimate(*(OVERHEAD * end for end in b_crit))
-    b_opt = max(sizes[crossed & (sizes <= LINEAR_OVERHEAD * b_crit.value)].tolist(), default=None)
+    b_opt = max(sizes[crossed & (sizes <= b_crit.value / 8)].tolist(), default=None)
     b_star = b_opt and Estimate(*((1 + OVERHEAD) * b_opt + end for end in b_overhead))
     residuals = logs - _curve(point, sizes)
     residuals = np.where(bounds, residuals.clip(0), residuals)
@@ -96,7 +152,7 @@ def _curve(point: Floats, sizes: Floats) -> Floats:
 
 
 def _fit(
-    data: Data, spread: float, start: Floats, weights: Floats, tolerance: float = TOLERANCE
+    data: Data, spread: float, start: Floats, weights: Floats, tol: float = 1e-12
 ) -> tuple[Floats, float]:
     """Return log S_min and log E_min by least squares with seeds weighted, and the cost.
 
@@ -110,7 +166,6 @@ def _fit(
         gap[censored] = spread * np.sqrt(-2 * log_ndtr(gap[censored] / spread))
         return (root * gap).ravel()
 
-    tol = tolerance
     result = least_squares(terms, start, method="lm", xtol=tol, ftol=tol, gtol=tol)
     return np.asarray(result.x), float(result.cost)
 
@@ -121,9 +176,10 @@ def _fit_with_spread(data: Data) -> tuple[Floats, float]:
     weights, spread = np.ones(len(logs)), LEAST_SPREAD
     start = np.array([logs.min(), (logs[:, 0] + math.log(sizes[0])).mean()])
     point, cost = _fit(data, spread, start, weights)
-    # The published digits, unless they are not of the optimum.
-    early, more = _fit(data, spread, np.array(PUBLISHED_START), weights, PUBLISHED_TOLERANCE)
-    point = early if more <= cost * (1 + OTHER_OPTIMUM) else point
+    # The start and tolerance of scipy's `curve_fit` give the published digits; they are kept unless
+    # another optimum is better.
+    early, more = _fit(data, spread, np.ones(2), weights, 1e-8)
+    point = early if more <= cost * (1 + 1e-9) else point
     gap = _curve(point, sizes) - logs
     squares = float((gap[~censored] ** 2).sum())
     spread = max(math.sqrt(squares / max(gap.size - 2, 1)), LEAST_SPREAD)
@@ -157,7 +213,7 @@ def _estimate(log_value: float, resampled: Floats, seeds: int) -> Estimate:
     if not np.isfinite([log_value, *resampled]).all():
         return Estimate(value, 0.0, math.inf)
     error = float(resampled.std()) * math.sqrt(seeds / (seeds - 1))
-    half = float(student.ppf(TAILS[1], seeds - 1)) * error
+    half = float(stdtrit(seeds - 1, TAILS[1])) * error
     with np.errstate(over="ignore"):
         low, high = np.exp([log_value - half, log_value + half])
     return Estimate(value, float(low), float(high))
@@ -187,13 +243,11 @@ def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale
     windows = np.lib.stride_tricks.sliding_window_view(wrapped, length, axis=0).mean(-1)
     starts = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, blocks))
     means = windows[starts].mean(1)  # (resamples, 2)
-    widening = float(student.ppf(TAILS[1], blocks - 1) / student.ppf(TAILS[1], math.inf))
+    widening = float(stdtrit(blocks - 1, TAILS[1]) / stdtrit(math.inf, TAILS[1]))
     widening *= math.sqrt(blocks / (blocks - 1))
-    estimates = []
-    for mean, resampled in zip(values.mean(0).tolist(), means.T, strict=True):
-        ends = np.quantile(resampled, TAILS).tolist()
-        estimates.append(Estimate(mean, *(mean + widening * (end - mean) for end in ends)))
-    trace, square = estimates
+    mean = values.mean(0)
+    ends = mean + widening * (np.quantile(means, TAILS, axis=0) - mean)
+    trace, square = (Estimate(*numbers) for numbers in np.stack([mean, *ends], axis=1).tolist())
     ratio = None
     if square.low > 0:
         ratios = np.full(len(means), np.inf)
@@ -202,3 +256,24 @@ def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale
         ends = np.quantile(ratios, TAILS, method="nearest").tolist()
         ratio = Estimate(value, *(value * (end / value) ** widening for end in ends))
     return NoiseScale(ratio, trace, square, len(values))
+
+
+def noise_records(sweep: Sweep) -> pd.DataFrame:
+    """Return the reporting trials' noise: label, batch_size, seed, tokens, trace, square."""
+    trials = report_trials(sweep.trials)[["id", "label", "batch_size", "seed"]]
+    names = {"noise/trace": "trace", "noise/square": "square"}
+    if not set(names) <= set(sweep.curves):
+        return trials.iloc[:0]
+    lines = sweep.curves.dropna(subset=list(names)).rename(columns=names)
+    lines = lines[["id", "tokens", "trace", "square"]].astype({"id": object})
+    return lines.merge(trials, on="id")
+
+
+def noise_scales(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Yield each cell's noise scale over the later half of training, all seeds together."""
+    groups = noise_records(sweep).groupby(["label", "batch_size"], sort=False)
+    for (label, batch_size), lines in groups:
+        late = lines[lines["tokens"] >= lines["tokens"].max() / 2].sort_values(["seed", "tokens"])
+        if len(late) >= 4:
+            scale = noise_scale(late["trace"].to_list(), late["square"].to_list())
+            yield {"label": label, "batch_size": batch_size, "scale": scale}

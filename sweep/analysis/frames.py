@@ -1,7 +1,6 @@
-"""Load a sweep as tables: one row per trial, one row per logged point.
+"""The tables of a sweep: its trials, their curves, and its cells.
 
-`sweep.load_sweep("results/quick")` reads a sweep folder, finished or not, or a published copy of
-one.
+A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sweep.analysis.statistics import compare_pairs
 from sweep.errors import CorruptFile
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, read_metrics, replacing, sha256_of_file
@@ -38,13 +38,18 @@ TRIAL_COLUMNS = {
     "peak_memory_bytes": WHOLE,
     **dict.fromkeys(("device", "torch_version", "git_commit", "data_sha256", "execution"), TEXT),
 }
-POINT_COLUMNS = ("time", "step", "tokens")
+SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
+MEANS = [
+    *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
+    *("clipped_step_fraction", "seconds_total", "seconds_compile", "seconds_training"),
+    *("seconds_evaluation", "seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu"),
+]
+CELL_KEYS = ["label", "batch_size", "learning_rate"]
+COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """One sweep, read at one moment."""
-
     name: str
     plan: Plan
     trials: pd.DataFrame  # one row per planned trial that has an id; TRIAL_COLUMNS
@@ -78,7 +83,16 @@ def load_sweep(path: str | Path) -> Sweep:
     trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(has_gaps, REAL))
     texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == TEXT]
     trials[texts] = trials[texts].where(is_given[texts], None)
-    return Sweep(folder.name, plan, trials, _join_curves(curves), tuple(warnings))
+    names = ["time", "step", "tokens"]
+    empty = pd.DataFrame(columns=names, dtype=float)
+    points = pd.concat([empty, *curves.values()], ignore_index=True)
+    whole = [name for name in ("step", "tokens") if points[name].notna().all()]
+    metrics = sorted(map(str, set(points) - set(names)))
+    points = points[[*names, *metrics]].astype(dict.fromkeys(whole, WHOLE))
+    codes = np.repeat(np.arange(len(curves)), [len(rows) for rows in curves.values()])
+    ids = pd.Categorical.from_codes(codes, pd.Index(list(curves), dtype=object))
+    points = pd.concat([pd.Series(ids, name="id"), points], axis=1)
+    return Sweep(folder.name, plan, trials, points, tuple(warnings))
 
 
 def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = None) -> Sweep:
@@ -91,7 +105,7 @@ def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = N
 
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:
-    """Write every trial atomically, with the columns of docs/results.md."""
+    """Write every trial, with the columns of docs/results.md."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == WHOLE}
     table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
     with replacing(path) as part:
@@ -106,14 +120,13 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
             return result
     except CorruptFile:
         result = {}
+    name = f"trial {trial.id}: "
     if result is not None:
-        warnings.append(
-            f"trial {trial.id}: result.json is damaged or was changed; its numbers are left out."
-        )
+        warnings.append(f"{name}result.json is damaged or was changed; its numbers are left out.")
     try:
         status = trial.read_status()
     except CorruptFile:
-        warnings.append(f"trial {trial.id}: state.json is damaged; left out.")
+        warnings.append(f"{name}state.json is damaged; left out.")
         return {"state": None}
     record: dict[str, Any] = {"state": str(status.state), "attempts": status.attempts}
     if status.cause:
@@ -138,20 +151,92 @@ def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> 
     return points
 
 
-def _join_curves(by_trial: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    empty = pd.DataFrame(columns=list(POINT_COLUMNS), dtype=float)
-    points = pd.concat([empty, *by_trial.values()], ignore_index=True)
-    metrics = sorted(str(name) for name in points if name not in POINT_COLUMNS)
-    whole = [name for name in ("step", "tokens") if points[name].notna().all()]
-    points = points[[*POINT_COLUMNS, *metrics]].astype(dict.fromkeys(whole, WHOLE))
-    codes = np.repeat(np.arange(len(by_trial)), [len(rows) for rows in by_trial.values()])
-    ids = pd.Categorical.from_codes(codes, pd.Index(list(by_trial), dtype=object))
-    return pd.concat([pd.Series(ids, name="id"), points], axis=1)
-
-
 def curves_by_trial(sweep: Sweep, metric: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield id, tokens and values of every trial that has finite points of a metric."""
     if metric in sweep.curves:
         points = sweep.curves[sweep.curves[metric].notna()]
         for trial, rows in points.groupby("id", observed=True):
             yield str(trial), rows["tokens"].to_numpy(), rows[metric].to_numpy()
+
+
+def short(number: float) -> str:
+    """Format a number so that reading it back gives the same: 3e-4, 0.01, 32."""
+    text = f"{number:g}" if float(f"{number:g}") == number else repr(float(number))
+    scientific = f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e+")
+    is_shorter = 0 < abs(number) < 0.01 and float(scientific) == number
+    return scientific if is_shorter else text
+
+
+def policy_labels(trials: pd.DataFrame) -> list[str]:
+    """Return the name of each trial's policy, with the rate if it is fixed: `fixed 3e-4`."""
+    pairs = zip(trials["policy"], trials["learning_rate"], strict=True)
+    return [f"fixed {short(rate)}" if policy == "fixed" else str(policy) for policy, rate in pairs]
+
+
+def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the reporting trials with their policy's label, in the plan's order."""
+    reports = trials[trials["stage"] == "report"]
+    return reports.assign(label=policy_labels(reports))
+
+
+def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return each cell's counts of trials by state, and means and spread of its complete trials.
+
+    `is_comparable`: every planned seed is complete. `is_on_front`: of loss and time, among these.
+    """
+    reports = report_trials(trials)
+    state, is_diverged = reports["state"], reports["cause"] == "diverged"
+    reports["planned"], reports["complete"] = 1, state == "COMPLETE"
+    reports["diverged"], reports["pruned"] = is_diverged, state == "PRUNED"
+    reports["failed"] = (state == "FAILED") & ~is_diverged
+    reports["unfinished"] = ~state.isin(["COMPLETE", "FAILED", "PRUNED"])
+    groups = reports.groupby(CELL_KEYS, sort=False)
+    done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
+    # A mean of some of the trials would look like one of all: it is NaN if one value is missing.
+    means = done[MEANS].agg(pd.Series.mean, skipna=False)
+    means["peak_memory_bytes"] = done["peak_memory_bytes"].max()
+    losses = done["final_valid_loss"].agg(loss_sd="std", loss_min="min", loss_max="max")
+    # A diverged trial records the steps that it took; the others, those of the plan.
+    planned = groups[["policy", "steps"]].max()
+    cells = pd.concat([planned, groups[COUNTS].sum(), means, losses], axis=1).reset_index()
+    cells["order"] = pd.factorize(cells["label"])[0]
+    cells = cells.sort_values(["order", "batch_size"], ignore_index=True)
+    cells["train_valid_gap"] = cells["final_valid_loss"] - cells["final_train_loss"]
+    # A report is pruned only on the way to a target: it is a bound, which is data too.
+    is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
+    cells["is_comparable"] = is_whole & np.isfinite(cells["final_valid_loss"])
+    ends = cells[["final_valid_loss", "seconds_total"]].where(cells["is_comparable"]).to_numpy()
+    excess = ends[:, None] - ends  # of each cell over each other: (cells, cells, 2)
+    is_dominated = ((excess <= 0).all(axis=2) & (excess < 0).any(axis=2)).any(axis=0)
+    cells["is_on_front"] = ~(np.isnan(ends).any(axis=1) | is_dominated)
+    return cells
+
+
+def recommend(cells: pd.DataFrame) -> dict[str, list[dict[Any, Any]]]:
+    """Return the best of the comparable cells by each question of the summary; several if tied."""
+    usable = cells[cells["is_comparable"]]
+    loss, seconds = usable["final_valid_loss"], usable["seconds_total"]
+    close = seconds[loss <= loss.min() + 0.01 * abs(loss.min())]
+    measures = {"best quality": loss, "fastest": seconds, "balanced": close}
+    best = {name: values.index[values == values.min()] for name, values in measures.items()}
+    return {name: cells.loc[rows].to_dict("records") for name, rows in best.items() if len(rows)}
+
+
+def find_gains(sweep: Sweep) -> list[dict[str, Any]]:
+    """Compare each cell's mean rewards of the milestone prompts before and after training.
+
+    `start` and `end` are by seed, with the same prompts and random numbers; `difference` is the
+    Estimate of their paired difference, or None below two seeds.
+    """
+    last = {trial: -float(values[-1]) for trial, _, values in curves_by_trial(sweep, "valid/loss")}
+    trials = report_trials(sweep.trials)
+    trials["start"] = -trials["initial_valid_loss"].astype(float)
+    trials["end"] = trials["id"].map(last).astype(float)
+    trials = trials[trials["state"] == "COMPLETE"].dropna(subset=["start", "end"])
+    gains = []
+    for _, rows in trials.groupby(CELL_KEYS, sort=False):
+        ends = rows.astype({"seed": int}).set_index("seed")[["start", "end"]].to_dict()
+        pairs = compare_pairs({0: ends["start"], 1: ends["end"]}).pairs
+        difference = pairs[0].difference if pairs else None
+        gains.append({**rows.iloc[0][CELL_KEYS], **ends, "difference": difference})
+    return gains

@@ -1,30 +1,20 @@
-"""The best learning rate of a batch size: its interval, and whether the grid encloses it.
-
-The loss is fitted by a quadratic in log η. The interval of its vertex is Fieller's (1954), which is
-unbounded, here None, if noise could hide the curvature. See docs/statistics.md.
-"""
+"""The best learning rate of a batch size and its interval: docs/statistics.md."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from sweep.analysis.statistics import ALPHA
+from sweep.analysis.statistics import ALPHA, Floats
 
 NEIGHBOURS = 2  # finite points on each side of the best that the quadratic is fitted to
-
-Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class LearningRateOptimum:
-    """The best rate of a grid of losses."""
-
     best: float | None  # the measured rate of the least loss; None if every trial diverged
     is_inside: bool  # whether both ends of the grid are worse; a diverged trial is +∞
     rate: float | None = None  # η*, the vertex
@@ -34,8 +24,6 @@ class LearningRateOptimum:
 
 @dataclass(frozen=True, eq=False)
 class TunedRate:
-    """The optimum of one batch size and the trials that it rests on."""
-
     batch_size: int
     # ascending in rate: learning_rate, state and loss (inf: diverged; NaN: pruned); with a target
     # the loss is the logarithm of the tokens to it (inf: not reached)
@@ -50,11 +38,7 @@ class TunedRate:
 def tuned_rates(
     rows: pd.DataFrame, sigma: float | None = None, degrees: float = math.inf
 ) -> tuple[TunedRate, ...]:
-    """Return the optimum of each batch size; nothing if at most one rate was tried at each.
-
-    Tuning trials count; in a table without them, every row. `sigma` is the standard deviation over
-    seeds of a loss, or of log tokens.
-    """
+    """Return the optimum of each batch size; nothing if at most one rate was tried at each."""
     is_tuning = rows["stage"] == "tune"
     trials = rows[is_tuning] if is_tuning.any() else rows[~rows["is_out_of_memory"]]
     if not trials.groupby("batch_size")["learning_rate"].nunique().max() > 1:
@@ -94,20 +78,12 @@ def tuned_rates(
 
 
 def learning_rate_optimum(
-    rates: Sequence[float],
-    losses: Sequence[float],
-    sigma: float | None = None,
-    degrees_of_freedom: float = math.inf,
+    rates: list[float], losses: list[float], sigma: float | None = None, degrees: float = math.inf
 ) -> LearningRateOptimum:
     """Fit a quadratic in log η through the best rate and up to two finite points on each side.
 
-    The interval covers the noise of seeds only, not a curve that is no parabola.
-
-    Args:
-        rates: distinct and positive, in any order.
-        losses: one for each rate; not finite if the trial diverged.
-        sigma: standard deviation of one of the losses.
-        degrees_of_freedom: of sigma; infinite if it is known exactly.
+    The interval of its vertex is Fieller's (1954), for noise of the standard deviation `sigma`
+    alone; it is None if noise could hide the curvature. A diverged trial's loss is not finite.
     """
     order = np.argsort(rates)
     grid, values = np.asarray(rates, float)[order], np.asarray(losses, float)[order]
@@ -121,17 +97,15 @@ def learning_rate_optimum(
     near = slice(max(0, best - NEIGHBOURS), best + NEIGHBOURS + 1)
     reach, plateau = math.nan, None
     if sigma is not None:
-        reach = sigma * float(stdtrit(degrees_of_freedom, 1 - ALPHA / 2))
+        reach = sigma * float(stdtrit(degrees, 1 - ALPHA / 2))
         ends = np.flatnonzero(np.r_[True, values > least + sigma, True]) - 1  # ends of the plateau
         after = int(np.searchsorted(ends, best))
         plateau = (float(grid[ends[after - 1] + 1]), float(grid[ends[after] - 1]))
-    rate, interval = _vertex(np.log(grid[near]), values[near], reach)
+    rate, interval = _fit(np.log(grid[near]), values[near], reach)
     return LearningRateOptimum(float(grid[best]), is_inside, rate, interval, plateau)
 
 
-def _vertex(
-    log_rates: Floats, values: Floats, reach: float
-) -> tuple[float | None, Interval | None]:
+def _fit(log_rates: Floats, values: Floats, reach: float) -> tuple[float | None, Interval | None]:
     """Return η* and its interval; `reach` is σ times its quantile, NaN if it is not known."""
     if len(log_rates) < 3:
         return None, None

@@ -1,8 +1,6 @@
 """The rules that need only a table of trials; they judge our trials.csv and published tables alike.
 
-Each rule returns the batch sizes at fault (none if its condition holds) and a sentence with the
-numbers, or None if it does not apply. Conditions and remedies: checks.toml. Sources and thresholds:
-docs/audit.md.
+Conditions and remedies: checks.toml. Sources and thresholds: docs/audit.md.
 """
 
 import json
@@ -15,34 +13,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, policy_labels
+from sweep.analysis.frames import SEEDS_FOR_SPREAD, policy_labels
 from sweep.analysis.optimum import TunedRate, tuned_rates
 from sweep.plan.plan import Plan
 
-ROUND = (1, 2, 5, *(digit * 10**power for power in range(4) for digit in (10, 20, 25, 50)))
-SETTINGS = ["batch_size", "learning_rate", "context_length", "token_budget"]
-SETTINGS += ["weight_decay", "adam_beta2"]
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
-OTHER_NAMES = {"beta2": "adam_beta2", "tokens": "token_budget"}  # in trials.csv
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
-EQUAL_STEPS = 1.05  # most over least
-COLLAPSE = 0.6  # share of the throughput of a smaller batch size: spilling, thrashing
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
-BIAS = 1e-3  # nats between final and best loss
-WARMUP_ROUNDING = 0.02  # share of the warmup steps: 1.3k for 1,280
-MANY_EPOCHS = 4
-INITIAL_LOSS_TOLERANCE = 0.25  # nats around ln V; random logits add up to about 0.15
-UNEVEN_TIMES = 1.25  # longest over shortest total time of trials that differ in their seed
-MIXABLE = ("device", "torch_version", "git_commit", "devices")
-FOLLOW_FROM_MICROBATCH = ("microbatch", "generation_batch_size", "evaluation_batch_size")
 
-Verdict = tuple[Iterable[Any], str] | None  # batch sizes at fault, evidence
+# The batch sizes at fault, and evidence; None if a rule does not apply. A rule gets the best cell
+# of each batch size that has every column that the rule needs.
+Verdict = tuple[Iterable[Any], str] | None
 
 
 @dataclass(frozen=True, eq=False)
 class TrialTable:
-    """One table of trials, prepared for the rules."""
-
     rows: pd.DataFrame  # every trial, with loss, true_steps and flags of failure
     cells: pd.DataFrame  # means over the completed trials of equal settings, tuning excluded
     best: pd.DataFrame  # the cell of least loss of each batch size, ascending
@@ -54,11 +39,9 @@ class TrialTable:
 
 
 def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFrame:
-    """Return the rows of our own trials.csv with the columns that the rules read.
-
-    The plan adds the vocabulary; without it, the rule that needs it is left out.
-    """
-    rows = trials.rename(columns=OTHER_NAMES).drop(columns="best_valid_loss", errors="ignore")
+    """Return our trials.csv with the columns that the rules read; the vocabulary needs a plan."""
+    rows = trials.rename(columns={"beta2": "adam_beta2", "tokens": "token_budget"})
+    rows = rows.drop(columns="best_valid_loss", errors="ignore")
     rows["label"] = policy_labels(rows)
     rows["state"] = rows["state"].astype(object).fillna("unknown")
     rows["cause"] = rows["cause"].astype(object).fillna("")
@@ -67,8 +50,8 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != "COMPLETE"
     rows["hours"] = rows["seconds_training"] / 3600
-    tokens_per_step = rows["token_budget"] / rows["steps"]
-    rows["context_length"] = (tokens_per_step / rows["batch_size"]).round().median()
+    sequences = rows["steps"] * rows["batch_size"]
+    rows["context_length"] = (rows["token_budget"] / sequences).round().median()
     is_tuning, is_pruned = rows["stage"] == "tune", rows["state"] == "PRUNED"
     # Reports are pruned on the way to a target only.
     has_target = bool((rows["tokens_to_target"].notna() | (is_pruned & ~is_tuning)).any())
@@ -100,7 +83,8 @@ def prepare(
     rows["outcome"] = 1.0 if has_loss or (rows["status"] != "").any() else math.nan
     rows["is_failed"] |= has_loss & rows["loss"].isna()
     rows["state"] = rows["state"] if is_own else ""
-    settings = [name for name in SETTINGS if not (has_target and name == "token_budget")]
+    settings = ["batch_size", "learning_rate", "context_length", "token_budget", "weight_decay"]
+    settings = [n for n in (*settings, "adam_beta2") if not (has_target and n == "token_budget")]
     if is_own or (rows["seeds"].isna().all() and (rows["seed"] != "").any()):
         rows["seeds"] = (~rows.duplicated([*settings, "stage", "seed"])).astype(float)
     groups = rows[~rows["is_failed"] & (rows["stage"] != "tune")].groupby(settings, dropna=False)
@@ -120,7 +104,8 @@ def explain_log_rows(rows: pd.Series, steps: pd.Series) -> list[int]:
     true = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64)
     if len(set(true)) < 3:
         return []  # fewer points fit some formula by chance
-    formulas = np.array(list(product(ROUND, repeat=3)))
+    larger = (digit * 10**power for power in range(4) for digit in (10, 20, 25, 50))
+    formulas = np.array(list(product((1, 2, 5, *larger), repeat=3)))
     for some in (slice(3), slice(None)):  # few formulas fit the first three cells
         a, b, c = formulas.T[:, :, None]
         fitted = true[some] // a + true[some] // np.maximum(b, true[some] // c) + 1
@@ -147,9 +132,6 @@ def _compare(
     return cells["batch_size"] if is_off else (), f"{subject}: {_range(cells, values, form)}."
 
 
-# `cells` are the best cells of all batch sizes that have every column that a rule needs.
-
-
 def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if not table.log_formula:
         return (), "No formula of log rows explains the column steps."
@@ -173,7 +155,7 @@ def tokens_mismatch(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def _has_equal_steps_only(cells: pd.DataFrame) -> bool:
     steps = cells["steps"]
     tokens = steps * cells["batch_size"] * cells["context_length"].fillna(1)
-    return bool(steps.max() / steps.min() <= EQUAL_STEPS < tokens.max() / tokens.min())
+    return bool(steps.max() / steps.min() <= 1.05 < tokens.max() / tokens.min())
 
 
 def equal_steps_not_tokens(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -196,10 +178,8 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
         sizes = table.rows["batch_size"] if sizes.empty else sizes
     if not is_fixed:
         return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
-    text = (
-        f"The learning rate is {rates.iloc[0]:.3g} at every batch size, so a higher loss may only"
-    )
-    return sizes, f"{text} show that the rate suits a batch size less."
+    text = "so a higher loss may only show that the rate suits a batch size less."
+    return sizes, f"The learning rate is {rates.iloc[0]:.3g} at every batch size, {text}"
 
 
 def scaled_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -225,9 +205,8 @@ def _describe_optimum(rate: TunedRate) -> str:
     optimum, grid = rate.optimum, rate.trials["learning_rate"]
     if optimum.best is None:
         return "no rate completed"
-    side = "inside" if optimum.is_inside else "at an end of"
-    text = f"{optimum.best:.3g}, the best of {rate.tried} trials, {side} "
-    text += f"{grid.min():.3g} to {grid.max():.3g}"
+    side = f"inside {grid.min():.3g}" if optimum.is_inside else f"at an end of {grid.min():.3g}"
+    text = f"{optimum.best:.3g}, the best of {rate.tried} trials, {side} to {grid.max():.3g}"
     if rate.has_no_result:
         text += f", {rate.has_no_result} rates without a result"
     if optimum.rate is not None:
@@ -256,7 +235,8 @@ def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     warmup, steps = cells["warmup_steps"], cells["true_steps"]
-    fraction, tolerance = warmup / steps, (WARMUP_ROUNDING * warmup).clip(lower=1)
+    # Numbers are written with two digits: 1.3k for 1,280.
+    fraction, tolerance = warmup / steps, (0.02 * warmup).clip(lower=1)
     off = cells[(warmup - fraction.median() * steps).abs() > tolerance]
     if not ((warmup - tolerance) / steps).max() > ((warmup + tolerance) / steps).min():
         off = cells.iloc[:0]
@@ -268,12 +248,13 @@ def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     hours, sequences = cells["hours"], cells["true_steps"] * cells["batch_size"]
     digits = next((d for d in range(9) if (hours - hours.round(d)).abs().max() < 1e-12), 9)
     half = 0.5 * 10.0**-digits  # the rounding of hours as written
-    slow = (hours - half) / sequences > ((hours + half) / sequences).cummin().shift() / COLLAPSE
+    # A throughput below 0.6 of that of a smaller batch size: spilling, thrashing.
+    slow = (hours - half) / sequences > ((hours + half) / sequences).cummin().shift() / 0.6
     if not slow.any():
         return (), "No batch size is much slower per sequence than a smaller one."
     last = slow[slow].index[-1]
-    first = (hours / sequences)[cells["batch_size"] < cells["batch_size"][last]].idxmin()
     seconds, sizes = 3600 * hours / cells["true_steps"], cells["batch_size"]
+    first = (hours / sequences)[sizes < sizes[last]].idxmin()
     memory = cells["device_memory_gib"][last] if "device_memory_gib" in cells else math.nan
     device = "a device" if math.isnan(memory) else f"a device of {memory:g} GiB"
     return sizes[slow], (
@@ -306,7 +287,7 @@ def best_of_evaluations(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     final, best = (", ".join(f"{size:g}" for size in sizes.iloc[order]) for order in orders)
     ranking = "the same ranking" if final == best else f"another ranking ({best}, not {final})"
     text = f"best_valid_loss is up to {bias.max():.4f} below final_valid_loss and gives {ranking}."
-    return sizes if final != best else sizes[bias > BIAS], text
+    return sizes if final != best else sizes[bias > 1e-3], text
 
 
 def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -324,10 +305,11 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def diverged(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    is_tuning, has_diverged = table.rows["stage"] == "tune", table.rows["has_diverged"]
-    return table.rows["batch_size"][~is_tuning & has_diverged], (
-        f"{(~is_tuning & has_diverged).sum()} of {(~is_tuning).sum()} reporting trials and "
-        f"{(is_tuning & has_diverged).sum()} of {is_tuning.sum()} tuning trials diverged."
+    is_tuning = table.rows["stage"] == "tune"
+    tuned, reported = (table.rows[is_it] for is_it in (is_tuning, ~is_tuning))
+    return reported["batch_size"][reported["has_diverged"]], (
+        f"{reported['has_diverged'].sum()} of {len(reported)} reporting trials and "
+        f"{tuned['has_diverged'].sum()} of {len(tuned)} tuning trials diverged."
     )
 
 
@@ -343,22 +325,25 @@ def batch_size_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def many_epochs(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     epochs = table.rows["epochs"].astype(float)
     text = f"The data were used for {epochs.max():.3g} epochs."
-    return table.rows["batch_size"][epochs > MANY_EPOCHS], text
+    return table.rows["batch_size"][epochs > 4], text
 
 
 def initial_loss(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     rows = table.rows.dropna(subset=["initial_train_loss"])
     start, expected = rows["initial_train_loss"], math.log(rows["vocabulary"].iloc[0])
     text = f"Loss before training: {_range(rows, start, '.3f')}; ln V is {expected:.3f}."
-    return rows["batch_size"][(start - expected).abs() > INITIAL_LOSS_TOLERANCE], text
+    # Random logits add up to about 0.15 nats.
+    return rows["batch_size"][(start - expected).abs() > 0.25], text
 
 
 def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     done = table.rows[table.rows["execution"].notna() & (table.rows["state"] == "COMPLETE")]
-    values: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in MIXABLE}
+    names = ("device", "torch_version", "git_commit", "devices")
+    values: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in names}
+    follow_from_microbatch = ("microbatch", "generation_batch_size", "evaluation_batch_size")
     for text in set(done["execution"]):
         for name, value in json.loads(text).items():
-            if not name.startswith(FOLLOW_FROM_MICROBATCH):
+            if not name.startswith(follow_from_microbatch):
                 values.setdefault(f"execution.{name}", set()).add(json.dumps(value))
     for size, sizes in done.groupby("batch_size")["microbatch_size"]:
         values[f"microbatch_size at batch size {size}"] = {f"{number:g}" for number in sizes}
@@ -374,16 +359,14 @@ def uneven_times(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if ratios.empty:
         return None
     text = f"Longest over shortest time of the seeds: {_range(ratios, ratios['ratio'], '.2f')}."
-    return ratios["batch_size"][ratios["ratio"] > UNEVEN_TIMES], text
+    return ratios["batch_size"][ratios["ratio"] > 1.25], text
 
 
-RULES: dict[str, Callable[[TrialTable, pd.DataFrame], Verdict]] = {
-    rule.__name__: rule
-    for rule in (
-        *(steps_are_log_rows, tokens_mismatch, equal_steps_not_tokens, tokens_differ),
-        *(fixed_learning_rate, scaled_learning_rate, learning_rate_at_edge, tuning_incomplete),
-        *(single_seed, warmup_fraction, seconds_per_step_outlier, adamw_time_scale),
-        *(beta2_half_life, best_of_evaluations, missing_batch_size, diverged),
-        *(batch_size_at_edge, many_epochs, initial_loss, mixed_execution, uneven_times),
-    )
-}
+IN_ORDER: tuple[Callable[[TrialTable, pd.DataFrame], Verdict], ...] = (
+    *(steps_are_log_rows, tokens_mismatch, equal_steps_not_tokens, tokens_differ),
+    *(fixed_learning_rate, scaled_learning_rate, learning_rate_at_edge, tuning_incomplete),
+    *(single_seed, warmup_fraction, seconds_per_step_outlier, adamw_time_scale),
+    *(beta2_half_life, best_of_evaluations, missing_batch_size, diverged),
+    *(batch_size_at_edge, many_epochs, initial_loss, mixed_execution, uneven_times),
+)
+RULES = {rule.__name__: rule for rule in IN_ORDER}

@@ -1,8 +1,7 @@
 """Differences between batch sizes: paired tests, equivalence, and the power of more seeds.
 
-Losses are paired: one seed gives the same weights and the same stream at every batch size, a
-two-way layout of batch sizes and seeds (randomized blocks). Sources: Holm 1979; Schuirmann 1987 for
-the two one-sided tests. Formulas and simulated error rates: docs/statistics.md.
+One seed gives the same weights and stream at every batch size: randomized blocks. The two one-sided
+tests are Schuirmann's (1987). Formulas and simulated error rates: docs/statistics.md.
 """
 
 import math
@@ -16,7 +15,6 @@ from scipy.special import chdtri, nctdtrinc, stdtr, stdtrit
 
 ALPHA = 0.05
 POWER = 0.8
-EQUIVALENCE_MARGIN = 0.01  # nats
 MOST_SEEDS = 1000  # upper end of the search for enough seeds
 
 Losses = Mapping[int, Mapping[int, float]]  # batch size -> seed -> final loss
@@ -31,15 +29,13 @@ class Estimate(NamedTuple):
     high: float
 
     def __format__(self, form: str) -> str:
-        """Format the value and, if there is one, the interval: `1.5 [1.4, 1.6]`."""
+        """Write `1.5 [1.4, 1.6]`, or the value alone."""
         ends = f" [{self.low:{form}}, {self.high:{form}}]" if math.isfinite(self.low) else ""
         return f"{self.value:{form}}{ends}"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two batch sizes compared over the seeds they share."""
-
     batch_sizes: tuple[int, int]
     difference: Estimate  # mean of larger minus smaller; the interval is for this pair alone
     standard_error: float  # the larger of the pooled one and the pair's own
@@ -50,19 +46,15 @@ class Pair:
 
     @property
     def is_different(self) -> bool:
-        """Whether the means differ, with a family-wise error of 5 % over all pairs."""
         return self.p_different_holm <= ALPHA
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether the means differ by less than the margin."""
         return self.p_equivalent_holm <= ALPHA
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All pairs of batch sizes over the seeds that all of them have."""
-
     batch_sizes: tuple[int, ...]
     seeds: tuple[int, ...]  # common to all batch sizes
     left_out: dict[int, tuple[int, ...]]  # batch size -> its seeds that another one lacks
@@ -77,23 +69,17 @@ class Comparison:
 
     @property
     def pairs_with_best(self) -> tuple[Pair, ...]:
-        """The pairs of the batch size of the least mean loss."""
         return tuple(pair for pair in self.pairs if self.least in pair.batch_sizes)
 
 
-def compare_pairs(
-    losses: Losses, margin: float = EQUIVALENCE_MARGIN, unit: str = "nats"
-) -> Comparison:
-    """Compare all pairs of batch sizes by paired t tests and test equivalence, Holm-adjusted.
-
-    There are no pairs, but a reason in `not_applicable`, with fewer than two batch sizes or common
-    seeds, or if a loss is not finite (without a diverged trial, means would be of lucky seeds).
-    """
+def compare_pairs(losses: Losses, margin: float = 0.01, unit: str = "nats") -> Comparison:
+    """Compare all pairs of batch sizes by paired t tests and test equivalence, Holm-adjusted."""
     sizes = tuple(sorted(losses))
     common = set.intersection(*map(set, losses.values())) if losses else set()
     seeds = tuple(sorted(common))
     left_out = {n: tuple(sorted(set(losses[n]) - common)) for n in sizes if set(losses[n]) - common}
     reason = ""
+    # Means without a diverged trial would be of lucky seeds.
     if infinite := [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]:
         reason = f"batch size {infinite[0]} has a loss that is not finite"
     elif len(sizes) < 2:
@@ -158,10 +144,7 @@ def holm(p_values: Floats) -> Floats:
 def minimal_detectable_difference(
     sigma: float, seeds: int, batch_sizes: int, pairs: int = 1
 ) -> float | None:
-    """Return the difference that a pair's test detects with power .8; None below 2 seeds.
-
-    Two-sided at .05 over `pairs`, with the pooled standard error of `batch_sizes` that share one σ.
-    """
+    """Return the difference that a two-sided test at .05 over `pairs` detects with power .8."""
     degrees = (batch_sizes - 1) * (seeds - 1)
     if degrees < 1:
         return None

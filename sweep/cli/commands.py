@@ -161,8 +161,8 @@ def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> N
 
 
 def _report(folder: "SweepFolder") -> None:
+    from sweep.analysis.checks import judge
     from sweep.analysis.frames import load_sweep
-    from sweep.analysis.policies import judge
     from sweep.report.report import write_report_of
 
     sweep = load_sweep(folder.path)

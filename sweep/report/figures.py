@@ -12,24 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from sweep.analysis.comparison import CELL_KEYS, report_trials
-from sweep.analysis.frames import Sweep, curves_by_trial
-from sweep.analysis.policies import PolicyResult
+from sweep.analysis.checks import PolicyResult
+from sweep.analysis.critical_batch_size import noise_records
+from sweep.analysis.frames import CELL_KEYS, Sweep, curves_by_trial, report_trials
 from sweep.config.numbers import format_count
-from sweep.report.context import noise_records
 from sweep.trial.files import replacing
 
 Policies = Sequence[PolicyResult]
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "h")
-LINES = ("-", "--", ":", "-.")
-VERDICTS = {"different": ("#D55E00", "o"), "equal": ("#009E73", "D"), "undecided": ("#555555", "s")}
 DIVERGED_COLOUR = "#B00020"
 GREY = "#555555"
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
 TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
-SECONDS = (1, "seconds")
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -55,7 +49,7 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG atomically; its bytes depend on the picture alone."""
+    """Write a PNG whose bytes depend on the picture alone."""
     with replacing(path) as part:
         figure.savefig(part, format="png", metadata={"Software": None})
 
@@ -83,7 +77,6 @@ def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
 def _plot_by_batch(
     axis: Axes, sweep: Sweep, cells: pd.DataFrame, metric: str, scale: float = 1.0
 ) -> None:
-    """Plot each complete trial as a point, and the means of comparable cells as a line."""
     trials = report_trials(sweep.trials)
     complete = trials[trials["state"] == "COMPLETE"].astype({metric: float}).groupby("label")
     means = cells[cells["is_comparable"]]
@@ -102,7 +95,7 @@ def plot_time(cells: pd.DataFrame) -> Figure:
     batches = cells[cells["complete"] > 0].groupby("batch_size")
     means = batches.mean(numeric_only=True).fillna(0.0)
     total, bottom = means["seconds_total"], pd.Series(0.0, means.index)
-    unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), SECONDS)
+    unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), (1, "seconds"))
     for part, colour in zip(TIME_PARTS, COLOURS, strict=False):
         seconds = (total - bottom).clip(0) if part == "other" else means[f"seconds_{part}"]
         if seconds.sum() > 0.001 * total.sum():
@@ -196,9 +189,12 @@ def plot_differences(policies: Policies) -> Figure | None:
     comparison, (figure, (axis,)) = policy.comparison, new_figure()
     pairs, margin, unit = comparison.pairs_with_best, comparison.margin, comparison.unit
     for height, pair in enumerate(pairs):
-        verdict = "different" if pair.is_different else "undecided"
-        verdict = "equal" if pair.is_equivalent else verdict
-        (value, *ends), (colour, marker) = pair.difference, VERDICTS[verdict]
+        verdict, colour, marker = "undecided", GREY, "s"
+        if pair.is_equivalent:
+            verdict, colour, marker = "equal", "#009E73", "D"
+        elif pair.is_different:
+            verdict, colour, marker = "different", "#D55E00", "o"
+        value, *ends = pair.difference
         axis.plot(ends, [height, height], color=colour, linewidth=2)
         axis.plot([value], [height], marker, color=colour, label=verdict)
     axis.axvspan(-margin, margin, color="#009E73", alpha=0.12, label=f"±{margin:g} {unit}")
@@ -257,7 +253,6 @@ def plot_steps(policies: Policies) -> Figure | None:
 
 
 def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """Create a figure with panels in a row."""
     figure = Figure(figsize=(3.4 + 3.8 * panels, 4.3), layout="constrained", dpi=150)
     axes = list(figure.subplots(1, panels, squeeze=False)[0])
     for axis in axes:
@@ -281,8 +276,8 @@ def with_legend(figure: Figure) -> Figure:
 
 
 def policy_styles(cells: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:
-    """Return colour, marker and line of each policy, in the plan's order."""
-    styles = zip(*map(cycle, (COLOURS, MARKERS, LINES)), strict=False)
+    """Return colour, marker and line of each policy."""
+    styles = zip(*map(cycle, (COLOURS, "os^DvPh", ("-", "--", ":", "-."))), strict=False)
     return dict(zip(cells["label"].unique(), styles, strict=False))
 
 
@@ -294,7 +289,6 @@ def batch_colours(batch_sizes: Iterable[int]) -> dict[Any, Any]:
 
 
 def _set_batch_axis(axis: Axes, batches: Iterable[int]) -> None:
-    """Use a log scale for x with the batch sizes as ticks."""
     sizes = sorted(set(batches))
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if len(sizes) > 8 else 0)
@@ -322,7 +316,6 @@ def _set_log_scale(axis: Axes, name: Literal["x", "y"], least_ratio: float = 1.0
 
 
 def _mark_diverged(axis: Axes, trials: pd.DataFrame, x: str) -> None:
-    """Draw a cross at the top edge for each diverged trial; their number is in the legend."""
     diverged = trials.loc[trials["cause"] == "diverged", x]
     if len(diverged):
         style: dict[str, Any] = {"color": DIVERGED_COLOUR, "label": f"diverged ({len(diverged)})"}

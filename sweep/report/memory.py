@@ -15,7 +15,6 @@ STYLES = {"OK": ("o", "#009E73"), "OUT_OF_MEMORY": ("X", DIVERGED_COLOUR)}
 
 
 def markdown_of(document: Mapping[str, Any]) -> str:
-    """Write the document of a forecast or a probe as a Markdown page."""
     unit, scale = _unit_of(document)
 
     def size(number_of_bytes: float | None, digits: int = 3 if unit == "GiB" else 1) -> str | None:
@@ -38,7 +37,6 @@ def write_memory(document: Mapping[str, Any], out: Path) -> Path:
 
 
 def plot_memory(document: Mapping[str, Any]) -> Figure:
-    """Plot measured peaks against microbatch size, with their line and the limit."""
     figure, (axis,) = new_figure()
     points = [p for p in document["points"] if p["batch_size"] == p["microbatch_size"]]
     unit, scale = _unit_of(document)

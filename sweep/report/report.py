@@ -10,17 +10,21 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
-from sweep.analysis.comparison import SEEDS_FOR_SPREAD, compare_batch_sizes, short
-from sweep.analysis.frames import Sweep, load_sweep, write_trials_csv
-from sweep.analysis.policies import judge
+from sweep.analysis import frames
+from sweep.analysis.checks import judge
+from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
+from sweep.analysis.frames import Sweep, load_sweep, short
+from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.plan.rates import describe_policy
-from sweep.report.context import build_context
 from sweep.report.figures import draw_figures, save_figure
 from sweep.trial.files import replacing, sha256_of
+from sweep.version import __version__
 
 MISSING = "–"
 
@@ -32,7 +36,7 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
 
 def write_report_of(sweep: Sweep, out: Path) -> Path:
     """Write the report of a loaded sweep; each file is replaced atomically, report.md last."""
-    cells, policies = compare_batch_sizes(sweep.trials), judge(sweep)
+    cells, policies = frames.compare_batch_sizes(sweep.trials), judge(sweep)
     figures, folder = draw_figures(sweep, cells, policies), out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
@@ -40,8 +44,33 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
             save_figure(figure, folder / f"{name}.png")
         else:  # an earlier report may have had it
             (folder / f"{name}.png").unlink(missing_ok=True)
-    write_trials_csv(sweep, out / "trials.csv")
-    text = render("report.md.j2", figures=figures, **build_context(sweep, cells, policies))
+    frames.write_trials_csv(sweep, out / "trials.csv")
+    plan, settings = sweep.plan, sweep.plan.settings
+    trials = frames.report_trials(sweep.trials).fillna({"state": "unknown"})
+    curves = {policy.label: policy.curve for policy in policies if policy.curve}
+    text = render(
+        "report.md.j2",
+        version=__version__,
+        figures=figures,
+        sweep=sweep,
+        plan=plan,
+        settings=settings,
+        policies=policies,
+        warmup_fractions=[row.warmup_steps / row.steps for row in plan.known_trials],
+        cells=cells.to_dict("records"),
+        all_trials=sweep.trials.to_dict("records"),
+        trials=trials.sort_values(["label", "batch_size", "seed"]).to_dict("records"),
+        recommendations=frames.recommend(cells),
+        gains=frames.find_gains(sweep) if settings.traits.samples else (),
+        final_prompts=FINAL_PROMPTS,
+        noise=list(noise_scales(sweep)),
+        steps=[row for curve in curves.values() for row in _steps(curve)],
+        equal_losses=[
+            (measure, label, *losses_at(sweep, curve.trials, measure))
+            for measure in ("tokens", "steps", "seconds")
+            for label, curve in curves.items()
+        ],
+    )
     page = to_html(text, f"Batch-size sweep: {sweep.name}", out)
     for name, content in (("report.html", page), ("report.md", text)):
         with replacing(out / name) as part:
@@ -49,14 +78,29 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
     return out / "report.md"
 
 
+def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
+    """Return each batch size's steps to the target: means over the seeds that reached it."""
+    batches = curve.trials.groupby("batch_size")
+    reached = curve.trials[~curve.trials["is_censored"]].groupby("batch_size")
+    table = batches[["label", "learning_rate"]].first()
+    table["seeds"], table["bound"] = batches.size(), batches["steps"].min()
+    table["reached"] = reached.size().reindex(table.index, fill_value=0)
+    table[["tokens", "steps", "seconds"]] = reached[["tokens", "steps", "seconds"]].mean()
+    table["steps_sd"] = reached["steps"].std()
+    table["is_whole"] = table["reached"] == table["seeds"]
+    sizes, fit = list(curve.batch_sizes), curve.fit
+    table["slope"] = pd.Series(fit.slopes, sizes[1:]) if fit else np.nan
+    table["residual"] = pd.Series(fit.residuals.mean(0), sizes) if fit else np.nan
+    return table.reset_index().to_dict("records")
+
+
 def render(template: str, **context: Any) -> str:
-    """Render a Markdown template of the folder `templates`; text in the context stays text."""
     text = MARKDOWN.get_template(template).render(context)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def to_html(markdown: str, title: str, folder: Path) -> str:
-    """Render Markdown as one XHTML page that embeds the figures it names, relative to `folder`."""
+    """Render Markdown as one XHTML page that embeds its figures, named relative to `folder`."""
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": True}).enable("table")
 
     def embed(match: re.Match[str]) -> str:
@@ -90,8 +134,7 @@ def _or_missing(form: Callable[..., str]) -> Callable[..., str]:
 
 
 def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
-    """Write a loss with four decimals, and its standard deviation if there are enough seeds."""
-    has_spread = seeds >= SEEDS_FOR_SPREAD and math.isfinite(sd)
+    has_spread = seeds >= frames.SEEDS_FOR_SPREAD and math.isfinite(sd)
     return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
 
 
@@ -102,13 +145,8 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     return " to ".join(dict.fromkeys(ends)) or MISSING
 
 
-MARKDOWN = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
-    undefined=StrictUndefined,
-    finalize=escape,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+MARKDOWN = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+MARKDOWN.loader, MARKDOWN.finalize = FileSystemLoader(Path(__file__).parent / "templates"), escape
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "loss": format_loss,

@@ -53,7 +53,7 @@ def write_fake_sweep(
 
 
 def _decided(plan: Plan) -> Plan:
-    """Give reports that await their rate that of the tuning trial with the least loss."""
+    # A report that awaits its rate gets that of the tuning trial with the least loss.
     rows = []
     for row in plan.trials:
         if row.id is None:
@@ -95,7 +95,6 @@ def fake_loss(plan: Plan, row: PlannedTrial, progress: float) -> float:
 def fake_lines(
     plan: Plan, row: PlannedTrial, points: int, share: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Make the lines of metrics.jsonl up to a share of the steps."""
     evaluated = set(milestone_steps(row.steps, plan.settings.evaluation.points))
     lines = []
     for step in milestone_steps(row.steps, points):
@@ -123,39 +122,24 @@ def fake_result(
     training = tokens / per_second * (1 + 0.01 * row.seed)
     has_bytes = is_whole and plan.data is not None
     planned = row.model_dump(exclude={"warmup_min_steps", "forecast_bytes", "forecast_seconds"})
-    return {
-        **planned,
-        "tokens": tokens,
-        "steps": steps,
-        "epochs": 0.61 if plan.data else None,
-        "state": state,
-        "cause": cause,
-        "message": f"{cause} at step 1" if cause else None,
-        "attempts": 1,
-        "parameters": plan.model["parameters"],
+    result = {**planned, "tokens": tokens, "steps": steps, "state": state, "cause": cause}
+    result |= {"message": f"{cause} at step 1" if cause else None, "attempts": 1}
+    result |= {"epochs": 0.61 if plan.data else None, "parameters": plan.model["parameters"]}
+    result |= dict.fromkeys(("tokens_to_target", "mfu", "metrics_sha256", "valid_losses_sha256"))
+    result |= {"seconds_compile": 0.0, "seconds_training": training, "seconds_evaluation": 2.0}
+    result |= {"seconds_checkpoint": 0.5, "seconds_noise": 0.0, "seconds_total": training + 3.5}
+    result |= {"device": "Example CPU", "torch_version": "2.13.0+cpu", "git_commit": "0" * 40}
+    return result | {
         "initial_train_loss": fake_loss(plan, row, 0.0),
         "initial_valid_loss": fake_loss(plan, row, 0.0) + 0.02,
         "final_train_loss": end - 0.01 if is_whole else None,
         "final_valid_loss": end + 0.02 if is_whole else None,
         "best_valid_loss": end + 0.01,
-        "tokens_to_target": None,
         "bits_per_byte": (end + 0.02) / math.log(2) / 3.9 if has_bytes else None,
         "bytes_per_token": 3.9 if has_bytes else None,
         "clipped_step_fraction": 0.25 / row.batch_size,
-        "seconds_total": training + 2.5 + 1.0,
-        "seconds_compile": 0.0,
-        "seconds_training": training,
-        "seconds_evaluation": 2.0,
-        "seconds_checkpoint": 0.5,
-        "seconds_noise": 0.0,
         "tokens_per_second": per_second,
-        "mfu": None,
         "peak_memory_bytes": 400 * 2**20 + row.microbatch_size * 3 * 2**20,
-        "device": "Example CPU",
-        "torch_version": "2.13.0+cpu",
-        "git_commit": "0" * 40,
         "data_sha256": sha256_of(plan.data) if plan.data else None,
         "execution": plan.execution.model_dump(mode="json"),
-        "metrics_sha256": None,
-        "valid_losses_sha256": None,
     }

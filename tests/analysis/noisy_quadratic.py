@@ -11,7 +11,6 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 TARGET, DIMENSIONS = 0.01, 1000
-MOST_STEPS, HALVINGS = 1e7, 60
 COARSE_RATES = np.geomspace(1e-3, 1.999, 24)
 
 
@@ -33,9 +32,9 @@ def quadratic_crossing(
 ) -> np.ndarray:
     """Return where each constant rate below 2 crosses the target, infinite if never."""
     rate = np.asarray(rates, float)
-    low, high = np.ones_like(rate), np.full_like(rate, MOST_STEPS)
+    low, high = np.ones_like(rate), np.full_like(rate, 1e7)
     reaches = quadratic_loss(high, batch_size, rate, dimensions) <= target
-    for _ in range(HALVINGS):
+    for _ in range(60):
         middle = np.sqrt(low * high)
         is_below = quadratic_loss(middle, batch_size, rate, dimensions) <= target
         low, high = np.where(is_below, low, middle), np.where(is_below, middle, high)

@@ -1,5 +1,6 @@
-"""Steps to a target: crossings, the fitted curve and its intervals, on cases with known truth."""
+"""Steps to a target: the fitted curve, its intervals and its claims, with a known truth."""
 
+import json
 import math
 
 import numpy as np
@@ -8,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from sweep.analysis.audit import audit
+from sweep.analysis.checks import PASS, judge
 from sweep.analysis.critical_batch_size import fit_steps
+from sweep.analysis.frames import load_sweep, write_trials_csv
 from sweep.errors import SweepError
+from sweep.plan.rates import crossing_tokens
+from sweep.plan.steps import milestone_steps
+from sweep.trial.files import sha256_of_file, write_json
+from sweep.trial.folder import State, SweepFolder, TrialStatus
+from tests.analysis.fake_sweeps import fake_result, write_fake_sweep
 from tests.analysis.noisy_quadratic import best_quadratic_steps
 
 SIZES = 64 * 2.0 ** np.arange(9)
@@ -87,7 +96,9 @@ def test_local_slopes_and_residuals_are_those_of_the_data():
     assert np.isnan(fit_steps([1, 2, 4, 8], [8, 4, 2, 1], [False, False, False, True]).slopes[-1])
 
 
-def test_what_the_batch_sizes_do_not_show_is_unbounded():
+def test_what_the_batch_sizes_do_not_show_is_none_or_unbounded():
+    no_linear = fit_steps(SIZES, hyperbola(1300, 1300 * 100))
+    assert no_linear.b_opt is None and no_linear.b_star is None
     rng = np.random.default_rng(0)
     noise = np.exp(0.05 * rng.standard_normal((3, 9)))
     linear = fit_steps(SIZES, 1e9 / SIZES * noise)
@@ -107,7 +118,7 @@ def test_one_seed_has_no_intervals_and_several_give_the_same_again():
 
 
 def test_the_interval_of_an_uncensored_fit_is_the_t_interval_of_its_seeds():
-    """To first order the fit is the mean of the fits of single seeds."""
+    # To first order the fit is the mean of the fits of single seeds.
     steps = hyperbola(1300, 2.8e6) * np.exp(np.random.default_rng(0).normal(0, 0.01, (5, 9)))
     logs = np.log([fit_steps(SIZES, row).b_crit.value for row in steps])
     half = 2.776 * logs.std(ddof=1) / math.sqrt(5)
@@ -124,7 +135,6 @@ def test_a_fit_needs_three_batch_sizes_that_reached_the_target(sizes):
 def covered(simulations, seeds, sigma, shared, cap, pruned=False):
     """Count the sweeps whose intervals hold S_min, E_min and B_crit; return the censored share.
 
-    log S has the standard deviation sigma, and `shared` for what a seed adds at all batch sizes.
     Trials end at the cap, in sequences, and if pruned at twice the best of their batch size so far.
     """
     rng = np.random.default_rng(0)
@@ -189,3 +199,101 @@ def test_the_quadratic_model_has_the_known_critical_batch_size():
         fit = fit_steps(sizes[some], QUADRATIC_STEPS[some])
         numbers = [fit.s_min.value, fit.e_min.value, fit.b_crit.value]
         assert numbers == pytest.approx(truth, rel=1e-4)
+
+
+TARGET = 3.0
+TARGET_SIZES = (16, 32, 64, 128, 256)
+CONTEXT = 64  # of the experiment quick
+
+
+@pytest.fixture
+def to_target(tmp_path):
+    """Write a tuned sweep whose trials reach the target at given steps, or are pruned; judge it."""
+
+    def write(taken_at=None, pruned=lambda row: False, points=2000):
+        path = tmp_path / "s"
+        options = {"lrs": ("tuned",), "seeds": 3, "batches": ",".join(map(str, TARGET_SIZES))}
+        options |= {"evaluation": {"points": points, "noise_points": 0}, "target": TARGET}
+        plan = write_fake_sweep(path, budget=256 * CONTEXT * 6000, **options)
+        rng = np.random.default_rng(0)
+        for row in plan.trials:
+            taken = (taken_at or {}).get(row.batch_size, hyperbola(600, 60_000, row.batch_size))
+            if row.stage == "tune":
+                off = math.log2(row.learning_rate / plan.tuning_centre(row.batch_size))
+                taken *= 1 + 0.5 * off**2
+            else:
+                taken *= math.exp(0.01 * rng.normal())
+            write_trial(SweepFolder(path).trial(row.id), plan, row, taken, pruned(row), points)
+        sweep = load_sweep(path)
+        (reached,) = judge(sweep)
+        return reached, sweep
+
+    return write
+
+
+def write_trial(trial, plan, row, taken, is_pruned, points):
+    lines, below = [], 0
+    for step in milestone_steps(row.steps, points):
+        loss = TARGET * (taken / step) ** 0.3
+        loss = max(loss, 1.01 * TARGET) if is_pruned else loss
+        tokens = step * row.batch_size * CONTEXT
+        lines.append({"time": 1.7e9 + step, "step": step, "tokens": tokens, "valid/loss": loss})
+        below = below + 1 if loss <= TARGET else 0
+        if below == 2 or (is_pruned and step >= 2 * taken):
+            break
+    trial.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if is_pruned:
+        trial.result_path.unlink()
+        trial.write_status(TrialStatus(state=State.PRUNED, attempts=1, fencing=1))
+        return
+    columns = [[line[name] for line in lines] for name in ("tokens", "valid/loss")]
+    result = fake_result(plan, row) | {"steps": step, "tokens": tokens, "final_valid_loss": loss}
+    result |= {"tokens_to_target": crossing_tokens(*columns, TARGET)}
+    result |= {"seconds_training": tokens / 20_000, "initial_train_loss": math.log(512)}
+    result |= {"metrics_sha256": sha256_of_file(trial.metrics_path)}
+    write_json(trial.result_path, result)
+
+
+def blocking(reached):
+    return {check.code for check in reached.failed if check.blocks_claims}
+
+
+def test_steps_on_the_curve_make_the_claim_and_the_audit_finds_nothing(to_target, tmp_path):
+    reached, sweep = to_target()
+    assert blocking(reached) == set(), reached.failed
+    passed = {check.code for check in reached.checks if check.status == PASS}
+    assert {"critical_batch_size", "off_the_curve"} <= passed
+    assert "the critical batch size is " in reached.headline
+    assert reached.curve.fit.b_crit.low < 100 < reached.curve.fit.b_crit.high
+    assert "lr tuned by 5 trials" in reached.scope and "seeds 0, 1, 2" in reached.scope
+    write_trials_csv(sweep, tmp_path / "trials.csv")
+    document = audit(tmp_path / "trials.csv")
+    assert document["findings"] == []
+    assert any("tokens to it are compared" in note for note in document["notes"])
+
+
+def test_a_crossing_before_the_first_evaluation_is_no_point_of_the_curve(to_target):
+    reached, _ = to_target(points=10)
+    assert "crossing_too_early" in blocking(reached)
+    assert reached.curve.trials["is_early"].any() and reached.headline == ""
+
+
+def test_steps_off_the_curve_make_no_claim(to_target):
+    taken = {16: 4000, 32: 2100, 64: 1300, 128: 1000, 256: 1500}
+    reached, _ = to_target(taken)
+    (check,) = (check for check in reached.failed if check.code == "off_the_curve")
+    assert 256 in check.batch_sizes and reached.headline == ""
+
+
+def test_pruned_seeds_are_data_and_not_missing(to_target, tmp_path):
+    reached, sweep = to_target(pruned=lambda row: row.stage == "report" and row.seed == 2)
+    assert reached.curve.trials["is_censored"].sum() == len(TARGET_SIZES)
+    assert reached.passes, reached.failed
+    write_trials_csv(sweep, tmp_path / "trials.csv")
+    assert audit(tmp_path / "trials.csv")["findings"] == []
+
+
+def test_without_any_crossing_there_is_no_curve_and_no_claim(to_target):
+    reached, _ = to_target(pruned=lambda row: row.stage == "report")
+    assert reached.curve.fit is None and reached.headline == ""
+    assert {"critical_batch_size", "target_not_reached"} <= blocking(reached)

@@ -1,4 +1,4 @@
-"""Tables from folders and stores."""
+"""Tables from folders and stores; cells, rules and the Pareto front; gains of reward."""
 
 import csv
 import json
@@ -6,13 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import ttest_rel
 
 import sweep
-from sweep.analysis.frames import TRIAL_COLUMNS, curves_by_trial, write_trials_csv
+from sweep.analysis import frames
+from sweep.analysis.frames import TRIAL_COLUMNS
 from sweep.errors import SweepError
 from sweep.trial.files import read_json, read_metrics, write_json
 from sweep.trial.folder import SweepFolder
@@ -29,7 +32,6 @@ tokens_per_second, mfu, peak_memory_bytes, device, torch_version, git_commit, da
 
 @pytest.fixture
 def some(tmp_path):
-    """One trial of each kind of end."""
     ends = {8: "diverged", 16: "out_of_memory", 32: "WAITING", 64: "RUNNING"}
     path = tmp_path / "some"
     write_fake_sweep(path, outcome=lambda row: ends.get(row.batch_size, "COMPLETE"))
@@ -48,10 +50,8 @@ def test_every_planned_trial_is_a_row_with_its_state(some):
 
 
 def test_numbers_are_those_of_result_json(some):
-    folder = SweepFolder(some)
-    loaded = sweep.load_sweep(some)
-    row = loaded.trials.iloc[0]
-    result = read_json(folder.trial(row["id"]).result_path)
+    row = sweep.load_sweep(some).trials.iloc[0]
+    result = read_json(SweepFolder(some).trial(row["id"]).result_path)
     for name in set(TRIAL_COLUMNS) - {"execution"}:
         if result[name] is None:
             assert pd.isna(row[name])
@@ -69,7 +69,7 @@ def test_curves_are_those_of_metrics_jsonl(some):
     for name in rows.columns[1:]:
         expected = np.array([line.get(name) for line in lines], dtype=float)
         np.testing.assert_array_equal(rows[name].to_numpy(float), expected)
-    by_trial = {key: values for key, _, values in curves_by_trial(loaded, "valid/loss")}
+    by_trial = {key: values for key, _, values in frames.curves_by_trial(loaded, "valid/loss")}
     assert by_trial[trial].tolist() == [x["valid/loss"] for x in lines if "valid/loss" in x]
 
 
@@ -89,7 +89,7 @@ def test_null_is_not_a_number_and_a_torn_last_line_is_left_out(some):
 
 def test_csv_has_every_trial_in_full_precision(some, tmp_path):
     loaded = sweep.load_sweep(some)
-    write_trials_csv(loaded, tmp_path / "trials.csv")
+    frames.write_trials_csv(loaded, tmp_path / "trials.csv")
     with (tmp_path / "trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(TRIAL_COLUMNS)
@@ -150,8 +150,126 @@ def test_a_folder_without_a_whole_plan_is_refused(some, tmp_path):
 
 def test_reading_never_imports_torch():
     code = (
-        "import sys, sweep.analysis.audit, sweep.analysis.target;"
+        "import sys, sweep.analysis.audit, sweep.analysis.critical_batch_size;"
         "print({'torch', 'mlflow', 'matplotlib.pyplot'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def trial(batch, seed, loss, seconds=10.0, **more):
+    row: dict[str, Any] = dict.fromkeys(TRIAL_COLUMNS, np.nan)
+    row |= {"stage": "report", "policy": "fixed", "state": "COMPLETE", "cause": None}
+    row |= {"tokens": 6400, "steps": 100, "warmup_steps": 1, "learning_rate": 1e-3}
+    row |= {"batch_size": batch, "seed": seed, "final_valid_loss": loss, "seconds_total": seconds}
+    row |= {"final_train_loss": loss - 0.25, "peak_memory_bytes": 1000.0 + seed}
+    return row | more
+
+
+def cells_of(*rows):
+    return frames.compare_batch_sizes(pd.DataFrame(rows))
+
+
+def picks(cells):
+    return {
+        name: [cell["batch_size"] for cell in best]
+        for name, best in frames.recommend(cells).items()
+    }
+
+
+def test_a_cell_is_the_mean_and_spread_of_its_seeds():
+    tuned = trial(8, 1000, 0.1, stage="tune")  # takes no part
+    cells = cells_of(*(trial(8, k, k + 1.0) for k in range(3)), trial(4, 0, 5.0), tuned)
+    assert cells["batch_size"].tolist() == [4, 8]
+    cell = cells.iloc[1]
+    assert (cell["final_valid_loss"], cell["loss_sd"]) == (2.0, 1.0)
+    assert (cell["loss_min"], cell["loss_max"]) == (1.0, 3.0)
+    assert cell["train_valid_gap"] == pytest.approx(0.25)
+    assert cell["peak_memory_bytes"] == 1002.0
+    assert np.isnan(cells.iloc[0]["loss_sd"])
+
+
+def test_diverged_and_failed_trials_are_counted_and_their_cells_not_compared():
+    gone = {"state": "FAILED", "cause": "diverged", "tokens": 640, "steps": 10}
+    cells = cells_of(
+        trial(8, 0, np.nan, **gone),
+        trial(8, 1, 0.5, seconds=1.0),
+        trial(16, 0, np.nan, state="FAILED", cause="out_of_memory"),
+        trial(32, 0, np.nan, state="WAITING"),
+        trial(64, 0, 2.0),
+    )
+    counts = cells[["planned", "complete", "diverged", "failed", "unfinished"]].to_numpy().tolist()
+    assert counts == [[2, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 0, 1], [1, 1, 0, 0, 0]]
+    assert cells["steps"].tolist() == [100] * 4
+    assert picks(cells) == {"best quality": [64], "fastest": [64], "balanced": [64]}
+    assert cells["is_comparable"].tolist() == [False, False, False, True]
+
+
+def test_each_rule_picks_its_cell():
+    cells = cells_of(
+        trial(8, 0, 2.000, seconds=40.0),
+        trial(16, 0, 2.019, seconds=30.0),  # within 1 % of the lowest
+        trial(32, 0, 2.021, seconds=20.0),  # not within
+        trial(64, 0, 3.000, seconds=10.0),
+    )
+    assert picks(cells) == {"best quality": [8], "fastest": [64], "balanced": [16]}
+
+
+def test_ties_are_all_named():
+    cells = cells_of(trial(8, 0, 2.0), trial(16, 0, 2.0), trial(32, 0, 2.5))
+    picked = {"best quality": [8, 16], "fastest": [8, 16, 32], "balanced": [8, 16]}
+    assert picks(cells) == picked
+
+
+def test_without_a_complete_trial_nothing_is_recommended():
+    for row in (trial(8, 0, np.nan, state="WAITING"), trial(8, 0, 1.0, stage="tune")):
+        assert frames.recommend(cells_of(row)) == {}
+
+
+def test_the_front_holds_the_cells_that_no_other_dominates():
+    points = [(3.0, 1.0), (2.0, 2.0), (2.5, 3.0), (1.0, 9.0), (1.0, 8.0), (1.0, 8.0)]
+    rows = [trial(2**k, 0, loss, seconds) for k, (loss, seconds) in enumerate(points)]
+    cells = cells_of(*rows, trial(64, 0, 0.5), trial(64, 1, np.nan, state="RUNNING"))
+    assert cells["is_on_front"].tolist() == [True, True, False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(3e-4, "3e-4"), (1e-3, "1e-3"), (0.05, "0.05"), (1.25e-4, "0.000125"), (32, "32"), (0.0, "0")],
+)
+def test_short_numbers_read_back_the_same(number, text):
+    assert frames.short(number) == text
+    assert float(frames.short(number / 7)) == number / 7
+
+
+def test_policies_keep_their_names():
+    table = pd.DataFrame({"policy": ["sqrt:0.001@32", "fixed"], "learning_rate": [5e-4, 5e-4]})
+    assert frames.policy_labels(table) == ["sqrt:0.001@32", "fixed 5e-4"]
+
+
+START = {0: -0.05, 1: -0.06, 2: -0.04}
+
+
+def written(folder, seeds, **change):
+    options = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic"}
+    options["change"] = lambda row: {"initial_valid_loss": START[row.seed], **change}
+    write_fake_sweep(folder, seeds=seeds, **options)
+    return sweep.load_sweep(folder)
+
+
+def test_gains_are_paired_by_seed(tmp_path):
+    gains = frames.find_gains(written(tmp_path / "s", 3))
+    assert [gain["batch_size"] for gain in gains] == [16, 32]
+    for gain in gains:
+        assert gain["start"] == {seed: -loss for seed, loss in START.items()}
+        test = ttest_rel([gain["end"][s] for s in range(3)], [gain["start"][s] for s in range(3)])
+        low, high = test.confidence_interval(0.95)
+        assert gain["difference"].low == pytest.approx(low, rel=1e-9)
+        assert gain["difference"].high == pytest.approx(high, rel=1e-9)
+
+
+def test_one_seed_has_no_interval_and_an_older_result_no_gain(tmp_path):
+    (first, _) = frames.find_gains(written(tmp_path / "one", 1))
+    assert first["difference"] is None and set(first["end"]) == {0}
+    older = written(tmp_path / "older", 3, initial_valid_loss=None)
+    assert frames.find_gains(older) == []

@@ -11,7 +11,6 @@ from sweep.training.noise import noise_estimates
 
 
 def estimate(gradients, microbatch_size):
-    """Estimate from the gradients of the microbatches, (K, parameters)."""
     sum_of_squares = float((gradients**2).sum())
     mean = gradients.mean(0)
     return noise_estimates(sum_of_squares, float(mean @ mean), len(gradients), microbatch_size)
@@ -84,19 +83,13 @@ def test_intervals_hold_the_truth_in_about_95_percent_of_simulations(records):
 
 
 def measured(loss_of, weights, steps, microbatches, size):
-    """Measure through autograd: one backward pass per microbatch, at fixed weights."""
     weights.requires_grad_()
     pairs = []
     for _ in range(steps):
-        gradients = []
-        for _ in range(microbatches):
-            (gradient,) = torch.autograd.grad(loss_of(weights, size), weights)
-            gradients.append(gradient)
-        mean = torch.stack(gradients).mean(0)
-        sum_of_squares = sum(float(gradient.square().sum()) for gradient in gradients)
-        pairs.append(
-            noise_estimates(sum_of_squares, float(mean.square().sum()), microbatches, size)
-        )
+        losses = (loss_of(weights, size) for _ in range(microbatches))
+        gradients = torch.stack([torch.autograd.grad(loss, weights)[0] for loss in losses])
+        squares = float(gradients.square().sum()), float(gradients.mean(0).square().sum())
+        pairs.append(noise_estimates(*squares, microbatches, size))
     return noise_scale(*zip(*pairs, strict=True))
 
 

@@ -96,6 +96,14 @@ def test_noise_that_could_hide_the_curvature_leaves_no_interval():
     assert learning_rate_optimum(GRID, parabola(GRID, 1.2e-3)).interval is None
 
 
+def test_an_estimated_sigma_widens_the_interval():
+    known, estimated = (
+        learning_rate_optimum(GRID, parabola(GRID, 1.2e-3), sigma=0.005, degrees=degrees).interval
+        for degrees in (math.inf, 4)
+    )
+    assert estimated[0] < known[0] < known[1] < estimated[1]
+
+
 def test_the_plateau_ends_where_a_neighbour_is_more_than_sigma_worse():
     losses = [1.004, 1.2, 1.003, 1.0, 1.005, 1.006, 1.001]  # the rates far away do not join
     optimum = learning_rate_optimum(REFINED, losses, sigma=0.005)

@@ -21,7 +21,6 @@ SHARED_SD = 2.0  # of the seed effect, over the noise: pairing must remove it
 
 
 def losses_of(table):
-    """Batch sizes 8, 16, … with seeds 0, 1, …, from rows of losses."""
     rows = np.asarray(table, dtype=float).tolist()
     return {8 * 2**place: dict(enumerate(row)) for place, row in enumerate(rows)}
 
@@ -33,7 +32,6 @@ def simulated(rng, means, sds, seeds):
 
 
 def rate_of(event, count, *sweep, seed=0):
-    """The share of simulated sweeps in which an event occurs."""
     rng = np.random.default_rng(seed)
     return sum(event(compare_pairs(simulated(rng, *sweep))) for _ in range(count)) / count
 

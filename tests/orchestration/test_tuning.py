@@ -11,11 +11,9 @@ import numpy as np
 import optuna
 import pytest
 
-from sweep.analysis.comparison import compare_batch_sizes
-from sweep.analysis.critical_batch_size import fit_steps
-from sweep.analysis.frames import load_sweep
-from sweep.analysis.policies import judge
-from sweep.analysis.target import steps_to_target
+from sweep.analysis.checks import judge
+from sweep.analysis.critical_batch_size import fit_steps, steps_to_target
+from sweep.analysis.frames import compare_batch_sizes, load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Services
 from sweep.orchestration.planning import make_plan

@@ -13,7 +13,6 @@ NOISE_SCALE = 24.0  # of the later half of the tuned sweep's training
 
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory):
-    """One seed and one rate, with its report."""
     path = tmp_path_factory.mktemp("plain") / "plain"
     write_fake_sweep(path)
     write_report(path)
@@ -22,7 +21,6 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def mixed(tmp_path_factory):
-    """Two policies and three seeds, with diverged, failed, waiting and running trials."""
     ends = {(4, 2): "WAITING", (8, 1): "RUNNING", (32, 0): "out_of_memory", (64, 0): "diverged"}
 
     def outcome(row):
@@ -35,7 +33,6 @@ def mixed(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tuned(tmp_path_factory):
-    """A fixed rate and tuned rates, three seeds, gradient noise; with its report."""
     path = tmp_path_factory.mktemp("tuned") / "tuned"
     plan = write_fake_sweep(path, lrs=("1e-3", "tuned"), seeds=3, batches="4,16,64")
     half = max(row.tokens for row in plan.trials) / 2

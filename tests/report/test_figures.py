@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from sweep.analysis.comparison import compare_batch_sizes
-from sweep.analysis.frames import load_sweep
+from sweep.analysis.frames import compare_batch_sizes, load_sweep
 from sweep.report import figures
 from sweep.report.figures import TOP_EDGE, batch_colours
 

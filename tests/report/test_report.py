@@ -1,19 +1,23 @@
-"""The report holds the results of the analysis, whatever the state of the sweep."""
+"""The report holds the results of the analysis; number formats, escaping, HTML."""
 
+import math
 import re
 import shutil
 from xml.etree import ElementTree
 
 import pytest
+from jinja2 import UndefinedError
 
-from sweep.analysis.comparison import compare_batch_sizes
-from sweep.analysis.frames import load_stored_sweep, load_sweep
+from sweep.analysis.critical_batch_size import noise_scales
+from sweep.analysis.frames import compare_batch_sizes, find_gains, load_stored_sweep, load_sweep
+from sweep.analysis.statistics import Estimate
 from sweep.plan.plan import load_plan
-from sweep.report.report import write_report, write_report_of
+from sweep.report.report import MARKDOWN, to_html, write_report, write_report_of
 from sweep.tracking.mirror import Mirror
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep
+from tests.report.conftest import NOISE_SCALE
 
 HEADINGS = (
     *("Summary", "Checks", "Results", "Curves", "Time, throughput and memory"),
@@ -27,7 +31,6 @@ def section(text, heading):
 
 
 def tables(text):
-    """Read the markdown tables back."""
     documents = []
     for block in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
         lines = [[cell.strip() for cell in line[2:-2].split(" | ")] for line in block.splitlines()]
@@ -210,3 +213,81 @@ def test_the_page_is_well_formed_and_holds_its_figures(plain):
     assert len(sources) == len(FIGURES)
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert len(list(root.iter("td"))) > 100
+
+
+def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned):
+    rows = noise_scales(load_sweep(tuned))
+    scales = {row["batch_size"]: row["scale"] for row in rows if row["label"] == "tuned"}
+    assert set(scales) == {4, 16, 64} and scales[4].value is None  # not resolved
+    assert scales[16].value.value == pytest.approx(NOISE_SCALE)
+    text = (tuned / "report.md").read_text()
+    assert "24 [24, 24]" in text and text.count("| unresolved |") == 2
+    assert (tuned / "figures/noise.png").exists()
+
+
+def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path, plain_text):
+    settings = {"experiment": "grpo-words", "batches": [16, 32], "data": "synthetic"}
+    before = {"initial_valid_loss": -0.05}
+    write_fake_sweep(tmp_path / "words", seeds=3, change=lambda row: before, **settings)
+    gain = find_gains(load_sweep(tmp_path / "words"))[0]
+    rewards = section(written(tmp_path / "words"), "Rewards")
+    assert f"| {gain['difference'].value:+.3f} [" in rewards and "## Rewards" not in plain_text
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("1.23456 | loss", "1.2346"),
+        ("nan | loss", "–"),
+        ("1.5 | loss(0.01, 3)", "1.5000 ± 0.0100"),
+        ("1.5 | loss(0.01, 2)", "1.5000"),
+        ("1234567.0 | count", "1,234,567"),
+        ("nan | count", "–"),
+        ("none | seconds", "–"),
+        ("0.0043 | percent", "0.43 %"),
+        ("1.0 | percent", "100 %"),
+        ("7.0710678e-4 | rate", "0.000707"),
+        ("3e-4 | rate", "3e-4"),
+        ("[3, nan, 1, none] | range", "1 to 3"),
+        ("[2, 2.1] | range", "2"),
+        ("[] | range", "–"),
+        ("interval | estimate('.3g')", "24 [20, 30]"),
+        ("point | estimate", "24"),
+        ("none | estimate", "–"),
+        ("12.345 | number", "12.3"),
+        ("12345 | number", "12.35k"),
+        ("0.0004 | p_value", "< 0.001"),
+        ("none", "–"),
+        ("nan", "–"),
+    ],
+)
+def test_numbers_are_written_briefly_and_missing_ones_as_a_dash(expression, expected):
+    template = MARKDOWN.from_string("{{ " + expression + " }}")
+    estimates = {"interval": Estimate(24, 20, 30), "point": Estimate(24, math.nan, math.nan)}
+    assert template.render(nan=math.nan, **estimates) == expected
+
+
+HOSTILE = "a|b\n# c <script>alert(1)</script> ![x](http://example.com/x.png) [y](http://e.com) \\"
+
+
+def test_text_in_a_table_stays_one_cell_of_text(tmp_path):
+    template = MARKDOWN.from_string("| a | b |\n| :-- | :-- |\n| {{ text }} | {{ text }} |\n")
+    page = to_html(template.render(text=HOSTILE), "<t>|", tmp_path)
+    assert page.count("<td") == 2 and page.count("a|b # c &lt;script&gt;") == 2
+    assert not any(tag in page for tag in ("<script", "<img", "<a ", "<h1"))
+    page = to_html("a <script>alert(1)</script> b", "<t>|", tmp_path)
+    assert "<script>" not in page and "<title>&lt;t&gt;|</title>" in page
+
+
+def test_commands_cannot_leave_their_code_block(tmp_path):
+    template = MARKDOWN.from_string("```\n{{ words|command }}\n```\n")
+    page = to_html(template.render(words=["a", "|", "b\n```\n# c"]), "t", tmp_path)
+    assert "<h1" not in page and page.count("<pre>") == 1
+
+
+def test_every_template_compiles_and_an_unknown_variable_is_an_error():
+    names = MARKDOWN.list_templates()
+    assert {"report.md.j2", "page.html.j2", "probe.md.j2"} <= set(names)
+    assert all(map(MARKDOWN.get_template, names))
+    with pytest.raises(UndefinedError):
+        MARKDOWN.from_string("{{ unknown }}").render()
