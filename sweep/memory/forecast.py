@@ -1,8 +1,6 @@
-"""Forecast the peak memory of a training step on tensors without data.
+"""Forecast the peak memory of eager training steps on tensors without data.
 
-The training step runs twice under `FakeTensorMode`, the second time with optimizer states, while
-`LiveStorages` counts the live bytes. No weights are allocated. Compiled steps are forecast as eager
-ones, which usually keep more. No other file may use `FakeTensorMode`: its module is private.
+No other file may use `FakeTensorMode`: its module is private.
 """
 
 from dataclasses import replace
@@ -20,7 +18,6 @@ from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
 from sweep.workloads import build_workload
 
-STEPS = 2  # the second one frees gradients of the first and holds optimizer states
 STAGES = (0, 1, 2, 3)  # ZeRO stages
 CPU = torch.device("cpu")
 
@@ -43,13 +40,13 @@ class Forecasts:
             self._forecasts[key] = forecast
             if size == micro:
                 self.whole_steps[size] = forecast.peak_bytes
-        batch_size = config.science.batch_size // config.execution.devices
-        return replace(self._forecasts[key], batch_size=batch_size)
+        own = config.science.batch_size // config.execution.devices
+        return replace(self._forecasts[key], batch_size=own)
 
     def find_largest(
         self, config: TrialConfig, limit_bytes: int, cap: int | None = None, is_split: bool = True
     ) -> int:
-        """Return the largest microbatch, up to `cap`, that fits, accumulated or alone; or 0."""
+        """Return the largest microbatch that fits, accumulated or alone; or 0."""
 
         def needed_bytes(size: int) -> int:
             parts = config.telling_parts(size) if is_split else 1
@@ -60,10 +57,8 @@ class Forecasts:
 
 def _run_size(config: TrialConfig) -> int:
     """Return how many sequences determine the peak; further microbatches repeat it."""
-    batch_size = config.science.batch_size // config.execution.devices
-    if config.science.traits.samples:
-        return batch_size
-    return min(batch_size, config.telling_parts(config.microbatch_size) * config.microbatch_size)
+    own, micro = config.science.batch_size // config.execution.devices, config.microbatch_size
+    return own if config.science.traits.samples else min(own, config.telling_parts(micro) * micro)
 
 
 def forecast_step(config: TrialConfig) -> Forecast:
@@ -97,7 +92,7 @@ def _run_without_data(config: TrialConfig) -> Forecast:
 
         if step.rollouts is not None:
             step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
-        for _ in range(STEPS):
+        for _ in range(2):  # the second frees gradients of the first and holds optimizer states
             storages.forget_peak()
             step(step.workload.random_batch(size), 1e-3)
             end_phase("update")
@@ -145,9 +140,8 @@ def _gathered_bytes(config: TrialConfig) -> tuple[int, int]:
 def on_devices(
     whole: Forecast, devices: int, stage: int, largest_layer: int, outside: int
 ) -> Forecast:
-    """Return the forecast of one of several devices.
+    """Return the forecast of one of several devices; `largest_layer`, `outside`: bytes of weights.
 
-    `largest_layer` and `outside` are bytes of weights: of one layer, and outside of all layers.
     Stages 0 and 1 keep a bucket for each gradient, also between steps. During a step stage 2 holds
     all weights in addition to its shard, stage 3 those of two layers and those outside of layers.
     Gradients of one layer, and of the weights outside of layers, are whole until they are reduced.

@@ -50,7 +50,6 @@ class Probe:
 
     @property
     def points(self) -> list[Measurement]:
-        """The points in the order of measurement, without soaks."""
         return [point for (*_, steps), point in self._measured.items() if steps == STEPS]
 
     def measure(self, batch_size: int, microbatch_size: int, steps: int = STEPS) -> Measurement:
@@ -81,10 +80,7 @@ class Probe:
         return point.held_bytes if point.status == "OK" else None
 
     def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
-        """Choose the first size, from `largest` down, that holds at most its share of the limit.
-
-        With `soak_steps` it must also complete so many steps. Returns the document of the choice.
-        """
+        """Choose the largest size within its share of the limit that completes its `soak_steps`."""
         for size in range(largest, 0, -unit):
             point, soak = self.measure(size, size), None
             if point.status != "OK" or (point.held_bytes or 0) > SHARES[name] * self._limit_bytes:
@@ -119,7 +115,7 @@ def probe(
     soak_steps: int = 0,
     sizes: Sequence[tuple[int, int]] = (),
 ) -> Probe:
-    """Find the largest microbatch that fits, choose a size for each share, measure accumulation.
+    """Find the largest microbatch, choose a size for each share, and measure accumulation.
 
     With `sizes`, pairs of batch size and microbatch size, measure these and do not search.
     """
@@ -154,7 +150,6 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
 def measure_in_process(
     config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
 ) -> Measurement:
-    """Measure one point in a fresh process."""
     killed_before = oom_kills()
     process = FreshProcess(measure, config.sized(batch_size, microbatch_size), limit_bytes, steps)
     try:
@@ -171,10 +166,7 @@ def measure_in_process(
 def measure(
     config: TrialConfig, limit_bytes: int, steps: int, should_stop: ShouldStop
 ) -> Measurement:
-    """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit.
-
-    The first step creates the optimizer states and is not timed.
-    """
+    """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit."""
     device = torch.device(config.execution.device)
     torch.set_num_threads(config.execution.threads)
     sizes = config.science.batch_size, config.microbatch_size

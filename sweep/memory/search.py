@@ -14,7 +14,6 @@ PRESETS = {"speed": "maximum", "balanced": "balanced", "memory": "conservative"}
 SMALL_SIZES = (4, 8)  # units; at smaller sizes the optimizer can set the peak, not the batch
 LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
 FARTHEST = 64  # a guess is at most this many times the largest size that fits
-ROUNDING = 1e-6  # sequences; tolerance for the arithmetic of the fit
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,6 @@ class Forecast:
         return max(self.peak_bytes, self.evaluation_bytes)
 
     def as_document(self) -> dict[str, Any]:
-        """Return the fields as `sweep forecast --json` prints them."""
         return {**asdict(self), "status": "FORECAST"}
 
 
@@ -74,7 +72,6 @@ class Measurement:
         return None if held is None or self.total_bytes is None else self.total_bytes - held
 
     def as_document(self) -> dict[str, Any]:
-        """Return the fields as `sweep probe --json` prints them."""
         derived = {"held_bytes": self.held_bytes, "headroom_bytes": self.headroom_bytes}
         document = {**asdict(self), "by_category": {}, **derived}
         del document["rests"]
@@ -95,7 +92,7 @@ class Line:
         if self.bytes_per_sequence <= 0:
             return 0 if self.fixed_bytes > limit_bytes else 2**40
         size = (limit_bytes - self.fixed_bytes) / self.bytes_per_sequence
-        return max(0, math.floor(size + ROUNDING))
+        return max(0, math.floor(size + 1e-6))  # a tolerance for the arithmetic of the fit
 
 
 def fit_line(peaks: Mapping[int, float]) -> Line | None:
@@ -112,8 +109,6 @@ def fit_line(peaks: Mapping[int, float]) -> Line | None:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search."""
-
     peaks: dict[int, int | None] = field(default_factory=dict)  # by size, in order; None: unknown
     largest: int = 0  # 0 if not even one unit fits
     is_bisected: bool = False  # memory was not linear in the size
@@ -131,8 +126,8 @@ def find_largest(
 ) -> SearchResult:
     """Find the largest multiple of `unit` up to `cap` whose peak is at most the limit.
 
-    `measure` returns the peak bytes of one size, or None if it did not fit; then no larger one
-    does. The result was measured, and the next size too, unless that exceeds the cap.
+    `measure` returns the peak bytes of a size, or None if it and all larger ones do not fit. The
+    result was measured, and the next size too, unless that exceeds the cap.
     """
     top = max(1, cap // unit) if cap else 2**40  # units, as all sizes below
     low, high = 0, top + 1  # the largest size that fits, the smallest that does not

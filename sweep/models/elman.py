@@ -13,8 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from sweep.config.models import ElmanSettings
 
 SPECTRAL_RADIUS = 0.99
-POWER_ITERATIONS = 3
-EMBEDDING_STD = 0.02
 
 
 class Elman(nn.Module):
@@ -33,7 +31,7 @@ class Elman(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                std = EMBEDDING_STD if name.startswith("embedding") else width**-0.5
+                std = 0.02 if name.startswith("embedding") else width**-0.5
                 nn.init.normal_(parameter, std=std, generator=generator)
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -77,11 +75,10 @@ class ElmanLayer(nn.Module):
 def spectral_scale(weight: Tensor) -> Tensor:
     """Return the factor that gives a matrix the spectral norm 0.99, by power iteration."""
     u = torch.ones_like(weight[0]) * weight.shape[0] ** -0.5
-    for _ in range(POWER_ITERATIONS):
+    for _ in range(3):
         v = F.normalize(weight.T @ u, dim=0)
         u = F.normalize(weight @ v, dim=0)
-    scale: Tensor = SPECTRAL_RADIUS / (u @ (weight @ v))
-    return scale
+    return SPECTRAL_RADIUS / (u @ (weight @ v))  # type: ignore[no-any-return]
 
 
 class FusedCell(torch.autograd.Function):

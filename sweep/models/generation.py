@@ -1,7 +1,4 @@
-"""Sample from a causal language model.
-
-Every completion draws its own random numbers, so batches of any size differ by rounding only.
-"""
+"""Sample from a causal language model, with random numbers of its own for each completion."""
 
 import numpy as np
 import torch

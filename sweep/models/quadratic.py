@@ -10,7 +10,7 @@ from sweep.config.models import QuadraticSettings
 
 
 class Quadratic(nn.Module):
-    """Map the summed noise of some sequences to their summed loss, which starts at ½ Σ h_i."""
+    """Map the summed noise of some sequences to their summed loss."""
 
     curvature: Tensor
     noise_scale: Tensor

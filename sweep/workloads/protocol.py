@@ -85,7 +85,6 @@ class Meter:
         self._sums: dict[str, tuple[float | Tensor, float | Tensor]] = {}
 
     def add(self, name: str, total: float | Tensor, count: float | Tensor) -> None:
-        """Add a sum of `count` values."""
         old = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = (old[0] + total, old[1] + count)
 
@@ -118,5 +117,4 @@ class Meter:
         self._sums = {name: (total, count) for name, (total, count) in state.items()}
 
     def clear(self) -> None:
-        """Start a new interval; names are kept."""
-        self._sums = dict.fromkeys(self._sums, (0.0, 0.0))
+        self._sums = dict.fromkeys(self._sums, (0.0, 0.0))  # names are kept

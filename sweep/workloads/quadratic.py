@@ -38,15 +38,11 @@ def random_walk(t: int, seed: int, dimensions: int) -> NDArray[np.float64]:
 
 @torch.library.custom_op("sweep::noise_sum", mutates_args=())
 def noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
-    """Return the summed noise of consecutive sequences, (dimensions,) in float32.
-
-    A custom operator without a gradient, which torch.compile and fake tensors do not trace.
-    """
+    """Return the summed noise of consecutive sequences, (dimensions,) in float32; not traced."""
     ends = indices[:: max(1, len(indices) - 1)].tolist()  # one read from the device
-    first, last = ends[0], ends[-1]
-    assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
-    start = random_walk(first, seed, dimensions)
-    total = random_walk(last + 1, seed, dimensions) - start
+    assert ends[-1] - ends[0] == len(indices) - 1, "sequences of a batch must be consecutive"
+    start = random_walk(ends[0], seed, dimensions)
+    total = random_walk(ends[-1] + 1, seed, dimensions) - start
     return torch.from_numpy(total.astype(np.float32)).to(indices.device)
 
 
@@ -87,9 +83,8 @@ class NoisyQuadratic:
         return model.expected_loss().item()
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        """Return the expected loss as that of one document of one token."""
         loss = self.evaluate(model)
-        return FinalEvaluation(np.array([[loss, 1.0]]), loss, None)
+        return FinalEvaluation(np.array([[loss, 1.0]]), loss, None)  # one document of one token
 
     def epochs(self) -> None:
         return None
