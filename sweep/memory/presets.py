@@ -38,11 +38,7 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int
 def choose_preset(
     config: TrialConfig, preset: str, fixed: frozenset[str], should_stop: ShouldStop
 ) -> dict[str, Any]:
-    """Choose the cheapest settings that fit, except those in `fixed`, for a plan's largest step.
-
-    Stored activations come before recomputed ones, and the given precision before bf16-pure. The
-    ZeRO stage is the first with the largest microbatch, up to that of the config.
-    """
+    """Choose the cheapest settings that fit the largest step of a plan, except those in `fixed`."""
     from sweep.memory.forecast import STAGES, Forecasts
     from sweep.training.device import usable_memory
 

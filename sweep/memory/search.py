@@ -11,15 +11,11 @@ import numpy as np
 SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}
 PRESETS = {"speed": "maximum", "balanced": "balanced", "memory": "conservative"}  # `--preset`
 
-SMALL_SIZES = (4, 8)  # units; at smaller sizes the optimizer can set the peak, not the batch
 LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
-FARTHEST = 64  # a guess is at most this many times the largest size that fits
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted bytes of one configuration on one device."""
-
     batch_size: int  # sequences of a step on this device
     microbatch_size: int
     peak_bytes: int  # peak of a training step
@@ -31,9 +27,6 @@ class Forecast:
     @property
     def needed_bytes(self) -> int:
         return max(self.peak_bytes, self.evaluation_bytes)
-
-    def as_document(self) -> dict[str, Any]:
-        return {**asdict(self), "status": "FORECAST"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,6 @@ class SearchResult:
 
     @property
     def line(self) -> Line | None:
-        """The line through the sizes that fit."""
         peaks = sorted((size, peak) for size, peak in self.peaks.items() if peak is not None)
         return fit_line({size: peak for size, peak in peaks if size <= self.largest})
 
@@ -137,7 +129,8 @@ def find_largest(
         peak = peaks[size * unit] = measure(size * unit)
         return (low, size) if peak is None or peak > limit_bytes else (size, high)
 
-    for size in SMALL_SIZES if top >= SMALL_SIZES[1] else (1, top):
+    # At smaller sizes the optimizer can set the peak, not the batch.
+    for size in (4, 8) if top >= 8 else (1, top):
         if low < size < high:
             low, high = bounds_after(size)
     used: Line | None = None  # the line that led to a bound's neighbour
@@ -154,7 +147,7 @@ def find_largest(
         line = fit_line(dict(pairs[-2:]))
         # Chords of a convex curve approach from one side only, so then every other size halves.
         if line is not None and not (is_bisected and len(peaks) % 2):
-            predicted = min(line.largest(limit_bytes) // unit, FARTHEST * max(low, 1))
+            predicted = min(line.largest(limit_bytes) // unit, 64 * max(low, 1))
             if low < predicted < high:
                 size = predicted
             elif line != used:

@@ -36,12 +36,10 @@ _BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = dict(
 )
 
 
-def build_model(
-    settings: ModelSettings, seed: int, activation_checkpointing: bool = False
-) -> nn.Module:
+def build_model(settings: ModelSettings, seed: int, recomputes: bool = False) -> nn.Module:
     """Build a float32 model on the CPU. Equal settings and seeds give equal weights."""
     if not isinstance(settings, ObjectSettings):
-        return _BUILT_IN[settings.kind](settings, seed, activation_checkpointing)
+        return _BUILT_IN[settings.kind](settings, seed, recomputes)
     build, sizes = load_object(settings.name), {"vocabulary": settings.vocabulary}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -49,7 +47,7 @@ def build_model(
             model: nn.Module = build(**sizes, context=settings.context, **settings.options)
             if not any(parameter.requires_grad for parameter in model.parameters()):
                 raise ValueError("it has none")
-            if activation_checkpointing and not hasattr(model, "activation_checkpointing"):
+            if recomputes and not hasattr(model, "activation_checkpointing"):
                 raise AttributeError("it has no attribute activation_checkpointing")
         except (Exception, SystemExit) as error:
             raise SweepError(
@@ -57,7 +55,7 @@ def build_model(
                 f"options, and return a torch.nn.Module with trainable weights, but raised "
                 f"{type(error).__name__}: {error}. Correct it."
             ) from error
-    if activation_checkpointing:
+    if recomputes:
         model.activation_checkpointing = True  # type: ignore[assignment]
     return model
 
@@ -71,11 +69,11 @@ def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def count_parameters(settings: ModelSettings, activation_checkpointing: bool = False) -> int:
+def count_parameters(settings: ModelSettings, recomputes: bool = False) -> int:
     """Return the number of parameters, from the closed form or by building the model once."""
     if settings.parameters is not None:
         return settings.parameters
-    model = build_without_weights(lambda: build_model(settings, 0, activation_checkpointing))
+    model = build_without_weights(lambda: build_model(settings, 0, recomputes))
     return sum(parameter.numel() for parameter in model.parameters())
 
 

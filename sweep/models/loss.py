@@ -1,8 +1,8 @@
 """Cross-entropies and log-probabilities of a linear layer, without materializing its logits.
 
-Logits exist for a few rows at a time. The forward pass of the summed loss also computes its
-gradient; that of log-probabilities has factors known only later, so its backward pass computes the
-logits again. Shapes: hidden (N, D) in the dtype of the products, weight (V, D), targets (N,).
+The forward pass of the summed loss also computes its gradient; that of log-probabilities has
+factors known only later, so its backward pass computes the logits again. Shapes: hidden (N, D) in
+the dtype of the products, weight (V, D), targets (N,).
 """
 
 import importlib.util
@@ -36,7 +36,6 @@ def linear_log_probs(
 
 
 def widened(logits: Tensor) -> Tensor:
-    """Return logits in at least float32."""
     return logits.to(_wide_dtype(logits))
 
 

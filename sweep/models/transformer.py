@@ -22,11 +22,9 @@ class Transformer(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(
-        self, settings: TransformerSettings, seed: int, activation_checkpointing: bool = False
-    ) -> None:
+    def __init__(self, settings: TransformerSettings, seed: int, recomputes: bool = False) -> None:
         super().__init__()
-        self.activation_checkpointing = activation_checkpointing
+        self.activation_checkpointing = recomputes
         width, vocabulary = settings.d_model, settings.vocabulary
         rows = torch.empty(vocabulary, width)  # skips the default initialization
         self.embedding = nn.Embedding(vocabulary, width, _weight=rows)

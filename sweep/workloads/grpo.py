@@ -119,8 +119,7 @@ class Grpo(LanguageWorkload):
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Return ids (B, P + N), mask (B, N), advantages (B,), old and reference log-probabilities.
 
-        The latter two, (B, N), are zeros if they are not needed. Completions of a `random_batch`
-        have the maximum length and no advantages.
+        These are zeros if they are not needed, as are the advantages of a `random_batch`.
         """
         settings, is_random, prompts = self.settings, len(batch) > 1, list[Prompt]()
         if is_random:
@@ -170,13 +169,12 @@ class Grpo(LanguageWorkload):
         self, model: nn.Module, prompts: Tensor, uniforms: Tensor, size: int, end: int | None
     ) -> Tensor:
         """Sample completions (B, N) of prompts (B, P), `size` at a time, until `end` if given."""
-        settings, was_training, parts = self.settings, model.training, []
+        settings, was_training = self.settings, model.training
         options = (settings.temperature, settings.top_p, end, self.is_rehearsal)
         model.eval()
         splits = torch.split(prompts, size), torch.split(uniforms.to(self.device), size)
         with autocast(self.device, self.config.science.precision):
-            for ids, own in zip(*splits, strict=True):
-                parts.append(generate(model, ids, own, *options))
+            parts = [generate(model, ids, own, *options) for ids, own in zip(*splits, strict=True)]
         model.train(was_training)
         return torch.cat(parts)
 
@@ -206,10 +204,9 @@ class Grpo(LanguageWorkload):
         for first in range(0, count, size):
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
-            ids = self.encode(prompts)
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
-            completions = self.generate(model, ids, uniforms, at_once, SEPARATOR_ID)
-            rewards.append(score(self.task, prompts, completions, self.tokenizer)[0])
+            ids = self.generate(model, self.encode(prompts), uniforms, at_once, SEPARATOR_ID)
+            rewards.append(score(self.task, prompts, ids, self.tokenizer)[0])
         return np.concatenate(rewards)
 
     def epochs(self) -> float | None:

@@ -33,8 +33,6 @@ FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation 
 
 
 class LanguageWorkload:
-    """Base class of the workloads that train a language model."""
-
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.vocabulary and config.science.evaluation.sequences
         self.config, self.device = config, device
@@ -89,8 +87,6 @@ class LanguageWorkload:
 
 
 class Pretrain(LanguageWorkload):
-    """Pretraining on tokenized text; a sequence has the length of the context."""
-
     @cached_property
     def text(self) -> TokenizedText:
         text = super().text
@@ -124,10 +120,9 @@ class Pretrain(LanguageWorkload):
         """Return the cross-entropy of each target in nats, (B, T) from (B, T + 1)."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
         rows = self.config.execution.loss_chunk_rows
-        if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
+        if rows and isinstance(model, HasHidden):
             states, weight = self.states(model, inputs), model.output_weight()
-            log_probs, _ = linear_log_probs(states, weight, targets.flatten(), rows)
-            return -log_probs.view(targets.shape)
+            return -linear_log_probs(states, weight, targets.flatten(), rows)[0].view(targets.shape)
         with autocast(self.device, self.config.science.precision):
             logits = model(inputs)  # (B, T, V)
         losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")

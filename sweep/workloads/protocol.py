@@ -17,8 +17,6 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """The measurements at the end of a trial."""
-
     valid_losses: Floats  # (documents, 2): summed loss, tokens
     train_loss: float  # mean per token on a fixed set of training sequences
     valid_bytes: int | None  # size of the validation text; None if there is no text
@@ -95,9 +93,7 @@ class Meter:
         for name, value in values.items():
             self.add(name, (value.detach() * mask).sum(), mask.sum())
 
-    def add_rewards(
-        self, rewards: Floats, components: Mapping[str, Floats], group_size: int
-    ) -> None:
+    def add_rewards(self, rewards: Floats, components: dict[str, Floats], group_size: int) -> None:
         """Add rewards (B,) and components, (B,) each, which are 0 for completions without them."""
         deviations = rewards.reshape(-1, group_size).std(axis=1)
         self.add("reward/std", rewards.std(), 1)

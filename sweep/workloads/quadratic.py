@@ -18,11 +18,7 @@ SEQUENCES = 1 << 48  # length of the walk, a power of two
 
 @functools.lru_cache(maxsize=256)
 def random_walk(t: int, seed: int, dimensions: int) -> NDArray[np.float64]:
-    """Return the sum of the first `t` of independent standard normal vectors, (dimensions,).
-
-    The position is the middle of a dyadic interval and is drawn between the values at its two ends
-    (Lévy's construction), so a batch of any size needs the same few draws.
-    """
+    """Return the sum of the first `t` of independent standard normal vectors, (dimensions,)."""
     assert 0 <= t <= SEQUENCES, t
     if t == 0:
         return np.zeros(dimensions)
@@ -30,6 +26,7 @@ def random_walk(t: int, seed: int, dimensions: int) -> NDArray[np.float64]:
     noise = generator.standard_normal(dimensions)
     if t == SEQUENCES:
         return math.sqrt(SEQUENCES) * noise
+    # Lévy's construction: t is the middle of a dyadic interval, and drawn between its two ends.
     half = t & -t  # the lowest bit of t is half the length of its interval
     start = random_walk(t - half, seed, dimensions)
     end = random_walk(t + half, seed, dimensions)
@@ -52,8 +49,6 @@ def _(indices: Tensor, seed: int, dimensions: int) -> Tensor:
 
 
 class NoisyQuadratic:
-    """One token per sequence; evaluations are exact, gradients are noisy."""
-
     tokens_per_sequence = 1
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:

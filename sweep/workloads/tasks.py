@@ -3,7 +3,9 @@
 import importlib
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,8 +41,6 @@ class Completion(NamedTuple):
 
 
 class Task(Protocol):
-    """Prompts by number, and the rewards of their completions."""
-
     prompts_in_epoch: int | None  # training prompts before they repeat; None: they never repeat
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
@@ -58,7 +58,10 @@ def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) ->
         assert text is not None, "checked by the experiment"
         story_task = Words if settings.task == "words" else Openings
         task = story_task(text, seed, settings.prompt_tokens)
-    return UserReward(task, settings.reward) if settings.reward else task
+    if settings.reward:
+        own = partial(_user_reward, settings.reward, load_object(settings.reward))
+        task.reward = own  # type: ignore[method-assign]
+    return task
 
 
 def score(
@@ -183,25 +186,20 @@ class Chess:
         return float(sum(VALUES[p.piece_type] * (1 if p.color == side else -1) for p in pieces))
 
 
-class UserReward:
-    """The prompts of a task with the user's reward: a number, or a dict of numbers to add."""
-
-    def __init__(self, task: Task, name: str) -> None:
-        self._name, self._function = name, load_object(name)
-        self.prompts_in_epoch, self.prompt = task.prompts_in_epoch, task.prompt
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        try:
-            result = self._function(prompt.text, completion.text)
-            components = result if isinstance(result, dict) else {"own": result}
-            values = {str(name): float(value) for name, value in components.items()}
-            is_finite = all(map(math.isfinite, values.values()))
-            if not is_finite or values.keys() & set(REWARD_STATISTICS):
-                raise ValueError(f"got {result!r}")
-        except Exception as error:  # from the user's code
-            raise SweepError(
-                f"reward {self._name!r} must return a finite number, or a dict of them without the "
-                f"names {', '.join(REWARD_STATISTICS)}, for any completion, but raised "
-                f"{type(error).__name__}: {error}. Correct it."
-            ) from error
-        return values
+def _user_reward(
+    name: str, function: Callable[[str, str], Any], prompt: Prompt, completion: Completion
+) -> dict[str, float]:
+    try:
+        result = function(prompt.text, completion.text)  # a number, or a dict of numbers to add
+        components = result if isinstance(result, dict) else {"own": result}
+        values = {str(name): float(value) for name, value in components.items()}
+        is_finite = all(map(math.isfinite, values.values()))
+        if not is_finite or values.keys() & set(REWARD_STATISTICS):
+            raise ValueError(f"got {result!r}")
+    except Exception as error:  # from the user's code
+        raise SweepError(
+            f"reward {name!r} must return a finite number, or a dict of them without the names "
+            f"{', '.join(REWARD_STATISTICS)}, for any completion, but raised "
+            f"{type(error).__name__}: {error}. Correct it."
+        ) from error
+    return values

@@ -139,7 +139,7 @@ def fake_probe(rates=None, fits=lambda batch, size, steps: True, limit=100, **fi
         point = Measurement(batch, size, status, peak_bytes=size)
         return replace(point, tokens_per_second=rate, rests=(0,) * steps, **fields)
 
-    return Probe(fake, limit), measured
+    return Probe(fake, limit, lambda point: None), measured
 
 
 def test_a_collapse_of_throughput_counts_if_it_is_measured_twice():
