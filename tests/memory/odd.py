@@ -21,8 +21,6 @@ class Leaky(NoisyQuadratic):
 
 
 class Pairs(NoisyQuadratic):
-    """Holds a number for every pair of sequences, so memory is not linear."""
-
     def loss_sum(self, model, batch):
         count = batch[0].shape[0]
         self.pairs = torch.empty(1000 * count, count)  # never written, so it takes no time
@@ -54,8 +52,6 @@ class Tied(nn.Module):
 
 
 class NeedsValues(nn.Module):
-    """A model that reads its input, which fake tensors do not allow."""
-
     def __init__(self, vocabulary, context):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, vocabulary)
@@ -65,7 +61,6 @@ class NeedsValues(nn.Module):
 
 
 def plain_cell(x, z, w_x, w_h, bias):
-    """Run the cell step by step and leave the gradient to autograd."""
     h, states = torch.zeros_like(x[0]), []
     for x_t in x:
         h = torch.tanh(F.linear(x_t, w_x, bias) + F.linear(h, w_h))

@@ -25,7 +25,7 @@ SMALL_GPT2 = {"kind": "hugging_face", "name": "small-gpt2", "architecture": "gpt
               "vocabulary": 512, "context": 128,
               "sizes": {"n_positions": 128, "n_embd": 64, "n_layer": 3, "n_head": 4}}  # fmt: skip
 SHORT = {"group_size": 4, "prompt_tokens": 24, "new_tokens": 16}
-CHECKPOINTED = {"activation_checkpointing": True}
+CHECKPOINTED, SLOW = {"activation_checkpointing": True}, pytest.mark.slow
 
 
 def config(experiment="tinystories", batch=8, execution=None, microbatch=None, **settings):
@@ -58,11 +58,9 @@ def test_fake_tensors_were_tried_with_this_version_of_torch():
         {"model": "small"},
         {"experiment": "quadratic"},
         {"experiment": "grpo-words", "batch": 8, "microbatch": 4},
-        pytest.param(
-            {"experiment": "grpo-words", "batch": 16, "microbatch": 4}, marks=pytest.mark.slow
-        ),
+        pytest.param({"experiment": "grpo-words", "microbatch": 4, "batch": 16}, marks=SLOW),
         {"experiment": "elman", "model": SMALL_ELMAN, "precision": "bf16-pure"},
-        pytest.param({"experiment": "gpt2", "batch": 2}, marks=pytest.mark.slow),
+        pytest.param({"experiment": "gpt2", "batch": 2}, marks=SLOW),
         {"experiment": "quick", "model": SMALL_GPT2},
         {"experiment": "quick", "model": SMALL_GPT2, "execution": CHECKPOINTED},
         {"experiment": "grpo-words", "model": SMALL_GPT2, "grpo": SHORT},
@@ -215,9 +213,5 @@ def test_stage_3_gathers_two_layers_at_a_time():
     layers, size = 50, 10**6
     whole = whole_step(layers * size, layers * size, 2 * layers * size, 0)
     forecast = on_devices(whole, 10, 3, size, 0)
-    assert forecast.by_category == {
-        "weights": 5 * size + 2 * size,
-        "gradients": 5 * size + size,
-        "optimizer": 10 * size,
-        "activations": 0,
-    }
+    parts = {"weights": 5 * size + 2 * size, "gradients": 5 * size + size, "optimizer": 10 * size}
+    assert forecast.by_category == {**parts, "activations": 0}

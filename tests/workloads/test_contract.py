@@ -186,7 +186,6 @@ def exchange(rank, store, should_stop):
 
 
 def test_processes_agree_on_the_value_of_the_first_and_share_work(tmp_path):
-    """All of them compute equally often."""
     processes = [FreshProcess(exchange, rank, tmp_path / "store") for rank in range(WORLD)]
     assert [process.result() for process in processes] == [2] * WORLD
 

@@ -110,7 +110,6 @@ def test_the_generation_batch_size_and_the_batch_change_no_token():
 def test_a_smaller_microbatch_samples_fewer_completions_at_once(
     generation_batch_size, shrunk_to, rows
 ):
-    """So that the next attempt does not run out of memory in the sampling again."""
     execution = {"generation_batch_size": generation_batch_size}
     config = grpo_config(batch=32, microbatch=8, execution=execution)
     config = config.attempted(shrunk_to or 8)
@@ -135,8 +134,6 @@ def test_seconds_and_peak_memory_are_recorded_by_phase():
 
 
 class LogitsOnly(torch.nn.Module):
-    """A model without `hidden`."""
-
     def __init__(self, model):
         super().__init__()
         self.forward = model.forward
@@ -200,7 +197,6 @@ def test_metrics_continue_after_a_checkpoint():
 
 
 def test_a_component_that_is_paid_now_and_then_is_averaged_over_all_completions():
-    """Before it is first paid, after it, and in an interval in which it is not paid at all."""
     step = TrainingStep(grpo_config(), CPU, 8)
     workload, paid = step.workload, iter([False, True, False, False])
     for is_interrupted in (False, False, True, False):
@@ -220,7 +216,6 @@ def test_a_component_that_is_paid_now_and_then_is_averaged_over_all_completions(
 
 
 def test_a_reward_can_be_learned():
-    """A reward for short completions shortens them."""
     step = TrainingStep(grpo_config(batch=32, kl=0.0, scale_rewards="none"), CPU, 32)
     step.workload.task.reward = lambda _, completion: {"end": float(completion.has_ended)}
     rewards = []
@@ -256,12 +251,9 @@ def test_batches_are_whole_groups(batches, nearest):
 
 
 def test_settings_of_sampling_are_refused_for_other_workloads():
+    execution = Execution(device="cpu", generation_batch_size=4)
     with pytest.raises(SweepError, match="generation_batch_size"):
-        make_plan(
-            load_experiment("quick"),
-            Execution(device="cpu", generation_batch_size=4),
-            SweepFolder(Path("nowhere")),
-        )
+        make_plan(load_experiment("quick"), execution, SweepFolder(Path("nowhere")))
 
 
 def test_microbatches_are_whole_groups_or_equal_parts_of_one():
