@@ -55,7 +55,7 @@ def loop_slope() -> float:
     """Return GiB per sequence of the cell as a plain loop, from two forecasts."""
     peaks = [
         forecast_memory(
-            "elman", model="plain_elman:build", vocabulary=256, context=512, batches=[size]
+            "elman", model="odd:plain_elman", vocabulary=256, context=512, batches=[size]
         )["points"][0]
         for size in (16, 32)
     ]
@@ -93,7 +93,7 @@ def earlier_sweep() -> str:
             cells.append(f"{point['peak_bytes'] / GIB:.2f} {fits}")
         lines.append(f"| {batch} | " + " | ".join(cells) + " |")
     largest = documents["fp32, accumulation"]["largest_microbatch_size"]
-    fields = {"model": "handwritten:build", "vocabulary": 10_000, "context": 256}
+    fields = {"model": "odd:handwritten", "vocabulary": 10_000, "context": 256}
     written = forecast_memory(
         "tinystories", batches=[256], precision="fp32", loss_chunk_rows=0, **fields
     )["points"][0]["peak_bytes"]
@@ -102,7 +102,7 @@ def earlier_sweep() -> str:
         "context, its libraries and fragmentation may need the rest. The largest microbatch in "
         f"fp32 is {largest}.\n\nThe earlier sweep measured 28.49 GiB at 256, more than this model "
         "takes. With norm, softmax, attention and SwiGLU written by hand "
-        "(tests/memory/handwritten.py), so that autograd keeps each intermediate tensor, it takes "
+        "(tests/memory/odd.py), so that autograd keeps each intermediate tensor, it takes "
         f"{written / GIB:.2f} GiB. How that sweep's model was written is not known."
     )
     return "\n".join(lines)
@@ -144,7 +144,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     tests = HERE.parent / "tests" / "memory"
-    sys.path.append(str(tests))  # odd.py has the planted leak, plain_elman.py the plain loop
+    sys.path.append(str(tests))  # odd.py has the planted leak and the plain loop
     os.environ["PYTHONPATH"] = str(tests)
     parts = [
         "# Memory: forecast and measured\n\nWritten by `python benchmarks/memory_evidence.py` on "

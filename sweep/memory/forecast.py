@@ -1,15 +1,10 @@
-"""Forecast the peak memory of a training step on tensors without data.
-
-The training step runs twice under `FakeTensorMode`, the second time with optimizer states, while
-`LiveStorages` counts the live bytes. No weights are allocated. Compiled steps are forecast as eager
-ones, which usually keep more. No other file may use `FakeTensorMode`: its module is private.
-"""
+"""Forecast the peak memory of eager training steps on tensors without data."""
 
 from dataclasses import replace
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode  # private: used in no other file
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
@@ -20,7 +15,6 @@ from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
 from sweep.workloads import build_workload
 
-STEPS = 2  # the second one frees gradients of the first and holds optimizer states
 STAGES = (0, 1, 2, 3)  # ZeRO stages
 CPU = torch.device("cpu")
 
@@ -29,7 +23,7 @@ class Forecasts:
     """Forecasts of one experiment's configurations on one of its devices, each computed once."""
 
     def __init__(self, devices: int = 1, zero: int = 0) -> None:
-        self.devices, self.zero = devices, zero
+        self.devices, self.zero = devices, zero  # a config that is `sized` names one device
         self.whole_steps: dict[int, int] = {}  # peaks of the steps in one microbatch, by its size
         self._forecasts: dict[tuple[int, int, int], Forecast] = {}
 
@@ -43,13 +37,13 @@ class Forecasts:
             self._forecasts[key] = forecast
             if size == micro:
                 self.whole_steps[size] = forecast.peak_bytes
-        batch_size = config.science.batch_size // config.execution.devices
-        return replace(self._forecasts[key], batch_size=batch_size)
+        own = config.science.batch_size // config.execution.devices
+        return replace(self._forecasts[key], batch_size=own)
 
     def find_largest(
         self, config: TrialConfig, limit_bytes: int, cap: int | None = None, is_split: bool = True
     ) -> int:
-        """Return the largest microbatch, up to `cap`, that fits, accumulated or alone; or 0."""
+        """Return the largest microbatch that fits, accumulated or alone; or 0."""
 
         def needed_bytes(size: int) -> int:
             parts = config.telling_parts(size) if is_split else 1
@@ -60,16 +54,43 @@ class Forecasts:
 
 def _run_size(config: TrialConfig) -> int:
     """Return how many sequences determine the peak; further microbatches repeat it."""
-    batch_size = config.science.batch_size // config.execution.devices
-    if config.science.traits.samples:
-        return batch_size
-    return min(batch_size, config.telling_parts(config.microbatch_size) * config.microbatch_size)
+    own, micro = config.science.batch_size // config.execution.devices, config.microbatch_size
+    return own if config.science.traits.samples else min(own, config.telling_parts(micro) * micro)
 
 
 def forecast_step(config: TrialConfig) -> Forecast:
     """Forecast the steps and the evaluations of one trial on one device."""
     try:
-        return _run_without_data(config)
+        size, micro = _run_size(config), config.microbatch_size
+        eager = config.execution.model_copy(update={"compile": False, "device": "cpu"})
+        here = config.model_copy(update={"execution": eager})
+        model = build_without_weights(build_workload(here, CPU).build_model)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with fake, LiveStorages(None, config.science.model.vocabulary) as storages:
+            _allocate(model, weight_dtype(config.science.precision))
+            step = TrainingStep(here, CPU, micro, model)
+            storages.watch(step.model, step.optimizer)
+            peaks: dict[str, tuple[int, dict[str, int]]] = {}
+
+            def end_phase(name: str) -> None:
+                peaks[name] = storages.peak_bytes, storages.peak
+                storages.forget_peak()
+
+            if step.rollouts is not None:
+                step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
+            for _ in range(2):  # the second one holds optimizer states
+                storages.forget_peak()
+                step(step.workload.random_batch(size), 1e-3)
+                end_phase("update")
+            phases = {name: peak for name, (peak, _) in peaks.items() if step.rollouts}
+            peak, by_category = max(peaks.values(), key=lambda phase: phase[0])
+            rest = storages.live_bytes
+            peaks.clear()
+            step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
+            end_phase("evaluation")  # it has other phases too if the workload samples
+        evaluation = max(phase_peak for phase_peak, _ in peaks.values())
+        batch_size = config.science.batch_size // config.execution.devices
+        return Forecast(batch_size, micro, peak, by_category, rest, evaluation, phases)
     except SweepError:
         raise
     except Exception as error:  # a user's model may raise anything
@@ -77,39 +98,6 @@ def forecast_step(config: TrialConfig) -> Forecast:
             f"memory of {config.science.model.name!r} must be forecast on tensors without values, "
             f"got {type(error).__name__}: {str(error)[:200]}. Measure it with `sweep probe`."
         ) from error
-
-
-def _run_without_data(config: TrialConfig) -> Forecast:
-    size, micro = _run_size(config), config.microbatch_size
-    eager = config.execution.model_copy(update={"compile": False, "device": "cpu"})
-    here = config.model_copy(update={"execution": eager})
-    model = build_without_weights(build_workload(here, CPU).build_model)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake, LiveStorages(None, config.science.model.vocabulary) as storages:
-        _allocate(model, weight_dtype(config.science.precision))
-        step = TrainingStep(here, CPU, micro, model)
-        storages.watch(step.model, step.optimizer)
-        peaks: dict[str, tuple[int, dict[str, int]]] = {}
-
-        def end_phase(name: str) -> None:
-            peaks[name] = storages.peak_bytes, storages.peak
-            storages.forget_peak()
-
-        if step.rollouts is not None:
-            step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
-        for _ in range(STEPS):
-            storages.forget_peak()
-            step(step.workload.random_batch(size), 1e-3)
-            end_phase("update")
-        phases = {name: peak for name, (peak, _) in peaks.items() if step.rollouts}
-        peak, by_category = max(peaks.values(), key=lambda phase: phase[0])
-        rest = storages.live_bytes
-        peaks.clear()
-        step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size))
-        end_phase("evaluation")  # it has other phases too if the workload samples
-    evaluation = max(phase_peak for phase_peak, _ in peaks.values())
-    batch_size = config.science.batch_size // config.execution.devices
-    return Forecast(batch_size, micro, peak, by_category, rest, evaluation, phases)
 
 
 def _allocate(model: nn.Module, dtype: torch.dtype) -> None:
@@ -128,7 +116,6 @@ def _allocate(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def forecast_stages(config: TrialConfig, devices: int) -> list[Forecast]:
-    """Forecast one device's step at each ZeRO stage, 0 to 3."""
     whole, gathered = forecast_step(config), _gathered_bytes(config)
     return [on_devices(whole, devices, stage, *gathered) for stage in STAGES]
 
@@ -145,9 +132,8 @@ def _gathered_bytes(config: TrialConfig) -> tuple[int, int]:
 def on_devices(
     whole: Forecast, devices: int, stage: int, largest_layer: int, outside: int
 ) -> Forecast:
-    """Return the forecast of one of several devices.
+    """Return the forecast of one of several devices; `outside`: bytes of weights not in layers.
 
-    `largest_layer` and `outside` are bytes of weights: of one layer, and outside of all layers.
     Stages 0 and 1 keep a bucket for each gradient, also between steps. During a step stage 2 holds
     all weights in addition to its shard, stage 3 those of two layers and those outside of layers.
     Gradients of one layer, and of the weights outside of layers, are whole until they are reduced.

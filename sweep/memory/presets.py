@@ -1,7 +1,4 @@
-"""Choose by forecast: the settings of a preset, and remedies if not even one sequence fits.
-
-These functions run in a `FreshProcess`; importing this module does not import torch.
-"""
+"""Choices by forecast, made in a `FreshProcess`; importing this module does not import torch."""
 
 import contextlib
 import itertools
@@ -14,13 +11,10 @@ from sweep.memory.search import PRESETS, SHARES, Forecast
 from sweep.plan.steps import largest_divisor
 from sweep.training.process import ShouldStop
 
-SAVES_MOST = "memory"  # the preset that always recomputes activations and splits all state
-CHUNK_ROWS = 512
 PRECISIONS = ("fp32", "bf16", "bf16-pure")  # from wide to narrow
 
 
 def forecast_rows(configs: list[TrialConfig], should_stop: ShouldStop) -> list[Forecast]:
-    """Forecast the trials of one plan as planned."""
     from sweep.memory.forecast import Forecasts
 
     forecasts = Forecasts(configs[0].execution.devices, configs[0].execution.zero)
@@ -28,10 +22,7 @@ def forecast_rows(configs: list[TrialConfig], should_stop: ShouldStop) -> list[F
 
 
 def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int]:
-    """Return the largest microbatch and evaluation batch that fit this machine by forecast.
-
-    At most those of the config, and at least one sequence or group, even if that does not fit.
-    """
+    """Return the largest microbatch, at least one group, and evaluation batch that fit here."""
     from sweep.memory.forecast import Forecasts
     from sweep.training.device import usable_memory
 
@@ -47,18 +38,13 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int
 def choose_preset(
     config: TrialConfig, preset: str, fixed: frozenset[str], should_stop: ShouldStop
 ) -> dict[str, Any]:
-    """Choose settings by forecast for the largest step of a plan: the cheapest that fit.
-
-    Stored activations come before recomputed ones, and the given precision before bf16-pure. The
-    ZeRO stage is the first with the largest microbatch, up to that of the config. The settings
-    named in `fixed` are kept.
-    """
+    """Choose the cheapest settings that fit the largest step of a plan, except those in `fixed`."""
     from sweep.memory.forecast import STAGES, Forecasts
     from sweep.training.device import usable_memory
 
     execution, given, wanted = config.execution, config.science.precision, config.microbatch_size
     devices, group, usable = execution.devices, config.group_size, usable_memory(execution)
-    share, saves_most = SHARES[PRESETS[preset]], preset == SAVES_MOST
+    share, saves_most = SHARES[PRESETS[preset]], preset == "memory"
     stages = STAGES[-1:] if saves_most else STAGES
     if devices == 1 or "zero" in fixed:
         stages = (execution.zero,)
@@ -110,7 +96,7 @@ def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
     precision, planned = config.science.precision, forecast_step(config)
     remedies = {
         "--activation-checkpointing": _changed(config, precision, activation_checkpointing=True),
-        f"--loss-chunk-rows {CHUNK_ROWS}": _changed(config, precision, loss_chunk_rows=CHUNK_ROWS),
+        "--loss-chunk-rows 512": _changed(config, precision, loss_chunk_rows=512),
     }
     if config.science.model.supports_half_precision:
         for narrow in PRECISIONS[PRECISIONS.index(precision) + 1 :]:

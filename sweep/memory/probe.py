@@ -1,8 +1,4 @@
-"""Measure the largest microbatch that fits, and prove it: each point runs in a fresh process.
-
-A point fits if whole optimizer steps and an evaluation ended without an error, the device did not
-spill, the allocator did not have to retry, and throughput did not collapse.
-"""
+"""Measure the largest microbatch that fits, and prove it: each point runs in a fresh process."""
 
 import math
 import statistics
@@ -24,9 +20,7 @@ from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_m
 from sweep.training.process import FreshProcess, ShouldStop, oom_kills
 from sweep.training.step import TrainingStep
 
-LEARNING_RATE = 1e-6
 STEPS = 3  # per point; the first creates optimizer states, the others are timed
-POINT_SECONDS = 600.0  # time limit of a point
 COLLAPSE = 0.6  # share of the best throughput of smaller points
 WARM_UP_STEPS = 2  # first steps of a soak, not part of the slope
 
@@ -37,9 +31,7 @@ OnPoint = Callable[[Measurement], object]
 class Probe:
     """Points of one configuration, each measured once by `measure`, and what follows from them."""
 
-    def __init__(
-        self, measure: Measure, limit_bytes: int, on_point: OnPoint = lambda point: None
-    ) -> None:
+    def __init__(self, measure: Measure, limit_bytes: int, on_point: OnPoint) -> None:
         self._measure, self._limit_bytes, self._on_point = measure, limit_bytes, on_point
         self._measured: dict[tuple[int, int, int], Measurement] = {}
         self.search = SearchResult()
@@ -48,11 +40,9 @@ class Probe:
 
     @property
     def points(self) -> list[Measurement]:
-        """The points in the order of measurement, without soaks."""
         return [point for (*_, steps), point in self._measured.items() if steps == STEPS]
 
     def measure(self, batch_size: int, microbatch_size: int, steps: int = STEPS) -> Measurement:
-        """Measure one point and judge whether it fits."""
         key = batch_size, microbatch_size, steps
         if key in self._measured:
             return self._measured[key]
@@ -74,15 +64,11 @@ class Probe:
         return point
 
     def peak_bytes(self, size: int) -> int | None:
-        """Measure one microbatch size for the search; None if it does not fit."""
         point = self.measure(size, size)
         return point.held_bytes if point.status == "OK" else None
 
     def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
-        """Choose the first size, from `largest` down, that holds at most its share of the limit.
-
-        With `soak_steps` it must also complete so many steps. Returns the document of the choice.
-        """
+        """Choose the largest size within its share of the limit that completes its `soak_steps`."""
         for size in range(largest, 0, -unit):
             point, soak = self.measure(size, size), None
             if point.status != "OK" or (point.held_bytes or 0) > SHARES[name] * self._limit_bytes:
@@ -96,12 +82,10 @@ class Probe:
             return {"name": name, "share": SHARES[name], **sizes, "soak": soak}
         return None
 
-    def accumulate(
-        self, size: int, unit: int, telling_parts: Callable[[int], int]
-    ) -> Measurement | None:
-        """Measure several microbatches of a size; if they do not fit, of ever smaller ones."""
+    def accumulate(self, size: int, unit: int, count: Callable[[int], int]) -> Measurement | None:
+        """Measure `count(size)` microbatches of a size; if they do not fit, of smaller ones."""
         stride = unit
-        while (point := self.measure(telling_parts(size) * size, size)).status != "OK":
+        while (point := self.measure(count(size) * size, size)).status != "OK":
             if size <= unit:
                 return None
             size, stride = max(unit, size - stride), 2 * stride
@@ -117,10 +101,7 @@ def probe(
     soak_steps: int = 0,
     sizes: Sequence[tuple[int, int]] = (),
 ) -> Probe:
-    """Find the largest microbatch that fits, choose a size for each share, measure accumulation.
-
-    With `sizes`, pairs of batch size and microbatch size, measure these and do not search.
-    """
+    """Find the largest microbatch and a size for each share; with `sizes` measure these pairs."""
     probe = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
     for pair in sizes:
         probe.measure(*pair)
@@ -152,41 +133,34 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
 def measure_in_process(
     config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
 ) -> Measurement:
-    """Measure one point in a fresh process."""
     killed_before = oom_kills()
     process = FreshProcess(measure, config.sized(batch_size, microbatch_size), limit_bytes, steps)
     try:
-        point: Measurement = process.result(timeout=POINT_SECONDS * max(1, steps / STEPS))
+        return process.result(timeout=600 * max(1, steps / STEPS))  # type: ignore[no-any-return]
     except WorkerDied as error:
         status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
         outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
         if not error.timed_out and outcome.kind == "out_of_memory":
             status, message = "OUT_OF_MEMORY", outcome.message
         return Measurement(batch_size, microbatch_size, status, message)
-    return point
 
 
-def measure(
-    config: TrialConfig, limit_bytes: int, steps: int, should_stop: ShouldStop
-) -> Measurement:
-    """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit.
-
-    The first step creates the optimizer states and is not timed.
-    """
+def measure(config: TrialConfig, limit: int, steps: int, should_stop: ShouldStop) -> Measurement:
+    """Take at least two optimizer steps and evaluate one batch, within an enforced memory limit."""
     device = torch.device(config.execution.device)
     torch.set_num_threads(config.execution.threads)
     sizes = config.science.batch_size, config.microbatch_size
     try:
-        with LimitedMemory(device, limit_bytes) as memory:
-            values = _take_steps(config, device, memory, steps)
+        with LimitedMemory(device, limit) as memory:
+            values = _take_steps(config, memory, steps)
     except Exception as error:
         if is_out_of_memory(error):
-            return Measurement(*sizes, "OUT_OF_MEMORY", str(error)[:300], total_bytes=limit_bytes)
+            return Measurement(*sizes, "OUT_OF_MEMORY", str(error)[:300], total_bytes=limit)
         traceback.print_exc()
         return Measurement(*sizes, "ERROR", f"{type(error).__name__}: {str(error)[:300]}")
-    point = Measurement(*sizes, "OK", total_bytes=limit_bytes, **values)
+    point = Measurement(*sizes, "OK", total_bytes=limit, **values)
     own = (point.device_bytes or 0) - memory.others_bytes
-    if device.type == "cuda" and max(own, point.held_bytes or 0) > limit_bytes:
+    if device.type == "cuda" and max(own, point.held_bytes or 0) > limit:
         return replace(point, status="SPILLED", message=f"{format_bytes(own)} in use")
     return point
 
@@ -211,13 +185,11 @@ class Phases:
         self._start = time.perf_counter()
 
 
-def _take_steps(
-    config: TrialConfig, device: torch.device, memory: LimitedMemory, steps: int
-) -> dict[str, Any]:
-    step = TrainingStep(config, device, config.microbatch_size)
+def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[str, Any]:
+    step = TrainingStep(config, torch.device(config.execution.device), config.microbatch_size)
     if config.execution.compile:
         step.warm_up()
-        forget_peak_memory(device)
+        forget_peak_memory(step.device)
     updates: list[None] = []
     if step.optimizer is not None:
         step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
@@ -228,7 +200,7 @@ def _take_steps(
     for _ in range(steps):
         phases.begin()
         batch = step.workload.random_batch(config.science.batch_size)
-        loss = step(batch, LEARNING_RATE).loss.item()
+        loss = step(batch, 1e-6).loss.item()
         del batch
         phases.note("update")
         rests.append(memory.allocated_bytes())

@@ -11,16 +11,11 @@ import numpy as np
 SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}
 PRESETS = {"speed": "maximum", "balanced": "balanced", "memory": "conservative"}  # `--preset`
 
-SMALL_SIZES = (4, 8)  # units; at smaller sizes the optimizer can set the peak, not the batch
 LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
-FARTHEST = 64  # a guess is at most this many times the largest size that fits
-ROUNDING = 1e-6  # sequences; tolerance for the arithmetic of the fit
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted bytes of one configuration on one device."""
-
     batch_size: int  # sequences of a step on this device
     microbatch_size: int
     peak_bytes: int  # peak of a training step
@@ -32,10 +27,6 @@ class Forecast:
     @property
     def needed_bytes(self) -> int:
         return max(self.peak_bytes, self.evaluation_bytes)
-
-    def as_document(self) -> dict[str, Any]:
-        """Return the fields as `sweep forecast --json` prints them."""
-        return {**asdict(self), "status": "FORECAST"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,6 @@ class Measurement:
         return None if held is None or self.total_bytes is None else self.total_bytes - held
 
     def as_document(self) -> dict[str, Any]:
-        """Return the fields as `sweep probe --json` prints them."""
         derived = {"held_bytes": self.held_bytes, "headroom_bytes": self.headroom_bytes}
         document = {**asdict(self), "by_category": {}, **derived}
         del document["rests"]
@@ -95,7 +85,7 @@ class Line:
         if self.bytes_per_sequence <= 0:
             return 0 if self.fixed_bytes > limit_bytes else 2**40
         size = (limit_bytes - self.fixed_bytes) / self.bytes_per_sequence
-        return max(0, math.floor(size + ROUNDING))
+        return max(0, math.floor(size + 1e-6))  # a tolerance for the arithmetic of the fit
 
 
 def fit_line(peaks: Mapping[int, float]) -> Line | None:
@@ -112,8 +102,6 @@ def fit_line(peaks: Mapping[int, float]) -> Line | None:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search."""
-
     peaks: dict[int, int | None] = field(default_factory=dict)  # by size, in order; None: unknown
     largest: int = 0  # 0 if not even one unit fits
     is_bisected: bool = False  # memory was not linear in the size
@@ -121,7 +109,6 @@ class SearchResult:
 
     @property
     def line(self) -> Line | None:
-        """The line through the sizes that fit."""
         peaks = sorted((size, peak) for size, peak in self.peaks.items() if peak is not None)
         return fit_line({size: peak for size, peak in peaks if size <= self.largest})
 
@@ -131,8 +118,8 @@ def find_largest(
 ) -> SearchResult:
     """Find the largest multiple of `unit` up to `cap` whose peak is at most the limit.
 
-    `measure` returns the peak bytes of one size, or None if it did not fit; then no larger one
-    does. The result was measured, and the next size too, unless that exceeds the cap.
+    `measure` returns the peak bytes of a size, or None if it and all larger ones do not fit. The
+    result was measured, and the next size too, unless that exceeds the cap.
     """
     top = max(1, cap // unit) if cap else 2**40  # units, as all sizes below
     low, high = 0, top + 1  # the largest size that fits, the smallest that does not
@@ -142,7 +129,8 @@ def find_largest(
         peak = peaks[size * unit] = measure(size * unit)
         return (low, size) if peak is None or peak > limit_bytes else (size, high)
 
-    for size in SMALL_SIZES if top >= SMALL_SIZES[1] else (1, top):
+    # At smaller sizes the optimizer can set the peak, not the batch.
+    for size in (4, 8) if top >= 8 else (1, top):
         if low < size < high:
             low, high = bounds_after(size)
     used: Line | None = None  # the line that led to a bound's neighbour
@@ -159,7 +147,7 @@ def find_largest(
         line = fit_line(dict(pairs[-2:]))
         # Chords of a convex curve approach from one side only, so then every other size halves.
         if line is not None and not (is_bisected and len(peaks) % 2):
-            predicted = min(line.largest(limit_bytes) // unit, FARTHEST * max(low, 1))
+            predicted = min(line.largest(limit_bytes) // unit, 64 * max(low, 1))
             if low < predicted < high:
                 size = predicted
             elif line != used:

@@ -19,10 +19,9 @@ from sweep.models.transformer import Transformer
 class HasHidden(Protocol):
     """A model whose loss can be computed without materializing all logits.
 
-    With `extend`, it can also continue a sequence from cached keys and values: `extend(ids, past)`
-    returns the states of new tokens, (B, T, D), and the past that includes them. `past` is None, or
-    the previous result; then there is one new token per sequence. A member `pad_past(past, tokens)`
-    that returns a longer past makes forecasts faster.
+    Optional: `extend(ids, past)` returns the states of new tokens, (B, T, D), and the past that
+    includes them, for the next call with one token per sequence; the first `past` is None.
+    `pad_past(past, tokens)` returns a longer past, which makes forecasts faster.
     """
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -32,29 +31,23 @@ class HasHidden(Protocol):
         """Return the output projection, (V, D)."""
 
 
-_BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = {
-    "transformer": Transformer,
-    "elman": Elman,
-    "quadratic": Quadratic,
-    "hugging_face": HuggingFace,
-}
+_BUILT_IN: dict[str, Callable[[Any, int, bool], nn.Module]] = dict(
+    transformer=Transformer, elman=Elman, quadratic=Quadratic, hugging_face=HuggingFace
+)
 
 
-def build_model(
-    settings: ModelSettings, seed: int, activation_checkpointing: bool = False
-) -> nn.Module:
+def build_model(settings: ModelSettings, seed: int, recomputes: bool = False) -> nn.Module:
     """Build a float32 model on the CPU. Equal settings and seeds give equal weights."""
     if not isinstance(settings, ObjectSettings):
-        return _BUILT_IN[settings.kind](settings, seed, activation_checkpointing)
-    build = load_object(settings.name)
-    sizes = {"vocabulary": settings.vocabulary, "context": settings.context}
+        return _BUILT_IN[settings.kind](settings, seed, recomputes)
+    build, sizes = load_object(settings.name), {"vocabulary": settings.vocabulary}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model: nn.Module = build(**sizes, **settings.options)
+            model: nn.Module = build(**sizes, context=settings.context, **settings.options)
             if not any(parameter.requires_grad for parameter in model.parameters()):
                 raise ValueError("it has none")
-            if activation_checkpointing and not hasattr(model, "activation_checkpointing"):
+            if recomputes and not hasattr(model, "activation_checkpointing"):
                 raise AttributeError("it has no attribute activation_checkpointing")
         except (Exception, SystemExit) as error:
             raise SweepError(
@@ -62,7 +55,7 @@ def build_model(
                 f"options, and return a torch.nn.Module with trainable weights, but raised "
                 f"{type(error).__name__}: {error}. Correct it."
             ) from error
-    if activation_checkpointing:
+    if recomputes:
         model.activation_checkpointing = True  # type: ignore[assignment]
     return model
 
@@ -76,16 +69,15 @@ def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def count_parameters(settings: ModelSettings, activation_checkpointing: bool = False) -> int:
+def count_parameters(settings: ModelSettings, recomputes: bool = False) -> int:
     """Return the number of parameters, from the closed form or by building the model once."""
     if settings.parameters is not None:
         return settings.parameters
-    model = build_without_weights(lambda: build_model(settings, 0, activation_checkpointing))
+    model = build_without_weights(lambda: build_model(settings, 0, recomputes))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the context manager for a forward pass."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 

@@ -1,8 +1,7 @@
 """The E1 language model: a Mamba-gated Elman network with tied embeddings (SEED: seeds/4).
 
-h_t = tanh(W_x x_t + W_h h_{t-1} + b), gated by silu(z_t). W_h is spectrally normalized in every
-forward pass. The cell is one autograd function that saves the same tensors as the fused kernel of
-the published measurements, so its memory equals theirs.
+h_t = tanh(W_x x_t + W_h h_{t-1} + b), gated by silu(z_t); W_h is spectrally normalized. The cell
+saves the same tensors as the fused kernel of the published measurements.
 """
 
 import torch
@@ -12,19 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 from sweep.config.models import ElmanSettings
 
-SPECTRAL_RADIUS = 0.99
-POWER_ITERATIONS = 3
-EMBEDDING_STD = 0.02
-
 
 class Elman(nn.Module):
     """Map token ids (B, T) to logits (B, T, V)."""
 
-    def __init__(
-        self, settings: ElmanSettings, seed: int, activation_checkpointing: bool = False
-    ) -> None:
+    def __init__(self, settings: ElmanSettings, seed: int, recomputes: bool = False) -> None:
         super().__init__()
-        self.activation_checkpointing = activation_checkpointing
+        self.activation_checkpointing = recomputes
         width = settings.d_model
         rows = torch.empty(settings.vocabulary, width)  # skips the default initialization
         self.embedding = nn.Embedding(settings.vocabulary, width, _weight=rows)
@@ -33,7 +26,7 @@ class Elman(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                std = EMBEDDING_STD if name.startswith("embedding") else width**-0.5
+                std = 0.02 if name.startswith("embedding") else width**-0.5
                 nn.init.normal_(parameter, std=std, generator=generator)
 
     def hidden(self, ids: Tensor) -> Tensor:
@@ -77,11 +70,10 @@ class ElmanLayer(nn.Module):
 def spectral_scale(weight: Tensor) -> Tensor:
     """Return the factor that gives a matrix the spectral norm 0.99, by power iteration."""
     u = torch.ones_like(weight[0]) * weight.shape[0] ** -0.5
-    for _ in range(POWER_ITERATIONS):
+    for _ in range(3):
         v = F.normalize(weight.T @ u, dim=0)
         u = F.normalize(weight @ v, dim=0)
-    scale: Tensor = SPECTRAL_RADIUS / (u @ (weight @ v))
-    return scale
+    return 0.99 / (u @ (weight @ v))  # type: ignore[no-any-return]
 
 
 class FusedCell(torch.autograd.Function):

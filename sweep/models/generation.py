@@ -1,7 +1,4 @@
-"""Sample from a causal language model.
-
-Every completion draws its own random numbers, so batches of any size differ by rounding only.
-"""
+"""Sample from a causal language model, with random numbers of its own for each completion."""
 
 import numpy as np
 import torch
@@ -32,10 +29,9 @@ def generate(
     end: int | None = None,
     is_rehearsal: bool = False,
 ) -> Tensor:
-    """Sample completions (B, N) of prompts (B, P) with random numbers (B, N).
+    """Sample completions (B, N) of prompts (B, P) with random numbers (B, N); an `end` is repeated.
 
-    After its `end`, if given, a completion repeats it. A rehearsal computes only the first two
-    tokens and the last, which decide the peak memory, if the model can pad its cache.
+    A rehearsal computes only the first two tokens and the last, which decide the peak memory.
     """
     count, tokens = uniforms.shape
     completions = prompts.new_full((count, tokens), end or 0)

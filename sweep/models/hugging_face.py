@@ -19,9 +19,7 @@ WITHOUT_MASK = "sdpa_without_mask"
 class HuggingFace(nn.Module):
     """Map token ids (B, T) to logits (B, T, V), without dropout, so the seed decides everything."""
 
-    def __init__(
-        self, settings: HuggingFaceSettings, seed: int, activation_checkpointing: bool = False
-    ) -> None:
+    def __init__(self, settings: HuggingFaceSettings, seed: int, recomputes: bool = False) -> None:
         super().__init__()
         require_extra("transformers", "hf", f"model {settings.name!r}")
         from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
@@ -55,7 +53,7 @@ class HuggingFace(nn.Module):
                 "with a bias or a scale. Use it as your own module:object."
             )
         self._end = settings.end
-        if activation_checkpointing:
+        if recomputes:
             current, former = "activation_checkpointing_enable", "gradient_checkpointing_enable"
             enable = getattr(self.model, current, None) or getattr(self.model, former)
             enable({"use_reentrant": False})

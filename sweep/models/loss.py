@@ -1,8 +1,8 @@
 """Cross-entropies and log-probabilities of a linear layer, without materializing its logits.
 
-Logits exist for a few rows at a time. The forward pass of the summed loss also computes its
-gradient; that of log-probabilities has factors known only later, so its backward pass computes the
-logits again. Shapes: hidden (N, D) in the dtype of the products, weight (V, D), targets (N,).
+The forward pass of the summed loss also computes its gradient; that of log-probabilities has
+factors known only later, so its backward pass computes the logits again. Shapes: hidden (N, D) in
+the dtype of the products, weight (V, D), targets (N,).
 """
 
 import importlib.util
@@ -28,14 +28,6 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: 
     return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@torch.no_grad()
-def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-    """Return the cross-entropy of each row, (N,), without gradients."""
-    transposed = weight.to(hidden.dtype).T
-    chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    return torch.cat([_losses(widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
-
-
 def linear_log_probs(
     hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -44,7 +36,6 @@ def linear_log_probs(
 
 
 def widened(logits: Tensor) -> Tensor:
-    """Return logits in at least float32."""
     return logits.to(_wide_dtype(logits))
 
 

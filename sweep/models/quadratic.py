@@ -10,14 +10,10 @@ from sweep.config.models import QuadraticSettings
 
 
 class Quadratic(nn.Module):
-    """Map the summed noise of some sequences to their summed loss, which starts at ½ Σ h_i."""
-
     curvature: Tensor
     noise_scale: Tensor
 
-    def __init__(
-        self, settings: QuadraticSettings, seed: int, activation_checkpointing: bool = False
-    ) -> None:
+    def __init__(self, settings: QuadraticSettings, seed: int, recomputes: bool = False) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (settings.dimensions,), generator=generator) * 2 - 1
@@ -30,10 +26,7 @@ class Quadratic(nn.Module):
         return 0.5 * (self.curvature * self.weights.square()).sum()
 
     def forward(self, noise: Tensor, count: int) -> Tensor:
-        """Return the loss of `count` sequences, whose gradient is count·h·w + √c·noise.
-
-        `noise`, (dimensions,), is the sum of one standard normal vector per sequence.
-        """
+        """Return the loss, of gradient count·h·w + √c·noise, with summed noise (dimensions,)."""
         scaled = noise * self.noise_scale
         slope = torch.addcmul(scaled, self.curvature, self.weights, value=count / 2)
         return slope @ self.weights

@@ -10,7 +10,6 @@ from torch.utils.checkpoint import checkpoint
 from sweep.config.models import TransformerSettings
 
 NORM_EPS = 1e-5
-ROTARY_THETA = 10_000.0
 TRUNCATE = 3.0  # standard deviations
 STACKED = {"query_key_value": 3, "gate_up": 2}  # projections in one matrix, initialized separately
 
@@ -23,17 +22,14 @@ class Transformer(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(
-        self, settings: TransformerSettings, seed: int, activation_checkpointing: bool = False
-    ) -> None:
+    def __init__(self, settings: TransformerSettings, seed: int, recomputes: bool = False) -> None:
         super().__init__()
-        self.activation_checkpointing = activation_checkpointing
+        self.activation_checkpointing = recomputes
         width, vocabulary = settings.d_model, settings.vocabulary
         rows = torch.empty(vocabulary, width)  # skips the default initialization
         self.embedding = nn.Embedding(vocabulary, width, _weight=rows)
-        self.blocks = nn.ModuleList(
-            Block(width, settings.heads, settings.d_ff) for _ in range(settings.layers)
-        )
+        blocks = (Block(width, settings.heads, settings.d_ff) for _ in range(settings.layers))
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.head = nn.Linear(width, vocabulary, bias=False)
         generator = torch.Generator().manual_seed(seed)
@@ -41,8 +37,8 @@ class Transformer(nn.Module):
             if parameter.ndim == 2:
                 for part in parameter.detach().chunk(STACKED.get(name.split(".")[-2], 1)):
                     std = 1.0 if name == "embedding.weight" else math.sqrt(2 / sum(part.shape))
-                    a, b = -TRUNCATE * std, TRUNCATE * std
-                    nn.init.trunc_normal_(part, std=std, a=a, b=b, generator=generator)
+                    bounds = -TRUNCATE * std, TRUNCATE * std
+                    nn.init.trunc_normal_(part, 0.0, std, *bounds, generator=generator)
         cos, sin = rotary_tables(settings.context, settings.d_model // settings.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -122,7 +118,7 @@ def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines, (T, head_width / 2) each, in float32 (Su et al. 2021)."""
     exponents = -torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
     positions = torch.arange(context, dtype=torch.float64)[:, None]
-    angles = positions * ROTARY_THETA**exponents
+    angles = positions * 10_000.0**exponents
     return angles.cos().float(), angles.sin().float()
 
 

@@ -88,7 +88,8 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     stages = forecast_stages(sized, devices) if devices > 1 else []
 
     def row(batch_size: int, point: Forecast) -> dict[str, Any]:
-        return point.as_document() | {
+        return asdict(point) | {
+            "status": "FORECAST",
             "batch_size": batch_size,
             "gradient_accumulation_steps": point.batch_size // point.microbatch_size,
             "fits": None if limit is None else point.needed_bytes <= limit,

@@ -1,8 +1,7 @@
 """Group relative policy optimization: sample, score, compare within groups, update.
 
-Completion i belongs to prompt i // group_size and draws its own random numbers. Losses: Shao et al.
-2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Shapes: B completions of N tokens,
-prompts of P tokens.
+Losses: Shao et al. 2024 (grpo), Liu et al. 2025 (dr_grpo), Yu et al. 2025 (dapo). Completion i
+belongs to prompt i // group_size. Shapes: B completions of N tokens, prompts of P tokens.
 """
 
 import copy
@@ -25,13 +24,11 @@ from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
 from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
-from sweep.workloads.inputs import LanguageWorkload
+from sweep.workloads.pretrain import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
 from sweep.workloads.tasks import Chess, Completion, Prompt, Task, build_task, score
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
-ALL_ROWS = 1 << 30
-CHECKED_PROMPTS = 32
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
 
 
@@ -62,7 +59,7 @@ class Grpo(LanguageWorkload):
         if text is None and self.config.science.data is not None:
             return  # the prompts are checked once the text is prepared
         self.text = text
-        prompts = [self.task.prompt(number, True) for number in range(CHECKED_PROMPTS)]
+        prompts = [self.task.prompt(number, True) for number in range(32)]
         self.encode(prompts)
         self.task.reward(prompts[0], Completion("", True))
 
@@ -95,7 +92,6 @@ class Grpo(LanguageWorkload):
         return mask.numel() if self.settings.loss == "dr_grpo" else mask.sum()
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the summed, weighted surrogate of the completions of `roll_out`."""
         ids, mask, gain, sampled, reference = batch
         log_probs, entropies = self.log_probs(model, ids)
         old = sampled if self.updates_per_step > 1 else None
@@ -106,15 +102,12 @@ class Grpo(LanguageWorkload):
         return (losses * mask).sum()
 
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies of the completions, (B, N) each, from (B, P + N).
-
-        For a model with `hidden`, at most `loss_chunk_rows` rows of logits exist at a time.
-        """
+        """Return log-probabilities and entropies of completions, (B, N) each, from (B, P + N)."""
         temperature, first = self.settings.temperature, self.settings.prompt_tokens
         targets = ids[:, first:]
         if isinstance(model, HasHidden):
             states, weight = self.states(model, ids[:, :-1], first - 1), model.output_weight()
-            rows = self.config.execution.loss_chunk_rows or ALL_ROWS
+            rows = self.config.execution.loss_chunk_rows or len(states)
             parts = linear_log_probs(states, weight, targets.flatten(), rows, temperature)
             return parts[0].view(targets.shape), parts[1].view(targets.shape)
         with autocast(self.device, self.config.science.precision):
@@ -124,11 +117,9 @@ class Grpo(LanguageWorkload):
         return every.gather(-1, targets[..., None]).squeeze(-1), entropies
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
-        """Sample completions, score them, and measure their log-probabilities.
+        """Return ids (B, P + N), mask (B, N), advantages (B,), old and reference log-probabilities.
 
-        Completions of a `random_batch` have the maximum length and no advantages. Returns ids
-        (B, P + N), mask (B, N), advantages (B,), and log-probabilities (B, N) of the sampling
-        policy and of the reference; zeros if they are not needed.
+        These are zeros if they are not needed, as are the advantages of a `random_batch`.
         """
         settings, is_random, prompts = self.settings, len(batch) > 1, list[Prompt]()
         if is_random:
@@ -178,13 +169,12 @@ class Grpo(LanguageWorkload):
         self, model: nn.Module, prompts: Tensor, uniforms: Tensor, size: int, end: int | None
     ) -> Tensor:
         """Sample completions (B, N) of prompts (B, P), `size` at a time, until `end` if given."""
-        settings, was_training, parts = self.settings, model.training, []
+        settings, was_training = self.settings, model.training
         options = (settings.temperature, settings.top_p, end, self.is_rehearsal)
         model.eval()
         splits = torch.split(prompts, size), torch.split(uniforms.to(self.device), size)
         with autocast(self.device, self.config.science.precision):
-            for ids, own in zip(*splits, strict=True):
-                parts.append(generate(model, ids, own, *options))
+            parts = [generate(model, ids, own, *options) for ids, own in zip(*splits, strict=True)]
         model.train(was_training)
         return torch.cat(parts)
 
@@ -202,7 +192,6 @@ class Grpo(LanguageWorkload):
         return -float(self._rewards(model, self.evaluation_sequences, is_held_out=True).mean())
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        """Evaluate more held-out prompts, and the first training prompts."""
         held_out = self._rewards(model, FINAL_PROMPTS, is_held_out=True)
         groups = self.config.science.tokens // self.tokens_per_sequence // self.settings.group_size
         train = self._rewards(model, min(FINAL_PROMPTS, max(1, groups)), is_held_out=False)
@@ -215,24 +204,19 @@ class Grpo(LanguageWorkload):
         for first in range(0, count, size):
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
-            ids = self.encode(prompts)
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
-            completions = self.generate(model, ids, uniforms, at_once, SEPARATOR_ID)
-            rewards.append(score(self.task, prompts, completions, self.tokenizer)[0])
+            ids = self.generate(model, self.encode(prompts), uniforms, at_once, SEPARATOR_ID)
+            rewards.append(score(self.task, prompts, ids, self.tokenizer)[0])
         return np.concatenate(rewards)
 
     def epochs(self) -> float | None:
-        """Return the trained prompts divided by the prompts of the task; None if endless."""
         tokens_per_prompt = self.tokens_per_sequence * self.settings.group_size
         prompts = self.task.prompts_in_epoch
         return self.config.science.tokens / tokens_per_prompt / prompts if prompts else None
 
 
 def advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
-    """Return the advantage of each completion over its group, (B,) from rewards (B,).
-
-    `scale` chooses the standard deviation that divides the differences: group, batch, or none.
-    """
+    """Return advantages over the group (B,), divided by the deviation of group, batch or none."""
     groups = rewards.view(-1, group_size)
     centered = groups - groups.mean(dim=1, keepdim=True)
     is_equal = (groups == groups[:, :1]).all(dim=1, keepdim=True)
@@ -253,10 +237,9 @@ def completion_mask(completions: Tensor, end: int) -> Tensor:
 def surrogate(
     log_probs: Tensor, old: Tensor | None, reference: Tensor, gain: Tensor, settings: GrpoSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the clipped surrogate loss of each token, (B, N), and the metrics of each token.
+    """Return the clipped loss and the metrics of each token, (B, N); gain (B,) is the advantage.
 
-    The log-probabilities (B, N) are of the policy, of the one that sampled (None: the same), and of
-    the initial one; gain (B,) is the advantage. The divergence is Schulman's k3 estimate.
+    `old` is of the policy that sampled (None: the same). The divergence is Schulman's k3 estimate.
     """
     ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
     low, high = 1 - settings.clip, 1 + (settings.clip_high or settings.clip)

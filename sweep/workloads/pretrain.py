@@ -1,26 +1,92 @@
-"""Next-token prediction on a text."""
+"""Language models as workloads, and next-token prediction on a text."""
 
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from sweep.data.tokens import SequenceStream, TokenizedText, document_of_targets, gather
-from sweep.models import HasHidden, autocast
-from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
+from sweep.config.trial import TrialConfig
+from sweep.data.tokens import (
+    SequenceStream,
+    TextTokenizer,
+    TokenizedText,
+    document_of_targets,
+    gather,
+    prepare_data,
+    pretrained_path,
+)
+from sweep.errors import SweepError
+from sweep.models import HasHidden, autocast, build_model
+from sweep.models.hugging_face import HuggingFace
+from sweep.models.loss import linear_cross_entropy, linear_log_probs
+from sweep.trial.folder import TrialFolder, identify_start
 from sweep.workloads import ranks
-from sweep.workloads.inputs import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation
 
 FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation sets
 
 
-class Pretrain(LanguageWorkload):
-    """Pretraining on tokenized text; a sequence has the length of the context."""
+class LanguageWorkload:
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        assert config.science.model.vocabulary and config.science.evaluation.sequences
+        self.config, self.device = config, device
+        self.vocabulary: int = config.science.model.vocabulary
+        self.evaluation_sequences: int = config.science.evaluation.sequences
+        self.tokens_per_sequence = config.science.traits.tokens_per_sequence
 
+    @cached_property
+    def text(self) -> TokenizedText | None:
+        science, path, init = self.config.science, self.config.data_path, self.config.init_path
+        if science.data is None or science.tokenizer is None:
+            return None
+        return prepare_data(science.data, path, science.tokenizer, pretrained=init)
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        settings = self.config.science.tokenizer
+        if self.text is not None:
+            return self.text.tokenizer
+        if settings is None:
+            return TextTokenizer(None)
+        return TextTokenizer(pretrained_path(self.config.init_path, settings), settings.end)
+
+    def states(self, model: HasHidden, ids: Tensor, first: int = 0) -> Tensor:
+        """Return the input of the output projection from position `first`, (B·T, D), of (B, T)."""
+        precision = self.config.science.precision
+        with autocast(self.device, precision):
+            states = model.hidden(ids)[:, first:].flatten(0, 1)
+        return states.to(torch.bfloat16) if precision == "bf16" else states
+
+    def build_model(self) -> nn.Module:
+        """Build the model with the weights of the seed or, except on meta, of `init_path`."""
+        science, path = self.config.science, self.config.init_path
+        recomputes = self.config.execution.activation_checkpointing
+        model = build_model(science.model, science.seed, recomputes)
+        if path is None or any(weight.is_meta for weight in model.parameters()):
+            return model
+        if science.start is None or identify_start(path)["weights"] != science.start["weights"]:
+            raise SweepError(f"init must contain the weights of the plan, got others in {path}.")
+        weights = TrialFolder(Path(path)).weights_path
+        try:
+            if isinstance(model, HuggingFace) and not weights.exists():  # a folder of transformers
+                model.load(Path(path))
+            else:
+                load_model(model, weights)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise SweepError(
+                f"init must hold weights of the experiment's model, but those in {path} do not "
+                f"load ({' '.join(str(error).split())[:200]}). Use the model that they belong to."
+            ) from error
+        return model
+
+
+class Pretrain(LanguageWorkload):
     @cached_property
     def text(self) -> TokenizedText:
         text = super().text
@@ -54,10 +120,9 @@ class Pretrain(LanguageWorkload):
         """Return the cross-entropy of each target in nats, (B, T) from (B, T + 1)."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
         rows = self.config.execution.loss_chunk_rows
-        if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
+        if rows and isinstance(model, HasHidden):
             states, weight = self.states(model, inputs), model.output_weight()
-            losses = linear_cross_entropies(states, weight, targets.flatten(), rows)
-            return losses.view(targets.shape)
+            return -linear_log_probs(states, weight, targets.flatten(), rows)[0].view(targets.shape)
         with autocast(self.device, self.config.science.precision):
             logits = model(inputs)  # (B, T, V)
         losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
@@ -65,17 +130,14 @@ class Pretrain(LanguageWorkload):
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the mean loss of evenly spaced validation windows, or of all for a target."""
-        windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
-        is_whole = self.config.science.target is not None
-        count = windows if is_whole else min(self.evaluation_sequences, windows)
+        count = windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
+        if self.config.science.target is None:
+            count = min(self.evaluation_sequences, windows)
         indices = np.linspace(0, windows, count, endpoint=False).astype(np.int64)
         return float(self._losses(model, self.text.valid, indices).mean())
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        """Evaluate the validation split by document, and a fixed set of training windows.
-
-        The training windows are the first of the seed's stream, which every batch size has seen.
-        """
+        """Evaluate validation by document, and training windows that every batch size has seen."""
         text, context = self.text, self.tokens_per_sequence
         trained = self.config.science.tokens // context
         count = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.stream.windows)
@@ -99,7 +161,7 @@ class Pretrain(LanguageWorkload):
     def _losses(
         self, model: nn.Module, tokens: NDArray[np.integer], indices: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Return the losses of windows, (windows, T); several devices share the work."""
+        """Return the losses of windows, (windows, T)."""
         model.eval()
         size = self.config.execution.evaluation_batch_size
         parts = [indices[first : first + size] for first in range(0, len(indices), size)]

@@ -17,8 +17,6 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """The measurements at the end of a trial."""
-
     valid_losses: Floats  # (documents, 2): summed loss, tokens
     train_loss: float  # mean per token on a fixed set of training sequences
     valid_bytes: int | None  # size of the validation text; None if there is no text
@@ -85,7 +83,6 @@ class Meter:
         self._sums: dict[str, tuple[float | Tensor, float | Tensor]] = {}
 
     def add(self, name: str, total: float | Tensor, count: float | Tensor) -> None:
-        """Add a sum of `count` values."""
         old = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = (old[0] + total, old[1] + count)
 
@@ -96,9 +93,7 @@ class Meter:
         for name, value in values.items():
             self.add(name, (value.detach() * mask).sum(), mask.sum())
 
-    def add_rewards(
-        self, rewards: Floats, components: Mapping[str, Floats], group_size: int
-    ) -> None:
+    def add_rewards(self, rewards: Floats, components: dict[str, Floats], group_size: int) -> None:
         """Add rewards (B,) and components, (B,) each, which are 0 for completions without them."""
         deviations = rewards.reshape(-1, group_size).std(axis=1)
         self.add("reward/std", rewards.std(), 1)
@@ -118,5 +113,4 @@ class Meter:
         self._sums = {name: (total, count) for name, (total, count) in state.items()}
 
     def clear(self) -> None:
-        """Start a new interval; names are kept."""
-        self._sums = dict.fromkeys(self._sums, (0.0, 0.0))
+        self._sums = dict.fromkeys(self._sums, (0.0, 0.0))  # names are kept

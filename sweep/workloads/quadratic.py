@@ -18,11 +18,7 @@ SEQUENCES = 1 << 48  # length of the walk, a power of two
 
 @functools.lru_cache(maxsize=256)
 def random_walk(t: int, seed: int, dimensions: int) -> NDArray[np.float64]:
-    """Return the sum of the first `t` of independent standard normal vectors, (dimensions,).
-
-    The position is the middle of a dyadic interval and is drawn between the values at its two ends
-    (Lévy's construction), so a batch of any size needs the same few draws.
-    """
+    """Return the sum of the first `t` of independent standard normal vectors, (dimensions,)."""
     assert 0 <= t <= SEQUENCES, t
     if t == 0:
         return np.zeros(dimensions)
@@ -30,6 +26,7 @@ def random_walk(t: int, seed: int, dimensions: int) -> NDArray[np.float64]:
     noise = generator.standard_normal(dimensions)
     if t == SEQUENCES:
         return math.sqrt(SEQUENCES) * noise
+    # Lévy's construction: t is the middle of a dyadic interval, and drawn between its two ends.
     half = t & -t  # the lowest bit of t is half the length of its interval
     start = random_walk(t - half, seed, dimensions)
     end = random_walk(t + half, seed, dimensions)
@@ -38,15 +35,11 @@ def random_walk(t: int, seed: int, dimensions: int) -> NDArray[np.float64]:
 
 @torch.library.custom_op("sweep::noise_sum", mutates_args=())
 def noise_sum(indices: Tensor, seed: int, dimensions: int) -> Tensor:
-    """Return the summed noise of consecutive sequences, (dimensions,) in float32.
-
-    A custom operator without a gradient, which torch.compile and fake tensors do not trace.
-    """
+    """Return the summed noise of consecutive sequences, (dimensions,) in float32; not traced."""
     ends = indices[:: max(1, len(indices) - 1)].tolist()  # one read from the device
-    first, last = ends[0], ends[-1]
-    assert last - first == len(indices) - 1, "sequences of a batch must be consecutive"
-    start = random_walk(first, seed, dimensions)
-    total = random_walk(last + 1, seed, dimensions) - start
+    assert ends[-1] - ends[0] == len(indices) - 1, "sequences of a batch must be consecutive"
+    start = random_walk(ends[0], seed, dimensions)
+    total = random_walk(ends[-1] + 1, seed, dimensions) - start
     return torch.from_numpy(total.astype(np.float32)).to(indices.device)
 
 
@@ -56,8 +49,6 @@ def _(indices: Tensor, seed: int, dimensions: int) -> Tensor:
 
 
 class NoisyQuadratic:
-    """One token per sequence; evaluations are exact, gradients are noisy."""
-
     tokens_per_sequence = 1
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
@@ -87,9 +78,8 @@ class NoisyQuadratic:
         return model.expected_loss().item()
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        """Return the expected loss as that of one document of one token."""
         loss = self.evaluate(model)
-        return FinalEvaluation(np.array([[loss, 1.0]]), loss, None)
+        return FinalEvaluation(np.array([[loss, 1.0]]), loss, None)  # one document of one token
 
     def epochs(self) -> None:
         return None

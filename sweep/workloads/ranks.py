@@ -1,7 +1,4 @@
-"""Communication between the processes of one trial, one per device.
-
-With one device there is one process, and these functions send nothing.
-"""
+"""Communication between the processes of one trial, one per device; a single one sends nothing."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,17 +10,14 @@ Value = TypeVar("Value")
 
 
 def are_many() -> bool:
-    """Return True if the trial has several processes."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """Return the number of this process, from 0."""
     return dist.get_rank() if are_many() else 0
 
 
 def count() -> int:
-    """Return the number of processes of the trial."""
     return dist.get_world_size() if are_many() else 1
 
 
@@ -51,16 +45,13 @@ def agreed(value: Value) -> Value:
 
 
 def share_out(parts: list[Any], compute: Callable[[Any], Tensor]) -> list[Tensor]:
-    """Return `compute(part)` for every part in all processes; each process computes some.
-
-    All processes call `compute` equally often, as sharded weights require.
-    """
+    """Return `compute(part)` for every part in all processes; each process computes some."""
     if not are_many():
         return [compute(part) for part in parts]
     results: list[Tensor] = []
     for first in range(0, len(parts), count()):
         index = first + rank()
-        result = compute(parts[min(index, len(parts) - 1)])
+        result = compute(parts[min(index, len(parts) - 1)])  # equally often, for sharded weights
         every = gathered(result.cpu() if index < len(parts) else None)
         results += [other.to(result.device) for other in every if other is not None]
     return results

@@ -3,7 +3,9 @@
 import importlib
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,39 +19,28 @@ from sweep.errors import SweepError
 
 WORDS = 3  # words in a prompt
 SOURCE_TOKENS = 400  # the words come from the first tokens of a story
-MINIMUM_LETTERS = 4
-END_REWARD = 0.1
 DRAWS = 30  # attempts to draw words that fit, before the prompt asks for one word fewer
 WORD = re.compile(r"[a-z]+")
 
-FORMAT_REWARD, LEGAL_REWARD, BEST_REWARD = 0.2, 0.3, 0.5
-MINIMUM_PLIES, MAXIMUM_PLIES = 4, 60
 MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
 VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
 HELD_OUT_POSITIONS = 1 << 40  # first number of the held-out positions; training does not reach it
 POSITIONS = 1 << 41  # offset from the numbers of completions, which use the same seed
-CHECKMATE = 1000.0
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, with the facts that its reward needs."""
-
     text: str
     ids: tuple[int, ...] | None = None  # None: the tokenizer encodes the text
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # for the reward
 
 
 class Completion(NamedTuple):
-    """A completion, up to its end."""
-
-    text: str
+    text: str  # up to its end
     has_ended: bool  # with an end id, before the maximum length
 
 
 class Task(Protocol):
-    """Prompts by number, and the rewards of their completions."""
-
     prompts_in_epoch: int | None  # training prompts before they repeat; None: they never repeat
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
@@ -67,7 +58,10 @@ def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) ->
         assert text is not None, "checked by the experiment"
         story_task = Words if settings.task == "words" else Openings
         task = story_task(text, seed, settings.prompt_tokens)
-    return UserReward(task, settings.reward) if settings.reward else task
+    if settings.reward:
+        own = partial(_user_reward, settings.reward, load_object(settings.reward))
+        task.reward = own  # type: ignore[method-assign]
+    return task
 
 
 def score(
@@ -113,14 +107,13 @@ class Openings:
 class Words(Openings):
     """Prompts such as `Words: dog, happy, little.`, for a story that contains the words and ends.
 
-    The reward is the share of the words that the completion contains, plus END_REWARD times that
+    The reward is the share of the words that the completion contains, plus 0.1 times that
     share if it ended. An unconditional reward for the end would be learned first, and alone.
     """
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        """Ask for words of one story; draw other words, then fewer, until the prompt fits."""
         text = self._text.tokenizer.decode(self.story(number, is_held_out, SOURCE_TOKENS)).lower()
-        words = sorted({word for word in WORD.findall(text) if len(word) >= MINIMUM_LETTERS})
+        words = sorted({word for word in WORD.findall(text) if len(word) >= 4})
         rng = np.random.Generator(np.random.Philox(key=[self._seed, number]))
         for draw in range(WORDS * DRAWS):
             count = WORDS - draw // DRAWS
@@ -134,15 +127,14 @@ class Words(Openings):
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         present, words = WORD.findall(completion.text.lower()), prompt.facts["words"]
         share = sum(word in present for word in words) / len(words)
-        return {"words": share, "end": END_REWARD * share * completion.has_ended}
+        return {"words": share, "end": 0.1 * share * completion.has_ended}
 
 
 class Chess:
     """Prompts `FEN: … Move:`, for a move in UCI notation such as e2e4.
 
-    Positions come from random play. The reward is FORMAT_REWARD for the form of a move, plus
-    LEGAL_REWARD for a legal move, plus BEST_REWARD times the share of legal moves that are worse,
-    by material after the opponent's best capture, and mobility.
+    Positions come from random play. The reward is 0.2 for the form of a move, plus 0.3 for a legal
+    one, plus 0.5 times the share of legal moves that are worse, by material and mobility.
     """
 
     prompts_in_epoch: int | None = None
@@ -155,7 +147,7 @@ class Chess:
         key = [self._seed, POSITIONS + number + (HELD_OUT_POSITIONS if is_held_out else 0)]
         rng = np.random.Generator(np.random.Philox(key=key))
         board = self._chess.Board()
-        for _ in range(int(rng.integers(MINIMUM_PLIES, MAXIMUM_PLIES))):
+        for _ in range(int(rng.integers(4, 60))):
             moves = sorted(board.legal_moves, key=str)
             board.push(moves[int(rng.integers(len(moves)))])
             if board.is_game_over():
@@ -171,17 +163,17 @@ class Chess:
         board = self._chess.Board(prompt.facts["fen"])
         values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
         if (value := values.get(match[1])) is None:
-            return reward | {"format": FORMAT_REWARD}
+            return reward | {"format": 0.2}
         worse = sum(other < value for other in values.values())
         share = 1.0 if value == max(values.values()) else worse / (len(values) - 1)
-        return {"format": FORMAT_REWARD, "legal": LEGAL_REWARD, "best": BEST_REWARD * share}
+        return {"format": 0.2, "legal": 0.3, "best": 0.5 * share}
 
     def _value(self, board: Any, move: Any) -> float:
         """Return the material of the side to move after the best capture in reply, and mobility."""
         after = board.copy(stack=False)
         after.push(move)
         if after.is_checkmate():
-            return CHECKMATE
+            return 1000.0
         outcomes = [self._material(after, board.turn)]
         for reply in list(after.generate_legal_captures()):
             after.push(reply)
@@ -194,25 +186,20 @@ class Chess:
         return float(sum(VALUES[p.piece_type] * (1 if p.color == side else -1) for p in pieces))
 
 
-class UserReward:
-    """The prompts of a task with the user's reward: a number, or a dict of numbers to add."""
-
-    def __init__(self, task: Task, name: str) -> None:
-        self._name, self._function = name, load_object(name)
-        self.prompts_in_epoch, self.prompt = task.prompts_in_epoch, task.prompt
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        try:
-            result = self._function(prompt.text, completion.text)
-            components = result if isinstance(result, dict) else {"own": result}
-            values = {str(name): float(value) for name, value in components.items()}
-            is_finite = all(map(math.isfinite, values.values()))
-            if not is_finite or values.keys() & set(REWARD_STATISTICS):
-                raise ValueError(f"got {result!r}")
-        except Exception as error:  # from the user's code
-            raise SweepError(
-                f"reward {self._name!r} must return a finite number, or a dict of them without the "
-                f"names {', '.join(REWARD_STATISTICS)}, for any completion, but raised "
-                f"{type(error).__name__}: {error}. Correct it."
-            ) from error
-        return values
+def _user_reward(
+    name: str, function: Callable[[str, str], Any], prompt: Prompt, completion: Completion
+) -> dict[str, float]:
+    try:
+        result = function(prompt.text, completion.text)  # a number, or a dict of numbers to add
+        components = result if isinstance(result, dict) else {"own": result}
+        values = {str(name): float(value) for name, value in components.items()}
+        is_finite = all(map(math.isfinite, values.values()))
+        if not is_finite or values.keys() & set(REWARD_STATISTICS):
+            raise ValueError(f"got {result!r}")
+    except Exception as error:  # from the user's code
+        raise SweepError(
+            f"reward {name!r} must return a finite number, or a dict of them without the names "
+            f"{', '.join(REWARD_STATISTICS)}, for any completion, but raised "
+            f"{type(error).__name__}: {error}. Correct it."
+        ) from error
+    return values

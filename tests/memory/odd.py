@@ -1,25 +1,26 @@
 """Workloads and models with unusual memory, used as `odd:Name`."""
 
+import math
 import os
 import signal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from sweep.config.models import MODEL_PRESETS, ElmanSettings, TransformerSettings
+from sweep.models.elman import Elman
+from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
 from sweep.workloads.quadratic import NoisyQuadratic
 
 
 class Leaky(NoisyQuadratic):
-    """Keeps 4,096 bytes of every step."""
-
     def loss_sum(self, model, batch):
-        self.kept = (*getattr(self, "kept", ()), torch.zeros(1024))
+        self.kept = (*getattr(self, "kept", ()), torch.zeros(1024))  # 4,096 bytes of every step
         return super().loss_sum(model, batch)
 
 
 class Pairs(NoisyQuadratic):
-    """Holds a number for every pair of sequences, so memory is not linear."""
-
     def loss_sum(self, model, batch):
         count = batch[0].shape[0]
         self.pairs = torch.empty(1000 * count, count)  # never written, so it takes no time
@@ -27,8 +28,6 @@ class Pairs(NoisyQuadratic):
 
 
 class DiesAboveFour(NoisyQuadratic):
-    """Its process is killed at larger sizes."""
-
     def loss_sum(self, model, batch):
         if batch[0].shape[0] > 4:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -36,15 +35,11 @@ class DiesAboveFour(NoisyQuadratic):
 
 
 class Broken(NoisyQuadratic):
-    """Its loss raises an error."""
-
     def loss_sum(self, model, batch):
         raise ValueError("sizes do not match")
 
 
 class Tied(nn.Module):
-    """A recurrent model with tied embeddings."""
-
     def __init__(self, vocabulary, context):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, 64)
@@ -57,11 +52,68 @@ class Tied(nn.Module):
 
 
 class NeedsValues(nn.Module):
-    """A model that reads its input, which fake tensors do not allow."""
-
     def __init__(self, vocabulary, context):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, vocabulary)
 
     def forward(self, ids):
         return self.embedding(ids) * float(ids.sum())
+
+
+def plain_cell(x, z, w_x, w_h, bias):
+    h, states = torch.zeros_like(x[0]), []
+    for x_t in x:
+        h = torch.tanh(F.linear(x_t, w_x, bias) + F.linear(h, w_h))
+        states.append(h)
+    return torch.stack(states) * F.silu(z)
+
+
+def plain_elman(vocabulary, context):
+    sizes = {**MODEL_PRESETS["elman"], "vocabulary": vocabulary, "context": context}
+    model = Elman(ElmanSettings(name="elman", **sizes), 0)
+    for layer in model.layers:
+        layer.cell = plain_cell
+    return model
+
+
+class Norm(nn.RMSNorm):
+    def forward(self, x):
+        return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + NORM_EPS) * self.weight
+
+
+class WrittenOut(Block):
+    def forward(self, x, cos, sin, past):
+        mixed, key, value = self.attention(self.attention_norm(x), cos, sin, past)
+        x = x + mixed
+        gate, up = self.gate_up(self.feed_forward_norm(x)).chunk(2, dim=-1)
+        return x + self.down(gate * torch.sigmoid(gate) * up), key, value
+
+    def attention(self, x, cos, sin, past):
+        assert past is None
+        batch, length, width = x.shape
+        stacked = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = stacked.transpose(1, 3).unbind(2)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(width // self.heads)
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        mixed = softmax(scores.masked_fill(~mask, -math.inf)) @ value
+        mixed = mixed.transpose(1, 2).reshape(batch, length, width)
+        return self.attention_out(mixed), key, value
+
+
+def softmax(x):
+    weights = torch.exp(x - x.max(-1, keepdim=True).values)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def handwritten(vocabulary, context):
+    """Write the reference model out: autograd keeps every part of norms, softmax and SwiGLU."""
+    sizes = {"name": "tinystories", "vocabulary": vocabulary, "context": context}
+    settings = TransformerSettings(**{**dict(MODEL_PRESETS["tinystories"]), **sizes})
+    model = Transformer(settings, 0)
+    for module in list(model.modules()):
+        if isinstance(module, Block):
+            module.__class__ = WrittenOut
+        elif isinstance(module, nn.RMSNorm):
+            module.__class__ = Norm
+    return model

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sweep.errors import SweepError
-from sweep.memory.forecast import Forecasts, forecast_step
+from sweep.memory.forecast import STAGES, Forecasts, forecast_step, on_devices
 from sweep.memory.probe import measure
+from sweep.memory.search import Forecast
 from sweep.orchestration.memory import ERROR_ON_CPU, forecast_memory
 from tests.workloads.trials import trial_config
 
@@ -22,7 +25,7 @@ SMALL_GPT2 = {"kind": "hugging_face", "name": "small-gpt2", "architecture": "gpt
               "vocabulary": 512, "context": 128,
               "sizes": {"n_positions": 128, "n_embd": 64, "n_layer": 3, "n_head": 4}}  # fmt: skip
 SHORT = {"group_size": 4, "prompt_tokens": 24, "new_tokens": 16}
-CHECKPOINTED = {"activation_checkpointing": True}
+CHECKPOINTED, SLOW = {"activation_checkpointing": True}, pytest.mark.slow
 
 
 def config(experiment="tinystories", batch=8, execution=None, microbatch=None, **settings):
@@ -55,11 +58,9 @@ def test_fake_tensors_were_tried_with_this_version_of_torch():
         {"model": "small"},
         {"experiment": "quadratic"},
         {"experiment": "grpo-words", "batch": 8, "microbatch": 4},
-        pytest.param(
-            {"experiment": "grpo-words", "batch": 16, "microbatch": 4}, marks=pytest.mark.slow
-        ),
+        pytest.param({"experiment": "grpo-words", "microbatch": 4, "batch": 16}, marks=SLOW),
         {"experiment": "elman", "model": SMALL_ELMAN, "precision": "bf16-pure"},
-        pytest.param({"experiment": "gpt2", "batch": 2}, marks=pytest.mark.slow),
+        pytest.param({"experiment": "gpt2", "batch": 2}, marks=SLOW),
         {"experiment": "quick", "model": SMALL_GPT2},
         {"experiment": "quick", "model": SMALL_GPT2, "execution": CHECKPOINTED},
         {"experiment": "grpo-words", "model": SMALL_GPT2, "grpo": SHORT},
@@ -141,7 +142,7 @@ def test_the_gpu_of_e1_fits_the_size_that_ran_and_not_the_next():
 def test_tensors_kept_by_a_handwritten_model_are_counted():
     """It has the same parameters but keeps each (B, H, T, T) part of the softmax."""
     own = config(batch=8)
-    written = config(model="handwritten:build", vocabulary=10_000, context=256, batch=8)
+    written = config(model="odd:handwritten", vocabulary=10_000, context=256, batch=8)
     more = forecast_step(written).peak_bytes - forecast_step(own).peak_bytes
     scores = 4 * 8 * 16 * 256 * 256
     assert more > 4 * 1.5 * scores  # in each of four layers
@@ -160,3 +161,57 @@ def test_loss_chunk_rows_bound_the_logits_of_grpo():
         whole, half, quarter = (peak[phase] for peak in peaks)
         assert half - quarter > 512 * row
         assert (whole - half) / (half - quarter) == pytest.approx(1024 / 512, rel=0.05)
+
+
+def whole_step(weights, gradients, states, activations):
+    held = dict(weights=weights, gradients=gradients, optimizer=states, activations=activations)
+    at_rest = weights + states
+    return Forecast(8, 8, sum(held.values()), held, at_rest, at_rest + activations // 3)
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(1, 31.4), (2, 16.6), (3, 1.9)])
+def test_the_published_example_of_7_5_billion_parameters_on_64_devices(stage, gigabytes):
+    """Rajbhandari et al. 2019 count what each device keeps, nothing that is gathered."""
+    weights, gradients, states = 15 * 10**9, 15 * 10**9, 90 * 10**9
+    kept = on_devices(whole_step(weights, gradients, states, 0), 64, stage, 0, 0).by_category
+    if stage == 2:  # of the weights this count shards what the paper does not
+        kept["weights"] = weights
+    assert sum(kept.values()) / 10**9 == pytest.approx(gigabytes, abs=0.05)
+
+
+@given(
+    st.integers(10**3, 10**9),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(0, 10**9),
+    st.integers(1, 4096),
+)
+def test_a_step_never_gathers_more_than_the_whole_state(weights, share, layer, rest, devices):
+    outside = int(share * weights)
+    gathered = int(layer * (weights - outside)), outside
+    whole = whole_step(weights, weights, 2 * weights, rest)
+    forecasts = [on_devices(whole, devices, stage, *gathered) for stage in STAGES]
+    assert forecasts[0].peak_bytes == whole.peak_bytes  # it includes all gradients
+    assert forecasts[0].rest_bytes == whole.rest_bytes + (weights if devices > 1 else 0)  # buckets
+    for stage, forecast in enumerate(forecasts):
+        assert sum(forecast.by_category.values()) == forecast.peak_bytes
+        assert forecast.by_category["activations"] == rest  # never split
+        states = -(-2 * weights // devices) if stage >= 1 else 2 * weights
+        assert forecast.by_category["optimizer"] == states
+        shard = -(-weights // devices) if stage >= 2 else 0
+        assert forecast.by_category["weights"] <= weights + shard
+        assert forecast.by_category["gradients"] <= weights + shard
+    if devices > 1:
+        assert forecasts[1].peak_bytes < whole.peak_bytes
+        assert forecasts[3].peak_bytes <= forecasts[2].peak_bytes
+        assert forecasts[3].rest_bytes == forecasts[2].rest_bytes < forecasts[1].rest_bytes
+    else:
+        assert forecasts == [whole] * len(STAGES)
+
+
+def test_stage_3_gathers_two_layers_at_a_time():
+    layers, size = 50, 10**6
+    whole = whole_step(layers * size, layers * size, 2 * layers * size, 0)
+    forecast = on_devices(whole, 10, 3, size, 0)
+    parts = {"weights": 5 * size + 2 * size, "gradients": 5 * size + size, "optimizer": 10 * size}
+    assert forecast.by_category == {**parts, "activations": 0}

@@ -22,7 +22,6 @@ def planned(path: Path, memory: int, **settings: object) -> Plan:
 
 
 def forecast_of(plan: Plan) -> int:
-    """Return the bytes of a planned step and its evaluation."""
     config, row = plan.trial_config(plan.trials[0]), plan.trials[0]
     sized = config.sized(row.batch_size // row.devices, row.microbatch_size)
     [forecast] = forecast_rows([sized], lambda: None)
@@ -31,7 +30,6 @@ def forecast_of(plan: Plan) -> int:
 
 @pytest.fixture(scope="module")
 def whole_bytes(tmp_path_factory):
-    """Bytes of a whole batch in one microbatch."""
     return forecast_of(planned(tmp_path_factory.mktemp("x"), 1 << 40, microbatch=BATCH))
 
 

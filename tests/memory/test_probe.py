@@ -38,7 +38,6 @@ def within(limit):
 
 
 def searched(document):
-    """Return the points of the search by microbatch size."""
     points = document["points"]
     return {p["microbatch_size"]: p for p in points if p["batch_size"] == p["microbatch_size"]}
 
@@ -95,9 +94,8 @@ def test_not_even_one_sequence_or_group_fits(experiment, settings, unit):
 
 
 def test_a_point_that_is_killed_is_an_error_and_the_search_goes_on(timeless):
-    document = probe_memory(
-        "quadratic", **within(100 * MIB), workload="odd:DiesAboveFour", batches=[4]
-    )
+    settings = {"workload": "odd:DiesAboveFour", "batches": [4], **within(100 * MIB)}
+    document = probe_memory("quadratic", **settings)
     statuses = {size: point["status"] for size, point in searched(document).items()}
     assert (statuses[4], statuses[5], statuses[8]) == ("OK", "ERROR", "ERROR")
     assert document["largest_microbatch_size"] == 4
@@ -129,7 +127,6 @@ def test_noise_is_not_a_leak_and_a_slope_within_it_is():
 
 
 def fake_probe(rates=None, fits=lambda batch, size, steps: True, limit=100, **fields):
-    """Return a probe of made-up points, and the list of what it measures."""
     measured = []
 
     def fake(batch, size, steps):
@@ -139,7 +136,7 @@ def fake_probe(rates=None, fits=lambda batch, size, steps: True, limit=100, **fi
         point = Measurement(batch, size, status, peak_bytes=size)
         return replace(point, tokens_per_second=rate, rests=(0,) * steps, **fields)
 
-    return Probe(fake, limit), measured
+    return Probe(fake, limit, lambda point: None), measured
 
 
 def test_a_collapse_of_throughput_counts_if_it_is_measured_twice():

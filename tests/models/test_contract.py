@@ -125,8 +125,6 @@ def test_a_forward_and_backward_pass_runs_under_autocast(settings, ids, precisio
 
 
 class WithoutCache(nn.Module):
-    """A model whose cache is hidden."""
-
     def __init__(self, model):
         super().__init__()
         self.hidden, self.output_weight = model.hidden, model.output_weight

@@ -28,9 +28,8 @@ def frequencies(draws=DRAWS, **sampling):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_softmax(temperature):
     expected = torch.softmax(LOGITS.double() / temperature, 0)
-    torch.testing.assert_close(
-        frequencies(temperature=temperature), expected, rtol=0, atol=2 / DRAWS
-    )
+    shares = frequencies(temperature=temperature)
+    torch.testing.assert_close(shares, expected, rtol=0, atol=2 / DRAWS)
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, [0]), (0.7, [0, 3]), (0.9, [0, 3, 1])])
@@ -59,8 +58,6 @@ def test_each_completion_has_its_own_random_numbers():
 
 
 class Counts(nn.Module):
-    """A model without a cache whose token after t is t + 1."""
-
     def forward(self, ids):
         return 100.0 * torch.nn.functional.one_hot((ids + 1) % 6, 6).float()
 

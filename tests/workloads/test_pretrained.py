@@ -75,7 +75,6 @@ def pretrained(tmp_path_factory, request):
 
 @pytest.fixture
 def text(tmp_path):
-    """A text of stories."""
     path = tmp_path / "stories.txt"
     path.write_text("\n<|endoftext|>\n".join(STORIES * 20))
     return path
@@ -191,7 +190,6 @@ def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
 
 @pytest.mark.slow
 def test_a_relative_path_works_from_every_process(pretrained, text, tmp_path, monkeypatch):
-    """Including the processes that time a step and forecast its memory."""
     monkeypatch.chdir(pretrained.parent)
     experiment = load_experiment("grpo-words", fields(pretrained.name, text))
     folder = SweepFolder(tmp_path / "deep" / "sweep")

@@ -127,57 +127,57 @@ def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypat
         task_of(task="chess")
 
 
-class TestChess:
-    """Positions and moves, with python-chess."""
+@pytest.fixture
+def chess():
+    return pytest.importorskip("chess")
 
-    @pytest.fixture
-    def chess(self):
-        return pytest.importorskip("chess")
 
-    def test_positions_are_legal_undecided_and_repeatable(self, chess):
-        task = task_of(task="chess")
-        prompts = [task.prompt(number, False) for number in range(30)]
-        assert prompts == [task_of(task="chess").prompt(number, False) for number in range(30)]
-        assert len({prompt.text for prompt in prompts}) == 30
-        for prompt in prompts:
-            board = chess.Board(prompt.facts["fen"])
-            assert board.is_valid() and not board.is_game_over()
-            assert len(prompt.text) <= 90
+def test_positions_are_legal_undecided_and_repeatable(chess):
+    task = task_of(task="chess")
+    prompts = [task.prompt(number, False) for number in range(30)]
+    assert prompts == [task_of(task="chess").prompt(number, False) for number in range(30)]
+    assert len({prompt.text for prompt in prompts}) == 30
+    for prompt in prompts:
+        board = chess.Board(prompt.facts["fen"])
+        assert board.is_valid() and not board.is_game_over()
+        assert len(prompt.text) <= 90
 
-    @pytest.mark.parametrize(
-        ("fen", "answer", "expected"),
-        [
-            (START, "hello", (0, 0, 0)),
-            (START, " e2e5", (0.2, 0, 0)),
-            (START, "e2e4 and more", (0.2, 0.3, None)),
-            (START, "e2e4e5", (0, 0, 0)),
-            (START, "e4e4", (0.2, 0, 0)),  # from a square to itself
-            (START, "e2e4q", (0.2, 0, 0)),  # not a promotion
-            ("6k1/5ppp/8/8/8/8/8/R3K3 w - - 0 1", "a1a8", (0.2, 0.3, 0.5)),  # mate
-            ("4k3/8/8/3q4/4P3/8/8/4K3 w - - 0 1", "e4d5", (0.2, 0.3, 0.5)),  # takes the queen
-        ],
-    )
-    def test_moves_are_graded(self, chess, fen, answer, expected):
-        prompt = Prompt("", facts={"fen": fen})
-        reward = task_of(task="chess").reward(prompt, Completion(answer, True))
-        for name, value in zip(("format", "legal", "best"), expected, strict=True):
-            assert value is None or reward[name] == value
-        assert 0 <= reward["best"] <= 0.5
 
-    def test_positions_and_completions_use_different_random_streams(self, chess, monkeypatch):
-        task, seeded = task_of(task="chess"), []
-        drawn_from = np.random.Philox
+@pytest.mark.parametrize(
+    ("fen", "answer", "expected"),
+    [
+        (START, "hello", (0, 0, 0)),
+        (START, " e2e5", (0.2, 0, 0)),
+        (START, "e2e4 and more", (0.2, 0.3, None)),
+        (START, "e2e4e5", (0, 0, 0)),
+        (START, "e4e4", (0.2, 0, 0)),  # from a square to itself
+        (START, "e2e4q", (0.2, 0, 0)),  # not a promotion
+        ("6k1/5ppp/8/8/8/8/8/R3K3 w - - 0 1", "a1a8", (0.2, 0.3, 0.5)),  # mate
+        ("4k3/8/8/3q4/4P3/8/8/4K3 w - - 0 1", "e4d5", (0.2, 0.3, 0.5)),  # takes the queen
+    ],
+)
+def test_moves_are_graded(chess, fen, answer, expected):
+    prompt = Prompt("", facts={"fen": fen})
+    reward = task_of(task="chess").reward(prompt, Completion(answer, True))
+    for name, value in zip(("format", "legal", "best"), expected, strict=True):
+        assert value is None or reward[name] == value
+    assert 0 <= reward["best"] <= 0.5
 
-        def philox(key):
-            seeded.append(tuple(key))
-            return drawn_from(key=key)
 
-        monkeypatch.setattr(np.random, "Philox", philox)
-        for is_held_out in (False, True):
-            for number in range(4):
-                task.prompt(number, is_held_out)
-        positions = set(seeded)
-        seeded.clear()
-        for first in (0, HELD_OUT):
-            completion_uniforms(0, np.arange(first, first + 4), 1)
-        assert len(positions) == 8 and positions.isdisjoint(seeded)
+def test_positions_and_completions_use_different_random_streams(chess, monkeypatch):
+    task, seeded = task_of(task="chess"), []
+    drawn_from = np.random.Philox
+
+    def philox(key):
+        seeded.append(tuple(key))
+        return drawn_from(key=key)
+
+    monkeypatch.setattr(np.random, "Philox", philox)
+    for is_held_out in (False, True):
+        for number in range(4):
+            task.prompt(number, is_held_out)
+    positions = set(seeded)
+    seeded.clear()
+    for first in (0, HELD_OUT):
+        completion_uniforms(0, np.arange(first, first + 4), 1)
+    assert len(positions) == 8 and positions.isdisjoint(seeded)

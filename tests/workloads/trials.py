@@ -13,7 +13,6 @@ GRPO = {"task": "words", "group_size": 4, "prompt_tokens": 40, "new_tokens": 12}
 
 
 def trial_config(experiment, batch=8, microbatch=None, execution=None, **fields):
-    """Plan an experiment on the synthetic stories, and return its last trial."""
     fields = {"batches": [batch], "precision": "fp32", **fields}
     experiment = load_experiment(experiment, fields)
     threads = Execution(device="cpu", threads=2, **(execution or {}))
@@ -24,17 +23,9 @@ def trial_config(experiment, batch=8, microbatch=None, execution=None, **fields)
 
 
 def grpo_config(batch=8, microbatch=None, execution=None, precision="fp32", **grpo):
-    return trial_config(
-        "grpo-words",
-        batch,
-        microbatch,
-        execution,
-        model="quick",
-        data="synthetic",
-        precision=precision,
-        budget=100 * batch * 52,
-        grpo={**GRPO, **grpo},
-    )
+    fields = {"model": "quick", "data": "synthetic", "budget": 100 * batch * 52}
+    fields |= {"precision": precision, "grpo": {**GRPO, **grpo}}
+    return trial_config("grpo-words", batch, microbatch, execution, **fields)
 
 
 def metrics(workload):
@@ -60,7 +51,6 @@ def names_in_llama(blocks):
 
 
 def llama_with_weights_of(model, settings):
-    """Return transformers' Llama with the weights of our transformer."""
     transformers = pytest.importorskip("transformers")
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
