@@ -89,22 +89,30 @@ def _identify_files(files: dict[str, list[Path]]) -> dict[str, Any]:
 
 
 def find_files(source: str) -> dict[str, list[Path]]:
-    """Return the files of a path by role: train and valid, or text, which is still to be split."""
+    """Return the files of a path by role: train and valid, or text, which is still to be split.
+
+    Refuses files that do not begin with text.
+    """
     path = Path(source).expanduser().absolute()
     if not source or not path.exists():
         choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
         raise SweepError(f"data must be {choices}, got {source!r}.")
-    if not path.is_dir():
-        return {"text": [path]}
-    usable = [file for file in sorted(path.iterdir()) if file.is_file()]
-    usable = [file for file in usable if not file.name.lower().startswith(SKIPPED_NAMES)]
-    train = [file for file in usable if file.name.lower().split(".")[0] == "train"]
-    valid = [file for file in usable if file.name.lower().split(".")[0] in VALID_NAMES]
-    if not usable or len(train) > 1 or len(valid) > len(train):
-        names = ", ".join(file.name for file in [*train, *valid]) or "none"
-        expected = "text files, at most one named train and, only with that, one named valid"
-        raise SweepError(f"data folder {source!r} must hold {expected}, got {names}.")
-    return {"train": train, "valid": valid} if valid else {"text": train or usable}
+    files = {"text": [path]}
+    if path.is_dir():
+        usable = [file for file in sorted(path.iterdir()) if file.is_file()]
+        usable = [file for file in usable if not file.name.lower().startswith(SKIPPED_NAMES)]
+        train = [file for file in usable if file.name.lower().split(".")[0] == "train"]
+        valid = [file for file in usable if file.name.lower().split(".")[0] in VALID_NAMES]
+        if not usable or len(train) > 1 or len(valid) > len(train):
+            names = ", ".join(file.name for file in [*train, *valid]) or "none"
+            expected = "text files, at most one named train and, only with that, one named valid"
+            raise SweepError(f"data folder {source!r} must hold {expected}, got {names}.")
+        files = {"train": train, "valid": valid} if valid else {"text": train or usable}
+    for role, paths in files.items():
+        starts = [_table_format(file) or any(read_text(file)) for file in paths]
+        if not any(starts) or not any(file.stat().st_size for file in paths):
+            raise SweepError(f"the {role} data of {source!r} must contain text, got empty files.")
+    return files
 
 
 def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:

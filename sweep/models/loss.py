@@ -28,6 +28,14 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: 
     return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
+@torch.no_grad()
+def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
+    """Return the cross-entropy of each row, (N,), without gradients."""
+    transposed = weight.to(hidden.dtype).T
+    chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    return torch.cat([_losses(widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
+
+
 def linear_log_probs(
     hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:

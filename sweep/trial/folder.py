@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sweep.config.trial import TrialConfig
-from sweep.errors import Superseded, SweepError
+from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import find_json, read_json, remove, sha256_of, sha256_of_file, write_json
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
@@ -158,7 +158,10 @@ class SweepFolder:
         return TrialFolder(self.path / "trials" / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
-        return find_json(self.plan_path)
+        plan = find_json(self.plan_path)
+        if plan and not isinstance(plan.get("trials"), list):
+            raise CorruptFile(f"{self.plan_path} must list trials. Restore it from a copy.")
+        return plan
 
     def require_plan(self) -> dict[str, Any]:
         if plan := self.read_plan():

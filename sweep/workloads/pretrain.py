@@ -24,7 +24,7 @@ from sweep.data.tokens import (
 from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast, build_model
 from sweep.models.hugging_face import HuggingFace
-from sweep.models.loss import linear_cross_entropy, linear_log_probs
+from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.trial.folder import TrialFolder, identify_start
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch, FinalEvaluation
@@ -122,7 +122,8 @@ class Pretrain(LanguageWorkload):
         rows = self.config.execution.loss_chunk_rows
         if rows and isinstance(model, HasHidden):
             states, weight = self.states(model, inputs), model.output_weight()
-            return -linear_log_probs(states, weight, targets.flatten(), rows)[0].view(targets.shape)
+            losses = linear_cross_entropies(states, weight, targets.flatten(), rows)
+            return losses.view(targets.shape)
         with autocast(self.device, self.config.science.precision):
             logits = model(inputs)  # (B, T, V)
         losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")

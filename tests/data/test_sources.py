@@ -81,7 +81,7 @@ def test_a_folder_with_train_and_valid_is_a_pair_without_a_split(tmp_path):
     assert "split" not in identity
 
 
-@pytest.mark.parametrize("name", ["validation.txt", "val.txt.gz", "VALID.md"])
+@pytest.mark.parametrize("name", ["validation.txt", "val.text", "VALID.md"])
 def test_other_names_of_the_validation_file_are_understood(tmp_path, name):
     assert roles(put(tmp_path, train__txt=TEXT, **{name: TEXT}))["valid"] == [name]
 
