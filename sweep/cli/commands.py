@@ -1,4 +1,4 @@
-"""The commands."""
+"""The commands of `sweep`. Each imports what it needs when it is called, so that help is fast."""
 
 import contextlib
 import os
