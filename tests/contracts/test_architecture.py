@@ -20,7 +20,7 @@ from tests.contracts.figures import (
     private_interfaces,
 )
 
-MAX_LINES, MAX_LINES_OF_TESTS = 12_500, 13_000
+MAX_LINES, MAX_LINES_OF_TESTS = 12_500, 13_200
 MAX_FUNCTION_LINES = 60
 MAX_LOOP_LINES = 120  # one function: the training loop
 LOOP_FILE = "sweep/training/loop.py"
