@@ -213,6 +213,8 @@ def test_attempts_share_neither_device_nor_process(
     fields = {"batches": [4, 8, 16], "budget": 16 * STEPS}  # all of them wait for go
     folder = plan_trials(tmp_path, "faulty:NotesItsDevices", **fields)
     notes = [tmp_path / f"devices-{trial.id}" for trial in folder.trials()]
+    for note in notes:  # the forecast of memory takes steps too
+        note.unlink(missing_ok=True)
     cluster.add(**({"num_cpus": 4, "num_gpus": 4} if device == "cuda" else {}))
     execution = Execution(device=device, devices=devices, threads=available_cores())
     executor = RayExecutor(execution, cluster.address)
