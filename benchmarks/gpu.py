@@ -26,7 +26,7 @@ from sweep.config.numbers import parse_count
 from sweep.config.trial import Execution, TrialConfig
 from sweep.orchestration.planning import make_plan, save_plan
 from sweep.training.checkpoint import Progress
-from sweep.training.device import device_name, flop_utilisation
+from sweep.training.device import device_name, flop_utilization
 from sweep.training.loop import Steps
 from sweep.training.step import TrainingStep
 from sweep.trial.folder import SweepFolder
@@ -110,7 +110,7 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
         "seconds": elapsed,
         "steps_per_second": done / elapsed,
         "tokens_per_second": rate,
-        "mfu": flop_utilisation(config, device, rate),
+        "mfu": flop_utilization(config, device, rate),
         "seconds_compile": compile_seconds,
         "full_budget": FULL_BUDGET,
         "projected_training_seconds_of_full_budget": FULL_BUDGET / rate,

@@ -150,10 +150,9 @@ def main() -> None:
         "# Memory: forecast and measured\n\nWritten by `python benchmarks/memory_evidence.py` on "
         "a machine without a GPU.",
         "## The E1 Elman model: forecast against its published measurements\n\nForward and "
-        "backward, bfloat16, context 512, an RTX 6000 Ada (seeds/4).\n\n"
-        + elman(tests / "elman-memory.csv"),
+        "backward, bfloat16, context 512, an RTX 6000 Ada.\n\n" + elman(tests / "elman-memory.csv"),
         "## The earlier batch-size sweep on its 16 GiB card\n\nIts model, eager, AdamW, context "
-        "256 (seeds/3 measured 28.49 GiB at batch size 256, compiled).\n\n" + earlier_sweep(),
+        "256 (an earlier sweep: 28.49 GiB at batch size 256, compiled).\n\n" + earlier_sweep(),
         "## A probe on a CPU, proved\n\n" + proved_probe(out),
     ]
     peers = out / "peers.json"

@@ -64,7 +64,7 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
     """Evaluate the rules on one table; a rule is left out if such a table never has its columns."""
     checks = []
     for code, rule in RULES.items():
-        needs, needs_equal_budgets = TABLE[code]["needs"], TABLE[code].get("equal_budgets")
+        needs, needs_equal_budgets = TABLE[code]["needs"], TABLE[code].get("needs_equal_budgets")
         if not set(needs) <= set(table.rows) or (table.has_target and needs_equal_budgets):
             continue
         absent = [name for name in needs if table.rows[name].isna().all()]

@@ -38,7 +38,7 @@ TRIAL_COLUMNS = {
     "peak_memory_bytes": WHOLE,
     **dict.fromkeys(("device", "torch_version", "git_commit", "data_sha256", "execution"), TEXT),
 }
-SEEDS_FOR_SPREAD = 3  # from which a standard deviation is worth printing
+SEEDS_FOR_SPREAD = 3  # needed to claim or to print a spread
 MEANS = [
     *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
     *("clipped_step_fraction", "seconds_total", "seconds_compile", "seconds_training"),
@@ -79,8 +79,8 @@ def load_sweep(path: str | Path) -> Sweep:
         curves[trial.id] = _read_curve(trial, record.get("metrics_sha256"), warnings)
     trials = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
     is_given = trials.notna()
-    has_gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == WHOLE and not is_given[n].all()}
-    trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(has_gaps, REAL))
+    gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == WHOLE and not is_given[n].all()}
+    trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(gaps, REAL))
     texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == TEXT]
     trials[texts] = trials[texts].where(is_given[texts], None)
     names = ["time", "step", "tokens"]
@@ -182,7 +182,8 @@ def report_trials(trials: pd.DataFrame) -> pd.DataFrame:
 def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     """Return each cell's counts of trials by state, and means and spread of its complete trials.
 
-    `is_comparable`: every planned seed is complete. `is_on_front`: of loss and time, among these.
+    `is_comparable`: every planned seed is complete, or was pruned on the way to a target.
+    `is_on_front`: on the Pareto front of loss and time of the comparable cells.
     """
     reports = report_trials(trials)
     state, is_diverged = reports["state"], reports["cause"] == "diverged"

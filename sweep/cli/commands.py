@@ -96,20 +96,20 @@ def run(
     if dry_run:
         print_plan(estimate(planned, folder).command_rows(), json)
         return 0
-    also = frozenset({Cause.DIVERGED} if retry else ())
-    summary = finished_summary(planned, folder, services, also)
+    retried_causes = frozenset({Cause.DIVERGED} if retry else ())
+    summary = finished_summary(planned, folder, services, retried_causes)
     if summary is None:
         planned = estimate(planned, folder)
         if not quiet:
             print_plan(planned.command_rows(), to_stderr=True)
         if not yes:
-            _confirm(planned.command_rows(), folder, also)
+            _confirm(planned.command_rows(), folder, retried_causes)
         with Progress(folder, None if planned.is_tuned else planned.requested, quiet) as progress:
             summary = run_plan(
                 planned,
                 folder,
                 services,
-                also=also,
+                retried_causes=retried_causes,
                 on_prepare=lambda work: None if quiet else click.echo(work, err=True),
                 on_change=progress.update,
                 on_finished=lambda: _report(folder),
@@ -145,13 +145,13 @@ def _check_services(services: "Services", is_tuned: bool) -> None:
         open_storage(services.storage)
 
 
-def _confirm(plan: "Plan", folder: "SweepFolder", also: "frozenset[Cause]") -> None:
+def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cause]") -> None:
     from sweep.plan.retry import is_to_run
 
     seconds = sum(
         row.forecast_seconds or 0
         for row in plan.trials
-        if row.id is None or is_to_run(folder.trial(row.id).read_status(), also)
+        if row.id is None or is_to_run(folder.trial(row.id).read_status(), retried_causes)
     )
     question = f"This takes an estimated {format_seconds(seconds)}."
     if seconds > CONFIRM_SECONDS and not sys.stdin.isatty():

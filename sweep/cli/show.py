@@ -46,7 +46,7 @@ def print_plan(
         f"parameters, {settings.data or settings.workload}, {plan.tokens_per_sequence} tokens per "
         f"sequence, {settings.precision} on {device}"
     )
-    columns = ("rate", "seeds", "tokens", "steps", "warmup", "microbatch × devices × steps")
+    columns = ("rate", "seeds", "tokens", "steps", "warmup", "microbatch × devices × accumulation")
     table = build_table("batch size", *columns, "memory (eager)", "time (estimate)")
     groups: dict[tuple[str, str, int], list[PlannedTrial]] = {}
     for row in plan.trials:

@@ -40,7 +40,7 @@ class OptimizerSettings(Settings):
 
 
 class ScheduleSettings(Settings):
-    """Linear warmup, then cosine decay or a constant rate (DESIGN.md §6)."""
+    """Linear warmup, then cosine decay or a constant rate."""
 
     name: Literal["cosine", "constant"] = "cosine"
     warmup_fraction: Share = 0.01  # share of the steps

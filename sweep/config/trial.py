@@ -158,7 +158,7 @@ class TrialConfig(Settings):
         science = self.science.model_copy(update={"batch_size": batch_size})
         return config.model_copy(update={"science": science})
 
-    def telling_parts(self, microbatch_size: int) -> int:
+    def parts_to_peak(self, microbatch_size: int) -> int:
         """Return how many microbatches of a step reach the peak memory of any larger number."""
         if self.science.traits.samples:
             return max(2, math.ceil(self.sampled_at_once(microbatch_size) / microbatch_size))

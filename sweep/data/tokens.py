@@ -289,5 +289,5 @@ def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
 
 
 def document_of_targets(tokens: NDArray[np.integer], separator: int) -> Ints:
-    """Return the document of every target, (N − 1,); a separator belongs to the one it ends."""
+    """Return the document of each target, (N − 1,), by number; a separator ends its own."""
     return np.cumsum(tokens[:-1] == separator, dtype=np.int64)

@@ -46,7 +46,7 @@ class Forecasts:
         """Return the largest microbatch that fits, accumulated or alone; or 0."""
 
         def needed_bytes(size: int) -> int:
-            parts = config.telling_parts(size) if is_split else 1
+            parts = config.parts_to_peak(size) if is_split else 1
             return self.of(config.sized(parts * size, size)).needed_bytes
 
         return find_largest(needed_bytes, limit_bytes, config.group_size, cap).largest
@@ -55,7 +55,7 @@ class Forecasts:
 def _run_size(config: TrialConfig) -> int:
     """Return how many sequences determine the peak; further microbatches repeat it."""
     own, micro = config.science.batch_size // config.execution.devices, config.microbatch_size
-    return own if config.science.traits.samples else min(own, config.telling_parts(micro) * micro)
+    return own if config.science.traits.samples else min(own, config.parts_to_peak(micro) * micro)
 
 
 def forecast_step(config: TrialConfig) -> Forecast:

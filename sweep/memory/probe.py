@@ -115,7 +115,7 @@ def probe(
             probe.choices.append(choice)
             if name == "balanced":
                 size = choice["microbatch_size"]
-                probe.accumulated = probe.accumulate(size, unit, config.telling_parts)
+                probe.accumulated = probe.accumulate(size, unit, config.parts_to_peak)
     return probe
 
 

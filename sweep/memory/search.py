@@ -31,7 +31,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measured memory and time of one configuration; None if unavailable."""
+    """Measured memory and time of one configuration; None if it was not measured."""
 
     batch_size: int
     microbatch_size: int

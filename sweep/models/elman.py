@@ -1,4 +1,4 @@
-"""The E1 language model: a Mamba-gated Elman network with tied embeddings (SEED: seeds/4).
+"""The E1 language model: a Mamba-gated Elman network with tied embeddings.
 
 h_t = tanh(W_x x_t + W_h h_{t-1} + b), gated by silu(z_t); W_h is spectrally normalized. The cell
 saves the same tensors as the fused kernel of the published measurements.

@@ -1,4 +1,4 @@
-"""The reference transformer: RMSNorm, rotary positions, SwiGLU, no biases (DESIGN.md §8)."""
+"""The reference transformer: RMSNorm, rotary positions, SwiGLU, no biases."""
 
 import math
 

@@ -17,6 +17,8 @@ from sweep.trial.folder import SweepFolder, TrialFolder
 
 
 class Executor(Protocol):
+    """Where attempts run. A cluster's jobs call `sweep.training.run_cluster_attempt`."""
+
     @property
     def slots(self) -> list[dict[str, str]]:
         """The environment of each attempt that may run now; empty: the command has to stop."""
@@ -100,6 +102,6 @@ def build_executor(services: Services, execution: Execution, folder: SweepFolder
             f"device must be cuda, cpu or auto with the executor {services.executor}, got "
             f"{execution.device!r}. Leave the number out."
         )
-    if services.executor == "slurm":
-        return SlurmExecutor(execution, folder, parse_request(services.slurm))
-    return RayExecutor(execution, services.ray_address)
+    if services.executor == "ray":
+        return RayExecutor(execution, services.ray_address)
+    return SlurmExecutor(execution, folder, parse_request(services.slurm))

@@ -61,7 +61,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
         **settings: any setting of `sweep forecast` by name. With `device_memory` the largest
             microbatch that fits is used; with neither it nor `microbatch` the whole batch is one.
 
-    Returns the document that `sweep forecast --json` prints (DESIGN.md §5).
+    Returns the document that `sweep forecast --json` prints (docs/memory.md).
     """
     request = read_request(experiment, {"device": "cpu", **settings})
     is_cuda = request.execution.device_type == "cuda"
@@ -139,7 +139,7 @@ def probe_memory(
         **settings: any setting of `sweep probe` by name. On a CPU `device_memory` is half of the
             available memory by default. With a `microbatch` nothing is searched.
 
-    Returns the document that `sweep probe --json` prints (DESIGN.md §5).
+    Returns the document that `sweep probe --json` prints (docs/memory.md).
     """
     request = read_request(experiment, settings)
     plan, configs, head = _plan_steps(request)

@@ -21,7 +21,7 @@ from sweep.orchestration.planning import (
     read_request,
     save_plan,
 )
-from sweep.orchestration.schedule import Schedule
+from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
@@ -74,13 +74,15 @@ def finished_summary(
     planned: Planned,
     folder: SweepFolder,
     services: Services = LOCAL,
-    also: frozenset[Cause] = frozenset(),
+    retried_causes: frozenset[Cause] = frozenset(),
 ) -> Summary | None:
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
     from sweep.tracking.store import is_mirrored
 
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
-    is_open = planned.is_tuned or any(is_to_run(status, also) for status in states.values())
+    is_open = planned.is_tuned or any(
+        is_to_run(status, retried_causes) for status in states.values()
+    )
     if is_open or not is_mirrored(folder, services.tracking_uri):
         return None
     return Summary(folder, states)
@@ -118,7 +120,7 @@ def run_plan(
     services: Services = LOCAL,
     *,
     executor: Executor | None = None,
-    also: frozenset[Cause] = frozenset(),  # causes of failure to retry
+    retried_causes: frozenset[Cause] = frozenset(),  # causes of failure to retry
     on_prepare: Callable[[str], None] = lambda work: None,
     on_change: Callable[[], None] = lambda: None,  # called a few times per second
     on_finished: Callable[[], None] = lambda: None,  # after the trials, while tracking is open
@@ -132,7 +134,9 @@ def run_plan(
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        schedule = Schedule(save_plan(planned.plan, folder), folder, executor, also, on_change)
+        schedule = Scheduler(
+            save_plan(planned.plan, folder), folder, executor, retried_causes, on_change
+        )
         mirror = Mirror(folder, schedule.plan, services.tracking_uri)
         mirror.start()
         try:
@@ -148,7 +152,7 @@ def run_plan(
     return Summary(folder, states, schedule.is_ending, untracked)
 
 
-def _run_all(planned: Planned, schedule: Schedule, storage: str | None, uid: str) -> Iterable[str]:
+def _run_all(planned: Planned, schedule: Scheduler, storage: str | None, uid: str) -> Iterable[str]:
     """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
     requested: dict[str, int | None] = dict.fromkeys(planned.requested)
     if not planned.is_tuned:
@@ -197,7 +201,7 @@ def holding(folder: SweepFolder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopping_on_signals(schedule: Schedule) -> Iterator[None]:
+def _stopping_on_signals(schedule: Scheduler) -> Iterator[None]:
     """Stop the schedule on Ctrl-C and SIGTERM; a second signal kills the attempts."""
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()

@@ -28,7 +28,7 @@ from sweep.trial.lease import LeaseWatch
 POLL_SECONDS = 0.25
 
 
-class Schedule:
+class Scheduler:
     """One command's work on a sweep. Nothing else writes state.json meanwhile."""
 
     def __init__(
@@ -36,17 +36,17 @@ class Schedule:
         plan: Plan,
         folder: SweepFolder,
         executor: Executor,
-        also: frozenset[Cause] = frozenset(),  # causes of failure to retry
+        retried_causes: frozenset[Cause] = frozenset(),  # causes of failure to retry
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.folder, self.executor = plan, folder, executor
-        self.also, self.on_change = also, on_change
+        self.retried_causes, self.on_change = retried_causes, on_change
         self.is_stopping = False  # the user asked to stop
         self._waiting: list[TrialFolder] = []
         # Trial, slot, and the cgroup's count of out-of-memory kills when the attempt started.
         self._running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = {}
         self._failures: defaultdict[str, Counter[Cause]] = defaultdict(Counter)
-        self._microbatch_bound: int | None = None  # half of the least that ran out of memory
+        self._microbatch_bound: int | None = None  # half of the smallest that ran out of memory
         self._watches: dict[str, LeaseWatch] = {}
 
     def run(self, requested: Mapping[str, int | None]) -> None:
@@ -58,7 +58,7 @@ class Schedule:
             ids.sort(key=length.__getitem__, reverse=True)
         for trial in map(self.folder.trial, ids):
             status = trial.read_status()
-            if is_to_run(status, self.also):
+            if is_to_run(status, self.retried_causes):
                 self._waiting.append(trial)
                 if not self._is_held(trial):
                     if status.cause is Cause.DIVERGED:  # from step 0, as another MLflow run

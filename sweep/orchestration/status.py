@@ -8,7 +8,7 @@ from sweep.trial.lease import is_locked, read_owner
 
 
 def sweep_status(folder: SweepFolder) -> dict[str, Any]:
-    """Return the document that `sweep status --json` prints (DESIGN.md §5)."""
+    """Return the document that `sweep status --json` prints."""
     plan = folder.require_plan()
     has_runner = is_locked(folder.lock_path)
     rows = [_trial_status(folder.trial(row["id"]), row, has_runner) for row in plan["trials"]]

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweep.errors import SweepError
 from sweep.orchestration.planning import save_plan
-from sweep.orchestration.schedule import Schedule
+from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import is_complete
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.rates import (
@@ -159,7 +159,7 @@ class Study:
 class Tuning:
     """Decides the rounds of a tuned sweep, whose `uid` names it in shared stores."""
 
-    def __init__(self, plan: Plan, schedule: Schedule, storage: str | None, uid: str) -> None:
+    def __init__(self, plan: Plan, schedule: Scheduler, storage: str | None, uid: str) -> None:
         self.schedule, self.folder, self.uid = schedule, schedule.folder, uid
         self.settings, self.target = plan.settings.tuning, plan.settings.target
         self.storage_url = storage or f"sqlite:///{(self.folder.path / 'optuna.db').absolute()}"

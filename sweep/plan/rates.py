@@ -1,4 +1,4 @@
-"""Rate, β2 and weight decay by batch size, and the search for them (SCIENCE.md §2 and §4)."""
+"""Rate, β2 and weight decay by batch size, and the search for them (docs/tuning.md)."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The retry table: how an attempt begins, how its end is judged, what follows (DESIGN.md §6)."""
+"""The retry table: how an attempt begins, how its end is judged, what follows."""
 
 import signal
 from collections import Counter
@@ -60,8 +60,8 @@ def microbatch_within(bound: int, config: TrialConfig) -> int:
     return largest_divisor(per_device, bound, config.group_size)
 
 
-def is_to_run(status: TrialStatus, also: frozenset[Cause] = frozenset()) -> bool:
-    """Return True if a new command runs this trial again; `also` has causes that the user named."""
+def is_to_run(status: TrialStatus, retried_causes: frozenset[Cause] = frozenset()) -> bool:
+    """Return True if a new command runs this trial; the user asks for `retried_causes`."""
     if status.state is State.FAILED:
-        return status.cause is not Cause.DIVERGED or status.cause in also
+        return status.cause is not Cause.DIVERGED or status.cause in retried_causes
     return not status.state.is_finished

@@ -1,4 +1,4 @@
-"""Steps, warmup, schedule, milestones and accumulation (DESIGN.md §6). Pure arithmetic."""
+"""Steps, warmup, schedule, milestones and accumulation. Pure arithmetic."""
 
 import math
 from collections.abc import Collection
@@ -13,18 +13,18 @@ def tokens_per_trial(
     budget: int, batches: Collection[int], tokens_per_sequence: int
 ) -> tuple[dict[int, int], bool]:
     """Return training tokens by batch size, in whole steps, and whether they are all equal."""
-    steps = {batch: batch * tokens_per_sequence for batch in batches}
+    step_tokens = {batch: batch * tokens_per_sequence for batch in batches}
     largest = max(batches)
-    if budget < steps[largest]:
+    if budget < step_tokens[largest]:
         raise SweepError(
             f"budget must hold at least one step of batch size {largest}, got {budget} tokens. "
-            f"Use --budget {steps[largest]} or more, or smaller batch sizes."
+            f"Use --budget {step_tokens[largest]} or more, or smaller batch sizes."
         )
-    common = math.lcm(*steps.values())
+    common = math.lcm(*step_tokens.values())
     rounded = budget // common * common
     if rounded and 100 * (budget - rounded) <= budget:
         return dict.fromkeys(batches, rounded), True
-    own = {batch: budget // step * step for batch, step in steps.items()}
+    own = {batch: budget // step * step for batch, step in step_tokens.items()}
     return own, len(set(own.values())) == 1
 
 

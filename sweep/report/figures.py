@@ -19,8 +19,8 @@ from sweep.config.numbers import format_count
 from sweep.trial.files import replacing
 
 Policies = Sequence[PolicyResult]
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DIVERGED_COLOUR = "#B00020"
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DIVERGED_COLOR = "#B00020"
 GREY = "#555555"
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
 TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
@@ -80,12 +80,12 @@ def _plot_by_batch(
     trials = report_trials(sweep.trials)
     complete = trials[trials["state"] == "COMPLETE"].astype({metric: float}).groupby("label")
     means = cells[cells["is_comparable"]]
-    for label, (colour, marker, line) in policy_styles(cells).items():
+    for label, (color, marker, line) in policy_styles(cells).items():
         if label in complete.groups:
             rows, own = complete.get_group(label), means[means["label"] == label]
             style: dict[str, Any] = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0}
-            axis.plot(rows["batch_size"], rows[metric] / scale, marker, color=colour, **style)
-            axis.plot(own["batch_size"], own[metric] / scale, line, color=colour, label=label)
+            axis.plot(rows["batch_size"], rows[metric] / scale, marker, color=color, **style)
+            axis.plot(own["batch_size"], own[metric] / scale, line, color=color, label=label)
     _set_batch_axis(axis, cells["batch_size"])
 
 
@@ -96,10 +96,10 @@ def plot_time(cells: pd.DataFrame) -> Figure:
     means = batches.mean(numeric_only=True).fillna(0.0)
     total, bottom = means["seconds_total"], pd.Series(0.0, means.index)
     unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), (1, "seconds"))
-    for part, colour in zip(TIME_PARTS, COLOURS, strict=False):
+    for part, color in zip(TIME_PARTS, COLORS, strict=False):
         seconds = (total - bottom).clip(0) if part == "other" else means[f"seconds_{part}"]
         if seconds.sum() > 0.001 * total.sum():
-            style: dict[str, Any] = {"color": colour, "edgecolor": "white", "label": part}
+            style: dict[str, Any] = {"color": color, "edgecolor": "white", "label": part}
             axis.bar(means.index.astype(str), seconds / unit, 0.7, bottom / unit, **style)
             bottom += seconds
     axis.set(xlabel="batch size [sequences per step]", ylabel=f"time of one trial [{name}]")
@@ -111,7 +111,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     figure, axes = new_figure(panels=2)
     trials, unit = report_trials(sweep.trials), _loss_unit(sweep)
     rows = trials.set_index("id").to_dict("index")
-    colours, styles = batch_colours(cells["batch_size"]), policy_styles(cells)
+    colors, styles = batch_colors(cells["batch_size"]), policy_styles(cells)
     metrics = {"train/loss": f"training loss {unit}"}
     if sweep.plan.settings.traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
@@ -120,7 +120,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
         for trial, tokens, values in curves_by_trial(sweep, metric):
             if row := rows.get(trial):
                 batch, (_, _, line) = row["batch_size"], styles[row["label"]]
-                axis.plot(tokens, values, line, color=colours[batch], label=f"batch {batch}")
+                axis.plot(tokens, values, line, color=colors[batch], label=f"batch {batch}")
         axis.set_ylabel(title)
         if metric.endswith("/loss"):
             _set_log_scale(axis, "y", least_ratio=2)
@@ -135,11 +135,11 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     """Plot final validation loss against total time, with the Pareto front of the means."""
     figure, (axis,) = new_figure()
     trials, x, y = report_trials(sweep.trials), "seconds_total", "final_valid_loss"
-    colours, styles = batch_colours(cells["batch_size"]), policy_styles(cells)
+    colors, styles = batch_colors(cells["batch_size"]), policy_styles(cells)
     complete = trials[trials["state"] == "COMPLETE"].astype({x: float, y: float})
     for (label, batch, _), rows in complete.groupby(CELL_KEYS, sort=False):
         mean = float(rows[x].mean()), float(rows[y].mean(skipna=False))
-        style: dict[str, Any] = {"marker": styles[label][1], "color": colours[batch]}
+        style: dict[str, Any] = {"marker": styles[label][1], "color": colors[batch]}
         axis.scatter(rows[x], rows[y], 16, **style)
         axis.scatter(*mean, s=70, edgecolors="black", zorder=3, **style)
         axis.annotate(str(batch), mean, (6, 6), textcoords="offset points", size=9)
@@ -162,9 +162,9 @@ def plot_rates(policies: Policies) -> Figure | None:
         return None
     figure, (axis,) = new_figure()
     has_target = policies[0].curve is not None  # then the losses are the logarithms of tokens
-    colours = batch_colours(rate.batch_size for rate in rates)
+    colors = batch_colors(rate.batch_size for rate in rates)
     for rate in rates:
-        style: dict[str, Any] = {"color": colours[rate.batch_size], "linewidth": 1}
+        style: dict[str, Any] = {"color": colors[rate.batch_size], "linewidth": 1}
         losses = rate.trials.set_index("learning_rate")["loss"].dropna()
         lost, measured = losses[losses == np.inf], losses[losses < np.inf]
         heights, label = np.exp(measured) if has_target else measured, f"batch {rate.batch_size}"
@@ -189,14 +189,14 @@ def plot_differences(policies: Policies) -> Figure | None:
     comparison, (figure, (axis,)) = policy.comparison, new_figure()
     pairs, margin, unit = comparison.pairs_with_best, comparison.margin, comparison.unit
     for height, pair in enumerate(pairs):
-        verdict, colour, marker = "undecided", GREY, "s"
+        verdict, color, marker = "undecided", GREY, "s"
         if pair.is_equivalent:
-            verdict, colour, marker = "equal", "#009E73", "D"
+            verdict, color, marker = "equal", "#009E73", "D"
         elif pair.is_different:
-            verdict, colour, marker = "different", "#D55E00", "o"
+            verdict, color, marker = "different", "#D55E00", "o"
         value, *ends = pair.difference
-        axis.plot(ends, [height, height], color=colour, linewidth=2)
-        axis.plot([value], [height], marker, color=colour, label=verdict)
+        axis.plot(ends, [height, height], color=color, linewidth=2)
+        axis.plot([value], [height], marker, color=color, label=verdict)
     axis.axvspan(-margin, margin, color="#009E73", alpha=0.12, label=f"±{margin:g} {unit}")
     axis.axvline(0, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(pairs)), [f"{p.batch_sizes[1]} − {p.batch_sizes[0]}" for p in pairs])
@@ -213,11 +213,11 @@ def plot_noise(sweep: Sweep) -> Figure | None:
     labels = list(records["label"])
     records = records[records["label"] == ("tuned" if "tuned" in labels else labels[0])]
     figure, (axis,) = new_figure()
-    for batch, colour in batch_colours(records["batch_size"]).items():
+    for batch, color in batch_colors(records["batch_size"]).items():
         group = records[records["batch_size"] == batch].groupby("tokens")[["trace", "square"]]
         smooth = group.mean().rolling(3, center=True, min_periods=1).mean()
         ratio = (smooth["trace"] / smooth["square"]).where(smooth["square"] > 0)
-        axis.plot(ratio.index, ratio, "o-", color=colour, label=f"batch {batch}")
+        axis.plot(ratio.index, ratio, "o-", color=color, label=f"batch {batch}")
     _set_log_scale(axis, "y")
     _set_token_axis(axis)
     axis.set_ylabel("gradient noise scale [sequences]")
@@ -231,21 +231,21 @@ def plot_steps(policies: Policies) -> Figure | None:
     if not sizes:
         return None
     figure, (axis,) = new_figure()
-    for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
+    for (name, curve), color in zip(curves.items(), COLORS, strict=False):
         for is_censored, rows in curve.trials.groupby("is_censored"):
             marker, label = ("^", f"{name}, more than") if is_censored else ("o", name)
-            axis.plot(rows["batch_size"], rows["steps"], marker, color=colour, label=label)
+            axis.plot(rows["batch_size"], rows["steps"], marker, color=color, label=label)
         if curve.fit is None:
             continue
         grid, critical = np.geomspace(sizes[0], sizes[-1], 100), curve.fit.b_crit
         linear = curve.fit.e_min.value / grid
         fitted = curve.fit.s_min.value + linear
-        axis.plot(grid, fitted, color=colour, linewidth=1, label="S_min+E_min/B")
+        axis.plot(grid, fitted, color=color, linewidth=1, label="S_min+E_min/B")
         axis.plot(grid, linear, ":", color=GREY, linewidth=1, label="E_min/B")
         if sizes[0] < critical.value < sizes[-1]:
             label, ends = f"B_crit {critical.value:.3g}", np.clip(critical[1:], sizes[0], sizes[-1])
-            axis.axvline(critical.value, color=colour, linewidth=1, linestyle="--", label=label)
-            axis.axvspan(*ends, color=colour, alpha=0.12)
+            axis.axvline(critical.value, color=color, linewidth=1, linestyle="--", label=label)
+            axis.axvspan(*ends, color=color, alpha=0.12)
     _set_log_scale(axis, "y")
     _set_batch_axis(axis, sizes)
     axis.set_ylabel(f"steps to a validation loss of {next(iter(curves.values())).target:g}")
@@ -276,13 +276,13 @@ def with_legend(figure: Figure) -> Figure:
 
 
 def policy_styles(cells: pd.DataFrame) -> dict[Any, tuple[str, str, str]]:
-    """Return colour, marker and line of each policy."""
-    styles = zip(*map(cycle, (COLOURS, "os^DvPh", ("-", "--", ":", "-."))), strict=False)
+    """Return color, marker and line of each policy."""
+    styles = zip(*map(cycle, (COLORS, "os^DvPh", ("-", "--", ":", "-."))), strict=False)
     return dict(zip(cells["label"].unique(), styles, strict=False))
 
 
-def batch_colours(batch_sizes: Iterable[int]) -> dict[Any, Any]:
-    """Return the colour of each batch size, dark for small and light for large."""
+def batch_colors(batch_sizes: Iterable[int]) -> dict[Any, Any]:
+    """Return the color of each batch size, dark for small and light for large."""
     sizes = sorted(set(batch_sizes))
     shades = mpl.colormaps["viridis"](np.linspace(0, 0.88, len(sizes)))
     return dict(zip(sizes, map(tuple, shades), strict=True))
@@ -318,7 +318,7 @@ def _set_log_scale(axis: Axes, name: Literal["x", "y"], least_ratio: float = 1.0
 def _mark_diverged(axis: Axes, trials: pd.DataFrame, x: str) -> None:
     diverged = trials.loc[trials["cause"] == "diverged", x]
     if len(diverged):
-        style: dict[str, Any] = {"color": DIVERGED_COLOUR, "label": f"diverged ({len(diverged)})"}
+        style: dict[str, Any] = {"color": DIVERGED_COLOR, "label": f"diverged ({len(diverged)})"}
         style |= {"zorder": 5, "transform": axis.get_xaxis_transform()}
         axis.plot(diverged, [TOP_EDGE] * len(diverged), "X", **style)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sweep.report.figures import DIVERGED_COLOUR, GREY, new_figure, save_figure, with_legend
+from sweep.report.figures import DIVERGED_COLOR, GREY, new_figure, save_figure, with_legend
 from sweep.report.report import render
 from sweep.trial.files import replacing
 
-STYLES = {"OK": ("o", "#009E73"), "OUT_OF_MEMORY": ("X", DIVERGED_COLOUR)}
+STYLES = {"OK": ("o", "#009E73"), "OUT_OF_MEMORY": ("X", DIVERGED_COLOR)}
 
 
 def markdown_of(document: Mapping[str, Any]) -> str:
@@ -47,10 +47,10 @@ def plot_memory(document: Mapping[str, Any]) -> Figure:
         axis.axline(start, slope=slope, color=GREY, label="line through sizes that fit")
     for point in points:
         status, height = point["status"], (point["held_bytes"] or limit * scale) / scale
-        marker, colour = STYLES.get(status, ("X", "#E69F00"))
-        style: dict[str, Any] = {"color": colour, "label": status, "markersize": 7, "zorder": 3}
+        marker, color = STYLES.get(status, ("X", "#E69F00"))
+        style: dict[str, Any] = {"color": color, "label": status, "markersize": 7, "zorder": 3}
         axis.plot(point["microbatch_size"], height, marker, **style)
-    axis.axhline(limit, color=DIVERGED_COLOUR, linewidth=1.2, linestyle="--", label="limit")
+    axis.axhline(limit, color=DIVERGED_COLOR, linewidth=1.2, linestyle="--", label="limit")
     axis.set(xlim=(0, edge), ylim=(0, 1.12 * limit), xlabel="microbatch size [sequences]")
     axis.set_ylabel(f"peak memory [{unit}]")
     axis.set_title(document["verdict"], fontsize=10, loc="right")

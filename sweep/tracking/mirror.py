@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 PAUSE_SECONDS = 5.0  # between two passes
-BATCH_METRICS = 1000  # MLflow's limit per request
+METRICS_PER_REQUEST = 1000  # MLflow's limit per request
 POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
 TRIAL_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
@@ -209,8 +209,8 @@ class Mirror(threading.Thread):
             for key, value in line.items()
             if key not in POSITION and value is not None
         ]
-        for index in range(0, len(metrics), BATCH_METRICS):
-            batch = metrics[index : index + BATCH_METRICS]
+        for index in range(0, len(metrics), METRICS_PER_REQUEST):
+            batch = metrics[index : index + METRICS_PER_REQUEST]
             self._client.log_batch(run.info.run_id, batch, synchronous=True)
         return run
 

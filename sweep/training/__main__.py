@@ -46,7 +46,7 @@ def _run_trial(folder: TrialFolder) -> int:
         stops.append(number)
         (process.stop if len(stops) == 1 else process.kill)()
 
-    retries = Counter[Cause]()
+    failures = Counter[Cause]()
     is_to_run = status.state not in (State.COMPLETE, State.PRUNED) and not folder.read_result()
     while is_to_run:
         status = begin_attempt(status).changed(fencing=folder.read_status().fencing)
@@ -62,7 +62,7 @@ def _run_trial(folder: TrialFolder) -> int:
             raise FolderInUse(outcome.message)
         if stops and outcome.kind in ("preempted", "lost"):
             outcome = Outcome("stopped", outcome.message)
-        status, is_to_run = status_after(status, outcome, config, retries)
+        status, is_to_run = status_after(status, outcome, config, failures)
     print(f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}".rstrip())
     print(f"log: {folder.log_path}")
     if status.state is State.WAITING:

@@ -69,7 +69,7 @@ class Progress:
         if account != "other":
             vars(self)[f"seconds_{account}"] += elapsed
 
-    def see_valid_loss(self, loss: float, target: float | None, window: int) -> str | None:
+    def record_valid_loss(self, loss: float, target: float | None, window: int) -> str | None:
         """Record an evaluation; return `diverged` or `trained` if it ends the training."""
         if not math.isfinite(loss):
             return "diverged"

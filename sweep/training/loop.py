@@ -8,7 +8,7 @@ import torch
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import learning_rate_at, milestone_steps
 from sweep.training.checkpoint import CheckpointStore, Progress
-from sweep.training.device import flop_utilisation, forget_peak_memory, peak_memory_bytes
+from sweep.training.device import flop_utilization, forget_peak_memory, peak_memory_bytes
 from sweep.training.noise import NoiseProbe
 from sweep.training.process import ShouldStop
 from sweep.training.step import StepOutput, TrainingStep
@@ -62,8 +62,8 @@ class Steps:
             "train/lr": self._learning_rate,
             "perf/tokens_per_second": rate,
         }
-        if (utilisation := flop_utilisation(config, device, rate)) is not None:
-            line["perf/mfu"] = utilisation
+        if (utilization := flop_utilization(config, device, rate)) is not None:
+            line["perf/mfu"] = utilization
         if device.type == "cuda":
             line["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
             line["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
@@ -85,7 +85,7 @@ def train(
     step: TrainingStep,
     store: CheckpointStore,
     should_stop: ShouldStop,
-    started: float,  # when the attempt did, by `time.perf_counter`
+    started: float,  # start of the attempt, by `time.perf_counter`
     pause_step: int | None = None,
 ) -> tuple[str, Progress]:
     """Train; return `trained`, `diverged`, `paused` or `should_stop`'s answer, and the progress."""
@@ -104,7 +104,7 @@ def train(
     valid_points = milestone_steps(config.steps, science.evaluation.points)
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
-        progress.start_loss = step.evaluated(step.workload.evaluate)
+        progress.start_loss = step.run_evaluation(step.workload.evaluate)
         progress.charge("evaluation")
     forget_peak_memory(device)
     saved_at, ending = time.monotonic(), None
@@ -126,13 +126,15 @@ def train(
                 if progress.is_diverging(line["train/loss"], step.rollouts is None):
                     ending = "diverged"
             if t in valid_points and ending is None:
-                loss = line["valid/loss"] = ranks.agreed(step.evaluated(step.workload.evaluate))
-                ending = progress.see_valid_loss(loss, science.target, science.evaluation.window)
+                loss = line["valid/loss"] = ranks.agreed(
+                    step.run_evaluation(step.workload.evaluate)
+                )
+                ending = progress.record_valid_loss(loss, science.target, science.evaluation.window)
                 progress.charge("evaluation")
             if t in noise.steps and ending is None:
                 line |= noise.metrics(t)
                 progress.charge("noise")
-            if peak_memory_bytes(device) > progress.peak_memory_bytes:  # not by training
+            if peak_memory_bytes(device) > progress.peak_memory_bytes:  # but by evaluation
                 forget_peak_memory(device)
                 progress.charge("other")
             if log:

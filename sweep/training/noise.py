@@ -1,4 +1,4 @@
-"""Gradient noise, from the gradients of equal parts of probe batches (SCIENCE.md §3).
+"""Gradient noise, from the gradients of equal parts of probe batches.
 
 From K gradients g_k, each the mean over b sequences, with mean ḡ over B = K·b sequences:
 trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (McCandlish et al. 2018, A.1).

@@ -23,7 +23,7 @@ from sweep.workloads.protocol import Batch, Rollouts, Workload
 class StepOutput:
     """Measurements of one step; float32 scalars on the device."""
 
-    loss: Tensor  # mean per token over the whole batch, before the update
+    loss: Tensor  # mean per token over the whole batch, before the last update
     grad_norm: Tensor  # global, before clipping
     is_clipped: Tensor  # 0 or 1
 
@@ -79,7 +79,7 @@ class TrainingStep:
             self.rollouts.start(self.model)
 
     def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
-        """Take one step at this rate; a workload with rollouts updates several times on one."""
+        """Take one step at this rate; rollouts may be updated on several times."""
         batch, start = self.rolled_out(batch), time.perf_counter()
         for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
             loss = self.backward(batch)
@@ -96,7 +96,7 @@ class TrainingStep:
         return StepOutput(loss, norm, (norm > self.clip).float())
 
     def rolled_out(self, batch: Batch) -> Batch:
-        """Return the batch of the loss: with rollouts, completions that the model samples now."""
+        """Return the batch that the loss reads; with rollouts, sample it first."""
         if self.rollouts is None:
             return batch
         return self.rollouts.roll_out(self.model, batch, self.microbatch_size)
@@ -125,7 +125,7 @@ class TrainingStep:
     def averaged(self) -> AbstractContextManager[None]:
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
-    def evaluated(self, evaluate: Callable[[nn.Module], Any]) -> Any:
+    def run_evaluation(self, evaluate: Callable[[nn.Module], Any]) -> Any:
         with self.averaged(), torch.no_grad():
             return self.parallel.call(evaluate)
 

@@ -120,7 +120,7 @@ def _run(
         ending, progress = train(config, step, store, should_stop, started, status.pause_step)
         if ending not in ("trained", "diverged"):
             return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
-        final = step.evaluated(step.workload.evaluate_finally) if ending == "trained" else None
+        final = step.run_evaluation(step.workload.evaluate_finally) if ending == "trained" else None
         if final and not math.isfinite(final.valid_loss):
             final = None
         progress.charge("evaluation")
@@ -275,7 +275,7 @@ def write_result(
         "clipped_step_fraction": progress.clipped_steps / max(1, progress.log_step),
         **{k: v for k, v in vars(progress).items() if k.startswith(("best_", "seconds_", "peak_"))},
         "tokens_per_second": tokens_per_second,
-        "mfu": machine.flop_utilisation(config, step.device, tokens_per_second),
+        "mfu": machine.flop_utilization(config, step.device, tokens_per_second),
         "device": machine.device_name(step.device),
         "torch_version": torch.__version__,
         "git_commit": git_commit(),

@@ -136,7 +136,7 @@ class TrialFolder:
             remove(part)
 
     def clear(self) -> None:
-        """Remove everything that attempts wrote, except the log."""
+        """Remove everything that attempts measured."""
         measured = (self.result_path, self.metrics_path, self.losses_path)
         for path in (*measured, self.weights_path, self.tokenizer_path):
             path.unlink(missing_ok=True)

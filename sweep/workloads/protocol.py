@@ -54,7 +54,7 @@ class Workload(Protocol):
         """Evaluate the whole validation split and a fixed set of training sequences."""
 
     def epochs(self) -> float | None:
-        """Return how often the trial sees the training data; None if it never repeats."""
+        """Return how many times the trial sees the training data; None if it never repeats."""
 
 
 @runtime_checkable

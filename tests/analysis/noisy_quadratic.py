@@ -1,6 +1,6 @@
 """Steps to a target on the noisy quadratic model, in closed form (Zhang et al. 2019).
 
-h_i = c_i = 1/i, E w0² = 1; SCIENCE.md §6 C. Per coordinate the expected loss after k steps is
+h_i = c_i = 1/i, E w0² = 1; Zhang et al. 2019. Per coordinate the expected loss after k steps is
 (1−ηh)^2k·h/2 + (1−(1−ηh)^2k)·ηc/(2B(2−ηh)).
 """
 

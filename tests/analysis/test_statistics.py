@@ -1,4 +1,4 @@
-"""Paired comparisons on cases with a known answer, by hand and by simulation (SCIENCE.md §6 F).
+"""Paired comparisons on cases with a known answer, by hand and by simulation.
 
 The measured rates of docs/statistics.md: python -m pytest -m slow -s tests/analysis/
 """

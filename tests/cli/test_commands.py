@@ -323,9 +323,9 @@ def test_audit_prints_findings_and_remedies_and_exits_0_whatever_it_finds(call, 
 
 
 def test_audit_names_columns_that_it_does_not_know(call, tmp_path):
-    (tmp_path / "sweep.csv").write_text("batch_size,seeds,colour\n8,3,red\n")
+    (tmp_path / "sweep.csv").write_text("batch_size,seeds,color\n8,3,red\n")
     code, out = call("audit", "sweep.csv")
-    assert code == 0 and "Columns ignored: colour." in out
+    assert code == 0 and "Columns ignored: color." in out
     assert call("audit", ".")[1] == out
 
 

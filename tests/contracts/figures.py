@@ -19,7 +19,7 @@ PERMITTED = {
 }
 PRIVATE = re.compile(r"(^|\.)_[a-zA-Z]")
 COMMAND_MODULES = {"sweep.training"}  # started as `python -m sweep.training`
-# DESIGN.md §9: a worker needs torch, numpy, pydantic, tokenizers and safetensors.
+# A worker needs torch, numpy, pydantic, tokenizers and safetensors.
 NOT_IN_A_WORKER = {
     *("click", "datasets", "huggingface_hub", "jinja2", "markdown_it", "matplotlib", "mlflow"),
     *("optuna", "pandas", "psutil", "ray", "rich", "scipy", "submitit"),

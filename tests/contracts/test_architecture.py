@@ -1,4 +1,4 @@
-"""The structure that DESIGN.md promises: imports, sizes, names."""
+"""The structure that CONTRIBUTING.md promises: imports, sizes, names."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ MAX_FUNCTION_LINES = 60
 MAX_LOOP_LINES = 120  # one function: the training loop
 LOOP_FILE = "sweep/training/loop.py"
 
-# DESIGN.md §3: as a word of a name (IoUtils, http_handler), or as the whole name
+# As a word of a name (IoUtils, http_handler), or as the whole name
 VAGUE = re.compile(
     r"(^|_)(manager|helper|util|handler|iteration)s?(_|$)|^_*common$"
     r"|(Manager|Helper|Util|Handler|Iteration)s?([A-Z_]|$)"

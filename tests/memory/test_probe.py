@@ -173,7 +173,7 @@ def test_a_choice_holds_at_most_its_share_or_is_left_out():
 def test_accumulation_is_measured_with_as_many_microbatches_as_are_sampled_at_once(asked, parts):
     execution = {"generation_batch_size": asked}
     trial = trial_config("grpo-words", 8, 8, execution, data="synthetic").sized(64, 8)
-    assert trial.telling_parts(8) == parts
+    assert trial.parts_to_peak(8) == parts
     assert trial.sampled_at_once(8) <= parts * 8
 
 

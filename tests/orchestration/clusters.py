@@ -20,11 +20,13 @@ SECONDS = 200.0  # longer than anything takes
 ON_CPU = Execution(device="cpu")
 
 
-def run_in(path, executor=None, services=LOCAL, execution=ON_CPU, also=frozenset(), **settings):
+def run_in(
+    path, executor=None, services=LOCAL, execution=ON_CPU, retried_causes=frozenset(), **settings
+):
     experiment = load_experiment(settings.pop("experiment", "quadratic"), settings)
     folder = SweepFolder(path)
     planned = make_plan(experiment, execution, folder)
-    return run_plan(planned, folder, services, executor=executor, also=also)
+    return run_plan(planned, folder, services, executor=executor, retried_causes=retried_causes)
 
 
 def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: object) -> SweepFolder:

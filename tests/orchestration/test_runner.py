@@ -131,7 +131,7 @@ def test_divergence_is_data_and_is_only_retried_on_request(run, faulty, settings
     assert trial.read_result()["final_valid_loss"] is None and summary.exit_code == 0
     assert not trial.weights_path.exists() and not trial.checkpoints()
     assert by_batch(run(batches="4", **settings))[4][1].attempts == 1
-    retried = run(batches="4", also=frozenset({Cause.DIVERGED}), **settings)
+    retried = run(batches="4", retried_causes=frozenset({Cause.DIVERGED}), **settings)
     assert by_batch(retried)[4][1].attempts == 2
 
 

@@ -18,7 +18,7 @@ from sweep.config.experiment import load_experiment
 from sweep.config.trial import Services
 from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import LOCAL, finished_summary
-from sweep.orchestration.schedule import Schedule
+from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import sweep_status
 from sweep.orchestration.tuning import named_trials
 from sweep.plan.plan import load_plan
@@ -168,7 +168,7 @@ def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
 
 def test_a_pruned_trial_continues_from_its_checkpoint_if_it_has_one(tmp_path):
     folder = SweepFolder(tmp_path / "sweep")
-    schedule = Schedule(None, folder, InlineExecutor())
+    schedule = Scheduler(None, folder, InlineExecutor())
     trial = folder.trial("aaaa")
     trial.path.mkdir(parents=True)
     trial.write_status(TrialStatus(state=State.WAITING))
@@ -359,7 +359,7 @@ def test_steps_at_batch_sizes_above_the_critical_one_support_no_claim(reach):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_known_critical_batch_size_is_measured(reach):
-    """SCIENCE.md §6 C: the whole pipeline, at all six batch sizes."""
+    """The whole pipeline, at all six batch sizes."""
     sizes = [256, 512, 1024, 2048, 4096, 8192]
     summary, judged, truth = reach_the_known_target(reach, sizes, 5)
     assert judged.passes, judged.failed
@@ -379,7 +379,7 @@ def test_if_no_rate_of_the_grid_reaches_the_target_the_search_extends_upwards(re
 
 
 def test_a_fixed_rate_chooses_which_batch_size_wins_and_tuned_rates_do_not(reach):
-    """SCIENCE.md §6 C: the artefact of one rate for all, where the truth is known."""
+    """The artefact of one rate for all, where the truth is known."""
     tokens, sizes = 16_384, [16, 256]
     fields = {"batches": "16,256", "budget": tokens, "target": None, "seeds": 4}
 

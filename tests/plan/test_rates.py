@@ -1,4 +1,4 @@
-"""Rates by batch size, the search for them, and training to a target loss (SCIENCE.md §2, §4)."""
+"""Rates by batch size, the search for them, and training to a target loss."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The retry table of DESIGN.md §6."""
+"""The retry table."""
 
 from collections import Counter
 from pathlib import Path

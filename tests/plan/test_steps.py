@@ -1,4 +1,4 @@
-"""Steps, warmup, schedule, milestones, accumulation: DESIGN.md §6 and its numbers."""
+"""Steps, warmup, schedule, milestones, accumulation and the numbers of the reference."""
 
 import math
 

@@ -5,7 +5,7 @@ import pytest
 
 from sweep.analysis.frames import compare_batch_sizes, load_sweep
 from sweep.report import figures
-from sweep.report.figures import TOP_EDGE, batch_colours
+from sweep.report.figures import TOP_EDGE, batch_colors
 
 
 def read(path):
@@ -61,7 +61,7 @@ def test_curves_hold_every_point_of_every_trial(plain):
         counts = sweep.curves.groupby("id", observed=True)[metric].count()
         lengths = [len(line.get_xdata()) for line in axis.lines]
         assert [length for length in lengths if length] == counts.to_list()
-    assert axes[0].lines[0].get_color() == batch_colours(cells["batch_size"])[4]
+    assert axes[0].lines[0].get_color() == batch_colors(cells["batch_size"])[4]
 
 
 def test_the_front_is_a_staircase_of_means(tuned):

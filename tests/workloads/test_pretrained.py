@@ -28,7 +28,7 @@ from tests.workloads.trials import CPU, metrics
 
 transformers = pytest.importorskip("transformers")
 LOGISTICS, NEW = Execution(device="cpu"), SweepFolder(Path("nowhere"))
-STORIES = [f"Once there was a {colour} cat. It liked the {thing}." for colour in
+STORIES = [f"Once there was a {color} cat. It liked the {thing}." for color in
            ("red", "blue", "green") for thing in ("sun", "rain", "wind", "snow")]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The noisy quadratic model against its closed recursion (SCIENCE.md §6C), and its white noise."""
+"""The noisy quadratic model against its closed recursion, and its white noise."""
 
 import numpy as np
 import pytest
