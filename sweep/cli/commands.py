@@ -81,13 +81,14 @@ def run(
     """
     from sweep.cli.show import Progress, print_plan, print_status
     from sweep.orchestration.costs import estimate
-    from sweep.orchestration.planning import read_request
+    from sweep.orchestration.planning import check_writable, read_request
     from sweep.orchestration.runner import check_trains, finished_summary, run_plan
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
     folder, services = request.folder, request.services
+    check_writable(folder.path)
     planned = request.plan()
     check_trains(planned.plan)
     if only:
@@ -193,7 +194,8 @@ def plan(
     from sweep.plan.retry import is_to_run
 
     request = read_request(experiment, settings, out)
-    folder, size, cost = request.folder, cluster is not None and parse_cluster(cluster), None
+    folder, cost = request.folder, None
+    size = None if cluster is None else parse_cluster(cluster)
     if price is not None and not size:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
     planned = estimate(request.plan(is_elsewhere=bool(size)), folder)

@@ -77,6 +77,8 @@ def _lines_of(mapping: dict[str, Any], indent: str = "") -> Iterator[str]:
         yield f"{indent}{key}:"
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, dict):
-                yield from (*_lines_of(item, f"{indent}  "), *[""] * isinstance(value, list))
+                yield from _lines_of(item, f"{indent}  ")
+                if isinstance(value, list):
+                    yield ""
             else:
                 yield f"{indent}  {item}"

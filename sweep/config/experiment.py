@@ -216,8 +216,8 @@ def load_experiment(
     if flags.get("workload") == "quadratic":
         flags.setdefault("model", "quadratic")
     if flags.get("model") not in (None, fields.get("model")):  # these belong to the file's model
-        for key in () if ":" in str(flags["model"]) else SIZES:
-            fields.pop(key, None)
+        if ":" not in str(flags["model"]):
+            fields = {key: value for key, value in fields.items() if key not in SIZES}
         if isinstance(fields.get("schedule"), dict):
             fields["schedule"].pop("warmup_min_steps", None)
     fields = merge_settings(Experiment, fields, flags)

@@ -171,17 +171,20 @@ def model_preset(name: str) -> dict[str, Any]:
 def find_initial_model(source: str) -> dict[str, Any] | None:
     """Return the model fields of a pretrained model, or of a trial that started from one."""
     folder = Path(source).expanduser()
+    tokenizer = folder / "tokenizer.json"
     try:
         config = dict(json.loads((folder / "config.json").read_bytes()))
     except (OSError, ValueError, TypeError):  # planning refuses this folder
         return None
     if "model_type" not in config:
         science = config.get("science") or {}
-        is_pretrained = (science.get("tokenizer") or {}).get("kind") == "pretrained"
-        return dict(science["model"]) if is_pretrained else None
+        if (science.get("tokenizer") or {}).get("kind") != "pretrained":
+            return None
+        if not tokenizer.is_file():
+            raise SweepError(f"init must contain tokenizer.json, got {source!r}. Restore it.")
+        return dict(science["model"])
     vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
     context = config.get("max_position_embeddings", config.get("n_positions"))
-    tokenizer = folder / "tokenizer.json"
     if None in (vocabulary, end, context) or not tokenizer.is_file():
         raise SweepError(
             "init must contain tokenizer.json, and config.json with vocab_size, eos_token_id and "

@@ -95,7 +95,9 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
         keys = {".".join(path) for path, _ in _fields_of(table)}
         key, value = "", first["input"]
         for part in map(str, first["loc"]):  # also the tags of unions, and indices
-            key = longer if (longer := f"{key}.{part}".strip(".")) in keys else key
+            longer = f"{key}.{part}".strip(".")
+            if longer in keys:
+                key = longer
         if first["type"] == "extra_forbidden":
             key = f"{key}.{first['loc'][-1]}".strip(".")
             close = difflib.get_close_matches(key, keys, 1)

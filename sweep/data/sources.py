@@ -169,8 +169,10 @@ def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
         raise SweepError(f"data {name!r} must not be a local path too. Use another folder.")
     with _hugging_face("datasets", name, "It must have a split train.") as datasets:
         splits = datasets.load_dataset(repository, revision=revision)
-        tables = [splits["train"], *(splits[split] for split in VALID_NAMES if split in splits)]
-    return dict(zip(SPLITS, [partial(_read_rows, rows, name) for rows in tables], strict=False))
+        readers: dict[str, Reader] = {"train": partial(_read_rows, splits["train"], name)}
+    for split in set(VALID_NAMES) & set(splits):
+        readers["valid"] = partial(_read_rows, splits[split], name)
+    return readers
 
 
 def _read_rows(rows: Any, source: str) -> Iterator[Piece]:

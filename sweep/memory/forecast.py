@@ -41,12 +41,16 @@ class Forecasts:
         return replace(self._forecasts[key], batch_size=own)
 
     def find_largest(
-        self, config: TrialConfig, limit_bytes: int, cap: int | None = None, is_split: bool = True
+        self,
+        config: TrialConfig,
+        limit_bytes: int,
+        cap: int | None = None,
+        is_accumulated: bool = True,
     ) -> int:
         """Return the largest microbatch that fits, accumulated or alone; or 0."""
 
         def needed_bytes(size: int) -> int:
-            parts = config.parts_to_peak(size) if is_split else 1
+            parts = config.parts_to_peak(size) if is_accumulated else 1
             return self.of(config.sized(parts * size, size)).needed_bytes
 
         return find_largest(needed_bytes, limit_bytes, config.group_size, cap).largest

@@ -36,7 +36,7 @@ def _plan_steps(
     """Plan one trial per batch size; return the plan, these trials, and what documents share."""
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
-    if not request.is_split:
+    if not request.chooses_microbatch:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     inputs = identify_inputs(experiment, HERE)
     plan = first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(HERE)
@@ -71,13 +71,13 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     most, largest, part = configs[last], None, last  # largest that fits, alone and accumulated
     if limit is not None:
         limit = int(limit * USABLE_SHARE) if is_cuda else limit
-        largest = forecasts.find_largest(most, limit, is_split=False)
+        largest = forecasts.find_largest(most, limit, is_accumulated=False)
         if last // devices > largest:
             part = forecasts.find_largest(most, limit, largest)
     points: dict[int, Forecast] = {}
     for batch_size, config in configs.items():
         own, size = batch_size // devices, config.microbatch_size
-        if largest is not None and own > largest and not request.is_split:
+        if largest is not None and own > largest and not request.chooses_microbatch:
             size = largest_divisor(own, part, group)
         points[batch_size] = forecasts.of(config.sized(own, size))
     if len(forecasts.whole_steps) < 2:
@@ -159,7 +159,8 @@ def probe_memory(
         raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
     if soak_steps is None:
         soak_steps = 20 if plan.settings.traits.samples else 0
-    sizes = [(size, one.microbatch_size) for size, one in configs.items() if request.is_split]
+    sizes = [(size, one.microbatch_size) for size, one in configs.items()]
+    sizes = sizes if request.chooses_microbatch else []
     probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
     search, choices = probed.search, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
@@ -169,7 +170,7 @@ def probe_memory(
         "basis": basis,
         "points": [point.as_document() for point in probed.points],
         "line": search.line and asdict(search.line),
-        "largest_microbatch_size": None if request.is_split else search.largest,
+        "largest_microbatch_size": None if request.chooses_microbatch else search.largest,
         "verdict": _verdict(probed, multiple),
         "search_points": len(search.peaks),
         "safe_microbatch_size": balanced["microbatch_size"] if balanced else 0,

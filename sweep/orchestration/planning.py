@@ -41,7 +41,7 @@ class Request:
     command: tuple[str, ...]  # words that make the same request on the command line
 
     @property
-    def is_split(self) -> bool:
+    def chooses_microbatch(self) -> bool:
         """Whether the user chose the microbatch."""
         return bool(self.execution.microbatch or self.execution.accumulation)
 

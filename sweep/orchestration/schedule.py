@@ -86,8 +86,8 @@ class Scheduler:
 
     def stop(self) -> None:
         """Ask running attempts to checkpoint, and start no more; kill them if called again."""
-        self.executor.stop(force=self.is_stopping)
-        self.is_stopping = True
+        force, self.is_stopping = self.is_stopping, True  # a second signal may interrupt this
+        self.executor.stop(force)
 
     def prune(self, trial: TrialFolder, message: str, keep_checkpoint: bool = False) -> None:
         """End a paused trial and keep its curve."""
@@ -157,13 +157,13 @@ class Scheduler:
             outcome = Outcome("lost", outcome.message or "the attempt left no result.json")
         config, before = trial.read_config(), trial.read_status()
         status, is_retried = status_after(before, outcome, config, self._failures[trial.id])
-        if outcome.kind == Cause.OUT_OF_MEMORY and not is_retried:
-            with contextlib.suppress(SweepError):
-                remedies = run_job(describe_remedies, config)
-                status = status.changed(message=f"{status.message.rstrip('.')}. {remedies}")
         trial.write_status(status)
         if is_retried:
             self._waiting.insert(0, trial)
+        elif outcome.kind == Cause.OUT_OF_MEMORY:
+            with contextlib.suppress(SweepError):
+                remedies = run_job(describe_remedies, config)
+                self._update(trial, message=f"{status.message.rstrip('.')}. {remedies}")
         if outcome.kind == Cause.OUT_OF_MEMORY and is_retried:  # later trials start smaller
             half = max(1, (before.microbatch_size or config.microbatch_size) // 2)
             self._microbatch_bound = min(half, self._microbatch_bound or half)

@@ -81,7 +81,8 @@ class Plan(Inputs):
             "schedule": settings.schedule.model_copy(update=schedule),
             "learning_rate": learning_rate,
         }
-        return Science(**{name: fields[name] for name in Science.model_fields if name in fields})
+        names = Science.model_fields.keys() - {"format_version"}
+        return Science(**{name: fields[name] for name in names})
 
     def trial_config(self, row: PlannedTrial, sweep: str = "") -> TrialConfig:
         """Return the config of a trial; one without a rate is only to be timed or forecast."""

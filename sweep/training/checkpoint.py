@@ -179,9 +179,9 @@ class CheckpointStore:
         with step.averaged():
             tensors = step.parallel.weights().items()
             weights = {name: whole(value).cpu().contiguous() for name, value in tensors}
-        if ranks.rank() == 0:
-            with replacing(self.folder.weights_path, self.check) as part:
-                save_file(weights, str(part))
+            if ranks.rank() == 0:
+                with replacing(self.folder.weights_path, self.check) as part:
+                    save_file(weights, str(part))
 
 
 def read_notes(folder: Path) -> dict[str, Any]:

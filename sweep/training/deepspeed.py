@@ -121,9 +121,9 @@ class DeepSpeedZero(DataParallel):
 
         assert self.optimizer is not None
         for name, weight in self.model.named_parameters():
-            value, is_split = tensors[f"model.{name}"], self.zero == 3
+            value, is_sharded = tensors[f"model.{name}"], self.zero == 3
             safe_set_full_fp32_param(weight, value)
-            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=is_split):
+            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=is_sharded):
                 weight.data.copy_(value)
             for moment in MOMENTS:
                 state = tensors[f"optimizer.{name}.{moment}"]

@@ -75,8 +75,9 @@ class Parallel:
     def weights(self) -> dict[str, Tensor]:
         """Return this process's weights and buffers by name; a tied weight once."""
         tensors = self.model.state_dict(keep_vars=True)
-        names = set({id(value): name for name, value in reversed(tensors.items())}.values())
-        return {name: value.detach() for name, value in tensors.items() if name in names}
+        first_names = {id(value): name for name, value in reversed(tensors.items())}
+        kept = set(first_names.values())
+        return {name: value.detach() for name, value in tensors.items() if name in kept}
 
     def states(self) -> dict[str, Tensor]:
         if self.optimizer is None:
@@ -177,9 +178,9 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def build_optimizer(
-    settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_split: bool = False
+    settings: OptimizerSettings, model: nn.Module, learning_rate: float, is_sharded: bool = False
 ) -> torch.optim.Optimizer | None:
-    """Build AdamW or SGD; None for `none`. With `is_split` each process keeps some states only."""
+    """Build AdamW or SGD; None for `none`. With `is_sharded` a process keeps some states only."""
     if settings.name == "none":
         return None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -194,7 +195,7 @@ def build_optimizer(
         kind = torch.optim.AdamW
         options |= {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
         options["fused"] = parameters[0].device.type in ("cpu", "cuda")
-    if is_split:
+    if is_sharded:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(groups, kind, **options)

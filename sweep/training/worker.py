@@ -183,19 +183,26 @@ def _launch(
             return outcome
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            paths = sorted(Path(name).glob("*.end"))
-            reports = [Outcome(**json.loads(path.read_text())) for path in paths]
+            paths = sorted(Path(name).glob("*.end"))  # by time
+            reports = {
+                int(path.stem.partition("-")[2]): Outcome(**json.loads(path.read_text()))
+                for path in paths
+            }
             return first_cause(rank, failure.exitcode, reports, oom_kills() > killed_before)
         finally:
             ended.set()
             watcher.join()
 
 
-def first_cause(rank: int, exit_code: int, reports: list[Outcome], memory_ran_out: bool) -> Outcome:
-    """Judge an attempt by the process that ended first, and the outcomes of those that raised."""
-    full = [report for report in reports if report.kind == "out_of_memory"]
-    if full or (reports and exit_code > 0):
-        return (full or reports)[0]
+def first_cause(
+    rank: int, exit_code: int, reports: dict[int, Outcome], memory_ran_out: bool
+) -> Outcome:
+    """Judge an attempt by the rank that ended first and the outcomes, in order, of raising ranks."""
+    full = [report for report in reports.values() if report.kind == "out_of_memory"]
+    if full:
+        return full[0]
+    if rank in reports:  # otherwise it died, and the exceptions of others are consequences
+        return next(iter(reports.values()))
     outcome = judge_death(exit_code, memory_ran_out, None)
     return Outcome(outcome.kind, f"process {rank} of the trial: {outcome.message}")
 
@@ -204,7 +211,7 @@ def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> O
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides
     faulthandler.enable()
-    parent, stop = os.getppid(), Path(name) / "stop"
+    parent, rank, stop = os.getppid(), int(os.environ["LOCAL_RANK"]), Path(name) / "stop"
 
     def watch_parent() -> None:
         while os.getppid() == parent:
@@ -213,11 +220,11 @@ def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> O
 
     threading.Thread(target=watch_parent, daemon=True).start()
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     outcome = run(lambda: stop.read_text() if stop.exists() else None)
     if outcome.kind in ("error", "out_of_memory", "superseded"):
-        with files.replacing(Path(name) / f"{time.time():017.6f}-{os.getpid()}.end") as part:
+        with files.replacing(Path(name) / f"{time.time():017.6f}-{rank}.end") as part:
             part.write_text(json.dumps(asdict(outcome)))
         time.sleep(GRACE_SECONDS)
         os._exit(1)  # without exit handlers, which may wait for the other processes
@@ -243,7 +250,8 @@ def write_result(
     valid_bytes = (final and final.valid_bytes) or math.nan  # null in the file
     steps, epochs = progress.step, step.workload.epochs()
     tokens = steps * science.batch_size * config.tokens_per_sequence
-    tokens_per_second, to_target = tokens / max(progress.seconds_training, 1e-9), None
+    tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
+    to_target = None
     if final and science.target is not None:
         lines = [line for line in files.read_metrics(folder.metrics_path) if "valid/loss" in line]
         seen, losses = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))

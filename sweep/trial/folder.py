@@ -87,7 +87,7 @@ class TrialFolder:
         data = find_json(self.state_path) or asdict(TrialStatus())
         data.pop("format_version", None)
         if data["state"] in (State.WAITING, State.RUNNING) and (result := self.read_result()):
-            data |= {name: result[name] for name in ("state", "cause")}  # by a bare worker
+            data |= {"state": result["state"], "cause": result["cause"], "message": ""}
         cause = Cause(data["cause"]) if data["cause"] else None
         return TrialStatus(**{**data, "state": State(data["state"]), "cause": cause})
 

@@ -120,7 +120,7 @@ class Pretrain(LanguageWorkload):
         """Return the cross-entropy of each target in nats, (B, T) from (B, T + 1)."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
         rows = self.config.execution.loss_chunk_rows
-        if rows and isinstance(model, HasHidden):
+        if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
             states, weight = self.states(model, inputs), model.output_weight()
             losses = linear_cross_entropies(states, weight, targets.flatten(), rows)
             return losses.view(targets.shape)

@@ -109,7 +109,7 @@ def test_the_published_e1_rows_are_reproduced(batch, peak):
 
 def test_the_largest_microbatch_fits_by_forecast_and_the_next_does_not():
     trial = config("quick", batch=64)
-    largest = Forecasts().find_largest(trial, 100 << 20, is_split=False)
+    largest = Forecasts().find_largest(trial, 100 << 20, is_accumulated=False)
     peaks = [forecast_step(config("quick", batch=n)).needed_bytes for n in (largest, largest + 1)]
     assert peaks[0] <= 100 << 20 < peaks[1]
 

@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import Superseded
 from sweep.training.checkpoint import DIVERGED_POINTS, CheckpointStore, Progress
+from sweep.training.parallel import WeightAverage
 from sweep.training.step import TrainingStep
 from sweep.trial.files import MetricsLog
 from sweep.trial.folder import TrialFolder, TrialStatus
@@ -69,6 +71,15 @@ def trial(request, tmp_path):
 def truncate(checkpoint):
     file = next(checkpoint.path.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-100])
+
+
+def test_the_kept_weights_are_the_averages_if_there_are_any(trial):
+    trial.step.average = WeightAverage(trial.step.parameters, 0.1)
+    trial.train(3)
+    trial.store.save_weights(trial.step)
+    kept = load_file(trial.folder.weights_path)["weights"]
+    assert torch.equal(kept, trial.step.average.values[0])
+    assert not torch.equal(kept, trial.weights()[0])
 
 
 def test_restoring_gives_what_was_saved_although_training_continued(trial):

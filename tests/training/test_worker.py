@@ -124,10 +124,11 @@ def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setti
 @pytest.mark.parametrize(
     ("exit_code", "reports", "memory_ran_out", "kind", "message"),
     [
-        (-9, [BROKEN], False, "lost", "process 1 of the trial"),
-        (-9, [], True, "out_of_memory", "process 1 of the trial"),
-        (1, [OWN, BROKEN], False, "error", "a shape"),
-        (1, [BROKEN, FULL], False, "out_of_memory", "2 GiB"),
+        (-9, {0: BROKEN}, False, "lost", "process 1 of the trial"),
+        (-9, {}, True, "out_of_memory", "process 1 of the trial"),
+        (1, {0: BROKEN}, False, "lost", "process 1 of the trial"),  # exited without an exception
+        (1, {1: OWN, 0: BROKEN}, False, "error", "a shape"),
+        (1, {0: BROKEN, 1: FULL}, False, "out_of_memory", "2 GiB"),
     ],
 )
 def test_the_first_cause_counts(exit_code, reports, memory_ran_out, kind, message):
@@ -179,7 +180,7 @@ def test_memory_that_runs_out_after_the_last_checkpoint_costs_no_training(tmp_pa
     code, trial = run(tmp_path / "out", "OutOfMemoryAtTheEnd", zero, "--keep", "checkpoints")
     status = trial.read_status()
     assert (code, status.state, status.attempts) == (0, State.COMPLETE, 2)
-    assert continued_from(trial) == [STEPS] and status.microbatch_size is None
+    assert continued_from(trial) == [STEPS] and status.microbatch_size == 1
     assert [kept.step for kept in trial.checkpoints()] == [STEPS] and trial.weights_path.exists()
 
 
