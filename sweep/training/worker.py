@@ -197,7 +197,7 @@ def _launch(
 def first_cause(
     rank: int, exit_code: int, reports: dict[int, Outcome], memory_ran_out: bool
 ) -> Outcome:
-    """Judge an attempt by the rank that ended first and the outcomes, in order, of raising ranks."""
+    """Judge an attempt by the rank that ended first and outcomes, in order, of raising ranks."""
     full = [report for report in reports.values() if report.kind == "out_of_memory"]
     if full:
         return full[0]
