@@ -6,7 +6,7 @@ For each model and batch size, every contender (contenders.py) is started and wa
 take turns of one second each, round after round, so that all of them see the same machine. A ratio
 is a contender's seconds per step over sweep's: the median over rounds, with the 95 % interval of a
 bootstrap over rounds. The benchmark fails if the losses of the first steps differ from those of the
-plain loop, which clips by a norm in float64.
+plain loop.
 """
 
 import argparse

@@ -62,8 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             narrow, dtype = weight.to(hidden.dtype), _wide_dtype(weight)
-            hidden_grad = torch.empty_like(hidden)
-            weight_grad = torch.zeros_like(weight, dtype=dtype)  # (V, D)
+            hidden_grad, weight_grad = torch.empty_like(hidden), None  # (N, D), (V, D)
             total = torch.zeros((), dtype=dtype, device=hidden.device)
             chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, hidden_grad))
             for chunk, ids, chunk_grad in zip(*chunks, strict=True):
@@ -74,11 +73,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad = grad.scatter_add_(1, ids[:, None], -torch.ones_like(normalizer))
                 grad = grad.to(hidden.dtype)
                 chunk_grad.copy_(grad @ narrow)
-                if hidden.dtype == dtype:
+                if weight_grad is None:
+                    weight_grad = (grad.T @ chunk).to(dtype)
+                elif hidden.dtype == dtype:
                     weight_grad.addmm_(grad.T, chunk)
                 else:
                     weight_grad += grad.T @ chunk
                 del logits, grad
+        assert weight_grad is not None
         ctx.save_for_backward(hidden_grad, weight_grad.to(weight.dtype))
         return total
 
