@@ -1,2 +1,2 @@
--- Beside MLflow's own: Optuna cannot share one with it.
+-- A second database: Optuna cannot share MLflow's.
 CREATE DATABASE optuna;

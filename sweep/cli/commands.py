@@ -177,7 +177,7 @@ def _report(folder: "SweepFolder") -> None:
 @click.command(cls=SettingsCommand)
 @common_options
 @click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
-@click.option("--price", type=float, metavar="PRICE", help="Of one device-hour of the cluster.")
+@click.option("--price", type=float, metavar="PRICE", help="Of one device-hour; needs --cluster.")
 def plan(
     experiment: str,
     out: Path | None,
@@ -411,7 +411,7 @@ def ui(folder: "SweepFolder", port: int) -> int:
 @click.option("--vocabulary", default="10000", show_default=True)
 @json_option
 def data(action: str, source: str, tokenizer: str, vocabulary: str, json: bool) -> None:
-    """Describe SOURCE (tinystories, synthetic, hf:OWNER/NAME, or a path).
+    """Prepare or describe SOURCE (tinystories, synthetic, hf:OWNER/NAME, or a path).
 
     prepare: download and tokenize it into the cache first. info: tokens only if it is prepared.
     """

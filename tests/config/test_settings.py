@@ -205,3 +205,9 @@ def test_the_identity_changes_with_the_code_and_with_nothing_else(project, file,
 def test_names_without_a_python_file_are_refused(name, project):
     with pytest.raises(SweepError):
         identify_code([name])
+
+
+@pytest.mark.parametrize("name", ["tinystories", "quick"])
+def test_a_target_makes_the_rate_constant_and_averages_the_weights(name):
+    schedule = load_experiment(name, {"target": 3.5}).schedule
+    assert (schedule.name, schedule.average) == ("constant", 0.1)
