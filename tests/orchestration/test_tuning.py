@@ -186,9 +186,10 @@ def test_a_pruned_trial_continues_from_its_checkpoint_if_it_has_one(tmp_path):
 
 def test_two_sweeps_that_share_a_storage_and_a_path_have_studies_of_their_own(tmp_path):
     storage, tuned = f"sqlite:///{tmp_path / 'shared.db'}", []
+    services = Services(storage=storage, tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     settings = {"batches": "16", "budget": "800", "seeds": 1}
     for _ in range(2):  # as on two machines whose folders have the same path
-        summary = tune_in(tmp_path / "sweep", services=Services(storage=storage), **settings)
+        summary = tune_in(tmp_path / "sweep", services=services, **settings)
         tuned.append(sorted(row.id for row in rows_of(summary, "tune")))
         shutil.rmtree(summary.folder.path)
     assert tuned[0] == tuned[1]
