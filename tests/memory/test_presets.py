@@ -55,6 +55,7 @@ def test_a_batch_that_fits_is_one_microbatch(tmp_path, whole_bytes):
     assert (plan.execution.zero, plan.execution.activation_checkpointing) == (0, False)
 
 
+@pytest.mark.slow
 def test_recomputing_comes_before_narrower_weights(tmp_path):
     small = forecast_of(planned(tmp_path, 1 << 40, microbatch=1))
     recomputed = planned(tmp_path, int(0.98 * small), preset="speed")

@@ -73,18 +73,18 @@ def test_killed_with_sigkill_and_started_again_at_once(slow, uninterrupted):
     assert_finished(slow, uninterrupted)
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "sweep stop"])
-def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted, how):
-    slow.start()
-    until_step(slow, 30)
-    if how == "Ctrl-C":  # reaches the whole group
-        os.killpg(slow.process.pid, signal.SIGINT)
-    else:  # sends SIGTERM
-        subprocess.run([*SWEEP, "stop", str(slow.folder.path)], check=True)
-        assert not is_locked(slow.folder.lock_path)
-    assert slow.wait() == 130
-    assert states(slow.folder) == {State.WAITING}
-    assert any(trial.checkpoints() for trial in slow.folder.trials())
+def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted):
+    for step, how in ((30, "Ctrl-C"), (80, "sweep stop")):
+        slow.start()
+        until_step(slow, step)
+        if how == "Ctrl-C":  # reaches the whole group
+            os.killpg(slow.process.pid, signal.SIGINT)
+        else:  # sends SIGTERM
+            subprocess.run([*SWEEP, "stop", str(slow.folder.path)], check=True)
+            assert not is_locked(slow.folder.lock_path)
+        assert slow.wait() == 130
+        assert states(slow.folder) == {State.WAITING}
+        assert any(trial.checkpoints() for trial in slow.folder.trials())
     assert slow.run() == 0
     assert_finished(slow, uninterrupted)
 

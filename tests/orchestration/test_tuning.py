@@ -349,6 +349,7 @@ def reach_the_known_target(reach, sizes, seeds):
     return summary, judged, fit_steps(sizes, expected)
 
 
+@pytest.mark.slow
 def test_steps_at_batch_sizes_above_the_critical_one_support_no_claim(reach):
     _, judged, truth = reach_the_known_target(reach, [1024, 2048, 4096], 3)
     assert judged.curve.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
