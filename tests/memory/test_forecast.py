@@ -97,7 +97,7 @@ def published_rows():
     assert len(rows) == 9
     for row in rows:
         batch = int(row["batch_size"])
-        marks = () if batch in (64, 192) else pytest.mark.slow
+        marks = () if batch == 64 else pytest.mark.slow
         yield pytest.param(batch, float(row["peak_allocated_gib"]), marks=marks)
 
 

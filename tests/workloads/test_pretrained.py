@@ -48,6 +48,9 @@ def llama(**ids):
 
 
 MODELS = {"gpt2": gpt2, "llama": llama}
+BOTH = pytest.mark.parametrize(
+    "pretrained", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=["gpt2"])
@@ -115,7 +118,7 @@ def test_the_start_decides_model_and_tokenizer(pretrained, text, tmp_path):
     assert documents == workload.text.train_documents
 
 
-@pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
+@BOTH
 def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, tmp_path):
     """With the ids 0 and of the end of a text exchanged, and without weights of the seed."""
     config = trial_of(pretrained, text, tmp_path / "s")
@@ -134,7 +137,7 @@ def test_log_probabilities_are_those_of_the_pretrained_model(pretrained, text, t
     torch.testing.assert_close(own.detach(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
+@BOTH
 def test_activation_checkpointing_changes_no_gradient(pretrained, text, tmp_path):
     """In float64."""
     config, results = trial_of(pretrained, text, tmp_path / "s"), []
@@ -153,7 +156,7 @@ def test_activation_checkpointing_changes_no_gradient(pretrained, text, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pretrained", ["gpt2", "llama"], indirect=True)
+@BOTH
 def test_a_sweep_starts_from_a_pretrained_model_and_another_from_its_trial(
     pretrained, text, tmp_path
 ):
