@@ -28,7 +28,7 @@ test: install  ## the tests that every machine can run
 
 test-all: install  ## every test, also the slow ones and those that need ray, submitit, deepspeed, PostgreSQL or a GPU
 	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit deepspeed ninja
-	$(BIN)/python -m pytest -m "" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not peers" $(PYTEST_ARGS)
 
 install: $(BIN)/.installed-test  ## .venv with sweep and its test tools, at the tested versions
 

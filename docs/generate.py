@@ -55,7 +55,7 @@ def results_section() -> str:
         f"of TinyStories, {len(losses)} seeds each ([report]({PUBLISHED}/report.md)):",
         "",
         "| batch size | tuned learning rate | validation loss | difference to the best | "
-        f"validation loss at {fixed['learning_rate'].iloc[0]:g} |",
+        f"validation loss at the fixed rate {fixed['learning_rate'].iloc[0]:g} |",
         "| --: | --: | --: | --: | --: |",
     ]
     for batch, group in tuned.groupby("batch_size"):

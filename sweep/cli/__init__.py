@@ -19,10 +19,10 @@ from sweep.errors import SweepError
 )
 @click.version_option(package_name="batch-size-sweep", prog_name="sweep")
 def sweep() -> None:
-    """Which batch size should I use? Answered by a measurement.
+    """Measure which batch size to use.
 
-    Trains the same model on the same tokens at each batch size, fairly, and reports quality,
-    time and memory. Start with `sweep run quick`, or ask what the reference costs:
+    `sweep` trains the same model on the same tokens at each batch size, fairly, and reports
+    quality, time and memory. Start with `sweep run quick`, or ask what the reference costs:
 
         sweep plan --budget 327M --batches 1,8,32,64,128,256
     """

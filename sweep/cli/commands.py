@@ -50,14 +50,16 @@ json_option = click.option("--json", is_flag=True, help="Print one JSON document
 folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
 
 
-def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Folder; by default results/EXPERIMENT."
-    command = click.option("--out", type=out_folder, metavar="DIR", help=text)(command)
-    return click.argument("experiment", default="tinystories")(json_option(command))
+def common_options(out_help: str) -> Callable[..., Any]:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option("--out", type=out_folder, metavar="DIR", help=out_help)(command)
+        return click.argument("experiment", default="tinystories")(json_option(command))
+
+    return decorate
 
 
 @click.command(cls=SettingsCommand)
-@common_options
+@common_options("Folder of the sweep; by default results/EXPERIMENT.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--quiet", is_flag=True, help="No plan, no progress.")
@@ -175,9 +177,9 @@ def _report(folder: "SweepFolder") -> None:
 
 
 @click.command(cls=SettingsCommand)
-@common_options
+@common_options("Write the plan to this folder; otherwise only results/EXPERIMENT is read.")
 @click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
-@click.option("--price", type=float, metavar="PRICE", help="Of one device-hour; needs --cluster.")
+@click.option("--price", type=float, metavar="PRICE", help="Per device-hour; needs --cluster.")
 def plan(
     experiment: str,
     out: Path | None,
@@ -212,7 +214,7 @@ def plan(
 
 
 @click.command(cls=MemoryCommand)
-@common_options
+@common_options("Also write the page to this folder.")
 def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Predict memory per batch size without the device, and the largest that fits."""
     from sweep.orchestration.memory import forecast_memory
@@ -221,7 +223,7 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
 
 
 @click.command(cls=MemoryCommand)
-@common_options
+@common_options("Also write the page to this folder.")
 @click.option("--largest", type=click.IntRange(1), help="Do not try sizes above this one.")
 @click.option("--multiple", type=click.IntRange(1), default=1, help="Only try multiples of N.")
 @click.option("--soak", type=click.IntRange(0), help="Run each choice for this many steps.")
@@ -306,7 +308,7 @@ def log(folder: "SweepFolder", trial: str) -> None:
 
 @click.command()
 @folder_argument
-@click.option("--weights", is_flag=True, help="Also the weights of finished trials.")
+@click.option("--weights", is_flag=True, help="Also remove the weights of finished trials.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     """List what a sweep no longer needs, then remove it."""

@@ -169,6 +169,16 @@ class Experiment(Settings, use_attribute_docstrings=True):
     def traits(self) -> WorkloadTraits:
         return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
+    @property
+    def user_objects(self) -> list[str]:
+        """The user's own model, workload and reward, each as module:object."""
+        names = [
+            self.workload if ":" in self.workload else None,
+            self.model.name if self.model.kind == "object" else None,
+            self.grpo and self.grpo.reward,
+        ]
+        return [name for name in names if name]
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload

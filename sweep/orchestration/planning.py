@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.models import ObjectSettings
 from sweep.config.objects import identify_code, load_object, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
@@ -280,12 +279,7 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
     model = experiment.model
-    names = [
-        experiment.workload if ":" in experiment.workload else None,
-        model.name if isinstance(model, ObjectSettings) else None,
-        experiment.grpo and experiment.grpo.reward,
-    ]
-    if objects := [name for name in names if name]:
+    if objects := experiment.user_objects:
         fields["code"] = dict(identify_code(objects) or {})
         if identities := run_job(identities_of, objects):
             fields["code"]["identity"] = identities
