@@ -185,7 +185,8 @@ def page(document: dict[str, Any]) -> str:
         texts = [f"{mib(measured)} / {mib(forecast)}" for measured, forecast in pairs]
         return [row["name"], *texts, mib(row["rest_bytes"]), change, time]
 
-    headers = ["row", *(p.replace("_", " ") for p in PHASES), "peak", "at rest", "peak", "time"]
+    headers = ["row", *(p.replace("_", " ") for p in PHASES)]
+    headers += ["peak", "at rest", "change of peak", "time ratio"]
     parts = [
         f"# GRPO memory, one thing changed at a time\n\n{BATCH} completions on the model "
         f"{MODEL['name']}, eager steps in fresh processes on a CPU that count every live tensor. "
@@ -213,7 +214,7 @@ def page(document: dict[str, Any]) -> str:
         )
     headers = ["claim", "claimed", "measured", "unit", "verdict"]
     parts += ["## Published claims that were not measured before", table(headers, claims)]
-    parts.append(f"A claim is true within {TOLERANCE:.0%} of its number, for these sizes.")
+    parts.append(f"A claim is true within {100 * TOLERANCE:.0f} % of its number, for these sizes.")
     return "\n\n".join(parts) + "\n"
 
 
