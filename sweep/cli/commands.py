@@ -151,16 +151,20 @@ def _check_services(services: "Services", is_tuned: bool) -> None:
 def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cause]") -> None:
     from sweep.plan.retry import is_to_run
 
-    seconds = sum(
-        row.forecast_seconds or 0
+    times = [
+        row.forecast_seconds
         for row in plan.trials
         if row.id is None or is_to_run(folder.trial(row.id).read_status(), retried_causes)
-    )
+    ]
+    seconds, is_unknown = sum(time or 0.0 for time in times), None in times
     question = f"This takes an estimated {format_seconds(seconds)}."
-    if seconds > CONFIRM_SECONDS and not sys.stdin.isatty():
+    if is_unknown:
+        question = "The time that this takes is not known."
+    if not is_unknown and seconds <= CONFIRM_SECONDS:
+        return
+    if not sys.stdin.isatty():
         raise SweepError(f"{question} Confirm with --yes, or try `sweep run quick`.")
-    if seconds > CONFIRM_SECONDS:
-        click.confirm(f"{question} Run it?", abort=True, err=True)
+    click.confirm(f"{question} Run it?", abort=True, err=True)
 
 
 def _report(folder: "SweepFolder") -> None:
@@ -314,16 +318,18 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     """List what a sweep no longer needs, then remove it."""
     from sweep.trial.files import remove
     from sweep.trial.folder import State
-    from sweep.trial.lease import Lease
+    from sweep.trial.lease import Lease, is_locked
 
     unneeded = dict.fromkeys(folder.path.glob(".*.part"), "half-written")
     for trial in folder.trials():
-        if trial.read_status().state in (State.COMPLETE, State.PRUNED):
+        state = trial.read_status().state
+        if state in (State.COMPLETE, State.PRUNED):
             for checkpoint in trial.checkpoints():
                 unneeded[checkpoint.path] = "checkpoint of a finished trial"
             if weights and trial.weights_path.exists():
                 unneeded[trial.weights_path] = "weights"
-        unneeded |= dict.fromkeys(trial.path.glob(".*.part"), "half-written")
+        if state is not State.RUNNING and not is_locked(trial.lease_path):
+            unneeded |= dict.fromkeys(trial.path.glob(".*.part"), "half-written")
     total = 0
     for path, reason in unneeded.items():
         size = sum(part.stat().st_size for part in (path, *path.rglob("*")) if part.is_file())

@@ -20,7 +20,8 @@ class Elman(nn.Module):
         self.activation_checkpointing = recomputes
         width = settings.d_model
         rows = torch.empty(settings.vocabulary, width)  # skips the default initialization
-        self.embedding = nn.Embedding(settings.vocabulary, width, _weight=rows)
+        self.embedding: nn.Embedding
+        self.embedding = nn.Embedding.from_pretrained(rows, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(ElmanLayer(width) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(width)
         generator = torch.Generator().manual_seed(seed)

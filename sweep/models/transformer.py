@@ -27,7 +27,8 @@ class Transformer(nn.Module):
         self.activation_checkpointing = recomputes
         width, vocabulary = settings.d_model, settings.vocabulary
         rows = torch.empty(vocabulary, width)  # skips the default initialization
-        self.embedding = nn.Embedding(vocabulary, width, _weight=rows)
+        self.embedding: nn.Embedding
+        self.embedding = nn.Embedding.from_pretrained(rows, freeze=False)  # type: ignore[no-untyped-call]
         blocks = (Block(width, settings.heads, settings.d_ff) for _ in range(settings.layers))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width, eps=NORM_EPS)

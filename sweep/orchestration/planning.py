@@ -10,7 +10,7 @@ from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.objects import identify_code, load_object, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.errors import SweepError
+from sweep.errors import SweepError, WorkerDied
 from sweep.memory.presets import choose_preset, largest_here
 from sweep.plan.plan import (
     Inputs,
@@ -110,7 +110,7 @@ def make_plan(
     else:
         for name in sorted(chosen.model_fields_set):
             decided, value = getattr(old.execution, name), getattr(chosen, name)
-            if value != decided:
+            if value not in (decided, "auto"):
                 raise SweepError(
                     f"{name} was decided as {decided!r} when {folder.plan_path} was first written, "
                     f"got {value!r}. Leave the flag out, or choose another --out."
@@ -237,7 +237,9 @@ def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     row = plan.largest_step
     try:
         bound, evaluation = run_job(largest_here, plan.trial_config(row))
-    except SweepError:
+    except SweepError as error:
+        if isinstance(error.__cause__, WorkerDied) and error.__cause__.timed_out:
+            raise  # a busy machine must not choose another microbatch
         reason = "the model cannot be forecast, or this machine has no such device and no "
         reason += "--device-memory gives the memory of the cluster's."
         return {"reason": f"No forecast bounds the microbatch: {reason}"}

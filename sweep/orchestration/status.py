@@ -12,9 +12,9 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     plan = folder.require_plan()
     has_runner = is_locked(folder.lock_path)
     rows = [_trial_status(folder.trial(row["id"]), row, has_runner) for row in plan["trials"]]
-    rates = {row["batch_size"]: row["tokens_per_second"] for row in rows}
+    rates = {r["batch_size"]: r["tokens_per_second"] for r in rows if r["tokens_per_second"]}
     for row, planned in zip(rows, plan["trials"], strict=True):
-        rate = row["tokens_per_second"] or rates[row["batch_size"]]
+        rate = row["tokens_per_second"] or rates.get(row["batch_size"])
         if not State(row["state"]).is_finished:
             remaining = planned["tokens"] - row["tokens"]
             row["eta_seconds"] = remaining / rate if rate else planned["forecast_seconds"]

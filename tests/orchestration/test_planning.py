@@ -54,6 +54,7 @@ def test_decisions_are_read_again_and_others_are_refused(tmp_path, monkeypatch):
     assert plan_here(tmp_path, batches="128").execution == first.execution
     with pytest.raises(SweepError, match="device was decided as 'cpu'"):
         plan_here(tmp_path, execution={"device": "cuda:0"})
+    assert plan_here(tmp_path, execution={"device": "auto"}).execution == first.execution
 
 
 def test_a_line_through_seconds_per_step_minimizes_relative_errors():
