@@ -38,7 +38,6 @@ TRIAL_COLUMNS = {
     "peak_memory_bytes": WHOLE,
     **dict.fromkeys(("device", "torch_version", "git_commit", "data_sha256", "execution"), TEXT),
 }
-SEEDS_FOR_SPREAD = 3  # needed to claim or to print a spread
 MEANS = [
     *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
     *("clipped_step_fraction", "seconds_total", "seconds_compile", "seconds_training"),

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.frames import SEEDS_FOR_SPREAD, policy_labels
+from sweep.analysis.frames import policy_labels
 from sweep.analysis.optimum import TunedRate, tuned_rates
-from sweep.plan.plan import Plan
+from sweep.plan.plan import ANSWERING_SEEDS, Plan
 
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
@@ -229,7 +229,7 @@ def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     seeds = table.cells.groupby("batch_size")["seeds"].max().dropna().reset_index()
-    few = seeds["batch_size"][seeds["seeds"] < SEEDS_FOR_SPREAD]
+    few = seeds["batch_size"][seeds["seeds"] < ANSWERING_SEEDS]
     return None if seeds.empty else (few, f"Seeds: {_range(seeds, seeds['seeds'], 'g')}.")
 
 

@@ -16,7 +16,7 @@ from sweep.trial.folder import SweepFolder
 TUNING_SEED = 1000
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init"}
-ANSWERING_SEEDS = 3  # least seeds that can show which batch size is best
+ANSWERING_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spread
 
 
 class PlannedTrial(Settings):

@@ -21,6 +21,7 @@ from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scal
 from sweep.analysis.frames import Sweep, load_sweep, short
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.plan.plan import ANSWERING_SEEDS
 from sweep.plan.rates import describe_policy
 from sweep.report.figures import draw_figures, save_figure
 from sweep.trial.files import replacing, sha256_of
@@ -134,7 +135,7 @@ def _or_missing(form: Callable[..., str]) -> Callable[..., str]:
 
 
 def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
-    has_spread = seeds >= frames.SEEDS_FOR_SPREAD and math.isfinite(sd)
+    has_spread = seeds >= ANSWERING_SEEDS and math.isfinite(sd)
     return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
 
 
