@@ -1,1 +1,1 @@
-"""Reading a finished or running sweep: tables, comparisons and what they cannot show."""
+"""Read a sweep: tables, checks, comparisons and audits."""

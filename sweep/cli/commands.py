@@ -315,7 +315,7 @@ def log(folder: "SweepFolder", trial: str) -> None:
 @click.option("--weights", is_flag=True, help="Also remove the weights of finished trials.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
-    """List what a sweep no longer needs, then remove it."""
+    """List the files that a sweep no longer needs, then remove them."""
     from sweep.trial.files import remove
     from sweep.trial.folder import State
     from sweep.trial.lease import Lease, is_locked

@@ -33,7 +33,7 @@ def build_table(*names: str) -> Table:
 def print_plan(
     plan: Plan, as_json: bool = False, to_stderr: bool = False, cost: dict[str, Any] | None = None
 ) -> None:
-    """Print one line per batch size and policy, what all trials share, and the cluster's cost."""
+    """Print a line per batch size and policy, the common settings, and the cost on a cluster."""
     if as_json:
         print_document(plan.model_dump(mode="json") | ({"cluster": cost} if cost else {}))
         return

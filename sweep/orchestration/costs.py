@@ -110,7 +110,7 @@ def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
 
 
 def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
-    """Return the seconds of a step by batch size: of small steps, taken eagerly."""
+    """Time small eager steps; return seconds per step by batch size."""
     import torch
 
     from sweep.training.step import TrainingStep

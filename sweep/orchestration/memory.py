@@ -33,7 +33,7 @@ HERE = SweepFolder(Path())
 def _plan_steps(
     request: Request, is_elsewhere: bool = False
 ) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
-    """Plan one trial per batch size; return the plan, these trials, and what documents share."""
+    """Plan one trial per batch size; return the plan, these trials and the common head."""
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
     if not request.chooses_microbatch:

@@ -96,7 +96,7 @@ def make_plan(
     command: tuple[str, ...] = (),
     is_elsewhere: bool = False,
 ) -> Planned:
-    """Plan what a command names, with the user's choices in `chosen`, on top of the folder."""
+    """Plan an experiment with the user's choices `chosen`; extend the folder's plan, if any."""
     inputs, old = identify_inputs(experiment, folder), load_plan(folder)
     if old is None:
         new = first_plan(experiment, chosen, inputs, command, is_elsewhere)
@@ -240,8 +240,8 @@ def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     except SweepError as error:
         if isinstance(error.__cause__, WorkerDied) and error.__cause__.timed_out:
             raise  # a busy machine must not choose another microbatch
-        reason = "the model cannot be forecast, or this machine has no such device and no "
-        reason += "--device-memory gives the memory of the cluster's."
+        reason = "the model cannot be forecast, or the device is not here and --device-memory "
+        reason += "is not given."
         return {"reason": f"No forecast bounds the microbatch: {reason}"}
     bound = None if bound >= row.microbatch_size else bound
     return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}

@@ -198,7 +198,7 @@ class Tuning:
         return [s for s in studies if failed.isdisjoint(trial.id for trial in s.trials)]
 
     def _study(self, batch: int, winner: PlannedTrial | None = None) -> Study:
-        """Return the search of a batch size, or what brackets its winner at the reports' tokens."""
+        """Return the study of a batch size: its search, or the confirmation of its winner."""
         plan = self.schedule.plan
         rows = [row for row in plan.known_trials if (row.stage, row.batch_size) == ("tune", batch)]
         extra: tuple[str, ...] = ()
@@ -297,7 +297,7 @@ class Tuning:
 
 
 def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:
-    """Return a study's trials by the id of the sweep's trial; of several the newest."""
+    """Return a study's newest trial for each id of a trial of the sweep."""
     return {trial.user_attrs[TRIAL_ID]: trial for trial in study.get_trials(deepcopy=False)}
 
 

@@ -127,7 +127,7 @@ def next_rates(
 
 
 def best_of(tried: Iterable[Trial]) -> Trial:
-    """Return the trial with the least loss; of equal ones the lowest rate."""
+    """Return the trial with the least loss; in a tie, the one with the lowest rate."""
     return min(tried, key=lambda t: (math.inf if t.loss is None else t.loss, t.rate))
 
 

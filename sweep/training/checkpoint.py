@@ -185,7 +185,7 @@ class CheckpointStore:
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint contains besides tensors; raise ValueError if a file is torn."""
+    """Return the notes of a checkpoint, all but its tensors; raise ValueError if a file is torn."""
     notes: dict[str, Any] = json.loads((folder / NOTES).read_text())
     for name, size in notes["bytes"].items():
         if not (folder / name).exists() or (folder / name).stat().st_size != size:

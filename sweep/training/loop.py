@@ -1,4 +1,4 @@
-"""The training loop, the same for every workload, and what it measures between log points."""
+"""The training loop, the same for every workload, and its measurements between log points."""
 
 import time
 from typing import Any
@@ -134,7 +134,7 @@ def train(
             if t in noise.steps and ending is None:
                 line |= noise.metrics(t)
                 progress.charge("noise")
-            if peak_memory_bytes(device) > progress.peak_memory_bytes:  # but by evaluation
+            if peak_memory_bytes(device) > progress.peak_memory_bytes:  # an evaluation raised it
                 forget_peak_memory(device)
                 progress.charge("other")
             if log:

@@ -60,7 +60,7 @@ class FreshProcess:
         function: Callable[..., Any],
         *arguments: object,
         environment: Mapping[str, str] | None = None,
-        ends_itself: bool = False,  # when this process has, as `should_stop` says; else killed
+        ends_itself: bool = False,  # if the caller dies, `should_stop` answers; otherwise killed
     ) -> None:
         settings = {**worker_environment(), **os.environ, **(environment or {})}
         self._pipe, theirs = multiprocessing.Pipe()

@@ -1,7 +1,7 @@
 """One attempt of one trial, from taking the lease to result.json (docs/results.md names its keys).
 
 A trial on several devices has a process for each, started by torch's elastic launcher. A temporary
-folder carries the request to stop to them, and the failure of one of them back.
+folder passes the request to stop to them, and their failures back.
 """
 
 import faulthandler

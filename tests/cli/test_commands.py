@@ -138,7 +138,11 @@ def test_clean_removes_checkpoints_and_on_request_weights(call, finished, tmp_pa
     code, text = call("clean", folder, "--weights", "--yes")
     assert code == 0 and "Removed" in text
     assert not list(folder.glob("trials/*/*.safetensors"))
-    assert call("clean", folder)[1].startswith("Removed 0 files")
+    part = next(folder.glob("trials/*")) / ".result.json.part"
+    part.touch()
+    with Lease(part.parent / "lease.json"):  # of a live worker, as of a SLURM job
+        assert call("clean", folder)[1].startswith("Removed 0 files") and part.exists()
+    assert call("clean", folder, "--yes")[0] == 0 and not part.exists()
 
 
 def test_run_names_the_checks_that_fail_and_keeps_the_files_that_it_was_told_to(call, tmp_path):
