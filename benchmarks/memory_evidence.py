@@ -113,7 +113,7 @@ def proved_probe(out: Path) -> str:
     from sweep.report.memory import write_memory
 
     within = {"device": "cpu", "device_memory": LIMIT}
-    document = probe_memory("quick", **within, batches=[8], soak_steps=200)
+    document = probe_memory("quick", **within, batches=[8], soak=200)
     write_memory(document, out / "cpu-probe")
     largest = document["largest_microbatch_size"]
     execution = {"loss_chunk_rows": 1024, "evaluation_batch_size": largest + 3}
@@ -125,7 +125,7 @@ def proved_probe(out: Path) -> str:
     ]
     confirmed = fits == [True] * largest + [False] * 3
     leaky = probe_memory(
-        "quadratic", **within, workload="odd:Leaky", batches=[4], cap=8, soak_steps=200
+        "quadratic", **within, workload="odd:Leaky", batches=[4], largest=8, soak=200
     )["soak"]["leak"]
     low, high = leaky["interval"]
     has_leak = document["soak"]["leak"]["is_found"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from sweep.analysis.checks import FAIL, check_rows
+from sweep.analysis.checks import FAIL, check_rows, judge_trials
 from sweep.analysis.frames import TRIAL_COLUMNS
-from sweep.analysis.rules import LOSSES, prepare, rows_of_trials
+from sweep.analysis.rules import LOSSES, prepare
 from sweep.errors import SweepError
 
 LOSS = r"(val|valid|validation|eval|evaluation|test) loss"
@@ -62,11 +62,14 @@ def audit(path: Path) -> dict[str, Any]:
     for name, rows, own_notes in tables:
         prefix = f"{name}: " if len(tables) > 1 else ""
         notes += [prefix + note for note in own_notes]
-        # A trials.csv may hold several learning-rate policies, which are checked separately.
-        labels = rows.get("label", pd.Series("", rows.index))
-        for label, group in rows.groupby(labels, sort=False):
-            start = f"{prefix}{label}: " if labels.nunique() > 1 else prefix
-            for check in check_rows(prepare(group)):
+        checks_by_policy = (
+            {"": check_rows(prepare(rows))}
+            if "policy" not in rows
+            else {policy.label: policy.checks for policy in judge_trials(rows)}
+        )
+        for label, checks in checks_by_policy.items():
+            start = f"{prefix}{label}: " if len(checks_by_policy) > 1 else prefix
+            for check in checks:
                 if check.missing_columns:
                     missing.setdefault(check.code, list(check.missing_columns))
                     continue
@@ -97,9 +100,7 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
         if ours <= set(header.strip().split(",")):
             trials = pd.read_csv(io.StringIO(text), dtype={"seed": str})
             # An older table may lack columns.
-            rows = rows_of_trials(trials.reindex(columns=list(TRIAL_COLUMNS)))
-            note = "Trained to a target: tokens to it are compared, not losses."
-            return [("trials.csv", rows, [note] * bool(rows["has_target"].any()))]
+            return [("trials.csv", trials.reindex(columns=list(TRIAL_COLUMNS)), [])]
         if path.suffix.lower() in (".md", ".markdown"):
             tables = dict(_markdown_tables(text.splitlines()))
         else:

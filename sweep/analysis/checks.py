@@ -6,8 +6,9 @@ that need only a table of trials are in `sweep.analysis.rules`.
 
 import math
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("checks.toml").read_text(encoding="utf-8")
 )
 PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"
+CURVE_CHECKS = ("critical_batch_size", "off_the_curve", "target_not_reached", "crossing_too_early")
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 
 
@@ -116,7 +118,7 @@ class PolicyResult:
         for pair in comparison.pairs_with_best:
             (other,) = set(pair.batch_sizes) - {best}
             difference = f"{abs(pair.difference.value):.4f} {comparison.unit} higher"
-            if pair.is_equivalent:
+            if pair.verdict == "equivalent":
                 difference = f"equivalent within ±{comparison.margin:g} {comparison.unit}"
             claim += f" Batch size {other} is {difference}."
         return f"{claim} {self.scope}"
@@ -124,30 +126,46 @@ class PolicyResult:
 
 def judge(sweep: Sweep) -> tuple[PolicyResult, ...]:
     """Compare and check each policy of a sweep, in the plan's order."""
-    settings, results = sweep.plan.settings, []
-    rows = rows_of_trials(sweep.trials, sweep.plan)
-    steps = None if settings.target is None else steps_to_target(sweep)
-    for name, reports in report_trials(sweep.trials).groupby("label", sort=False):
-        curve = None
-        if steps is None or settings.target is None:
+    steps = None if sweep.plan.settings.target is None else steps_to_target(sweep)
+    results = judge_trials(sweep.trials, steps, answering_command(sweep.plan) or "")
+    return tuple(replace(result, scope=_scope(sweep, result.label)) for result in results)
+
+
+def judge_trials(
+    trials: pd.DataFrame, steps: pd.DataFrame | None = None, tuning_command: str = ""
+) -> list[PolicyResult]:
+    """Compare and check each policy of a trials.csv; `steps` are those of `steps_to_target`."""
+    rows, results = rows_of_trials(trials), []
+    for label, own in rows.groupby("label", sort=False):
+        reports, target, curve = own[own["stage"] == "report"], own["target"].max(), None
+        if steps is not None:
+            curve = fit_curve(steps[steps["label"] == label], target)
+            reached = curve.trials[~curve.trials["is_censored"].astype(bool)]
+            logs = np.log(reached["steps"].astype(float))
+            comparison = compare_pairs(_by_seed(reached, logs))
+            more_checks = _check_fit(curve, comparison.sigma) + _check_crossings(curve)
+        elif own["has_target"].any():
+            comparison, missing = compare_pairs({}), ("metrics.jsonl",)
+            evidence = "Not checked: the curves are missing."
+            more_checks = [build_check(c, evidence, missing_columns=missing) for c in CURVE_CHECKS]
+        else:
             is_complete = reports["state"] == "COMPLETE"
             losses = reports["final_valid_loss"].where(is_complete, math.inf)
-            ended = _by_seed(reports[is_complete | (reports["cause"] == "diverged")], losses)
+            ended = _by_seed(reports[is_complete | reports["has_diverged"]], losses)
             by_size = {size: ended.get(size, {}) for size in reports["batch_size"]}
-            comparison = compare_pairs(by_size, unit=settings.traits.loss_unit)
-            more_checks = _check_losses(sweep, reports, comparison)
-        else:
-            curve = fit_curve(steps[steps["label"] == name], settings.target)
-            reached = curve.trials[~curve.trials["is_censored"].astype(bool)]
-            comparison = compare_pairs(_by_seed(reached, np.log(reached["steps"].astype(float))))
-            more_checks = _check_fit(curve, comparison.sigma) + _check_crossings(curve)
+            comparison = compare_pairs(by_size, unit=own["loss_unit"].iloc[0])
+            more_checks = _check_losses(trials.loc[reports.index], comparison)
         # The σ of losses or of log steps gives the intervals of rates.
         sigma = comparison.sigma.value if comparison.sigma else None
-        table = prepare(rows[rows["label"] == name], sigma, comparison.degrees_of_freedom)
-        checks = check_rows(table, answering_command(sweep.plan) or "") + more_checks
-        scope = _scope(sweep, reports)
-        results.append(PolicyResult(str(name), checks, table.rates, scope, comparison, curve))
-    return tuple(results)
+        table = prepare(own, sigma, comparison.degrees_of_freedom)
+        checks = check_rows(table, tuning_command) + more_checks
+        results.append(PolicyResult(str(label), checks, table.rates, "", comparison, curve))
+    return results
+
+
+def leading(policies: Sequence[PolicyResult]) -> Sequence[PolicyResult]:
+    """Return the policies that a report opens with: those with tuned rates, if there are any."""
+    return [policy for policy in policies if policy.rates] or policies
 
 
 def _by_seed(trials: pd.DataFrame, values: pd.Series | Floats) -> dict[Any, dict[int, float]]:
@@ -155,15 +173,13 @@ def _by_seed(trials: pd.DataFrame, values: pd.Series | Floats) -> dict[Any, dict
     return {size: dict(zip(rows["seed"], rows["value"], strict=True)) for size, rows in groups}
 
 
-def _check_losses(sweep: Sweep, reports: pd.DataFrame, comparison: Comparison) -> list[Check]:
+def _check_losses(reports: pd.DataFrame, comparison: Comparison) -> list[Check]:
     cells = compare_batch_sizes(reports)
     complete = cells.loc[cells["is_comparable"], "batch_size"].nunique()
     compared = f"{complete} of {len(comparison.batch_sizes)} batch sizes are complete."
     count = cells["complete"].sum()
     final = f"{count} losses of the whole validation split, after the last step."
-    no_equal_steps = "The schedule knows its end, so a shorter trial would have had another loss."
-    if sweep.plan.settings.schedule.name == "constant":
-        no_equal_steps = "Only final losses were measured on the whole validation split."
+    no_equal_steps = "Only final losses were measured on the whole validation split."
     return [
         _check_differences(comparison),
         build_check("nothing_to_compare", compared, complete < 2),
@@ -178,15 +194,15 @@ def _check_differences(comparison: Comparison) -> Check:
     if best is None or sigma is None:
         return build_check(code, f"{comparison.not_applicable.capitalize()}.")
     pairs, margin, unit = comparison.pairs_with_best, comparison.margin, comparison.unit
-    undecided = [pair for pair in pairs if not (pair.is_different or pair.is_equivalent)]
-    different, seeds = sum(pair.is_different for pair in pairs), len(comparison.seeds)
+    undecided = [pair for pair in pairs if pair.verdict == "undecided"]
+    counts, seeds = Counter(pair.verdict for pair in pairs), len(comparison.seeds)
     shape = (len(comparison.batch_sizes), len(comparison.pairs))
     least = statistics.minimal_detectable_difference(sigma.value, seeds, *shape)
     too_many = f"more than {statistics.MOST_SEEDS}"
     needed = statistics.seeds_to_detect(margin, sigma.value, *shape) or too_many
     evidence = (
-        f"Paired by seed, Holm over all pairs: of {len(pairs)} batch sizes {different} differ from "
-        f"batch size {best}, {len(pairs) - different - len(undecided)} are equivalent within "
+        f"Paired by seed, Holm over all pairs: of {len(pairs)} batch sizes {counts['different']} "
+        f"differ from batch size {best}, {counts['equivalent']} are equivalent within "
         f"±{margin:g} {unit}, {len(undecided)} are undecided. The largest variance is "
         f"{comparison.variance_ratio:.1f} times the smallest. σ of seeds is {sigma:.4f} {unit}. "
         f"{seeds} seeds show a difference of {least:.4f} {unit} with power 0.8; {margin:g} {unit} "
@@ -202,9 +218,10 @@ def _check_differences(comparison: Comparison) -> Check:
     return build_check(code, evidence, True, others, remedy)
 
 
-def _scope(sweep: Sweep, reports: pd.DataFrame) -> str:
-    settings, plan = sweep.plan.settings, sweep.plan
-    parts = [settings.model.name, *([str(plan.data.get("name", "own data"))] if plan.data else [])]
+def _scope(sweep: Sweep, label: str) -> str:
+    settings, plan, reports = sweep.plan.settings, sweep.plan, report_trials(sweep.trials)
+    reports = reports[reports["label"] == label]
+    parts = [settings.model.name, *filter(None, [settings.data])]
     parts += [f"{format_count(plan.token_budget)} tokens", settings.optimizer.name]
     parts.append(f"{settings.schedule.name} schedule")
     tuned = sweep.trials[(sweep.trials["stage"] == "tune") & (sweep.trials["policy"] == "tuned")]
@@ -224,7 +241,7 @@ def _check_fit(curve: StepsCurve, sigma: Estimate | None) -> list[Check]:
         off = build_check("off_the_curve", curve.no_fit)
         return [build_check("critical_batch_size", curve.no_fit, True), off]
     is_resolved = math.isfinite(fit.b_crit.high) and fit.b_crit.low > 0
-    is_beyond = is_resolved and not sizes[0] < fit.b_crit.value < sizes[-1]
+    is_beyond = is_resolved and not curve.covers(fit.b_crit.value)
     side = "smaller" if fit.b_crit.value <= sizes[0] else "larger"
     remedy = f"Add {side} batch sizes." if is_beyond else ""
     evidence = (

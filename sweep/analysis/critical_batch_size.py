@@ -52,6 +52,10 @@ class StepsCurve:
     fit: StepsFit | None
     no_fit: str  # reason, if there is no fit
 
+    def covers(self, batch_size: float) -> bool:
+        """Return True if a batch size lies strictly between the smallest and largest of the fit."""
+        return self.batch_sizes[0] < batch_size < self.batch_sizes[-1]
+
 
 def steps_to_target(sweep: Sweep) -> pd.DataFrame:
     """Return one row per reporting trial that ended: where it reached the target, or a bound.

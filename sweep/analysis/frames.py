@@ -5,7 +5,7 @@ A cell is one batch size under one policy and rate. Sweeps need not be finished.
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ TRIAL_COLUMNS = {
     **dict.fromkeys(("learning_rate", "beta2", "weight_decay"), REAL),
     "tokens": WHOLE,
     "epochs": REAL,
-    **dict.fromkeys(("steps", "warmup_steps", "devices", "microbatch_size"), WHOLE),
-    "gradient_accumulation_steps": WHOLE,
+    **dict.fromkeys(("tokens_per_sequence", "steps", "warmup_steps", "devices"), WHOLE),
+    **dict.fromkeys(("microbatch_size", "gradient_accumulation_steps"), WHOLE),
     **dict.fromkeys(("state", "cause", "message"), TEXT),
     **dict.fromkeys(("attempts", "parameters"), WHOLE),
+    **dict.fromkeys(("target", "expected_initial_loss"), REAL),
     **dict.fromkeys(("initial_train_loss", "initial_valid_loss"), REAL),
     **dict.fromkeys(("final_train_loss", "final_valid_loss", "best_valid_loss"), REAL),
+    "loss_unit": TEXT,
     **dict.fromkeys(("tokens_to_target", "bits_per_byte", "bytes_per_token"), REAL),
     **dict.fromkeys(("clipped_step_fraction", "seconds_total", "seconds_compile"), REAL),
     **dict.fromkeys(("seconds_training", "seconds_evaluation", "seconds_checkpoint"), REAL),
@@ -65,10 +67,15 @@ def load_sweep(path: str | Path) -> Sweep:
     folder = SweepFolder(Path(path))
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     records, curves, warnings = [], dict[str, pd.DataFrame](), list[str]()
+    common = {
+        **asdict(plan.settings.traits),
+        "target": plan.settings.target,
+        "parameters": plan.model.get("parameters"),
+        "attempts": 0,
+    }
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
-        record = {**row.model_dump(), "parameters": plan.model.get("parameters"), "attempts": 0}
-        record |= _read_record(trial, warnings)
+        record = {**row.model_dump(), **common, **_read_record(trial, warnings)}
         if "execution" in record:  # from result.json
             record["execution"] = canonical_json(record["execution"])
         else:  # the microbatch may have shrunk after out_of_memory

@@ -15,7 +15,7 @@ import pandas as pd
 
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.optimum import TunedRate, tuned_rates
-from sweep.plan.plan import ANSWERING_SEEDS, Plan
+from sweep.plan.plan import ANSWERING_SEEDS
 
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
@@ -38,10 +38,11 @@ class TrialTable:
     has_target: bool  # whether the loss is the log of the tokens to a target
 
 
-def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFrame:
-    """Return our trials.csv with the columns that the rules read; the vocabulary needs a plan."""
-    rows = trials.rename(columns={"beta2": "adam_beta2", "tokens": "token_budget"})
-    rows = rows.drop(columns="best_valid_loss", errors="ignore")
+def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of trials.csv with the columns that the rules read."""
+    names = {"beta2": "adam_beta2", "tokens": "token_budget"}
+    rows = trials.rename(columns={**names, "tokens_per_sequence": "context_length"})
+    rows = rows.drop(columns="best_valid_loss")  # `best_of_evaluations` is for published tables
     rows["label"] = policy_labels(rows)
     rows["state"] = rows["state"].astype(object).fillna("unknown")
     rows["cause"] = rows["cause"].astype(object).fillna("")
@@ -50,23 +51,14 @@ def rows_of_trials(trials: pd.DataFrame, plan: Plan | None = None) -> pd.DataFra
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != "COMPLETE"
     rows["hours"] = rows["seconds_training"] / 3600
-    sequences = rows["steps"] * rows["batch_size"]
-    rows["context_length"] = (rows["token_budget"] / sequences).round().median()
-    is_tuning, is_pruned = rows["stage"] == "tune", rows["state"] == "PRUNED"
-    # Reports are pruned on the way to a target only.
-    has_target = bool((rows["tokens_to_target"].notna() | (is_pruned & ~is_tuning)).any())
-    if plan is not None:
-        has_target = plan.settings.target is not None
-        rows["context_length"] = float(plan.tokens_per_sequence)
-        if plan.settings.traits.starts_at_log_vocabulary:
-            rows["vocabulary"] = float(plan.settings.model.vocabulary or math.nan)
-    rows["has_target"] = has_target
+    rows["has_target"] = has_target = bool(rows["target"].notna().any())
+    is_pruned = rows["state"] == "PRUNED"
     if has_target:
         rows["is_failed"] &= ~is_pruned  # a bound, which is data too
         logs = rows["tokens_to_target"].astype(float).map(math.log).fillna(math.inf)
         rows["final_valid_loss"] = logs.mask(rows["is_failed"])
         counts = rows[["steps", "token_budget"]].astype(float)
-        rows[["steps", "token_budget"]] = counts.mask(is_tuning | is_pruned)
+        rows[["steps", "token_budget"]] = counts.mask(is_pruned | (rows["stage"] == "tune"))
     return rows
 
 
@@ -204,7 +196,7 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def _describe_optimum(rate: TunedRate) -> str:
     optimum, grid = rate.optimum, rate.trials["learning_rate"]
     if optimum.best is None:
-        return "no rate completed"
+        return f"none of {rate.tried} trials completed"
     side = f"inside {grid.min():.3g}" if optimum.is_inside else f"at an end of {grid.min():.3g}"
     text = f"{optimum.best:.3g}, the best of {rate.tried} trials, {side} to {grid.max():.3g}"
     if rate.has_no_result:
@@ -330,7 +322,7 @@ def many_epochs(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def initial_loss(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     rows = table.rows.dropna(subset=["initial_train_loss"])
-    start, expected = rows["initial_train_loss"], math.log(rows["vocabulary"].iloc[0])
+    start, expected = rows["initial_train_loss"], rows["expected_initial_loss"].max()
     text = f"Loss before training: {_range(rows, start, '.3f')}; ln V is {expected:.3f}."
     # Random logits add up to about 0.15 nats.
     return rows["batch_size"][(start - expected).abs() > 0.25], text

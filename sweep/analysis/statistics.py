@@ -52,6 +52,12 @@ class Pair:
     def is_equivalent(self) -> bool:
         return self.p_equivalent_holm <= ALPHA
 
+    @property
+    def verdict(self) -> str:  # a small difference can be both significant and equivalent
+        if self.is_equivalent:
+            return "equivalent"
+        return "different" if self.is_different else "undecided"
+
 
 @dataclass(frozen=True)
 class Comparison:

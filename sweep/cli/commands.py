@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.options import MemoryCommand, SettingsCommand, print_document
+from sweep.cli.options import SettingsCommand, print_document
 from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
 
@@ -173,8 +173,9 @@ def _report(folder: "SweepFolder") -> None:
     from sweep.report.report import write_report_of
 
     sweep = load_sweep(folder.path)
-    write_report_of(sweep, folder.path)
-    for policy in judge(sweep):
+    policies = judge(sweep)
+    write_report_of(sweep, policies, folder.path)
+    for policy in policies:
         for check in policy.failed:
             name = f"FAIL {check.code} ({policy.label})"
             click.echo(f"{name}: {check.condition} Remedy: {check.remedy}", err=True)
@@ -217,7 +218,7 @@ def plan(
         click.echo(f"Written to {folder.plan_path}.", err=json)
 
 
-@click.command(cls=MemoryCommand)
+@click.command(cls=SettingsCommand)
 @common_options("Also write the page to this folder.")
 def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Predict memory per batch size without the device, and the largest that fits."""
@@ -226,16 +227,21 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
     _print_memory(forecast_memory(experiment, **settings), out, json)
 
 
-@click.command(cls=MemoryCommand)
+@click.command(cls=SettingsCommand)
 @common_options("Also write the page to this folder.")
-@click.option("--largest", type=click.IntRange(1), help="Do not try sizes above this one.")
-@click.option("--multiple", type=click.IntRange(1), default=1, help="Only try multiples of N.")
-@click.option("--soak", type=click.IntRange(0), help="Run each choice for this many steps.")
+@click.option(
+    "--largest", type=click.IntRange(1), metavar="N", help="Do not try sizes above this one."
+)
+@click.option(
+    "--multiple", type=click.IntRange(1), metavar="N", default=1, help="Only try multiples of N."
+)
+@click.option(
+    "--soak", type=click.IntRange(0), metavar="N", help="Run each choice for this many steps."
+)
 def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
     from sweep.orchestration.memory import probe_memory
 
-    settings |= {"cap": settings.pop("largest"), "soak_steps": settings.pop("soak")}
     _print_memory(probe_memory(experiment, on_point=_show_point, **settings), out, json)
 
 
@@ -346,13 +352,12 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     click.echo(f"Removed {subject}.")
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @click.argument("folder", type=sweep_folder, metavar="[DIR]", required=False)
 @click.option("--from-mlflow", metavar="URI", help="Read an MLflow store instead of a folder.")
 @click.option("--experiment", metavar="NAME", help="The experiment in that store.")
 @click.option("--run", metavar="ID", help="The parent run; by default the newest.")
 @click.option("--out", type=out_folder, metavar="DIR", help="Folder to write to.")
-@click.option("--tracking-uri", metavar="URI", help="Also mirror DIR to this MLflow store.")
 def report(
     folder: "SweepFolder | None",
     from_mlflow: str | None,
@@ -362,6 +367,7 @@ def report(
     tracking_uri: str | None,
 ) -> None:
     """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
+    from sweep.analysis.checks import judge
     from sweep.analysis.frames import load_stored_sweep, load_sweep
     from sweep.report.report import write_report_of
     from sweep.tracking.mirror import Mirror
@@ -370,14 +376,14 @@ def report(
 
     if folder is None and from_mlflow and experiment:
         stored = load_stored_sweep(from_mlflow, experiment, run)
-        click.echo(write_report_of(stored, out or Path(experiment)))
+        click.echo(write_report_of(stored, judge(stored), out or Path(experiment)))
         return
     if folder is None or from_mlflow or experiment or run:
         raise SweepError("report needs a folder, or --from-mlflow URI with --experiment NAME.")
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
     sweep = load_sweep(folder.path)
-    click.echo(write_report_of(sweep, out or folder.path))
+    click.echo(write_report_of(sweep, judge(sweep), out or folder.path))
     if is_locked(folder.lock_path):
         click.echo("A running command mirrors this sweep.", err=True)
         return
@@ -412,25 +418,25 @@ def ui(folder: "SweepFolder", port: int) -> int:
     return subprocess.run(ui_command(folder, port), check=False).returncode
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @click.argument("action", type=click.Choice(["prepare", "info"]))
 @click.argument("source", default="tinystories")
-@click.option("--tokenizer", type=click.Choice(["bpe", "bytes"]), default="bpe", show_default=True)
-@click.option("--vocabulary", default="10000", show_default=True)
 @json_option
-def data(action: str, source: str, tokenizer: str, vocabulary: str, json: bool) -> None:
+def data(action: str, source: str, json: bool, **settings: Any) -> None:
     """Prepare or describe SOURCE (tinystories, synthetic, hf:OWNER/NAME, or a path).
 
     prepare: download and tokenize it into the cache first. info: tokens only if it is prepared.
     """
-    from sweep.config.trial import TokenizerSettings
+    from sweep.config.experiment import load_experiment
+    from sweep.config.trial import tokenizer_of
     from sweep.data.sources import identify_data
     from sweep.data.tokens import describe_data, prepare_data
 
-    settings = TokenizerSettings.model_validate({"kind": tokenizer, "vocabulary": vocabulary})
+    tokenizer = tokenizer_of(load_experiment(overrides={"data": source, **settings}))
+    assert tokenizer, "the experiment has data"
     if action == "prepare":
-        prepare_data(identify_data(source), source, settings, partial(click.echo, err=True))
-    print_document(describe_data(source, settings), json)
+        prepare_data(identify_data(source), source, tokenizer, partial(click.echo, err=True))
+    print_document(describe_data(source, tokenizer), json)
 
 
 @click.command()

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from sweep.config.settings import Group, Setting
 
 
-class SettingsCommand(click.Command):
-    """A command with one option per setting, listed in groups."""
+EVERYDAY = ("out", "yes", "dry_run")  # options that are no settings, listed with the first group
 
-    is_about_memory = False  # whether it takes only settings that change a step's memory
+
+class SettingsCommand(click.Command):
+    """A command with an option for each setting that declares it, listed in groups."""
 
     @cached_property
     def _groups(self) -> "dict[click.Parameter, Group]":
@@ -27,7 +28,7 @@ class SettingsCommand(click.Command):
             build_option(setting): setting.flag.group
             for table in (Experiment, Execution, Services)
             for setting in settings_of(table)
-            if setting.flag.concerns_memory or not self.is_about_memory
+            if self.name in setting.flag.commands
         }
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -39,14 +40,11 @@ class SettingsCommand(click.Command):
         records = defaultdict(list)
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                records[self._groups.get(param, Group.OUTPUT)].append(record)
+                other = Group.EVERYDAY if param.name in EVERYDAY else Group.OUTPUT
+                records[self._groups.get(param, other)].append(record)
         for group in filter(records.get, Group):
             with formatter.section(group):
                 formatter.write_dl(records[group])
-
-
-class MemoryCommand(SettingsCommand):
-    is_about_memory = True
 
 
 def build_option(setting: "Setting") -> click.Option:

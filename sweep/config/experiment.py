@@ -1,5 +1,6 @@
 """The experiment: all settings that can change a result, from a TOML file and from flags."""
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from sweep.config.models import ModelSettings, Positive, find_initial_model, mod
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count
 from sweep.config.settings import (
     Count,
+    DataFlag,
     Flag,
     Group,
     RunFlag,
@@ -25,27 +27,28 @@ from sweep.errors import SweepError
 FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
+TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
 
 class OptimizerSettings(Settings):
     """AdamW as in torch, SGD, or none; weight decay applies to matrices only."""
 
-    name: Literal["adamw", "sgd", "none"] = "adamw"  # none: forward and backward only
-    beta1: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.999
-    eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, strict=True)] = 0.1
+    name: Literal["adamw", "sgd", "none"] = "adamw"  # none: only forward and backward
+    beta1: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.9  # decay of the gradient's mean
+    beta2: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.999  # decay of its square's mean
+    eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8  # added to the root of that mean
+    weight_decay: Annotated[float, Field(ge=0, strict=True)] = 0.1  # decoupled, times the rate
     clip: Annotated[float, Field(ge=0, strict=True)] = 1.0  # global gradient norm; 0: no clipping
 
 
 class ScheduleSettings(Settings):
     """Linear warmup, then cosine decay or a constant rate."""
 
-    name: Literal["cosine", "constant"] = "cosine"
-    warmup_fraction: Share = 0.01  # share of the steps
-    warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0
-    final_fraction: Share = 0.1  # last rate as a share of the peak
+    name: Literal["cosine", "constant"] = "cosine"  # after the warmup
+    warmup_fraction: Share = 0.01  # warmup as a share of the steps
+    warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0  # at most a tenth of all
+    final_fraction: Share = 0.1  # last rate of the cosine as a share of the peak
     # width of the weights' exponential average, as a share of the tokens so far; 0: no average
     average: Annotated[float, Field(ge=0, le=0.25, strict=True)] = 0.0
 
@@ -55,10 +58,10 @@ class EvaluationSettings(Settings):
 
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
-    sequences: Positive | None = None  # per milestone; None: derived from the budget
+    sequences: Positive | None = None  # per evaluation; by default derived from the budget
     noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10  # measurements
-    noise_share: Share = 0.005  # share of the sequences used by all of them
-    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1  # evaluations averaged for target
+    noise_share: Share = 0.005  # of the sequences, for all measurements of gradient noise
+    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1  # evaluations in a mean
 
 
 class TuningSettings(Settings, use_attribute_docstrings=True):
@@ -72,8 +75,8 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     """Dimensions to tune: lr,beta2,weight_decay."""
     budget: Annotated[Count | None, RunFlag(Group.TUNING, "tune-budget")] = None
     """Tokens of each tuning trial; by default the budget."""
-    trials: Annotated[int, Field(ge=5, le=1000, strict=True)] = 15  # with more than one dimension
-    # centre of the rate grid at every batch size; None: the reference model's
+    trials: Annotated[int, Field(ge=5, le=1000, strict=True)] = 15  # if several dimensions
+    # centre of the grid of rates at every batch size; by default the reference model's
     centre: Annotated[float, Field(gt=0, le=1e6, strict=True)] | None = None
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
 
@@ -87,16 +90,16 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Completions per prompt."""
     prompt_tokens: Positive = 32  # length of every prompt, padded on the left
     new_tokens: Positive = 64  # longest completion
-    temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0
+    temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0  # of sampling
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0  # nucleus sampling; 1: off
     # grpo: mean over completions of means over tokens; dapo: mean over all tokens of the batch;
     # dr_grpo: sum over tokens, divided by batch_size · new_tokens
     loss: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
     # divisor of the advantages: standard deviation of the group or of the batch, or nothing
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # lower clip of the ratio
-    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # above 1; None: clip
-    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight; 0: no reference model
+    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # lower clip of the ratio, below 1
+    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # above 1; default: clip
+    kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight of KL; 0: no reference model
     num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1  # updates per batch
 
     @property
@@ -113,23 +116,24 @@ class WorkloadTraits:
     samples: bool = False  # whether each step first generates its batch with the model
     loss_unit: str = "units"  # unit of differences between losses
     loss_label: str = ""  # on the axis of a figure
-    starts_at_log_vocabulary: bool = False  # whether an untrained model's loss is close to ln V
+    expected_initial_loss: float | None = None  # of an untrained model; None: not known
 
     @classmethod
     def of(cls, workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> Self:
         if grpo is not None:
             tokens, label = grpo.tokens_per_sequence, "minus mean reward"
             return cls(tokens, grpo.group_size, True, "of reward", label)
-        if workload == "pretrain":
-            return cls(model.context, 1, False, "nats", "nats per token", True)
+        if workload == "pretrain" and model.vocabulary:
+            chance = math.log(model.vocabulary)
+            return cls(model.context, 1, False, "nats", "nats per token", chance)
         return cls(model.context)  # a user's `module:object`
 
 
 class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # also of its folder
-    question: str = ""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # by default the file's
+    question: str = ""  # what the sweep should answer, for people
     budget: Annotated[Count, RunFlag()]
     """Training tokens of every trial: 327M, 3.2768e8."""
     batches: Annotated[tuple[int, ...], BeforeValidator(parse_batches), Flag()]
@@ -150,10 +154,10 @@ class Experiment(Settings, use_attribute_docstrings=True):
         str, Field(pattern="^(pretrain|grpo|quadratic|.*:.*)$"), Flag(Group.MODEL)
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
-    tokenizer: Annotated[Literal["bpe", "bytes", "pretrained"], Flag(Group.MODEL)] = "bpe"
+    tokenizer: Annotated[TokenizerKind, DataFlag(Group.MODEL)] = "bpe"
     """How text becomes tokens."""
     # Sizes of the model. They complete `model` before validation and are None afterwards.
-    vocabulary: Annotated[Count | None, Field(exclude=True), Flag(Group.MODEL)] = None
+    vocabulary: Annotated[Count | None, Field(exclude=True), DataFlag(Group.MODEL)] = None
     """Size of the tokenizer and embeddings."""
     context: Annotated[Count | None, Field(exclude=True), Flag(Group.MODEL)] = None
     """Tokens per sequence."""
@@ -172,12 +176,9 @@ class Experiment(Settings, use_attribute_docstrings=True):
     @property
     def user_objects(self) -> list[str]:
         """The user's own model, workload and reward, each as module:object."""
-        names = [
-            self.workload if ":" in self.workload else None,
-            self.model.name if self.model.kind == "object" else None,
-            self.grpo and self.grpo.reward,
-        ]
-        return [name for name in names if name]
+        model = self.model.name if self.model.kind == "object" else ""
+        names = (self.workload, model, (self.grpo and self.grpo.reward) or "")
+        return [name for name in names if ":" in name]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

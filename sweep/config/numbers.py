@@ -63,7 +63,6 @@ def format_bytes(number: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    for suffix, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {suffix}"
-    return f"{seconds:.3g} s"
+    units = (("d", 86400), ("h", 3600), ("min", 60))
+    unit, size = next((unit for unit in units if seconds >= 2 * unit[1]), ("s", 1))
+    return f"{seconds / size:.3g} {unit}"

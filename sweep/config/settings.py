@@ -37,10 +37,11 @@ class Flag:
     group: Group = Group.EVERYDAY
     name: str | None = None  # without the dashes; None: the field's own
     metavar: str | None = None  # placeholder of the value
-    concerns_memory: bool = True  # whether `forecast` and `probe` take it too
+    commands: tuple[str, ...] = ("run", "plan", "forecast", "probe")  # that take it
 
 
-RunFlag = partial(Flag, concerns_memory=False)
+RunFlag = partial(Flag, commands=("run", "plan"))
+DataFlag = partial(Flag, commands=(*Flag.commands, "data"))
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,32 @@ from sweep.config.experiment import (
     GrpoSettings,
     OptimizerSettings,
     ScheduleSettings,
+    TokenizerKind,
     WorkloadTraits,
 )
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
 
 FORMAT_VERSION = 2
+STORING = ("run", "plan", "report")  # commands that may mirror a sweep
 
 
 class TokenizerSettings(Settings):
-    kind: Literal["bpe", "bytes", "pretrained"]
+    kind: TokenizerKind
     vocabulary: Count
     end: int = 0  # a pretrained tokenizer's end-of-text id
     sha256: str | None = None  # hash of its tokenizer.json
 
+    @property
+    def is_pretrained(self) -> bool:
+        return self.kind == "pretrained"
 
-def tokenizer_of(experiment: Experiment) -> TokenizerSettings:
+
+def tokenizer_of(experiment: Experiment) -> TokenizerSettings | None:
+    """Return the tokenizer of an experiment; None if it has neither text nor a pretrained one."""
     model, kind = experiment.model, experiment.tokenizer
+    if experiment.data is None and kind != "pretrained":
+        return None
     end, sha256 = getattr(model, "end", 0), getattr(model, "tokenizer_sha256", None)
     assert model.vocabulary is not None
     return TokenizerSettings(kind=kind, vocabulary=model.vocabulary, end=end, sha256=sha256)
@@ -109,7 +118,7 @@ class Services(Settings, use_attribute_docstrings=True):
     """A running Ray cluster."""
     slurm: Annotated[str | None, RunFlag(Group.DEVICES, metavar="KEY=VALUE,…")] = None
     """Options of SLURM jobs: partition=gpu,time=4h."""
-    tracking_uri: Annotated[str | None, RunFlag(Group.OUTPUT)] = None
+    tracking_uri: Annotated[str | None, Flag(Group.OUTPUT, commands=STORING)] = None
     """MLflow store: http://HOST:5000; by default a file in the folder."""
     storage: Annotated[str | None, RunFlag(Group.OUTPUT)] = None
     """Optuna storage: postgresql://…; by default a file in the folder."""

@@ -61,6 +61,11 @@ def is_path(source: str) -> bool:
     return source not in ("tinystories", "synthetic") and not source.startswith("hf:")
 
 
+def needs_datasets(identity: dict[str, Any]) -> bool:
+    """Return True if the library `datasets` reads this data."""
+    return identity["name"] == "hf" or not {*identity.get("kind", {}).values()} <= {"text"}
+
+
 def identify_data(source: str) -> dict[str, Any]:
     """Return the identity of a source in canonical JSON values; it becomes part of trial ids."""
     if source == "tinystories":

@@ -9,19 +9,18 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.search import PRESETS, SHARES, Forecast
 from sweep.plan.steps import largest_divisor
-from sweep.training.process import ShouldStop
 
 PRECISIONS = ("fp32", "bf16", "bf16-pure")  # from wide to narrow
 
 
-def forecast_rows(configs: list[TrialConfig], should_stop: ShouldStop) -> list[Forecast]:
+def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
     from sweep.memory.forecast import Forecasts
 
     forecasts = Forecasts(configs[0].execution.devices, configs[0].execution.zero)
     return [forecasts.of(config) for config in configs]
 
 
-def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int]:
+def largest_here(config: TrialConfig) -> tuple[int, int]:
     """Return the largest microbatch, at least one group, and evaluation batch that fit here."""
     from sweep.memory.forecast import Forecasts
     from sweep.training.device import usable_memory
@@ -35,9 +34,7 @@ def largest_here(config: TrialConfig, should_stop: ShouldStop) -> tuple[int, int
     return largest, min(evaluation, largest)
 
 
-def choose_preset(
-    config: TrialConfig, preset: str, fixed: frozenset[str], should_stop: ShouldStop
-) -> dict[str, Any]:
+def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> dict[str, Any]:
     """Choose the cheapest settings that fit the largest step of a plan, except those in `fixed`."""
     from sweep.memory.forecast import STAGES, Forecasts
     from sweep.training.device import usable_memory
@@ -88,7 +85,7 @@ def _changed(config: TrialConfig, precision: str, **execution: Any) -> TrialConf
     return config.model_copy(update={"science": science, "execution": changed})
 
 
-def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
+def describe_remedies(config: TrialConfig) -> str:
     """Return one sentence: the forecast of one sequence as planned, and with each remedy."""
     from sweep.memory.forecast import forecast_step
 
@@ -106,7 +103,4 @@ def describe_remedies(config: TrialConfig, should_stop: ShouldStop) -> str:
         if changed != config:
             with contextlib.suppress(SweepError):  # a user's model that cannot be changed like this
                 sizes.append(f"{format_bytes(forecast_step(changed).peak_bytes)} with {flag}")
-    state = sum(planned.by_category[name] for name in ("weights", "gradients", "optimizer"))
-    on_two = format_bytes(planned.peak_bytes - state // 2)
-    sizes.append(f"{on_two} with weights, gradients and optimizer split over 2 devices")
     return ", ".join(sizes) + "."

@@ -57,7 +57,8 @@ def estimate(planned: Planned, folder: SweepFolder) -> Planned:
     at_once = len(attempt_slots(plan.execution.device, plan.execution.devices))
     changes: dict[str, Any] = {"forecast_factor": factor, "trials": rows}
     changes["disk_bytes"] = disk_bytes(plan, at_once)
-    if plan.data and (text := find_prepared(plan.data, tokenizer_of(plan.settings))):
+    tokenizer = tokenizer_of(plan.settings)
+    if plan.data and tokenizer and (text := find_prepared(plan.data, tokenizer)):
         sequence = plan.tokens_per_sequence
         windows = max(1, (len(text.train) - 1) // sequence)
         changes["epochs"] = max(row.tokens for row in plan.trials) / (windows * sequence)
@@ -109,7 +110,7 @@ def fit_step_time(seconds: Mapping[int, float]) -> tuple[float, float, float]:
     return float(per_step), float(per_sequence), factor
 
 
-def time_steps(config: TrialConfig, should_stop: object) -> dict[int, float]:
+def time_steps(config: TrialConfig) -> dict[int, float]:
     """Time small eager steps; return seconds per step by batch size."""
     import torch
 

@@ -13,13 +13,7 @@ from sweep.errors import SweepError
 from sweep.memory.forecast import Forecasts, forecast_stages
 from sweep.memory.probe import OnPoint, Probe, probe
 from sweep.memory.search import Forecast, fit_line
-from sweep.orchestration.planning import (
-    Request,
-    first_plan,
-    identify_inputs,
-    inspect_plan,
-    read_request,
-)
+from sweep.orchestration import planning
 from sweep.plan.plan import Plan
 from sweep.plan.steps import largest_divisor
 from sweep.training.device import USABLE_SHARE, device_memory
@@ -31,18 +25,21 @@ HERE = SweepFolder(Path())
 
 
 def _plan_steps(
-    request: Request, is_elsewhere: bool = False
+    request: planning.Request, is_elsewhere: bool = False
 ) -> tuple[Plan, dict[int, TrialConfig], dict[str, Any]]:
     """Plan one trial per batch size; return the plan, these trials and the common head."""
     experiment = request.experiment.model_copy(update={"seeds": 1, "lr": "1e-3"})
     execution = request.execution
     if not request.chooses_microbatch:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
-    inputs = identify_inputs(experiment, HERE)
-    plan = first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(HERE)
+    inputs = planning.identify_inputs(experiment, HERE)
+    plan = planning.first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(
+        HERE
+    )
     head = {
         "experiment": plan.experiment,
-        "model": plan.model | {"parameters": plan.model["parameters"] or inspect_plan(plan, HERE)},
+        "model": plan.model
+        | {"parameters": plan.model["parameters"] or planning.inspect_plan(plan, HERE)},
         "precision": plan.settings.precision,
         "optimizer": plan.settings.optimizer.name,
         "tokens_per_sequence": plan.tokens_per_sequence,
@@ -63,7 +60,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
 
     Returns the document that `sweep forecast --json` prints (docs/memory.md).
     """
-    request = read_request(experiment, {"device": "cpu", **settings})
+    request = planning.read_request(experiment, {"device": "cpu", **settings})
     is_cuda = request.execution.device_type == "cuda"
     plan, configs, head = _plan_steps(request, is_elsewhere=is_cuda)
     devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
@@ -122,9 +119,9 @@ def _known_error(plan: Plan) -> float | None:
 def probe_memory(
     experiment: str = "tinystories",
     *,
-    cap: int | None = None,
+    largest: int | None = None,
     multiple: int = 1,
-    soak_steps: int | None = None,
+    soak: int | None = None,
     on_point: OnPoint = lambda point: None,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -132,16 +129,16 @@ def probe_memory(
 
     Args:
         experiment: a shipped name or the path of a TOML file.
-        cap: the largest size of interest.
+        largest: the largest size of interest.
         multiple: sizes must be multiples of it; GRPO adds its group size.
-        soak_steps: steps that each recommended size must complete; by default 20 for GRPO, else 0.
+        soak: steps that each recommended size must complete; by default 20 for GRPO, else 0.
         on_point: called after each measured point.
         **settings: any setting of `sweep probe` by name. On a CPU `device_memory` is half of the
             available memory by default. With a `microbatch` nothing is searched.
 
     Returns the document that `sweep probe --json` prints (docs/memory.md).
     """
-    request = read_request(experiment, settings)
+    request = planning.read_request(experiment, settings)
     plan, configs, head = _plan_steps(request)
     if plan.execution.devices > 1:
         raise SweepError("a probe measures one device. Ask `sweep forecast` about several devices.")
@@ -154,14 +151,14 @@ def probe_memory(
     elif device.type == "cpu":  # counting every tensor needs eager steps
         config = config.resized(config.microbatch_size, compile=False)
     multiple = math.lcm(multiple, config.group_size)
-    if cap and cap % multiple:
-        near = nearest_multiples(cap, multiple)
-        raise SweepError(f"largest must be a multiple of {multiple}, got {cap}. Use {near}.")
-    if soak_steps is None:
-        soak_steps = 20 if plan.settings.traits.samples else 0
+    if largest and largest % multiple:
+        near = nearest_multiples(largest, multiple)
+        raise SweepError(f"largest must be a multiple of {multiple}, got {largest}. Use {near}.")
+    if soak is None:
+        soak = 20 if plan.settings.traits.samples else 0
     sizes = [(size, one.microbatch_size) for size, one in configs.items()]
     sizes = sizes if request.chooses_microbatch else []
-    probed = probe(config, limit, multiple, cap, on_point, soak_steps, sizes)
+    probed = probe(config, limit, multiple, largest, on_point, soak, sizes)
     search, choices = probed.search, probed.choices
     balanced = next((choice for choice in choices if choice["name"] == "balanced"), None)
     return head | {

@@ -257,7 +257,7 @@ def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
     return parameters
 
 
-def inspect_trial(config: TrialConfig, should_stop: object) -> int | None:
+def inspect_trial(config: TrialConfig) -> int | None:
     """Check that a trial's workload can be built and scored, and count the model's parameters."""
     from sweep.data.tokens import find_prepared
     from sweep.models import count_parameters
@@ -272,24 +272,24 @@ def inspect_trial(config: TrialConfig, should_stop: object) -> int | None:
 def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     """Identify the text, the initial weights and the user code; downloads nothing."""
     fields: dict[str, Any] = {"data": None}
+    tokenizer = tokenizer_of(experiment)
     if experiment.data is not None:
         from sweep.data.sources import identify_data, is_path
         from sweep.data.tokens import check_tokenizer
 
-        check_tokenizer(tokenizer_of(experiment))
+        if tokenizer:
+            check_tokenizer(tokenizer)
         fields["data"] = identify_data(experiment.data)
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
-    model = experiment.model
     if objects := experiment.user_objects:
         fields["code"] = dict(identify_code(objects) or {})
         if identities := run_job(identities_of, objects):
             fields["code"]["identity"] = identities
     if experiment.init is not None:
         start = identify_start(experiment.init)
-        own = {"model": model.model_dump(mode="json"), "data": fields["data"], "tokenizer": None}
-        if fields["data"] is not None or experiment.tokenizer == "pretrained":
-            own["tokenizer"] = tokenizer_of(experiment).model_dump(mode="json")
+        own = {"model": experiment.model.model_dump(mode="json"), "data": fields["data"]}
+        own["tokenizer"] = tokenizer and tokenizer.model_dump(mode="json")
         for name, wanted in own.items():
             if name in start and start[name] != wanted:
                 raise SweepError(
@@ -301,7 +301,7 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
     return Inputs(**fields)
 
 
-def identities_of(names: Iterable[str], should_stop: object) -> dict[str, Any]:
+def identities_of(names: Iterable[str]) -> dict[str, Any]:
     """Return what `identity()` of each user object returns, for those that have one."""
     objects = {name: load_object(name) for name in names}
     return {name: value.identity() for name, value in objects.items() if hasattr(value, "identity")}

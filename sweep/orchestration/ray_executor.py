@@ -95,24 +95,29 @@ class RayExecutor:
     def _watch(self) -> None:
         answered = time.monotonic()
         while self._attempts or not self._is_closing:
-            if (capacity := self._capacity()) is not None:
-                self.slots = [{}] * (2 * max(1, capacity))
+            try:
+                self.slots = [{}] * (2 * max(1, self._capacity()))
                 answered = time.monotonic()
-            elif time.monotonic() - answered > DEAD_SECONDS:
-                LOG.warning("The head of the Ray cluster at %s does not answer.", self._address)
-                with self._lock:  # leave before Ray ends this process
-                    self.slots = []
-                    for future, _ in self._attempts.values():
-                        future.set_result(Outcome("stopped", "its Ray cluster is gone"))
-                    self._attempts.clear()
-                    self._ray.shutdown()
-                return
-            if not self._attempts:
-                time.sleep(POLL_SECONDS)
-                continue
-            for task in self._ray.wait(list(self._attempts), timeout=POLL_SECONDS)[0]:
-                outcome = self._outcome(task)
-                self._attempts.pop(task)[0].set_result(outcome)
+                if tasks := list(self._attempts):
+                    for task in self._ray.wait(tasks, timeout=POLL_SECONDS)[0]:
+                        outcome = self._outcome(task)
+                        self._attempts.pop(task)[0].set_result(outcome)
+                    continue
+            except (OSError, self._ray.exceptions.RayError):
+                if time.monotonic() - answered > DEAD_SECONDS:
+                    self._leave()
+                    return
+            time.sleep(POLL_SECONDS)
+
+    def _leave(self) -> None:
+        """End all attempts before Ray, whose head is gone, ends this process."""
+        LOG.warning("The head of the Ray cluster at %s does not answer.", self._address)
+        with self._lock:
+            self.slots = []
+            for future, _ in self._attempts.values():
+                future.set_result(Outcome("stopped", "its Ray cluster is gone"))
+            self._attempts.clear()
+            self._ray.shutdown()
 
     def _outcome(self, task: Any) -> Outcome:
         errors, log = self._ray.exceptions, self._attempts[task][1]
@@ -129,12 +134,9 @@ class RayExecutor:
                 return Outcome("error", f"the worker failed: {str(error).splitlines()[-1]}")
             return Outcome("lost", f"the worker died: {type(error).__name__}; see {log}")
 
-    def _capacity(self) -> int | None:
-        """Return how many attempts fit the cluster's nodes; None if its head does not answer."""
-        try:
-            _check_reachable(self._address)  # else Ray would block, and end this process
-        except OSError:
-            return None
+    def _capacity(self) -> int:
+        """Return how many attempts fit the cluster's nodes; OSError if its head does not answer."""
+        _check_reachable(self._address)  # else Ray would block, and end this process
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return sum(
             min(int(node.get(RESOURCES[name], 0) // count) for name, count in self._needs.items())

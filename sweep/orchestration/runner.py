@@ -12,19 +12,13 @@ from typing import Any
 
 from sweep.config.trial import Services, tokenizer_of
 from sweep.errors import SweepError
+from sweep.orchestration import planning
 from sweep.orchestration.costs import check_disk, estimate
 from sweep.orchestration.executors import Executor, build_executor
-from sweep.orchestration.planning import (
-    Planned,
-    check_writable,
-    inspect_plan,
-    read_request,
-    save_plan,
-)
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
-from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
+from sweep.trial.folder import Cause, SweepFolder, TrialStatus
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
 MIRROR_SECONDS = 30.0  # for the last pass of the mirror
@@ -46,8 +40,7 @@ class Summary:
         """0 complete, pruned or diverged; 1 any other failure; 130 interrupted."""
         if self.is_interrupted:
             return 130
-        fine, ends = (State.COMPLETE, State.PRUNED), self.states.values()
-        return int(any(s.state not in fine and s.cause is not Cause.DIVERGED for s in ends))
+        return int(any(is_to_run(status) for status in self.states.values()))
 
 
 def run_sweep(
@@ -62,8 +55,8 @@ def run_sweep(
 
     Bad input raises SweepError before anything is written.
     """
-    request = read_request(experiment, settings, out)
-    check_writable(request.folder.path)
+    request = planning.read_request(experiment, settings, out)
+    planning.check_writable(request.folder.path)
     planned = request.plan()
     if summary := finished_summary(planned, request.folder, request.services):
         return summary
@@ -71,7 +64,7 @@ def run_sweep(
 
 
 def finished_summary(
-    planned: Planned,
+    planned: planning.Planned,
     folder: SweepFolder,
     services: Services = LOCAL,
     retried_causes: frozenset[Cause] = frozenset(),
@@ -97,25 +90,27 @@ def check_trains(plan: Plan) -> None:
         )
 
 
-def _prepare(planned: Planned, folder: SweepFolder, on_progress: Callable[[str], None]) -> None:
+def _prepare(
+    planned: planning.Planned, folder: SweepFolder, on_progress: Callable[[str], None]
+) -> None:
     """Check the machine and tokenize the data, before anything of the sweep is written."""
     from sweep.data.tokens import prepare_data
 
     plan = planned.plan
     check_trains(plan)
     check_disk(plan, folder)
-    if plan.data is None:
-        return
     here, tokenizer = plan.located(folder), tokenizer_of(plan.settings)
+    if plan.data is None or tokenizer is None:
+        return
     text = prepare_data(plan.data, here.data_path, tokenizer, on_progress, here.init_path)
     if plan.settings.traits.samples:
-        inspect_plan(plan, folder)  # its prompts
+        planning.inspect_plan(plan, folder)  # its prompts
     else:
         text.check_window(plan.tokens_per_sequence)
 
 
 def run_plan(
-    planned: Planned,
+    planned: planning.Planned,
     folder: SweepFolder,
     services: Services = LOCAL,
     *,
@@ -135,7 +130,7 @@ def run_plan(
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
         schedule = Scheduler(
-            save_plan(planned.plan, folder), folder, executor, retried_causes, on_change
+            planning.save_plan(planned.plan, folder), folder, executor, retried_causes, on_change
         )
         mirror = Mirror(folder, schedule.plan, services.tracking_uri)
         mirror.start()
@@ -152,7 +147,9 @@ def run_plan(
     return Summary(folder, states, schedule.is_ending, untracked)
 
 
-def _run_all(planned: Planned, schedule: Scheduler, storage: str | None, uid: str) -> Iterable[str]:
+def _run_all(
+    planned: planning.Planned, schedule: Scheduler, storage: str | None, uid: str
+) -> Iterable[str]:
     """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
     requested: dict[str, int | None] = dict.fromkeys(planned.requested)
     if not planned.is_tuned:

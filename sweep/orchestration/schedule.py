@@ -11,16 +11,9 @@ from sweep.config.trial import TrialConfig
 from sweep.errors import SweepError, WorkerDied
 from sweep.memory.presets import describe_remedies
 from sweep.orchestration.executors import Executor
+from sweep.plan import retry
 from sweep.plan.plan import Plan
 from sweep.plan.rates import PATIENCE, last_step
-from sweep.plan.retry import (
-    Outcome,
-    begin_attempt,
-    is_to_run,
-    judge_death,
-    microbatch_within,
-    status_after,
-)
 from sweep.training.process import oom_kills, run_job
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch
@@ -44,7 +37,7 @@ class Scheduler:
         self.is_stopping = False  # the user asked to stop
         self._waiting: list[TrialFolder] = []
         # Trial, slot, and the cgroup's count of out-of-memory kills when the attempt started.
-        self._running: dict[Future[Outcome], tuple[TrialFolder, dict[str, str], int]] = {}
+        self._running: dict[Future[retry.Outcome], tuple[TrialFolder, dict[str, str], int]] = {}
         self._failures: defaultdict[str, Counter[Cause]] = defaultdict(Counter)
         self._microbatch_bound: int | None = None  # half of the smallest that ran out of memory
         self._watches: dict[str, LeaseWatch] = {}
@@ -58,7 +51,7 @@ class Scheduler:
             ids.sort(key=length.__getitem__, reverse=True)
         for trial in map(self.folder.trial, ids):
             status = trial.read_status()
-            if is_to_run(status, self.retried_causes):
+            if retry.is_to_run(status, self.retried_causes):
                 self._waiting.append(trial)
                 if not self._is_held(trial):
                     if status.cause is Cause.DIVERGED:  # from step 0, as another MLflow run
@@ -127,8 +120,8 @@ class Scheduler:
         steps = [step for step in (pause_step, self._last_step(config)) if step is not None]
         size, bound = status.microbatch_size or config.microbatch_size, self._microbatch_bound
         if bound and size > bound:
-            status = status.changed(microbatch_size=microbatch_within(bound, config))
-        trial.write_status(begin_attempt(status).changed(pause_step=min(steps, default=None)))
+            status = status.changed(microbatch_size=retry.microbatch_within(bound, config))
+        trial.write_status(retry.begin_attempt(status).changed(pause_step=min(steps, default=None)))
         self._running[self.executor.submit(trial, slot)] = trial, slot, oom_kills()
 
     def _last_step(self, config: TrialConfig) -> int | None:
@@ -143,20 +136,22 @@ class Scheduler:
             return None
         return last_step(min(tokens), batch * config.tokens_per_sequence, config.steps, points)
 
-    def _end(self, future: Future[Outcome]) -> None:
+    def _end(self, future: Future[retry.Outcome]) -> None:
         trial, _, killed_before = self._running.pop(future)
         trial.listed()
         try:
             outcome = future.result()
         except WorkerDied as error:
-            outcome = judge_death(error.exit_code, oom_kills() > killed_before, trial.log_path)
+            outcome = retry.judge_death(
+                error.exit_code, oom_kills() > killed_before, trial.log_path
+            )
             if self.is_stopping:
-                outcome = Outcome("stopped", "killed while stopping")
+                outcome = retry.Outcome("stopped", "killed while stopping")
         lacks_result = outcome.kind == "complete" and not trial.result_path.exists()
         if outcome.kind == "superseded" or lacks_result:
-            outcome = Outcome("lost", outcome.message or "the attempt left no result.json")
+            outcome = retry.Outcome("lost", outcome.message or "the attempt left no result.json")
         config, before = trial.read_config(), trial.read_status()
-        status, is_retried = status_after(before, outcome, config, self._failures[trial.id])
+        status, is_retried = retry.status_after(before, outcome, config, self._failures[trial.id])
         trial.write_status(status)
         if is_retried:
             self._waiting.insert(0, trial)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
+from sweep.trial.folder import State, SweepFolder, TrialFolder, has_failed
 from sweep.trial.lease import is_locked, read_owner
 
 
@@ -26,7 +26,7 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     if any(is_complete(trial, target) for trial in unreported):
         states.add(State.WAITING)  # tuning will plan more trials
         seconds = None
-    failed = any(r["state"] == State.FAILED and r["cause"] != Cause.DIVERGED for r in rows)
+    failed = any(has_failed(row["state"], row["cause"]) for row in rows)
     if has_runner or State.RUNNING in states:
         state = State.RUNNING
     elif State.WAITING in states:

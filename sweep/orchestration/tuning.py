@@ -22,32 +22,21 @@ from sweep.errors import SweepError
 from sweep.orchestration.planning import save_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import is_complete
+from sweep.plan import rates
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
-from sweep.plan.rates import (
-    CONFIRMATION,
-    EXTENSIONS,
-    FINEST,
-    GRID,
-    Tried,
-    best_of,
-    is_in,
-    neighbours,
-    next_rates,
-    rung_steps,
-    survivors,
-)
+from sweep.plan.retry import is_to_run
 from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
 from sweep.trial.files import read_metrics, sha256_of
-from sweep.trial.folder import Cause, State, SweepFolder
+from sweep.trial.folder import Cause, State, SweepFolder, has_failed
 
 Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last
 FACTOR = 8.0  # range of β2's half-life and of weight decay, around the policy's values
-BEYOND = 2.0 ** (EXTENSIONS + 3)  # range of rates, around the grid
+BEYOND = 2.0 ** (rates.EXTENSIONS + 3)  # range of rates, around the grid
 TRIAL_ID = "sweep.trial_id"
 
 
 @dataclass(frozen=True)
-class TuningTrial(Tried):
+class TuningTrial(rates.Tried):
     """A tuning trial: its row of the plan, and its state according to its folder."""
 
     row: PlannedTrial
@@ -72,8 +61,8 @@ def read_tuning_trial(
             points[line["step"]] = line["tokens"], math.inf if loss is None else float(loss)
     is_diverged = status.cause is Cause.DIVERGED
     minimized: float | None = math.inf  # diverged, or pruned at a rung
-    if not status.state.is_finished or (status.state is State.FAILED and not is_diverged):
-        minimized = None  # it will be tried again
+    if is_to_run(status):
+        minimized = None
     elif target is not None and not is_diverged:
         # Without a crossing, the tokens grow with the distance, which guides the search.
         tokens, last = points[max(points)] if points else (1, math.inf)
@@ -99,18 +88,18 @@ class Study:
 
     def bounds(self) -> list[TuningTrial]:
         """Return the trials next to the best finished one, which must run to the end."""
-        return neighbours(self.trials) if self.trials and not self.extra else []
+        return rates.neighbours(self.trials) if self.trials and not self.extra else []
 
-    def propose(self, plan: Plan, rates: Sequence[float]) -> list[PlannedTrial]:
-        """Plan trials with these rates and the policy's other values; without rates ask TPE."""
+    def propose(self, plan: Plan, chosen: Sequence[float]) -> list[PlannedTrial]:
+        """Plan trials with the chosen rates and the policy's other values; without them ask TPE."""
         space, trials = self._in_optuna()
         sampler = TPESampler(seed=1000 + len(trials), n_startup_trials=0)
         study = optuna.create_study(sampler=sampler)
         study.add_trials(trials)
-        for rate in rates:
+        for rate in chosen:
             study.enqueue_trial({**dict.fromkeys(space, 1.0), "learning_rate": rate})
         rows = []
-        for _ in range(max(1, len(rates))):
+        for _ in range(max(1, len(chosen))):
             values = study.ask(space).params
             tuned = {
                 "beta2": self.template.beta2 ** (1 / values.get("beta2", 1.0)),
@@ -193,8 +182,8 @@ class Tuning:
 
     def _unbroken(self, studies: Iterable[Study]) -> list[Study]:
         """Leave out studies in which a trial failed, so that the next command tries it again."""
-        trials = map(self.folder.trial, self._started)
-        failed = {t.id for t in trials if t.read_status().cause not in (None, Cause.DIVERGED)}
+        statuses = {i: self.folder.trial(i).read_status() for i in self._started}
+        failed = {i for i, status in statuses.items() if has_failed(status.state, status.cause)}
         return [s for s in studies if failed.isdisjoint(trial.id for trial in s.trials)]
 
     def _study(self, batch: int, winner: PlannedTrial | None = None) -> Study:
@@ -206,19 +195,19 @@ class Tuning:
         if winner is None:
             least = min(row.tokens for row in rows)
             rows = [row for row in rows if row.tokens == least]
-            template, stage, finest = rows[0], "search", FINEST
-            grid = tuple(plan.tuning_centre(batch) * factor for factor in GRID)
+            template, stage, finest = rows[0], "search", rates.FINEST
+            grid = tuple(plan.tuning_centre(batch) * factor for factor in rates.GRID)
             extra = tuple(name for name in self.settings.dimensions if name != "lr")
             if self.settings.prune and self.target is None:  # else the schedule ends late trials
-                rungs = rung_steps(template.steps, plan.settings.evaluation)
+                rungs = rates.rung_steps(template.steps, plan.settings.evaluation)
         else:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
             report = self.open_reports[batch][0]
             template = report.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **own})
             key = (template.tokens, *own.values())
             rows = [row for row in rows if (row.tokens, row.beta2, row.weight_decay) == key]
-            stage, finest = "confirmation", CONFIRMATION[-1]
-            grid = tuple((winner.learning_rate or 0.0) * factor for factor in CONFIRMATION)
+            stage, finest = "confirmation", rates.CONFIRMATION[-1]
+            grid = tuple((winner.learning_rate or 0.0) * factor for factor in rates.CONFIRMATION)
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
         sweep = [self.uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
@@ -247,12 +236,12 @@ class Tuning:
         """Run open trials to their next rung or end; prune the worse at a rung that all reached."""
         bounds = study.bounds()
         open_trials = [trial for trial in study.trials if trial.loss is None]
-        raced = [t for t in open_trials if t not in bounds and is_in(t.rate, study.grid)]
+        raced = [t for t in open_trials if t not in bounds and rates.is_in(t.rate, study.grid)]
         level = min((len(trial.at_rungs) for trial in raced), default=0)
         running = [trial for trial in raced if len(trial.at_rungs) == level]
         if level and running == raced:
             reached = [trial for trial in study.trials if len(trial.at_rungs) >= level]
-            kept = survivors({t.id: (t.rate, t.at_rungs[level - 1][1]) for t in reached})
+            kept = rates.survivors({t.id: (t.rate, t.at_rungs[level - 1][1]) for t in reached})
             reason = f"pruned at step {study.rungs[level - 1]}: in the worse half there"
             for index, trial in enumerate(study.trials):
                 if trial in raced and trial.id not in kept:
@@ -269,11 +258,11 @@ class Tuning:
         if study.extra and len(study.trials) >= len(study.grid):
             if len(study.trials) < max(self.settings.trials, wanted):
                 rows = study.propose(self.schedule.plan, ())
-        elif rates := next_rates(study.trials, study.grid, study.finest, wanted):
-            rows = study.propose(self.schedule.plan, rates)
+        elif chosen := rates.next_rates(study.trials, study.grid, study.finest, wanted):
+            rows = study.propose(self.schedule.plan, chosen)
         pauses = self._add(rows)
         for row in rows if study.rungs else ():
-            if is_in(row.learning_rate or 0.0, study.grid):
+            if rates.is_in(row.learning_rate or 0.0, study.grid):
                 pauses[str(row.id)] = study.rungs[0]
         for trial in study.bounds() if study.rungs and not rows else ():
             if trial.is_pruned:
@@ -292,7 +281,7 @@ class Tuning:
         for trial in study.trials:
             if trial.is_pruned:
                 self.folder.trial(trial.id).remove_checkpoints()
-        best = best_of(study.trials)
+        best = rates.best_of(study.trials)
         return best.row if is_complete(self.folder.trial(best.id), self.target) else None
 
 

@@ -69,14 +69,13 @@ class Plan(Inputs):
 
     def science(self, row: PlannedTrial, learning_rate: float) -> Science:
         settings = self.settings
-        has_tokenizer = self.data is not None or settings.tokenizer == "pretrained"
         optimizer = {"beta2": row.beta2, "weight_decay": row.weight_decay}
         schedule = {"warmup_min_steps": row.warmup_min_steps}
         fields: dict[str, Any] = {
             **dict(settings),
             **dict(row),
             **{name: getattr(self, name) for name in ("data", "start", "code")},
-            "tokenizer": tokenizer_of(settings) if has_tokenizer else None,
+            "tokenizer": tokenizer_of(settings),
             "optimizer": settings.optimizer.model_copy(update=optimizer),
             "schedule": settings.schedule.model_copy(update=schedule),
             "learning_rate": learning_rate,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import largest_divisor
-from sweep.trial.folder import Cause, State, TrialStatus
+from sweep.trial.folder import Cause, State, TrialStatus, has_failed
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,5 @@ def microbatch_within(bound: int, config: TrialConfig) -> int:
 
 def is_to_run(status: TrialStatus, retried_causes: frozenset[Cause] = frozenset()) -> bool:
     """Return True if a new command runs this trial; the user asks for `retried_causes`."""
-    if status.state is State.FAILED:
-        return status.cause is not Cause.DIVERGED or status.cause in retried_causes
-    return not status.state.is_finished
+    is_open = not status.state.is_finished or has_failed(status.state, status.cause)
+    return is_open or status.cause in retried_causes

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from sweep.analysis.checks import PolicyResult
+from sweep.analysis.checks import PolicyResult, leading
 from sweep.analysis.critical_batch_size import noise_records
 from sweep.analysis.frames import CELL_KEYS, Sweep, curves_by_trial, report_trials
 from sweep.config.numbers import format_count
@@ -22,6 +22,8 @@ Policies = Sequence[PolicyResult]
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DIVERGED_COLOR = "#B00020"
 GREY = "#555555"
+GREEN = "#009E73"
+VERDICTS = {"undecided": (GREY, "s"), "equivalent": (GREEN, "D"), "different": ("#D55E00", "o")}
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
 TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
@@ -39,7 +41,7 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[
         "time": plot_time(cells),
         "pareto": None if has_target else plot_pareto(sweep, cells),
         "throughput": plot_throughput(sweep, cells),
-        "noise": plot_noise(sweep),
+        "noise": plot_noise(sweep, policies),
     }
     for axis in (axis for figure in figures.values() if figure for axis in figure.axes):
         if not np.isfinite(axis.dataLim.get_points()).all():
@@ -185,19 +187,15 @@ def plot_differences(policies: Policies) -> Figure | None:
     results = [policy for policy in policies if policy.comparison.pairs]
     if not results:
         return None
-    policy = next((policy for policy in results if policy.rates), results[0])
-    comparison, (figure, (axis,)) = policy.comparison, new_figure()
+    policy, (figure, (axis,)) = leading(results)[0], new_figure()
+    comparison = policy.comparison
     pairs, margin, unit = comparison.pairs_with_best, comparison.margin, comparison.unit
     for height, pair in enumerate(pairs):
-        verdict, color, marker = "undecided", GREY, "s"
-        if pair.is_equivalent:
-            verdict, color, marker = "equal", "#009E73", "D"
-        elif pair.is_different:
-            verdict, color, marker = "different", "#D55E00", "o"
+        color, marker = VERDICTS[pair.verdict]
         value, *ends = pair.difference
         axis.plot(ends, [height, height], color=color, linewidth=2)
-        axis.plot([value], [height], marker, color=color, label=verdict)
-    axis.axvspan(-margin, margin, color="#009E73", alpha=0.12, label=f"±{margin:g} {unit}")
+        axis.plot([value], [height], marker, color=color, label=pair.verdict)
+    axis.axvspan(-margin, margin, color=GREEN, alpha=0.12, label=f"±{margin:g} {unit}")
     axis.axvline(0, color=GREY, linewidth=0.8)
     axis.set_yticks(range(len(pairs)), [f"{p.batch_sizes[1]} − {p.batch_sizes[0]}" for p in pairs])
     axis.yaxis.set_inverted(True)
@@ -205,13 +203,13 @@ def plot_differences(policies: Policies) -> Figure | None:
     return with_legend(figure)
 
 
-def plot_noise(sweep: Sweep) -> Figure | None:
+def plot_noise(sweep: Sweep, policies: Policies) -> Figure | None:
     """Plot the gradient noise scale against tokens, at tuned rates if there are any."""
     records = noise_records(sweep)
-    if records.empty:
+    measured = [policy for policy in policies if policy.label in set(records["label"])]
+    if not measured:
         return None
-    labels = list(records["label"])
-    records = records[records["label"] == ("tuned" if "tuned" in labels else labels[0])]
+    records = records[records["label"] == leading(measured)[0].label]
     figure, (axis,) = new_figure()
     for batch, color in batch_colors(records["batch_size"]).items():
         group = records[records["batch_size"] == batch].groupby("tokens")[["trace", "square"]]
@@ -242,7 +240,7 @@ def plot_steps(policies: Policies) -> Figure | None:
         fitted = curve.fit.s_min.value + linear
         axis.plot(grid, fitted, color=color, linewidth=1, label="S_min+E_min/B")
         axis.plot(grid, linear, ":", color=GREY, linewidth=1, label="E_min/B")
-        if sizes[0] < critical.value < sizes[-1]:
+        if curve.covers(critical.value):
             label, ends = f"B_crit {critical.value:.3g}", np.clip(critical[1:], sizes[0], sizes[-1])
             axis.axvline(critical.value, color=color, linewidth=1, linestyle="--", label=label)
             axis.axvspan(*ends, color=color, alpha=0.12)

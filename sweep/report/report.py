@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sweep.analysis import frames
-from sweep.analysis.checks import judge
+from sweep.analysis.checks import PolicyResult, judge, leading
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
 from sweep.analysis.frames import Sweep, load_sweep, short
 from sweep.config.experiment import FINAL_PROMPTS
@@ -32,12 +32,13 @@ MISSING = "–"
 
 def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a sweep folder, by default into it, and return the path of report.md."""
-    return write_report_of(load_sweep(path), Path(out or path))
+    sweep = load_sweep(path)
+    return write_report_of(sweep, judge(sweep), Path(out or path))
 
 
-def write_report_of(sweep: Sweep, out: Path) -> Path:
-    """Write the report of a loaded sweep; each file is replaced atomically, report.md last."""
-    cells, policies = frames.compare_batch_sizes(sweep.trials), judge(sweep)
+def write_report_of(sweep: Sweep, policies: Sequence[PolicyResult], out: Path) -> Path:
+    """Write the report of a judged sweep; each file is replaced atomically, report.md last."""
+    cells = frames.compare_batch_sizes(sweep.trials)
     figures, folder = draw_figures(sweep, cells, policies), out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
@@ -57,6 +58,7 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
         plan=plan,
         settings=settings,
         policies=policies,
+        leading=leading(policies),
         warmup_fractions=[row.warmup_steps / row.steps for row in plan.known_trials],
         cells=cells.to_dict("records"),
         all_trials=sweep.trials.to_dict("records"),
@@ -134,9 +136,12 @@ def _or_missing(form: Callable[..., str]) -> Callable[..., str]:
     return lambda value, *more: MISSING if _is_missing(value) else form(value, *more)
 
 
-def format_loss(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
-    has_spread = seeds >= ANSWERING_SEEDS and math.isfinite(sd)
-    return f"{mean:.4f} ± {sd:.4f}" if has_spread else f"{mean:.4f}"
+def _with_spread(form: Callable[[float], str]) -> Callable[..., str]:
+    def write(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
+        has_spread = seeds >= ANSWERING_SEEDS and math.isfinite(sd)
+        return f"{form(mean)} ± {form(sd)}" if has_spread else form(mean)
+
+    return write
 
 
 def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
@@ -150,9 +155,9 @@ MARKDOWN = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_block
 MARKDOWN.loader, MARKDOWN.finalize = FileSystemLoader(Path(__file__).parent / "templates"), escape
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
-    "loss": format_loss,
+    "loss": _with_spread("{:.4f}".format),
     "estimate": lambda estimate, form=".4g": format(estimate, form),
-    "count": "{:,.0f}".format,
+    "count": _with_spread("{:,.0f}".format),
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",

@@ -15,7 +15,7 @@ from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
 from sweep.trial.files import read_metrics, write_json
-from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, SweepFolder, TrialFolder
+from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder, has_failed
 from sweep.version import __version__
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Mirror(threading.Thread):
                 self._client.log_artifacts(run.info.run_id, str(figures), "figures")
             statuses = [trial.read_status() for trial in self.folder.trials()]
             run_status = "FINISHED" if all(s.state.is_finished for s in statuses) else "KILLED"
-            if any(s.state is State.FAILED and s.cause is not Cause.DIVERGED for s in statuses):
+            if any(has_failed(status.state, status.cause) for status in statuses):
                 run_status = "FAILED"
         settings = self.plan.settings.model_dump(mode="json")
         self._update("", settings, {"sweep.files": "plan.json"}, run_status, None)

@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 from sweep.errors import FolderInUse, SweepError, WorkerDied
-from sweep.plan.retry import Outcome, begin_attempt, judge_death, status_after
+from sweep.plan.retry import Outcome, begin_attempt, is_to_run, judge_death, status_after
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, oom_kills, serve
-from sweep.trial.folder import Cause, State, TrialFolder
+from sweep.trial.folder import Cause, State, TrialFolder, has_failed
 
 
 def main() -> int:
@@ -47,8 +47,8 @@ def _run_trial(folder: TrialFolder) -> int:
         (process.stop if len(stops) == 1 else process.kill)()
 
     failures = Counter[Cause]()
-    is_to_run = status.state not in (State.COMPLETE, State.PRUNED) and not folder.read_result()
-    while is_to_run:
+    is_retried = is_to_run(status)
+    while is_retried:
         status = begin_attempt(status).changed(fencing=folder.read_status().fencing)
         killed_before = oom_kills()
         process = FreshProcess(attempt_trial, folder.path, status, ends_itself=True)
@@ -62,12 +62,12 @@ def _run_trial(folder: TrialFolder) -> int:
             raise FolderInUse(outcome.message)
         if stops and outcome.kind in ("preempted", "lost"):
             outcome = Outcome("stopped", outcome.message)
-        status, is_to_run = status_after(status, outcome, config, failures)
+        status, is_retried = status_after(status, outcome, config, failures)
     print(f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}".rstrip())
     print(f"log: {folder.log_path}")
     if status.state is State.WAITING:
         return 130
-    return 0 if status.state is not State.FAILED or status.cause is Cause.DIVERGED else 1
+    return int(has_failed(status.state, status.cause))
 
 
 if __name__ == "__main__":

@@ -169,9 +169,13 @@ def _run(pipe: Connection) -> None:
 def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:
     """Return the result of a module-level function in a fresh process; raise only SweepError."""
     try:
-        return FreshProcess(function, *arguments).result(timeout=seconds)
+        return FreshProcess(_call, function, arguments).result(timeout=seconds)
     except WorkerDied as error:
         raise SweepError(str(error).removeprefix("SweepError: ")) from error
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], should_stop: object) -> Any:
+    return function(*arguments)
 
 
 def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ class TrainingStep:
         loss_sum = self.workload.loss_sum
         self._loss_sum = self.parallel.compiled(loss_sum) if execution.compile else loss_sum
         self.model.train()
-        self.rollouts = self.workload if isinstance(self.workload, Rollouts) else None
+        self.rollouts = cast(Rollouts, self.workload) if science.traits.samples else None
         if self.rollouts is not None:
             assert self.parallel.devices == 1, "a workload that samples runs on one device"
             self.rollouts.start(self.model)

@@ -35,6 +35,11 @@ class Cause(StrEnum):  # why a trial FAILED
     ERROR = "error"
 
 
+def has_failed(state: str | None, cause: str | None) -> bool:
+    """Return True for a failure that can be tried again; a divergence is a result."""
+    return state == State.FAILED and cause != Cause.DIVERGED
+
+
 @dataclass(frozen=True)
 class TrialStatus:  # state.json, which only the runner writes
     state: State = State.WAITING
@@ -187,6 +192,6 @@ def identify_start(path: str) -> dict[str, Any]:
         "model": science.model.model_dump(mode="json"),
         "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
     }
-    if science.tokenizer is None or science.tokenizer.kind != "pretrained":
+    if not (science.tokenizer and science.tokenizer.is_pretrained):
         start["data"] = science.data  # a pretrained model's tokenizer does not depend on them
     return start

@@ -26,7 +26,16 @@ from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
 from sweep.workloads.pretrain import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
-from sweep.workloads.tasks import Chess, Completion, Prompt, Task, build_task, score
+from sweep.workloads.tasks import (
+    Chess,
+    Completion,
+    Prompt,
+    Reward,
+    Task,
+    build_reward,
+    build_task,
+    score,
+)
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
@@ -50,6 +59,10 @@ class Grpo(LanguageWorkload):
     def task(self) -> Task:
         return build_task(self.settings, self.text, self.config.science.seed)
 
+    @cached_property
+    def reward(self) -> Reward:
+        return build_reward(self.settings, self.task)
+
     def check(self, text: TokenizedText | None) -> None:
         """Check the extra and the reward; with a text, or a task without one, also the prompts."""
         if self.settings.task == "chess":
@@ -61,7 +74,7 @@ class Grpo(LanguageWorkload):
         self.text = text
         prompts = [self.task.prompt(number, True) for number in range(32)]
         self.encode(prompts)
-        self.task.reward(prompts[0], Completion("", True))
+        self.reward(prompts[0], Completion("", True))
 
     def start(self, model: nn.Module) -> None:
         if not self.settings.kl:
@@ -136,7 +149,7 @@ class Grpo(LanguageWorkload):
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
-                rewards, components = score(self.task, prompts, completions, self.tokenizer)
+                rewards, components = score(self.reward, prompts, completions, self.tokenizer)
                 self.meter.add_rewards(rewards, components, settings.group_size)
                 scores = torch.from_numpy(rewards).float().to(self.device)
                 gain = advantages(scores, settings.group_size, settings.scale_rewards)
@@ -206,7 +219,7 @@ class Grpo(LanguageWorkload):
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
             ids = self.generate(model, self.encode(prompts), uniforms, at_once, SEPARATOR_ID)
-            rewards.append(score(self.task, prompts, ids, self.tokenizer)[0])
+            rewards.append(score(self.reward, prompts, ids, self.tokenizer)[0])
         return np.concatenate(rewards)
 
     def epochs(self) -> float | None:

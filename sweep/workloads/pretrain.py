@@ -12,11 +12,13 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
+from sweep.data.sources import needs_datasets
 from sweep.data.tokens import (
     SequenceStream,
     TextTokenizer,
     TokenizedText,
     document_of_targets,
+    find_prepared,
     gather,
     prepare_data,
     pretrained_path,
@@ -45,6 +47,8 @@ class LanguageWorkload:
         science, path, init = self.config.science, self.config.data_path, self.config.init_path
         if science.data is None or science.tokenizer is None:
             return None
+        if needs_datasets(science.data) and not find_prepared(science.data, science.tokenizer):
+            raise SweepError("the data must be tokenized here. Run `sweep data prepare` first.")
         return prepare_data(science.data, path, science.tokenizer, pretrained=init)
 
     @cached_property

@@ -59,7 +59,7 @@ class Workload(Protocol):
 
 @runtime_checkable
 class Rollouts(Protocol):
-    """A workload that generates its batches with the model, such as GRPO."""
+    """What a workload with `traits.samples` has too: it generates its batches with the model."""
 
     updates_per_step: int  # optimizer steps on one batch
     meter: "Meter"  # means of its metrics since the last log line

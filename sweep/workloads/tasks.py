@@ -40,6 +40,9 @@ class Completion(NamedTuple):
     has_ended: bool  # with an end id, before the maximum length
 
 
+Reward = Callable[[Prompt, Completion], dict[str, float]]  # components, which are added
+
+
 class Task(Protocol):
     prompts_in_epoch: int | None  # training prompts before they repeat; None: they never repeat
 
@@ -53,26 +56,28 @@ class Task(Protocol):
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
     """Build the task of an experiment; `seed` decides the order of its prompts."""
     if settings.task == "chess":
-        task: Task = Chess(seed)
-    else:
-        assert text is not None, "checked by the experiment"
-        story_task = Words if settings.task == "words" else Openings
-        task = story_task(text, seed, settings.prompt_tokens)
+        return Chess(seed)
+    assert text is not None, "checked by the experiment"
+    story_task = Words if settings.task == "words" else Openings
+    return story_task(text, seed, settings.prompt_tokens)
+
+
+def build_reward(settings: GrpoSettings, task: Task) -> Reward:
+    """Return the user's reward if there is one, else the task's own."""
     if settings.reward:
-        own = partial(_user_reward, settings.reward, load_object(settings.reward))
-        task.reward = own  # type: ignore[method-assign]
-    return task
+        return partial(_user_reward, settings.reward, load_object(settings.reward))
+    return task.reward
 
 
 def score(
-    task: Task, prompts: list[Prompt], completions: Tensor, tokenizer: TextTokenizer
+    reward: Reward, prompts: list[Prompt], completions: Tensor, tokenizer: TextTokenizer
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Return rewards (B,) and their components, (B,) each, of completions (B, N)."""
     rows = []
     for prompt, ids in zip(prompts, completions.cpu().numpy(), strict=True):
         ends = np.flatnonzero(ids == SEPARATOR_ID)
         text = tokenizer.decode((ids[: ends[0]] if len(ends) else ids).tolist())
-        rows.append(task.reward(prompt, Completion(text, len(ends) > 0)))
+        rows.append(reward(prompt, Completion(text, len(ends) > 0)))
     names = list(dict.fromkeys(name for row in rows for name in row))
     components = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names}
     return np.sum([*components.values(), np.zeros(len(rows))], axis=0), components

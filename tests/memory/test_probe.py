@@ -178,7 +178,7 @@ def test_accumulation_is_measured_with_as_many_microbatches_as_are_sampled_at_on
 
 
 def test_grpo_is_probed_in_whole_groups_and_its_recommendations_are_soaked():
-    document = probe_memory("grpo-words", **within(24 * MIB), cap=12, soak_steps=6, **GRPO)
+    document = probe_memory("grpo-words", **within(24 * MIB), largest=12, soak=6, **GRPO)
     points, choices = document["points"], document["recommendations"]
     assert {point["batch_size"] % 4 for point in points} == {0} and document["group_size"] == 4
     assert all(set(p["phases"]) == {"generate", "log_probs", "update"} for p in points if p["loss"])
@@ -200,8 +200,8 @@ def test_several_updates_on_one_sample_are_one_step():
 def test_only_multiples_are_measured_if_asked_for():
     settings = {**within(24 * MIB), "batches": [8], "multiple": 3}
     with pytest.raises(SweepError, match=r"multiple of 3, got 10\. Use 9 or 12"):
-        probe_memory("quick", **settings, cap=10)
-    document = probe_memory("quick", **settings, cap=30)
+        probe_memory("quick", **settings, largest=10)
+    document = probe_memory("quick", **settings, largest=30)
     largest = document["largest_microbatch_size"]
     assert {size % 3 for size in searched(document)} == {0}
     assert {largest, largest + 3} <= searched(document).keys()

@@ -121,7 +121,7 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
     grpo = {"group_size": 4, "prompt_tokens": 40, "new_tokens": 4}
     fields = {"model": "quick", "data": "synthetic", "batches": "8", "budget": 8000, "grpo": grpo}
     plan = plan_here(name="grpo-words", **fields)
-    seconds = time_steps(plan.trial_config(plan.trials[0]), lambda: None)
+    seconds = time_steps(plan.trial_config(plan.trials[0]))
     assert seconds.keys() == {4, 8} and min(seconds.values()) > 0
 
 

@@ -156,7 +156,7 @@ def test_log_probabilities_are_those_of_transformers(temperature, seen):
 
 def test_equal_rewards_leave_the_weights_as_they_are():
     step = TrainingStep(grpo_config(kl=0.0), CPU, 8)
-    step.workload.task.reward = lambda *_: {"all": 1.0}
+    step.workload.reward = lambda *_: {"all": 1.0}
     before = [p.detach().clone() for p in step.parameters]
     output = step(step.workload.build_batch(0, 8), 0.0)
     assert output.loss == 0 and output.grad_norm == 0
@@ -172,7 +172,7 @@ def test_a_reference_is_kept_only_if_the_divergence_has_a_weight():
 
 def test_several_iterations_move_away_from_the_sampling_policy():
     step = TrainingStep(grpo_config(num_iterations=3), CPU, 8)
-    step.workload.task.reward = lambda _, completion: {"length": float(len(completion.text))}
+    step.workload.reward = lambda _, completion: {"length": float(len(completion.text))}
     step(step.workload.build_batch(0, 8), 1e-2)
     assert metrics(step.workload)["grpo/ratio"] != 1.0
 
@@ -205,7 +205,7 @@ def test_a_component_that_is_paid_now_and_then_is_averaged_over_all_completions(
             workload.meter.clear()
             workload.meter.restore(state)
         components = {"base": 1.0} | ({"bonus": 3.0} if next(paid) else {})
-        workload.task.reward = lambda *_, components=components: components
+        workload.reward = lambda *_, components=components: components
         step.rolled_out(workload.build_batch(0, 8))
     means = metrics(workload)
     assert means["reward/bonus"] == 3 / 4 and means["reward/base"] == 1
@@ -217,7 +217,7 @@ def test_a_component_that_is_paid_now_and_then_is_averaged_over_all_completions(
 
 def test_a_reward_can_be_learned():
     step = TrainingStep(grpo_config(batch=32, kl=0.0, scale_rewards="none"), CPU, 32)
-    step.workload.task.reward = lambda _, completion: {"end": float(completion.has_ended)}
+    step.workload.reward = lambda _, completion: {"end": float(completion.has_ended)}
     rewards = []
     for t in range(12):
         step.workload.meter.clear()
@@ -293,7 +293,7 @@ def test_losses_and_gradients_are_those_of_trl(loss, scale, tmp_path):
         weight.data += 0.01 * torch.randn_like(weight)
     values = [0.0, 1.0, 0.3, 0.1, 0.5, 0.5, 0.5, 0.9]
     rewards = iter(values)
-    workload.task.reward = lambda *_: {"given": next(rewards)}
+    workload.reward = lambda *_: {"given": next(rewards)}
     sampled = workload.generate
     ends = torch.arange(12) > torch.arange(8)[:, None] + 2  # so that the kinds of loss differ
     workload.generate = lambda *a, **k: sampled(*a, **k).masked_fill(ends, 0)

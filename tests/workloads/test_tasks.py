@@ -12,7 +12,7 @@ from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.models.generation import completion_uniforms
 from sweep.workloads.grpo import HELD_OUT
-from sweep.workloads.tasks import Completion, Prompt, build_task
+from sweep.workloads.tasks import Completion, Prompt, build_reward, build_task
 
 WORDS = Prompt("Words: dog, happy, little.\n", facts={"words": ["dog", "happy", "little"]})
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -113,12 +113,12 @@ def test_a_user_reward_returns_finite_numbers(text, tmp_path, monkeypatch, name,
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_reward", raising=False)
     if isinstance(reward, dict):
-        task = task_of(text, reward=f"own_reward:{name}")
-        assert task.reward(WORDS, Completion("abc", False)) == reward
+        own = build_reward(GrpoSettings(reward=f"own_reward:{name}"), task_of(text))
+        assert own(WORDS, Completion("abc", False)) == reward
     else:
         with pytest.raises(SweepError, match=reward):
-            task = task_of(text, reward=f"own_reward:{name}")
-            task.reward(WORDS, Completion("abc", False))
+            own = build_reward(GrpoSettings(reward=f"own_reward:{name}"), task_of(text))
+            own(WORDS, Completion("abc", False))
 
 
 def test_an_error_without_the_extra_names_the_command_that_installs_it(monkeypatch):
