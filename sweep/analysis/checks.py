@@ -140,7 +140,7 @@ def judge_trials(
         reports, target, curve = own[own["stage"] == "report"], own["target"].max(), None
         if steps is not None:
             curve = fit_curve(steps[steps["label"] == label], target)
-            reached = curve.trials[~curve.trials["is_censored"].astype(bool)]
+            reached = curve.trials[~curve.trials["is_censored"]]
             logs = np.log(reached["steps"].astype(float))
             comparison = compare_pairs(_by_seed(reached, logs))
             more_checks = _check_fit(curve, comparison.sigma) + _check_crossings(curve)
@@ -265,7 +265,7 @@ def _check_fit(curve: StepsCurve, sigma: Estimate | None) -> list[Check]:
 
 def _check_crossings(curve: StepsCurve) -> list[Check]:
     trials, censored = curve.trials, int(curve.trials["is_censored"].sum())
-    sizes = sorted(set(trials["batch_size"][trials["is_early"].astype(bool)]))
+    sizes = sorted(set(trials["batch_size"][trials["is_early"]]))
     reached = (
         f"{len(trials) - censored} of {len(trials)} trials reached {curve.target:g} at a constant "
         "rate and stayed there at the next evaluation; the crossing is interpolated in log tokens. "

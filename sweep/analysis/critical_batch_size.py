@@ -78,7 +78,7 @@ def steps_to_target(sweep: Sweep) -> pd.DataFrame:
         row["steps"] = tokens / (row["batch_size"] * sweep.plan.tokens_per_sequence)
         row["is_early"] = crossed is not None and crossed <= means_at[0]
         rows.append(row | {"trained_tokens": float(evaluated[-1])})
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"is_censored": bool, "is_early": bool})
 
 
 def fit_curve(trials: pd.DataFrame, target: float) -> StepsCurve:

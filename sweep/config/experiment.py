@@ -54,7 +54,7 @@ class ScheduleSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """When the loss is measured and on how much data; the same at every batch size."""
+    """Times and sizes of the evaluations, the same at every batch size."""
 
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
@@ -65,7 +65,7 @@ class EvaluationSettings(Settings):
 
 
 class TuningSettings(Settings, use_attribute_docstrings=True):
-    """How `lr = "tuned"` searches. Not part of a trial's identity."""
+    """The search of `lr = "tuned"`. Not part of a trial's identity."""
 
     dimensions: Annotated[
         tuple[Literal["lr", "beta2", "weight_decay"], ...],
@@ -155,7 +155,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
     ] = "pretrain"
     """pretrain, grpo, quadratic, or your module:object."""
     tokenizer: Annotated[TokenizerKind, DataFlag(Group.MODEL)] = "bpe"
-    """How text becomes tokens."""
+    """Byte-level BPE, plain bytes, or the pretrained model's."""
     # Sizes of the model. They complete `model` before validation and are None afterwards.
     vocabulary: Annotated[Count | None, Field(exclude=True), DataFlag(Group.MODEL)] = None
     """Size of the tokenizer and embeddings."""

@@ -32,7 +32,7 @@ class Group(StrEnum):  # headings of `--help`, in order
 
 @dataclass(frozen=True)
 class Flag:
-    """How a field appears on the command line; the field's docstring is the help text."""
+    """A field's option on the command line; the field's docstring is the help text."""
 
     group: Group = Group.EVERYDAY
     name: str | None = None  # without the dashes; None: the field's own

@@ -69,7 +69,7 @@ class Science(Settings):
 
 
 class Execution(Settings, use_attribute_docstrings=True):
-    """How trials run: chosen by the user (in `model_fields_set`) or by the first plan.json."""
+    """The execution of trials: choices of the user (`model_fields_set`) or of the first plan."""
 
     device: Annotated[str, Flag()] = "auto"
     """auto, cpu, cuda, cuda:i or mps."""
@@ -110,10 +110,10 @@ class Execution(Settings, use_attribute_docstrings=True):
 
 
 class Services(Settings, use_attribute_docstrings=True):
-    """Which executor and stores a command uses; may differ from command to command."""
+    """The executor and the stores of a command; they may differ from command to command."""
 
     executor: Annotated[Literal["local", "ray", "slurm"], RunFlag(Group.DEVICES)] = "local"
-    """Where trials run: docs/ray.md, docs/slurm.md."""
+    """The machines that run trials: docs/ray.md, docs/slurm.md."""
     ray_address: Annotated[str | None, RunFlag(Group.DEVICES, metavar="HOST:PORT")] = None
     """A running Ray cluster."""
     slurm: Annotated[str | None, RunFlag(Group.DEVICES, metavar="KEY=VALUE,…")] = None

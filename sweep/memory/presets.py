@@ -87,7 +87,7 @@ def _changed(config: TrialConfig, precision: str, **execution: Any) -> TrialConf
 
 def describe_remedies(config: TrialConfig) -> str:
     """Return one sentence: the forecast of one sequence as planned, and with each remedy."""
-    from sweep.memory.forecast import forecast_step
+    from sweep.memory.forecast import forecast_stages, forecast_step
 
     config = config.sized(config.science.batch_size, 1)
     precision, planned = config.science.precision, forecast_step(config)
@@ -103,4 +103,7 @@ def describe_remedies(config: TrialConfig) -> str:
         if changed != config:
             with contextlib.suppress(SweepError):  # a user's model that cannot be changed like this
                 sizes.append(f"{format_bytes(forecast_step(changed).peak_bytes)} with {flag}")
+    if not config.science.traits.samples:
+        on_two = format_bytes(forecast_stages(config, 2)[-1].peak_bytes)
+        sizes.append(f"{on_two} on 2 devices with --zero 3")
     return ", ".join(sizes) + "."

@@ -17,7 +17,7 @@ from sweep.trial.folder import SweepFolder, TrialFolder
 
 
 class Executor(Protocol):
-    """Where attempts run. A cluster's jobs call `sweep.training.run_cluster_attempt`."""
+    """Runs attempts. The jobs of a cluster call `sweep.training.run_cluster_attempt`."""
 
     @property
     def slots(self) -> list[dict[str, str]]:

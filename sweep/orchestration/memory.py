@@ -45,6 +45,7 @@ def _plan_steps(
         "tokens_per_sequence": plan.tokens_per_sequence,
         "device_memory_bytes": execution.device_memory_bytes,
         "group_size": plan.settings.traits.group_size,
+        "samples": plan.settings.traits.samples,
         "device": plan.execution.device,
     }
     return plan, {row.batch_size: plan.trial_config(row) for row in plan.trials}, head

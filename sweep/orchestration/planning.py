@@ -41,7 +41,7 @@ class Request:
 
     @property
     def chooses_microbatch(self) -> bool:
-        """Whether the user chose the microbatch."""
+        """True if the user chose the microbatch."""
         return bool(self.execution.microbatch or self.execution.accumulation)
 
     def plan(self, is_elsewhere: bool = False) -> "Planned":
@@ -79,7 +79,7 @@ class Planned:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether some reports still need their rate."""
+        """True if some reports still need their rate."""
         return any(row.id is None for row in self.plan.trials)
 
     def command_rows(self) -> Plan:

@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Summary:
-    """How a command ended."""
+    """The outcome of a command."""
 
     folder: SweepFolder
     states: dict[str, TrialStatus]  # by id of the trials that the command named

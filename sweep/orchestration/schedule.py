@@ -74,7 +74,7 @@ class Scheduler:
 
     @property
     def is_ending(self) -> bool:
-        """Whether no more attempts start: the command is stopping, or its cluster is gone."""
+        """True if no more attempts start: the command is stopping, or its cluster is gone."""
         return self.is_stopping or not self.executor.slots
 
     def stop(self) -> None:

@@ -59,7 +59,7 @@ class Workload(Protocol):
 
 @runtime_checkable
 class Rollouts(Protocol):
-    """What a workload with `traits.samples` has too: it generates its batches with the model."""
+    """The second interface of a workload that samples (`traits.samples`), such as GRPO."""
 
     updates_per_step: int  # optimizer steps on one batch
     meter: "Meter"  # means of its metrics since the last log line

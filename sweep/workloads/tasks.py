@@ -21,7 +21,6 @@ WORDS = 3  # words in a prompt
 SOURCE_TOKENS = 400  # the words come from the first tokens of a story
 DRAWS = 30  # attempts to draw words that fit, before the prompt asks for one word fewer
 WORD = re.compile(r"[a-z]+")
-
 MOVE = re.compile(r"\s*([a-h][1-8][a-h][1-8][qrbn]?)\b")
 VALUES = {1: 1.0, 2: 3.0, 3: 3.0, 4: 5.0, 5: 9.0, 6: 0.0}  # pawn … king
 HELD_OUT_POSITIONS = 1 << 40  # first number of the held-out positions; training does not reach it

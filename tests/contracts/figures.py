@@ -8,14 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "sweep").rglob("*.py"))
-MODULES = {
-    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-    for path in SOURCES
-}
 # The two private interfaces that the memory forecast needs, one file each.
 PERMITTED = {
     ("sweep/training/storages.py", "torch.utils._python_dispatch"),
     ("sweep/memory/forecast.py", "torch._subclasses.fake_tensor"),
+}
+KINDS = {
+    *("transformer", "elman", "hugging_face", "object", "quadratic"),  # of models
+    *("pretrain", "grpo"),  # of workloads
 }
 PRIVATE = re.compile(r"(^|\.)_[a-zA-Z]")
 COMMAND_MODULES = {"sweep.training"}  # started as `python -m sweep.training`
@@ -30,6 +30,13 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def module_of(path: Path) -> str:
+    return name_of(path.with_suffix("")).replace("/", ".").removesuffix(".__init__")
+
+
+MODULES = {module_of(path) for path in SOURCES}
 
 
 def lines_of(folder: str) -> int:
@@ -91,6 +98,40 @@ def code_named_by_strings() -> set[tuple[str, str]]:
     return uses
 
 
+def import_cycles() -> list[set[str]]:
+    """Return the groups of files that import each other, also inside functions."""
+    imports: dict[str, set[str]] = {}
+    for path in SOURCES:
+        name = module_of(path)
+        imports[name] = set()
+        for node in nodes(path):
+            if isinstance(node, ast.Import):
+                imports[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES
+                imports[name] |= inner or {str(node.module)}
+    reachable = {name: reach & MODULES for name, reach in imports.items()}
+    for between in MODULES:  # Warshall's transitive closure
+        for reach in reachable.values():
+            if between in reach:
+                reach |= reachable[between]
+    groups = {name: {n for n in reach if name in reachable[n]} for name, reach in reachable.items()}
+    return [group for name, group in groups.items() if group and name == min(group)]
+
+
+def kind_branches() -> set[tuple[str, int, str]]:
+    """Return file, line and name of each kind of model or workload outside of their units."""
+    return {
+        (name_of(path), node.lineno, node.value)
+        for path in SOURCES
+        if path.relative_to(ROOT / "sweep").parts[0] not in ("config", "models", "workloads")
+        for compare in nodes(path)
+        if isinstance(compare, ast.Compare | ast.match_case)
+        for node in ast.walk(compare)
+        if isinstance(node, ast.Constant) and node.value in KINDS
+    }
+
+
 def main() -> None:
     sizes = [len(path.read_text("utf-8").splitlines()) for path in SOURCES]
     lengths = sorted(function_lengths().values())
@@ -101,6 +142,8 @@ def main() -> None:
         "sweep/: longest file": max(sizes),
         "functions: median, 90 %, longest": f"{median}, {most}, {lengths[-1]}",
         "tests/: lines": lines_of("tests"),
+        "import cycles between files": len(import_cycles()),
+        "branches on a kind of model or workload": len(kind_branches()),
         "private interfaces of dependencies": len(private_interfaces()),
         "permitted private interfaces": len(PERMITTED),
         "internal code named by strings": len(code_named_by_strings()),

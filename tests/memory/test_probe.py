@@ -82,12 +82,12 @@ def test_memory_that_is_not_linear_is_bisected(timeless):
 
 @pytest.mark.parametrize(
     ("experiment", "settings", "unit"),
-    [("quick", {"batches": [8]}, 1), ("grpo-words", {**GRPO, "soak_steps": 0}, 4)],
+    [("quick", {"batches": [8]}, 1), ("grpo-words", {**GRPO, "soak": 0}, 4)],
 )
 def test_not_even_one_sequence_or_group_fits(experiment, settings, unit):
     document = probe_memory(experiment, **within(MIB), **settings)
     assert {point["status"] for point in document["points"]} == {"OUT_OF_MEMORY"}
-    settings.pop("soak_steps", None)
+    settings.pop("soak", None)
     for page in (document, forecast_memory(experiment, **within(MIB), **settings)):
         assert page["largest_microbatch_size"] == 0
         assert f"A microbatch of {unit} does not fit." in markdown_of(page)
@@ -108,7 +108,7 @@ def test_steps_that_fail_at_every_size_are_refused():
 
 @pytest.mark.parametrize(("workload", "leaks"), [("odd:Leaky", True), ("quadratic", False)])
 def test_a_soak_finds_a_leak_if_there_is_one(workload, leaks):
-    settings = {"workload": workload, "batches": [4], "cap": 8, "soak_steps": 30}
+    settings = {"workload": workload, "batches": [4], "largest": 8, "soak": 30}
     document = probe_memory("quadratic", **within(50 * MIB), **settings)
     choices = document["recommendations"]
     assert [choice["name"] for choice in choices] == ["maximum", "balanced", "conservative"]
