@@ -210,10 +210,10 @@ def _check_differences(comparison: Comparison) -> Check:
     )
     if not undecided:
         return build_check(code, evidence, False)
-    wanted = max(min(abs(pair.difference.value) for pair in undecided), margin)
+    difference = max(min(abs(pair.difference.value) for pair in undecided), margin)
     remedy = f"{too_many.capitalize()} seeds would be needed."
-    if enough := statistics.seeds_to_detect(wanted, sigma.value, *shape):
-        remedy = f"--seeds {max(enough, seeds + 1)} for a difference of {wanted:.4f} {unit}"
+    if enough := statistics.seeds_to_detect(difference, sigma.value, *shape):
+        remedy = f"--seeds {max(enough, seeds + 1)} for a difference of {difference:.4f} {unit}"
     others = {size for pair in undecided for size in pair.batch_sizes} - {best}
     return build_check(code, evidence, True, others, remedy)
 

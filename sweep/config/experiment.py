@@ -47,7 +47,7 @@ class ScheduleSettings(Settings):
 
     name: Literal["cosine", "constant"] = "cosine"  # after the warmup
     warmup_fraction: Share = 0.01  # warmup as a share of the steps
-    warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0  # at most a tenth of all
+    warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0  # fixed rates only
     final_fraction: Share = 0.1  # last rate of the cosine as a share of the peak
     # width of the weights' exponential average, as a share of the tokens so far; 0: no average
     average: Annotated[float, Field(ge=0, le=0.25, strict=True)] = 0.0

@@ -71,8 +71,8 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
     """Refuse a vocabulary that cannot hold every byte."""
     least = {"bpe": 257, "bytes": 256}.get(settings.kind, 0)  # for bpe with the separator
     if settings.vocabulary < least:
-        given = f"{settings.vocabulary} for the tokenizer {settings.kind}"
-        raise SweepError(f"vocabulary must be at least {least}, got {given}.")
+        actual = f"{settings.vocabulary} for the tokenizer {settings.kind}"
+        raise SweepError(f"vocabulary must be at least {least}, got {actual}.")
 
 
 def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:

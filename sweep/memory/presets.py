@@ -39,7 +39,7 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
     from sweep.memory.forecast import STAGES, Forecasts
     from sweep.training.device import usable_memory
 
-    execution, given, wanted = config.execution, config.science.precision, config.microbatch_size
+    execution, planned, cap = config.execution, config.science.precision, config.microbatch_size
     devices, group, usable = execution.devices, config.group_size, usable_memory(execution)
     share, saves_most = SHARES[PRESETS[preset]], preset == "memory"
     stages = STAGES[-1:] if saves_most else STAGES
@@ -48,15 +48,15 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
     recomputing = [True] if saves_most else [False, True]
     if "activation_checkpointing" in fixed:
         recomputing = [execution.activation_checkpointing]
-    precisions = [given] if "precision" in fixed else dict.fromkeys((given, PRECISIONS[-1]))
+    precisions = [planned] if "precision" in fixed else dict.fromkeys((planned, PRECISIONS[-1]))
     size = bound = 0
     for precision, recomputes in itertools.product(precisions, recomputing):
         for stage in stages:
             variant = _changed(config, precision, zero=stage, activation_checkpointing=recomputes)
-            largest = Forecasts(devices, stage).find_largest(variant, int(share * usable), wanted)
+            largest = Forecasts(devices, stage).find_largest(variant, int(share * usable), cap)
             part = config.science.batch_size // devices
             divisor = largest_divisor(part, largest, group) if largest else 0
-            if "microbatch_bound" in fixed and divisor < wanted:
+            if "microbatch_bound" in fixed and divisor < cap:
                 divisor = 0
             if not size or divisor > size:
                 chosen, size, bound = variant.execution, divisor, max(group, largest)
@@ -67,7 +67,7 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
         f"{share:.0%} of {format_bytes(usable)} by forecast",
         f"with ZeRO {chosen.zero}" if devices > 1 else "",
         "with activation checkpointing" if chosen.activation_checkpointing else "",
-        f"in {precision}" if precision != given else "",
+        f"in {precision}" if precision != planned else "",
     ]
     return {
         "zero": chosen.zero,

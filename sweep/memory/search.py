@@ -60,8 +60,8 @@ class Measurement:
 
     @property
     def headroom_bytes(self) -> int | None:
-        held = self.held_bytes
-        return None if held is None or self.total_bytes is None else self.total_bytes - held
+        used = self.held_bytes
+        return None if used is None or self.total_bytes is None else self.total_bytes - used
 
     def as_document(self) -> dict[str, Any]:
         derived = {"held_bytes": self.held_bytes, "headroom_bytes": self.headroom_bytes}

@@ -100,7 +100,7 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
         "devices": devices,
         "zero": zero,
         "points": [row(batch_size, point) for batch_size, point in points.items()],
-        "stages": [{**row(last, one), "zero": stage} for stage, one in enumerate(stages)],
+        "stages": [{**row(last, point), "zero": stage} for stage, point in enumerate(stages)],
         "line": line and asdict(line),
         "largest_microbatch_size": largest,
         "basis": f"live tensors of eager steps, {accuracy}",
@@ -157,7 +157,7 @@ def probe_memory(
         raise SweepError(f"largest must be a multiple of {multiple}, got {largest}. Use {near}.")
     if soak is None:
         soak = 20 if plan.settings.traits.samples else 0
-    sizes = [(size, one.microbatch_size) for size, one in configs.items()]
+    sizes = [(size, sized.microbatch_size) for size, sized in configs.items()]
     sizes = sizes if request.chooses_microbatch else []
     probed = probe(config, limit, multiple, largest, on_point, soak, sizes)
     search, choices = probed.search, probed.choices

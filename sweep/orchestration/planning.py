@@ -189,7 +189,7 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
     decided["threads"] = max(1, available_cores() // devices)
     sequences = tokens_at_once(device) // experiment.traits.tokens_per_sequence
     decided["evaluation_batch_size"] = max(1, sequences)
-    if "loss_chunk_rows" not in chosen.model_fields_set:
+    if chosen.loss_chunk_rows is None:
         decided["loss_chunk_rows"] = LOSS_CHUNK_ROWS[device.partition(":")[0]]
     return chosen.model_copy(update=decided)
 
@@ -290,10 +290,10 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         start = identify_start(experiment.init)
         own = {"model": experiment.model.model_dump(mode="json"), "data": fields["data"]}
         own["tokenizer"] = tokenizer and tokenizer.model_dump(mode="json")
-        for name, wanted in own.items():
-            if name in start and start[name] != wanted:
+        for name, expected in own.items():
+            if name in start and start[name] != expected:
                 raise SweepError(
-                    f"init must be a trial with the experiment's {name} ({wanted!r}), got one with "
+                    f"init must be a trial with the experiment's {name} ({expected!r}), got "
                     f"{start[name]!r}. Give the {name} of that trial."
                 )
         init_path = _relative_to(folder, experiment.init)
@@ -322,8 +322,8 @@ def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
         trial = folder.trial(str(row.id))
         if not trial.config_path.exists():
             trial.write_config(plan.trial_config(row, folder.name))
-    known = plan.model_copy(update={"trials": plan.known_trials})
-    write_json(folder.plan_path, known.model_dump(mode="json"))
+    saved = plan.model_copy(update={"trials": plan.known_trials})
+    write_json(folder.plan_path, saved.model_dump(mode="json"))
     return plan
 
 

@@ -252,13 +252,13 @@ class Tuning:
         pauses: Pauses = {t.id: None for t in open_trials if t not in raced}
         return pauses | {trial.id: step for trial in running}
 
-    def _extend(self, study: Study, wanted: int) -> Pauses:
+    def _extend(self, study: Study, least_count: int) -> Pauses:
         """Add the study's next trials; if it has settled, run its pruned bounds to the end."""
         rows: list[PlannedTrial] = []
         if study.extra and len(study.trials) >= len(study.grid):
-            if len(study.trials) < max(self.settings.trials, wanted):
+            if len(study.trials) < max(self.settings.trials, least_count):
                 rows = study.propose(self.schedule.plan, ())
-        elif chosen := rates.next_rates(study.trials, study.grid, study.finest, wanted):
+        elif chosen := rates.next_rates(study.trials, study.grid, study.finest, least_count):
             rows = study.propose(self.schedule.plan, chosen)
         pauses = self._add(rows)
         for row in rows if study.rungs else ():

@@ -181,7 +181,7 @@ def build_plan(
             rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in GRID]
     for batch in experiment.batches:
         report = _plan_batch_size(plan, policy, batch, tokens[batch])
-        for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else 3)):
+        for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else ANSWERING_SEEDS)):
             row = report.model_copy(update={"seed": seed})
             if not is_tuned:
                 row = plan.with_rate(row, policy.rate_at(batch))

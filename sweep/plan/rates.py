@@ -100,13 +100,13 @@ Trial = TypeVar("Trial", bound=Tried)
 
 
 def next_rates(
-    tried: Sequence[Tried], grid: Sequence[float], finest: float = FINEST, wanted: int = 0
+    tried: Sequence[Tried], grid: Sequence[float], finest: float = FINEST, least_count: int = 0
 ) -> tuple[float, ...]:
     """Return the rates to try next; none while a trial is open, or once the search has settled.
 
     First comes the grid. While the best rate is at an edge, one step beyond that edge follows.
     Then the wider gap next to the best rate (the upper one of equal gaps) is halved in log rate,
-    until neighbours are within `finest` and `wanted` rates were tried.
+    until neighbours are within `finest` and `least_count` rates were tried.
     """
     rates = [trial.rate for trial in tried]
     if missing := tuple(rate for rate in grid if not is_in(rate, rates)):
@@ -123,7 +123,7 @@ def next_rates(
         return ()
     gap, other = max(gaps)
     is_wide = gap > math.log(finest * ROUNDING)
-    return (math.sqrt(other * best.rate),) if is_wide or len(tried) < wanted else ()
+    return (math.sqrt(other * best.rate),) if is_wide or len(tried) < least_count else ()
 
 
 def best_of(tried: Iterable[Trial]) -> Trial:

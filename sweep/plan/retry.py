@@ -1,4 +1,4 @@
-"""The retry table: how an attempt begins, how its end is judged, what follows."""
+"""The retry rules: the start of an attempt, the judgement of its end, what follows."""
 
 import signal
 from collections import Counter

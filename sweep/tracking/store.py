@@ -76,10 +76,10 @@ def sqlite_path(uri: str) -> Path | None:
 def check_tracking_uri(uri: str) -> str:
     """Return the address in its canonical form; refuse paths and unsupported schemes or drivers."""
     scheme, _, rest = uri.partition("://")
-    shown = without_password(uri)
+    address = without_password(uri)
     if scheme.partition("+")[0] not in SCHEMES or not rest.strip("/"):
         expected = "a server or a database (http://host:5000 or sqlite:////path/mlflow.db)"
-        raise SweepError(f"tracking URI must be {expected}, got {shown!r}.")
+        raise SweepError(f"tracking URI must be {expected}, got {address!r}.")
     with_driver(uri)
     if path := sqlite_path(uri):
         return f"sqlite:///{path}"
@@ -209,8 +209,8 @@ def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | 
     parents = search_runs(client, experiment.experiment_id, "sweep.role", "sweep")
     runs = {run.info.run_id: run for run in parents if "sweep.files" in run.data.tags}
     if (chosen := run_id or next(iter(runs), None)) not in runs:
-        given = f"got {chosen}. Parent runs: {', '.join(runs) or 'none'}."
-        raise SweepError(f"run must be a sweep's parent run in {name!r} at {address}, {given}")
+        actual = f"got {chosen}. Parent runs: {', '.join(runs) or 'none'}."
+        raise SweepError(f"run must be a sweep's parent run in {name!r} at {address}, {actual}")
     return runs[chosen]
 
 

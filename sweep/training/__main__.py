@@ -1,6 +1,6 @@
 """Run one trial without an orchestrator: `python -m sweep.training TRIAL_FOLDER`.
 
-The trial is retried by the same table, each attempt in a fresh process. Its state.json stays as it
+The trial is retried by the same rules, each attempt in a fresh process. Its state.json stays as it
 is; the next `sweep` command adopts its result.json.
 """
 

@@ -22,7 +22,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's moments
 
 class DeepSpeedZero(DataParallel):
     shows_gradients = False
-    place = Parallel.place
+    prepare_model = Parallel.prepare_model
 
     def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
         os.environ.setdefault("DS_ACCELERATOR", next(self.model.parameters()).device.type)

@@ -38,15 +38,15 @@ MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
 NO_MEMORY = r"(?i)out of memory|n[o']t allocate memory|not enough memory|cublas_status_alloc_failed"
 
 
-def resolve_device(asked: str) -> str:
+def resolve_device(name: str) -> str:
     """Return the requested device, or the best of this machine for `auto`; refuse a missing one."""
     count = torch.cuda.device_count()
     devices = ["cuda"] * bool(count) + [f"cuda:{index}" for index in range(count)]
     devices += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    if asked != "auto" and asked not in devices:
+    if name != "auto" and name not in devices:
         has = ", ".join(devices)
-        raise SweepError(f"device must be auto or one of this machine's ({has}), got {asked!r}.")
-    return devices[0] if asked == "auto" else asked
+        raise SweepError(f"device must be auto or one of this machine's ({has}), got {name!r}.")
+    return devices[0] if name == "auto" else name
 
 
 def is_here(device: str) -> bool:

@@ -31,7 +31,7 @@ class Parallel:
     optimizer: torch.optim.Optimizer | None
     parameters: list[nn.Parameter]  # those that are trained
 
-    def place(self, model: nn.Module, device: torch.device) -> None:
+    def prepare_model(self, model: nn.Module, device: torch.device) -> None:
         self.model = model.to(device)
 
     def build_optimizer(self, settings: OptimizerSettings, learning_rate: float) -> None:
@@ -117,8 +117,8 @@ class DataParallel(Parallel):
         self.rank, self.devices = ranks.rank(), ranks.count()
         self._config, self.zero = config, config.execution.zero
 
-    def place(self, model: nn.Module, device: torch.device) -> None:
-        super().place(model, device)
+    def prepare_model(self, model: nn.Module, device: torch.device) -> None:
+        super().prepare_model(model, device)
         self._ddp = DistributedDataParallel(
             FunctionModule(self.model),
             broadcast_buffers=False,
@@ -145,7 +145,7 @@ class FullyShard(DataParallel):
     # Gradients are summed after every microbatch; keeping them would need all of them whole.
     exchanging, rest_bytes = Parallel.exchanging, Parallel.rest_bytes
 
-    def place(self, model: nn.Module, device: torch.device) -> None:
+    def prepare_model(self, model: nn.Module, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh  # takes half a second
         from torch.distributed.fsdp import FSDPModule, fully_shard
 

@@ -60,7 +60,7 @@ class TrainingStep:
         if model is None:
             for parameter in self.model.parameters():  # not the buffers: rotary tables stay float32
                 parameter.data = parameter.data.to(weight_dtype(science.precision))
-            self.parallel.place(self.model, device)
+            self.parallel.prepare_model(self.model, device)
         self.parallel.model = self.model
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.parallel.parameters = self.parameters

@@ -241,7 +241,7 @@ def test_gradients_above_the_bound_are_scaled_to_it():
     settings, moves = OptimizerSettings(name="sgd", weight_decay=0.0), []
     for clip in (float("inf"), 0.1):
         parallel = Parallel()
-        parallel.place(small_model(), torch.device("cpu"))
+        parallel.prepare_model(small_model(), torch.device("cpu"))
         parallel.build_optimizer(settings, 1e-2)
         weights = parallel.parameters = list(parallel.model.parameters())
         start = torch.cat([p.detach().flatten() for p in weights])
