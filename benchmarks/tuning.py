@@ -8,6 +8,7 @@ every reporting seed, and compares the winners. Takes some minutes on a CPU.
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -79,22 +80,27 @@ def page(document: dict[str, Any]) -> str:
     """Write the comparison as a page."""
     table = pd.DataFrame(document["winners"])
     share = document["tokens_tuned"] / document["tokens_grid"]
-    lines = ["| " + " | ".join(table.columns) + " |", "| " + "--: | " * len(table.columns)]
+    lines = [
+        "| " + " | ".join(table.columns) + " |",
+        "| " + " | ".join(["--:"] * len(table.columns)) + " |",
+    ]
     for row in table.to_dict("records"):
-        cells = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()]
+        cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
         lines.append("| " + " | ".join(cells) + " |")
     same = int((table["tuned_rate"] == table["grid_rate"]).sum())
-    return (
-        "# Tuning against the full grid\n\nWritten by `python benchmarks/tuning.py`: `quick`, "
-        f"{FIELDS['budget']:,} tokens. Tuned: one seed, pruned at a quarter and half of the "
-        "tokens, then three fresh seeds at the winner. Grid: every rate that was tried, with the "
-        "full budget, on each of the three seeds; its winner has the lowest mean loss.\n\n"
-        + "\n".join(lines)
-        + f"\n\nBoth have the same winner at {same} of {len(table)} batch sizes. `loss_above` is "
-        "the tuned winner's loss minus the grid winner's in nats, paired by seed, with its "
-        f"standard error. Trained tokens, reports included: {document['tokens_tuned']:,} of the "
-        f"grid's {document['tokens_grid']:,} ({share:.0%}).\n"
-    )
+    paragraphs = [
+        f"`quick`, {FIELDS['budget']:,} tokens. Tuned: one seed, pruned at a quarter and half of the "
+        "tokens, then three fresh seeds at the winner. Grid: every rate that was tried, with the full "
+        "budget, on each of the three seeds; its winner has the lowest mean loss.",
+        f"Both have the same winner at {same} of {len(table)} batch sizes. `loss_above` is the tuned "
+        "winner's loss minus the grid winner's in nats, paired by seed, with its standard error. "
+        f"Trained tokens, reports included: {document['tokens_tuned']:,} of the grid's "
+        f"{document['tokens_grid']:,} ({share:.0%}).",
+    ]
+    before, after = (textwrap.fill(paragraph, 100) for paragraph in paragraphs)
+    command = "    python benchmarks/tuning.py results/published/tuning-cost"
+    parts = ("# Tuning against the full grid", command, before, "\n".join(lines), after)
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
