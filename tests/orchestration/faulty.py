@@ -128,6 +128,15 @@ class WaitsForGo(NoisyQuadratic):
         return super().build_batch(first, count)
 
 
+class SlowUntilGo(NoisyQuadratic):
+    """Takes a second for each step after step 50 until the file `go` exists."""
+
+    def build_batch(self, first, count):
+        if first >= 50 * count and not file("go").exists():
+            time.sleep(1.0)
+        return super().build_batch(first, count)
+
+
 class NotesItsDevices(WaitsForGo):
     def build_batch(self, first, count):
         note = file(f"devices-{self.config.id}")

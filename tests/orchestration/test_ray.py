@@ -113,16 +113,16 @@ def test_an_attempt_ends_with_its_killed_command_and_the_next_command_resumes_it
 
 
 def test_stop_lets_running_trials_checkpoint_and_drops_queued_ones(cluster, command, tmp_path, go):
-    run = command(plan_trials(tmp_path / "ray", seeds=2), *cluster.options)
+    folder = plan_trials(tmp_path / "ray", "faulty:SlowUntilGo", seeds=2)
+    run = command(folder, *cluster.options)
     cluster.add()
     trial = run.start_and_wait_for_trial()
     run.process.send_signal(signal.SIGINT)
-    time.sleep(3)  # until the attempt has been told
-    go.touch()
     assert run.wait() == 130
     assert states(run.folder) == {State.WAITING}
     assert trial.checkpoints()[0].step < STEPS
     lines = checkpointed(trial)
+    go.touch()
     assert run.run() == 0
     assert states(run.folder) == {State.COMPLETE}
     assert_resumed(trial, lines, attempts=2)
