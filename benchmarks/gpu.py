@@ -64,7 +64,7 @@ def _small(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def profile(config: TrialConfig, count: int = 20) -> str:
     """Return a table of the operations that take the most time in `count` steps after warm-up."""
     device = torch.device(config.execution.device)
-    step = TrainingStep(config, device, config.microbatch_size)
+    step = TrainingStep(config, device)
     steps = Steps(config, step, Progress())
     for t in range(1, 11):
         steps.take(t)
@@ -73,7 +73,8 @@ def profile(config: TrialConfig, count: int = 20) -> str:
             output = steps.take(t)
         output.loss.item()  # waits for the device
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    title = f"batch size {config.science.batch_size}, {count} steps, {type(steps).__name__}"
+    mode = "compiled" if config.execution.compile else "eager"
+    title = f"batch size {config.science.batch_size}, {count} steps, {mode}"
     return f"{title}\n{profiler.key_averages().table(sort_by=by, row_limit=25)}\n"
 
 
@@ -81,7 +82,7 @@ def steady(config: TrialConfig, seconds: float) -> dict[str, Any]:
     """Train for some seconds after warm-up; return rates and the projected full time."""
     device = torch.device(config.execution.device)
     config = config.model_copy(update={"steps": 10**7})  # longer than this measurement
-    step = TrainingStep(config, device, config.microbatch_size)
+    step = TrainingStep(config, device)
     start = time.perf_counter()
     if config.execution.compile:
         step.warm_up()

@@ -69,7 +69,7 @@ def earlier_sweep() -> str:
         "bf16, in one": {"precision": "bf16", "loss_chunk_rows": 0},
         "fp32, chunked loss": {"precision": "fp32", "loss_chunk_rows": 1024},
         "bf16, chunked loss": {"precision": "bf16", "loss_chunk_rows": 1024},
-        "fp32, accumulation": {
+        "fp32, microbatch × accumulation": {
             "precision": "fp32",
             "loss_chunk_rows": 0,
             "device": "cuda",
@@ -89,10 +89,10 @@ def earlier_sweep() -> str:
             fits = "fits" if needed <= USABLE_SHARE * CARD else "tight"
             fits = fits if needed <= CARD else "SPILLS"
             if name.endswith("accumulation"):
-                fits += f", {batch // point['microbatch_size']} × {point['microbatch_size']}"
+                fits += f", {point['microbatch_size']} × {batch // point['microbatch_size']}"
             cells.append(f"{point['peak_bytes'] / GIB:.2f} {fits}")
         lines.append(f"| {batch} | " + " | ".join(cells) + " |")
-    largest = documents["fp32, accumulation"]["largest_microbatch_size"]
+    largest = documents["fp32, microbatch × accumulation"]["largest_microbatch_size"]
     fields = {"model": "odd:handwritten", "vocabulary": 10_000, "context": 256}
     written = forecast_memory(
         "tinystories", batches=[256], precision="fp32", loss_chunk_rows=0, **fields
@@ -120,7 +120,7 @@ def proved_probe(out: Path) -> str:
     plain = trial_config("quick", 1, "fp32", "cpu", is_compiled=False)
     config = plain.model_copy(update={"execution": plain.execution.model_copy(update=execution)})
     fits = [
-        measure(config.sized(size, size), LIMIT, 3, lambda: None).status == "OK"
+        measure(config.on_one_device(size, size), LIMIT, 3, lambda: None).status == "OK"
         for size in range(1, largest + 4)
     ]
     confirmed = fits == [True] * largest + [False] * 3
@@ -131,8 +131,9 @@ def proved_probe(out: Path) -> str:
     has_leak = document["soak"]["leak"]["is_found"]
     return (
         "`sweep probe quick --device-memory 64MiB --soak 200` ([its page](cpu-probe/probe.md)): "
-        f"{document['verdict']}, {document['search_points']} points measured. Measuring every size "
-        f"from 1 to {largest + 3}: {'confirmed' if confirmed else 'NOT CONFIRMED'}.\n\n"
+        f"{document['verdict']}, {document['search_points']} points measured. We measured every "
+        f"size from 1 to {largest + 3}, which {'confirmed' if confirmed else 'REFUTED'} the "
+        "result.\n\n"
         f"The soak of 200 steps found {'a leak' if has_leak else 'no leak'}. "
         f"With a planted leak of 4,096 bytes per step it found {leaky['bytes_per_step']:,.0f} "
         f"bytes per step (95 % interval {low:,.0f} to {high:,.0f})."
@@ -147,8 +148,8 @@ def main() -> None:
     sys.path.append(str(tests))  # odd.py has the planted leak and the plain loop
     os.environ["PYTHONPATH"] = str(tests)
     parts = [
-        "# Memory: forecast and measured\n\nWritten by `python benchmarks/memory_evidence.py` on "
-        "a machine without a GPU.",
+        "# Memory: forecast and measured\n\nWritten by `python benchmarks/memory_evidence.py "
+        "results/published/memory` on a machine without a GPU.",
         "## The E1 Elman model: forecast against its published measurements\n\nForward and "
         "backward, bfloat16, context 512, an RTX 6000 Ada.\n\n" + elman(tests / "elman-memory.csv"),
         "## The earlier batch-size sweep on its 16 GiB card\n\nIts model, eager, AdamW, context "

@@ -36,7 +36,7 @@ class Training:
     def __init__(self, size: int) -> None:
         self.size, self._storages = size, LiveStorages(LIMIT)
         with self._storages:
-            self._step = TrainingStep(quick(size), torch.device("cpu"), size)
+            self._step = TrainingStep(quick(size), torch.device("cpu"))
 
     def take_step(self) -> None:
         """Take one step."""

@@ -89,9 +89,10 @@ def page(document: dict[str, Any]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     same = int((table["tuned_rate"] == table["grid_rate"]).sum())
     paragraphs = [
-        f"`quick`, {FIELDS['budget']:,} tokens. Tuned: one seed, pruned at a quarter and half of "
-        "the tokens, then three fresh seeds at the winner. Grid: every rate that was tried, with "
-        "the full budget, on each of the three seeds; its winner has the lowest mean loss.",
+        f"`quick`, {FIELDS['budget']:,} tokens ([report](tuned/report.md)). Tuned: one seed, "
+        "pruned at a quarter and half of the tokens, then three fresh seeds at the winner. Grid: "
+        "every learning rate that was tried, with the full budget, on each of the three seeds; "
+        "its winner has the lowest mean loss.",
         f"Both have the same winner at {same} of {len(table)} batch sizes. `loss_above` is the "
         "tuned winner's loss minus the grid winner's in nats, paired by seed, with its standard "
         f"error. Trained tokens, reports included: {document['tokens_tuned']:,} of the grid's "

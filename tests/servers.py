@@ -6,12 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sweep.analysis.frames import Sweep, load_sweep
+from sweep.tracking.store import restore_sweep
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import TrialFolder
 
@@ -63,6 +66,13 @@ class MlflowServer(Service):
             command += [str(self.folder / "artifacts"), "--port", str(self.port)]
             environment = os.environ | self._environment
             self.launch(command, lambda: is_healthy(f"{self.uri}/health"), env=environment)
+
+
+def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = None) -> Sweep:
+    """Load a sweep from an MLflow store alone."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = restore_sweep(tracking_uri, experiment, run_id, Path(parent))
+        return load_sweep(folder.path)
 
 
 def stored_points(client: Any, run_id: str) -> list[tuple[Any, ...]]:

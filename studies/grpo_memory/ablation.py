@@ -26,7 +26,7 @@ HALVES += ("microbatches of one group", "half the width")
 TOLERANCE = 0.1  # relative to the claimed number, within which a claim counts as true
 PHASES = ("generate", "log_probs", "update")
 TITLES = {
-    "undone": "Without one of the things that save memory",
+    "undone": "With one memory saving removed",
     "option": "With an option",
     "size": "Over sizes and types",
 }
@@ -213,7 +213,7 @@ def page(document: dict[str, Any]) -> str:
             ]
         )
     headers = ["claim", "claimed", "measured", "unit", "verdict"]
-    parts += ["## Published claims that were not measured before", table(headers, claims)]
+    parts += ["## Claims of an older guide", table(headers, claims)]
     parts.append(f"A claim is true within {100 * TOLERANCE:.0f} % of its number, for these sizes.")
     return "\n\n".join(parts) + "\n"
 

@@ -15,6 +15,7 @@ import pandas as pd
 from sweep.analysis.checks import FAIL, check_rows, judge_trials
 from sweep.analysis.frames import TRIAL_COLUMNS
 from sweep.analysis.rules import LOSSES, prepare
+from sweep.config.numbers import SUFFIXES
 from sweep.errors import SweepError
 
 LOSS = r"(val|valid|validation|eval|evaluation|test) loss"
@@ -41,7 +42,6 @@ HEADERS = {
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
-SCALES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 NUMBER = (  # digits, suffix, unit, spread
     r"(?=[+-]?[.\d])([+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*"
     r"([kKMGB](?![A-Za-z]))?\s*([A-Za-z]*)\s*(?:(?:±|\+/-|\().*)?"
@@ -160,7 +160,7 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     has_batch = table["batch_size"] % 1 == 0
     notes = {
         "Columns ignored": ", ".join(title for title in header if title not in titles.values()),
-        "Cells not read": ", ".join(unread[:5]),
+        f"Cells not read ({len(unread)})": ", ".join(unread[:5]),
         "Rows left out, without a batch size": sum(~has_batch),
     }
     listed = [f"{name}: {text}." for name, text in notes.items() if text]
@@ -180,12 +180,12 @@ def _number(column: str, title: str, text: str) -> float:
     if match is None or ("," in match[1] and column not in (*COUNTS, "hours")):
         return math.nan  # a loss of 1,389 could be 1.389
     (digits, suffix, unit), (words, in_title) = match.groups(), _split_title(title)
-    scale = SCALES.get(suffix or "", 1.0)
+    scale: float = SUFFIXES.get(suffix or "", 1)
     if column == "hours":
         units = (word.lower() for word in (unit, in_title, *words.split()))
         scale = next((UNIT_HOURS[word[0]] for word in units if re.fullmatch(UNIT, word)), math.nan)
     elif not suffix and column in ("steps", "token_budget") and in_title[1:2] in ("", " "):
-        scale = SCALES.get(in_title[:1], 1.0)
+        scale = SUFFIXES.get(in_title[:1], 1)
     value = float(digits.replace(",", "")) * scale
     if value == 0:
         return value if column == "weight_decay" or column.endswith("loss") else math.nan

@@ -81,7 +81,7 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
             remedy = tuning_command if is_of_rates else ""
             checks.append(build_check(code, evidence, bool(sizes), sizes, remedy))
         else:
-            checks.append(build_check(code, "Not applicable."))
+            checks.append(build_check(code, "Nothing here to judge."))
     return checks
 
 
@@ -90,7 +90,7 @@ class PolicyResult:
     label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"
     checks: list[Check]
     rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
-    scope: str  # "This holds for …", a sentence
+    scope: str  # "Scope: model small, data …", a sentence
     comparison: Comparison  # paired by seed: final losses, or log steps to the target
     curve: StepsCurve | None  # None without a target
 
@@ -201,9 +201,9 @@ def _check_differences(comparison: Comparison) -> Check:
     too_many = f"more than {statistics.MOST_SEEDS}"
     needed = statistics.seeds_to_detect(margin, sigma.value, *shape) or too_many
     evidence = (
-        f"Paired by seed, Holm over all pairs: of {len(pairs)} batch sizes {counts['different']} "
-        f"differ from batch size {best}, {counts['equivalent']} are equivalent within "
-        f"±{margin:g} {unit}, {len(undecided)} are undecided. The largest variance is "
+        f"Of the {len(pairs)} other batch sizes, {counts['different']} differ from batch size "
+        f"{best}, {counts['equivalent']} are equivalent (±{margin:g} {unit}) and {len(undecided)} "
+        "undecided (paired by seed, Holm over all pairs). The largest variance is "
         f"{comparison.variance_ratio:.1f} times the smallest. σ of seeds is {sigma:.4f} {unit}. "
         f"{seeds} seeds show a difference of {least:.4f} {unit} with power 0.8; {margin:g} {unit} "
         f"would need {needed} seeds."
@@ -221,8 +221,8 @@ def _check_differences(comparison: Comparison) -> Check:
 def _scope(sweep: Sweep, label: str) -> str:
     settings, plan, reports = sweep.plan.settings, sweep.plan, report_trials(sweep.trials)
     reports = reports[reports["label"] == label]
-    parts = [settings.model.name, *filter(None, [settings.data])]
-    parts += [f"{format_count(plan.token_budget)} tokens", settings.optimizer.name]
+    parts = [f"model {settings.model.name}", f"data {settings.data or settings.workload}"]
+    parts += [f"{format_count(plan.token_budget)} tokens", f"optimizer {settings.optimizer.name}"]
     parts.append(f"{settings.schedule.name} schedule")
     tuned = sweep.trials[(sweep.trials["stage"] == "tune") & (sweep.trials["policy"] == "tuned")]
     if set(reports["policy"]) == {"tuned"} and len(tuned):
@@ -230,8 +230,8 @@ def _scope(sweep: Sweep, label: str) -> str:
         tried = " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))
         names = " and ".join(settings.tuning.dimensions)
         parts.append(f"{names} tuned by {tried} trials at seed {TUNING_SEED}")
-    seeds = ", ".join(map(str, sorted(reports["seed"].unique())))
-    return f"This holds for {', '.join(parts)}, reported on seeds {seeds}."
+    seeds = ", ".join(map(str, sorted(reports["seed"].unique()))) or "not yet known"
+    return f"Scope: {', '.join(parts)}; seeds {seeds}."
 
 
 def _check_fit(curve: StepsCurve, sigma: Estimate | None) -> list[Check]:

@@ -3,7 +3,6 @@
 A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.statistics import compare_pairs
-from sweep.errors import CorruptFile
+from sweep.errors import CorruptFile, SweepError
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, read_metrics, replacing, sha256_of_file
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
@@ -66,6 +65,8 @@ def load_sweep(path: str | Path) -> Sweep:
     """
     folder = SweepFolder(Path(path))
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
+    if plan.known_trials and not folder.trials_path.exists():
+        raise SweepError(f"{path} holds a published plan without its trials. Use `sweep audit`.")
     records, curves, warnings = [], dict[str, pd.DataFrame](), list[str]()
     common = {
         **asdict(plan.settings.traits),
@@ -95,19 +96,9 @@ def load_sweep(path: str | Path) -> Sweep:
     whole = [name for name in ("step", "tokens") if points[name].notna().all()]
     metrics = sorted(map(str, set(points) - set(names)))
     points = points[[*names, *metrics]].astype(dict.fromkeys(whole, WHOLE))
-    codes = np.repeat(np.arange(len(curves)), [len(rows) for rows in curves.values()])
-    ids = pd.Categorical.from_codes(codes, pd.Index(list(curves), dtype=object))
-    points = pd.concat([pd.Series(ids, name="id"), points], axis=1)
+    ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
+    points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
     return Sweep(folder.name, plan, trials, points, tuple(warnings))
-
-
-def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = None) -> Sweep:
-    """Load a sweep from an MLflow store alone: the newest parent run unless one is named."""
-    from sweep.tracking.store import restore_sweep
-
-    with tempfile.TemporaryDirectory() as parent:
-        folder = restore_sweep(tracking_uri, experiment, run_id, Path(parent))
-        return load_sweep(folder.path)
 
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:
@@ -132,7 +123,7 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     try:
         status = trial.read_status()
     except CorruptFile:
-        warnings.append(f"{name}state.json is damaged; left out.")
+        warnings.append(f"{name}its state cannot be read; left out.")
         return {"state": None}
     record: dict[str, Any] = {"state": str(status.state), "attempts": status.attempts}
     if status.cause:

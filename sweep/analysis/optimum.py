@@ -31,7 +31,7 @@ class TunedRate:
     optimum: LearningRateOptimum
     is_full: bool  # whether the trials had as many tokens as the reports
     tried: int  # trials of this batch size in all
-    has_no_result: int  # rates that were tried and neither completed nor diverged
+    rates_without_result: int  # rates that were tried and neither completed nor diverged
     has_other_dimensions: bool  # β2 or weight decay were tuned too
 
 
@@ -70,7 +70,7 @@ def tuned_rates(
                 optimum=learning_rate_optimum(grid, losses, sigma, degrees or math.inf),
                 is_full=not (is_tuning.any() and reports["token_budget"].max() > most),
                 tried=len(group),
-                has_no_result=group["learning_rate"].nunique() - len(points),
+                rates_without_result=group["learning_rate"].nunique() - len(points),
                 has_other_dimensions=bool(dimensions),
             )
         )

@@ -15,7 +15,7 @@ import pandas as pd
 
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.optimum import TunedRate, tuned_rates
-from sweep.plan.plan import ANSWERING_SEEDS
+from sweep.plan.plan import LEAST_SEEDS
 
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
@@ -197,31 +197,32 @@ def _describe_optimum(rate: TunedRate) -> str:
     optimum, grid = rate.optimum, rate.trials["learning_rate"]
     if optimum.best is None:
         return f"none of {rate.tried} trials completed"
-    side = f"inside {grid.min():.3g}" if optimum.is_inside else f"at an end of {grid.min():.3g}"
-    text = f"{optimum.best:.3g}, the best of {rate.tried} trials, {side} to {grid.max():.3g}"
-    if rate.has_no_result:
-        text += f", {rate.has_no_result} rates without a result"
+    side = "inside" if optimum.is_inside else "at an end of"
+    text = f"{optimum.best:.3g} is the best rate of {rate.tried} trials, {side} {grid.min():.3g} "
+    text += f"to {grid.max():.3g}"
+    if rate.rates_without_result:
+        text += f"; {rate.rates_without_result} rates were pruned or failed"
     if optimum.rate is not None:
         ends = " [{:.3g}, {:.3g}]".format(*optimum.interval) if optimum.interval else ""
-        text += f", vertex {optimum.rate:.3g}{ends}"
+        text += f"; the fitted optimum is {optimum.rate:.3g}{ends}"
     if optimum.plateau:
-        text += ", within one σ {:.3g} to {:.3g}".format(*optimum.plateau)
+        text += "; rates {:.3g} to {:.3g} are within one σ of the best".format(*optimum.plateau)
     if rate.has_other_dimensions:
-        text += ", at the β2 and weight decay of the best trial, which are not bracketed"
+        text += "; β2 and weight decay are those of the best trial and are not bracketed"
     return text
 
 
 def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     early, rows = [rate.batch_size for rate in table.rates if not rate.is_full], table.rows
     failed = rows[(rows["stage"] == "tune") & (rows["state"] == "FAILED") & ~rows["has_diverged"]]
-    text = f"{len(failed)} tuning trials failed. Batch sizes tuned at fewer tokens: "
+    text = f"{len(failed)} tuning trials failed. Batch sizes whose rates ran on fewer tokens: "
     text += f"{', '.join(map(str, early)) or 'none'}."
     return ([*early, *failed["batch_size"]], text) if table.rates else None
 
 
 def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     seeds = table.cells.groupby("batch_size")["seeds"].max().dropna().reset_index()
-    few = seeds["batch_size"][seeds["seeds"] < ANSWERING_SEEDS]
+    few = seeds["batch_size"][seeds["seeds"] < LEAST_SEEDS]
     return None if seeds.empty else (few, f"Seeds: {_range(seeds, seeds['seeds'], 'g')}.")
 
 
@@ -232,7 +233,7 @@ def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     off = cells[(warmup - fraction.median() * steps).abs() > tolerance]
     if not ((warmup - tolerance) / steps).max() > ((warmup + tolerance) / steps).min():
         off = cells.iloc[:0]
-    text = f"Warmup is {fraction.median():.3%} of the steps by the median"
+    text = f"The median warmup is {fraction.median():.3%} of the steps"
     return off["batch_size"], f"{text}; {_range(cells, fraction, '.3%')}."
 
 
@@ -347,7 +348,7 @@ def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def uneven_times(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     rows = table.rows[(table.rows["stage"] != "tune") & ~table.rows["is_failed"]]
     seconds = rows.groupby("batch_size")["seconds_total"]
-    ratios = (seconds.max() / seconds.min()).rename("ratio").reset_index()
+    ratios = (seconds.max() / seconds.min())[seconds.count() > 1].rename("ratio").reset_index()
     if ratios.empty:
         return None
     text = f"Longest over shortest time of the seeds: {_range(ratios, ratios['ratio'], '.2f')}."

@@ -89,10 +89,9 @@ def compare_pairs(losses: Losses, margin: float = 0.01, unit: str = "nats") -> C
     if infinite := [n for n in sizes if not all(map(math.isfinite, losses[n].values()))]:
         reason = f"batch size {infinite[0]} has a loss that is not finite"
     elif len(sizes) < 2:
-        reason = f"a comparison needs 2 batch sizes, there is {len(sizes) or 'none'}"
+        reason = f"a comparison needs at least 2 batch sizes; this sweep has {len(sizes)}"
     elif len(seeds) < 2:
-        count = len(seeds) or "none"
-        reason = f"paired tests need 2 seeds common to all batch sizes, there is {count}"
+        reason = f"paired tests need at least 2 seeds at all batch sizes; there are {len(seeds)}"
     degrees = max(0, (len(sizes) - 1) * (len(seeds) - 1))
     if reason:
         return Comparison(sizes, seeds, left_out, margin, unit, degrees, reason)

@@ -42,7 +42,7 @@ def main() -> None:
     except (SweepError, OSError, click.ClickException) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         if isinstance(error, OSError):
-            text += ". Check the path and its permissions."
+            text += ". Check the path, its permissions and the free disk space."
         click.echo(f"Error: {' '.join(text.split())}", err=True)
         code = 2
     except (click.Abort, KeyboardInterrupt):

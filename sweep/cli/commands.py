@@ -4,12 +4,11 @@ import contextlib
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
 
 if TYPE_CHECKING:
-    from sweep.config.trial import Services
     from sweep.memory.search import Measurement
     from sweep.orchestration.planning import Planned
     from sweep.plan.plan import Plan
@@ -76,7 +74,7 @@ def run(
     retry: str | None,
     **settings: Any,
 ) -> int:
-    """Plan, run every trial, write the report. The same command again resumes.
+    """Plan, run every trial, write the report. Run the same command again to resume.
 
     EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
     grpo-words, grpo-chess) or a TOML file.
@@ -84,7 +82,7 @@ def run(
     from sweep.cli.show import Progress, print_plan, print_status
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import check_writable, read_request
-    from sweep.orchestration.runner import check_trains, finished_summary, run_plan
+    from sweep.orchestration.runner import check_request, finished_summary, run_plan
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
 
@@ -92,10 +90,9 @@ def run(
     folder, services = request.folder, request.services
     check_writable(folder.path)
     planned = request.plan()
-    check_trains(planned.plan)
     if only:
         planned = _only(planned, only)
-    _check_services(services, planned.is_tuned)
+    check_request(planned, services)
     if dry_run:
         print_plan(estimate(planned, folder).command_rows(), json)
         return 0
@@ -128,24 +125,19 @@ def run(
 
 
 def _only(planned: "Planned", prefixes: tuple[str, ...]) -> "Planned":
-    chosen = tuple(trial for trial in planned.requested if trial.startswith(prefixes))
-    if len(chosen) != len(prefixes):
-        raise SweepError(f"only must name one trial of this plan each time, got {prefixes}.")
+    chosen = {prefix: _match(prefix, planned.requested, "only") for prefix in prefixes}
     plan = planned.plan.model_copy(update={"trials": planned.plan.known_trials})
-    return replace(planned, plan=plan, requested=chosen)
+    return replace(planned, plan=plan, requested=tuple(dict.fromkeys(chosen.values())))
 
 
-def _check_services(services: "Services", is_tuned: bool) -> None:
-    from sweep.orchestration.executors import check_services
-    from sweep.tracking.store import check_answers
-
-    check_services(services)
-    if services.tracking_uri:
-        check_answers(services.tracking_uri)
-    if services.storage and is_tuned:
-        from sweep.orchestration.tuning import open_storage  # imports optuna
-
-        open_storage(services.storage)
+def _match(prefix: str, ids: Iterable[str], name: str) -> str:
+    matches = [trial_id for trial_id in ids if trial_id.startswith(prefix)]
+    if len(matches) != 1:
+        raise SweepError(
+            f"{name} must match exactly one trial, got {prefix!r}, which matches {len(matches)}. "
+            "`sweep plan --json` and `sweep status DIR` list the ids."
+        )
+    return matches[0]
 
 
 def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cause]") -> None:
@@ -182,7 +174,7 @@ def _report(folder: "SweepFolder") -> None:
 
 
 @click.command(cls=SettingsCommand)
-@common_options("Write the plan to this folder; otherwise only results/EXPERIMENT is read.")
+@common_options("Also write the plan to this folder; by default results/EXPERIMENT is only read.")
 @click.option("--cluster", metavar="nodes=N,gpus=G", help="Also print the cost on this cluster.")
 @click.option("--price", type=float, metavar="PRICE", help="Per device-hour; needs --cluster.")
 def plan(
@@ -193,7 +185,7 @@ def plan(
     price: float | None,
     **settings: Any,
 ) -> None:
-    """Print the plan with memory, time, disk and cost; trains nothing. --out writes it there."""
+    """Print the plan with memory, time, disk and cost, without training."""
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
     from sweep.orchestration.planning import read_request, save_plan
@@ -236,7 +228,10 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
     "--multiple", type=click.IntRange(1), metavar="N", default=1, help="Only try multiples of N."
 )
 @click.option(
-    "--soak", type=click.IntRange(0), metavar="N", help="Run each choice for this many steps."
+    "--soak",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Steps of a leak test at each recommended size.",
 )
 def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
@@ -277,26 +272,24 @@ def status(folder: "SweepFolder", json: bool) -> None:
 @folder_argument
 def stop(folder: "SweepFolder") -> None:
     """Stop a running sweep after a checkpoint; the same `sweep run` resumes it."""
-    from sweep.trial.lease import LeaseWatch, is_locked, read_owner, refuse_live_owner_elsewhere
+    from sweep.trial.lease import LeaseWatch, read_owner
 
-    owner = read_owner(folder.lock_path)
-    if is_locked(folder.lock_path):
-        if owner.get("host") != socket.gethostname():  # a network file system shows its lock here
-            raise SweepError(f"stop must be called on {owner.get('host')}, which runs the sweep.")
-        os.kill(owner["pid"], signal.SIGTERM)
-        while is_locked(folder.lock_path):
+    command = LeaseWatch(folder.lock_path)
+    if command.is_alive():
+        click.echo("Waiting until the command has its data or a checkpoint.", err=True)
+        while command.is_alive():
+            with contextlib.suppress(FileNotFoundError):  # it has removed its new folder
+                folder.stop_path.touch()
             time.sleep(0.1)
-        click.echo("Stopped. The same `sweep run` resumes it.")
-        return
-    refuse_live_owner_elsewhere(folder.lock_path)
-    count = 0
-    for trial in folder.trials():  # attempts that run without a command, such as SLURM jobs
-        fencing = read_owner(trial.lease_path).get("fencing")
-        is_alive = not trial.result_path.exists() and LeaseWatch(trial.lease_path).is_alive()
-        if fencing and is_alive:
-            trial.ask_to_stop(int(fencing))
-            count += 1
-    click.echo(f"Asked {count} attempts to checkpoint and end.")
+        folder.stop_path.unlink(missing_ok=True)
+        if not folder.plan_path.exists():
+            return  # it was still preparing
+    open_trials = (trial for trial in folder.trials() if not trial.result_path.exists())
+    alive = [trial for trial in open_trials if LeaseWatch(trial.lease_path).is_alive()]
+    for trial in alive:  # attempts that run without a command, such as SLURM jobs
+        trial.ask_to_stop(int(read_owner(trial.lease_path).get("fencing", 0)))
+    asked = f" {len(alive)} attempts without a command were asked to stop." if alive else ""
+    click.echo(f"No command runs this sweep.{asked} The same `sweep run` resumes it.")
 
 
 @click.command()
@@ -304,15 +297,10 @@ def stop(folder: "SweepFolder") -> None:
 @click.argument("trial", metavar="ID")
 def log(folder: "SweepFolder", trial: str) -> None:
     """Print a trial's log. The start of its id is enough."""
-    trials = [planned for planned in folder.trials() if planned.id.startswith(trial)]
-    if len(trials) != 1:
-        raise SweepError(
-            f"a trial id must match one trial of {folder.path}, got {trial!r}, which matches "
-            f"{len(trials)}. `sweep status {folder.path}` lists the ids."
-        )
-    path = trials[0].log_path
+    trial_id = _match(trial, [planned.id for planned in folder.trials()], "a trial id")
+    path = folder.trial(trial_id).log_path
     if not path.exists():
-        raise SweepError(f"trial {path.parent.name} must have started to have a log. Run it first.")
+        raise SweepError(f"trial {trial_id} has no log, because it has not started.")
     click.echo(path.read_text(errors="replace"), nl=False)
 
 
@@ -329,7 +317,7 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     unneeded = dict.fromkeys(folder.path.glob(".*.part"), "half-written")
     for trial in folder.trials():
         state = trial.read_status().state
-        if state in (State.COMPLETE, State.PRUNED):
+        if state is State.COMPLETE:  # tuning may still continue a pruned one
             for checkpoint in trial.checkpoints():
                 unneeded[checkpoint.path] = "checkpoint of a finished trial"
             if weights and trial.weights_path.exists():
@@ -349,6 +337,8 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     with Lease(folder.lock_path):
         for path in unneeded:
             remove(path)
+            if path.exists():
+                raise SweepError(f"{path} cannot be removed. Check its permissions.")
     click.echo(f"Removed {subject}.")
 
 
@@ -357,7 +347,7 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
 @click.option("--from-mlflow", metavar="URI", help="Read an MLflow store instead of a folder.")
 @click.option("--experiment", metavar="NAME", help="The experiment in that store.")
 @click.option("--run", metavar="ID", help="The parent run; by default the newest.")
-@click.option("--out", type=out_folder, metavar="DIR", help="Folder to write to.")
+@click.option("--out", type=out_folder, metavar="DIR", help="Write to this folder instead of DIR.")
 def report(
     folder: "SweepFolder | None",
     from_mlflow: str | None,
@@ -367,28 +357,28 @@ def report(
     tracking_uri: str | None,
 ) -> None:
     """Write report.md, report.html, trials.csv and figures, from DIR or from MLflow alone."""
-    from sweep.analysis.checks import judge
-    from sweep.analysis.frames import load_stored_sweep, load_sweep
-    from sweep.report.report import write_report_of
+    from sweep.plan.plan import parse_plan
+    from sweep.report.report import write_report
     from sweep.tracking.mirror import Mirror
-    from sweep.tracking.store import check_tracking_uri
+    from sweep.tracking.store import check_tracking_uri, restore_sweep
     from sweep.trial.lease import Lease, is_locked
 
     if folder is None and from_mlflow and experiment:
-        stored = load_stored_sweep(from_mlflow, experiment, run)
-        click.echo(write_report_of(stored, judge(stored), out or Path(experiment)))
+        with tempfile.TemporaryDirectory() as parent:
+            restored = restore_sweep(from_mlflow, experiment, run, Path(parent))
+            click.echo(write_report(restored.path, out or experiment))
         return
     if folder is None or from_mlflow or experiment or run:
-        raise SweepError("report needs a folder, or --from-mlflow URI with --experiment NAME.")
+        raise SweepError("report needs either DIR or --from-mlflow URI with --experiment NAME.")
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
-    sweep = load_sweep(folder.path)
-    click.echo(write_report_of(sweep, judge(sweep), out or folder.path))
+    click.echo(write_report(folder.path, out))
     if is_locked(folder.lock_path):
         click.echo("A running command mirrors this sweep.", err=True)
         return
     with Lease(folder.lock_path):  # bare workers and outages leave gaps in the store
-        undelivered = Mirror(folder, sweep.plan, tracking_uri).deliver()
+        plan = parse_plan(folder.require_plan(), str(folder.plan_path))
+        undelivered = Mirror(folder, plan, tracking_uri).deliver()
     if undelivered:
         click.echo(undelivered, err=True)
 
@@ -425,7 +415,7 @@ def ui(folder: "SweepFolder", port: int) -> int:
 def data(action: str, source: str, json: bool, **settings: Any) -> None:
     """Prepare or describe SOURCE (tinystories, synthetic, hf:OWNER/NAME, or a path).
 
-    prepare: download and tokenize it into the cache first. info: tokens only if it is prepared.
+    prepare: download and tokenize it into the cache. info: token counts only if it is prepared.
     """
     from sweep.config.experiment import load_experiment
     from sweep.config.trial import tokenizer_of
@@ -490,7 +480,7 @@ def _devices(problems: list[str]) -> list[dict[str, Any]]:
     name, load = device_name(torch.device("cpu")), os.getloadavg()[0]
     devices: list[dict[str, Any]] = [{"device": "cpu", "name": name, "cores": available_cores()}]
     if load >= 1:
-        problems.append(f"other processes used {load:.1f} cores in the last minute and slow trials")
+        problems.append(f"other processes used {load:.1f} cores in the last minute")
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         gpu = {"device": f"cuda:{index}", "name": torch.cuda.get_device_name(index)}

@@ -1,4 +1,4 @@
-"""Command-line options, generated from the settings when a command is used, not by `--help`."""
+"""Command-line options, generated from the settings when a command is used."""
 
 import json
 from collections import defaultdict
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import click
 
 if TYPE_CHECKING:
-    from sweep.config.settings import Group, Setting
+    from sweep.config.settings import FlaggedField, Group
 
 
 EVERYDAY = ("out", "yes", "dry_run")  # options that are no settings, listed with the first group
@@ -47,7 +47,7 @@ class SettingsCommand(click.Command):
                 formatter.write_dl(records[group])
 
 
-def build_option(setting: "Setting") -> click.Option:
+def build_option(setting: "FlaggedField") -> click.Option:
     """Return the option of a setting; pydantic parses every value but choices and switches."""
     words = [f"--{setting.name.replace('_', '-')}"]
     text, annotation = setting.field.description, setting.field.annotation

@@ -25,8 +25,8 @@ def build_console(to_stderr: bool = False) -> Console:
 
 
 def build_table(*names: str) -> Table:
-    left = ("id", "state")  # the others are numbers
-    columns = (Column(name, justify="left" if name in left else "right") for name in names)
+    texts = ("id", "state")  # the others are numbers
+    columns = (Column(name, justify="left" if name in texts else "right") for name in names)
     return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
 
@@ -46,7 +46,7 @@ def print_plan(
         f"parameters, {settings.data or settings.workload}, {plan.tokens_per_sequence} tokens per "
         f"sequence, {settings.precision} on {device}"
     )
-    columns = ("rate", "seeds", "tokens", "steps", "warmup", "microbatch × devices × accumulation")
+    columns = ("lr", "seeds", "tokens", "steps", "warmup", "microbatch × devices × accumulation")
     table = build_table("batch size", *columns, "memory (eager)", "time (estimate)")
     groups: dict[tuple[str, str, int], list[PlannedTrial]] = {}
     for row in plan.trials:
@@ -111,7 +111,7 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
 
 
 def status_table(rows: list[dict[str, Any]]) -> Table:
-    columns = ("batch size", "seed", "rate", "state", "tokens", "loss", "tokens/s", "time left")
+    columns = ("batch size", "seed", "lr", "state", "tokens", "loss", "tokens/s", "time left")
     table = build_table("id", *columns)
     for row in rows:
         loss, speed, eta = row["loss"], row["tokens_per_second"], row["eta_seconds"]
@@ -133,13 +133,16 @@ def _state_of(row: dict[str, Any]) -> str:
     return f"{row['state']} {row['cause'] or ''}".strip()
 
 
+def _time_text(seconds: float | None) -> str:
+    return f", about {format_seconds(seconds)} left" if seconds else ""
+
+
 def print_status(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_document(document)
         return
     console, eta = build_console(), document["eta_seconds"]
-    time_text = f", about {format_seconds(eta)} left" if eta else ""
-    console.print(f"[bold]{document['sweep']}[/]: {document['state']}{time_text}")
+    console.print(f"[bold]{document['sweep']}[/]: {document['state']}{_time_text(eta)}")
     console.print(status_table(document["trials"]))
     for row in document["trials"]:
         if row["state"] == State.FAILED:
@@ -175,8 +178,8 @@ class Progress(AbstractContextManager["Progress"]):
         if self._console.is_terminal:
             table = status_table([row for row in rows if row["state"] == State.RUNNING])
             finished = sum(State(row["state"]).is_finished for row in rows)
-            time_text = format_seconds(time_left(rows) or 0)
-            table.caption = f"{finished} of {len(rows)} trials finished, about {time_text} left"
+            counts = f"{finished} of {len(rows)} trials finished"
+            table.caption = counts + _time_text(time_left(rows))
             self._live.start()
             self._live.update(table, refresh=True)
             rows = []

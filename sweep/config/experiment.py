@@ -28,6 +28,7 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
+Precision = Literal["fp32", "bf16", "bf16-pure"]  # from wide to narrow
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
 
@@ -35,9 +36,9 @@ class OptimizerSettings(Settings):
     """AdamW as in torch, SGD, or none; weight decay applies to matrices only."""
 
     name: Literal["adamw", "sgd", "none"] = "adamw"  # none: only forward and backward
-    beta1: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.9  # decay of the gradient's mean
-    beta2: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.999  # decay of its square's mean
-    eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8  # added to the root of that mean
+    beta1: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.9  # decay of the first moment
+    beta2: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.999  # decay of the second moment
+    eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8  # added to the denominator
     weight_decay: Annotated[float, Field(ge=0, strict=True)] = 0.1  # decoupled, times the rate
     clip: Annotated[float, Field(ge=0, strict=True)] = 1.0  # global gradient norm; 0: no clipping
 
@@ -59,9 +60,11 @@ class EvaluationSettings(Settings):
     train_points: Points = 100  # log lines per trial
     points: Points = 20  # milestone evaluations per trial
     sequences: Positive | None = None  # per evaluation; by default derived from the budget
-    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10  # measurements
-    noise_share: Share = 0.005  # of the sequences, for all measurements of gradient noise
-    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1  # evaluations in a mean
+    # gradient-noise measurements per trial
+    noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
+    noise_share: Share = 0.005  # share of the budget's sequences for gradient-noise measurements
+    # consecutive evaluations that are averaged before comparison with the target
+    window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
 
 
 class TuningSettings(Settings, use_attribute_docstrings=True):
@@ -97,7 +100,7 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     loss: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
     # divisor of the advantages: standard deviation of the group or of the batch, or nothing
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # lower clip of the ratio, below 1
+    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # the ratio is at least 1 − clip
     clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # above 1; default: clip
     kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight of KL; 0: no reference model
     num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1  # updates per batch
@@ -143,10 +146,10 @@ class Experiment(Settings, use_attribute_docstrings=True):
     data: Annotated[str | None, Flag()] = "tinystories"
     """tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder."""
     lr: Annotated[str, BeforeValidator(str), RunFlag()] = "3e-4"
-    """A rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."""
+    """A learning rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."""
     seeds: Annotated[Count | None, Field(le=1000), RunFlag()] = None
     """Seeds per batch size; by default 1 at a fixed rate, else 3."""
-    precision: Annotated[Literal["auto", "fp32", "bf16", "bf16-pure"], Flag(Group.MODEL)] = "auto"
+    precision: Annotated[Literal["auto", Precision], Flag(Group.MODEL)] = "auto"
     """auto: bf16 on CUDA, else fp32."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Train to this validation loss, at a constant rate; the budget is a cap."""
@@ -185,36 +188,36 @@ class Experiment(Settings, use_attribute_docstrings=True):
         model, tuning, grpo, workload = self.model, self.tuning, self.grpo, self.workload
         is_user_code = ":" in workload
         if not is_user_code and (model.kind == "quadratic") != (workload == "quadratic"):
-            raise ValueError(f"workload {workload!r} cannot train the model {model.name!r}")
+            raise ValueError(f"workload {workload!r} cannot train {model.name!r}. Change either")
         if not model.supports_half_precision and self.precision not in ("auto", "fp32"):
-            raise ValueError(f"the model {model.name} needs the precision fp32")
+            raise ValueError(f"the model {model.name} needs the precision fp32. Leave it out")
         if (self.tokenizer == "pretrained") != bool(getattr(model, "tokenizer_sha256", None)):
-            raise ValueError("the tokenizer pretrained needs an init that is a pretrained model")
+            raise ValueError("tokenizer 'pretrained' needs a pretrained model. Name it with --init")
         if "lr" not in tuning.dimensions or len({*tuning.dimensions}) < len(tuning.dimensions):
-            raise ValueError("tuning.dimensions must contain lr, and each dimension at most once")
+            raise ValueError("tuning.dimensions must contain lr, each at most once. Write lr,beta2")
         if (tuning.budget or 0) > self.budget:
-            raise ValueError("tuning.budget must be at most the budget")
+            raise ValueError("tuning.budget must be at most the budget. Lower it")
         if not is_user_code and (workload == "grpo") != (grpo is not None):
-            raise ValueError("settings of grpo need the workload grpo, and vice versa")
+            raise ValueError("group_size and [grpo] need the workload grpo. Leave them out")
         if self.target is not None:
             if self.traits.samples:
-                raise ValueError(f"target does not apply to {workload}")
+                raise ValueError(f"target does not apply to {workload}. Leave it out")
             if self.schedule.name != "constant":
-                raise ValueError("schedule.name must be constant with a target")
+                raise ValueError("schedule.name must be constant with a target. Leave it out")
             if tuning.budget is not None:
-                raise ValueError("tuning.budget does not apply with a target")
+                raise ValueError("tuning.budget does not apply with a target. Leave it out")
         if grpo is None:
             if self.init is not None:
-                raise ValueError("init applies only to the workload grpo; leave it out")
+                raise ValueError("init applies only to the workload grpo. Leave it out")
             return self
         for batch in self.batches:
             if batch % (size := grpo.group_size):
-                near = f"nearest to {batch}: {nearest_multiples(batch, size)}"
-                raise ValueError(f"batches must be multiples of group_size ({size}); {near}")
-        if grpo.tokens_per_sequence > model.context:
-            raise ValueError(f"prompt_tokens + new_tokens must fit the context {model.context}")
+                near = f"got {batch}. Use {nearest_multiples(batch, size)}"
+                raise ValueError(f"batches must be multiples of group_size ({size}), {near}")
+        if grpo.tokens_per_sequence > (context := model.context):
+            raise ValueError(f"prompt_tokens + new_tokens must fit context {context}. Lower them")
         if grpo.task == "text" and grpo.reward is None:
-            raise ValueError("grpo.reward must be your module:function for the task 'text'")
+            raise ValueError("the task 'text' needs your module:function. Set grpo.reward")
         return self
 
 

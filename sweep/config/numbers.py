@@ -1,6 +1,6 @@
 """Numbers as people write them: 327M, 16GiB, 1,8,32, 1..512."""
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from sweep.errors import SweepError
 
@@ -14,13 +14,14 @@ def parse_count(text: str | int | float, subject: str = "number", least: int = 1
     suffix = next((suffix for suffix in SUFFIXES if written.endswith(suffix)), "")
     try:
         value = Decimal(written.removesuffix(suffix)) * SUFFIXES.get(suffix, 1)
-        if not least <= value <= 10**18 or value != value.to_integral_value():
-            raise InvalidOperation
+        is_whole = value >= least and value == value.to_integral_value()
     except ArithmeticError:  # InvalidOperation, Overflow
-        raise SweepError(
-            f"{subject} must be a whole number from {least} to 1e18, got {text!r}. "
-            "Write it such as 327.68M, 3.2768e8 or 16GiB."
-        ) from None
+        is_whole = False
+    if not is_whole:
+        problem = f"must be a whole number of at least {least}, got {text!r}"
+        raise SweepError(f"{subject} {problem}. Write it such as 8 or 327.68M.")
+    if value > 10**18:
+        raise SweepError(f"{subject} must be at most 1e18, got {text!r}. Lower it.")
     return int(value)
 
 

@@ -1,12 +1,13 @@
-"""User code named as `module:object`: importing it, and what identifies it."""
+"""Import user code named `module:object`, and hash it for the trial id."""
 
+import ast
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import sys
-from collections.abc import Iterable
-from modulefinder import ModuleFinder
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from sweep.errors import SweepError
 
 def load_object(name: str) -> Any:
     """Import `module:object`. Modules in the current folder can be imported too."""
-    module, attribute = _split(name)
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise SweepError(f"an object must be named as module:object, got {name!r}.")
+    if (current := str(Path.cwd())) not in sys.path:
+        sys.path.append(current)
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
@@ -34,45 +39,44 @@ def require_extra(package: str, extra: str, subject: str) -> None:
 
 
 def identify_code(names: Iterable[str]) -> dict[str, Any]:
-    """Return the sha256 of files and the versions of packages that objects need; import none."""
-    files: dict[str, str] = {}
-    imported: set[str] = set()
-    for name in names:
-        module, _ = _split(name)
-        path = _source_of(module, name)
-        root, sources = path.parents[module.count(".") + (path.name == "__init__.py")], {path}
-        if "site-packages" in root.parts:  # an installed package: its version identifies it
-            imported.add(module.partition(".")[0])
-        else:
-            finder = ModuleFinder([str(root)])
-            try:
-                finder.run_script(str(path))
-            except SyntaxError as error:
-                raise SweepError(f"{name!r} is not valid (SyntaxError: {error}).") from error
-            imported |= {missing.partition(".")[0] for missing in finder.badmodules}
-            paths = [getattr(loaded, "__file__", None) for loaded in finder.modules.values()]
-            sources |= {Path(path) for path in paths if path}
-        for source in sources:
-            relative = source.relative_to(root).as_posix()
-            files[relative] = hashlib.sha256(source.read_bytes()).hexdigest()
+    """Import objects in a fresh process; return what identifies their code.
+
+    Files are those that the objects load, and those that these import inside functions.
+    """
+    loaded_before = {*sys.modules}  # by the worker
+    objects = {name: load_object(name) for name in names}
+    roots, files, imported = set[Path](), dict[str, str](), set[str]()
+    for module in {name.partition(":")[0] for name in objects}:
+        path = Path(getattr(sys.modules[module], "__file__", __file__))  # none: built into Python
+        roots.add(path.parents[module.count(".") + (path.name == "__init__.py")])
+        imported.add(module.partition(".")[0])
+    loaded = (sys.modules[name] for name in sys.modules.keys() - loaded_before)
+    pending = [Path(file) for module in loaded if (file := getattr(module, "__file__", None))]
+    while pending:
+        path = pending.pop()
+        root = next((root for root in sorted(roots) if root in path.parents), None)
+        is_library = "site-packages" in path.parts or Path(__file__).parents[1] in path.parents
+        if root is None or is_library or (name := path.relative_to(root).as_posix()) in files:
+            continue
+        files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        for target in _imports(path, root):
+            parts = [part for part in (target, *target.parents) if root in part.parents]
+            sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)
+            pending += filter(Path.is_file, itertools.chain(*sources))
+            imported.update(part.name for part in parts[-1:])
     distributions = importlib.metadata.packages_distributions()
     packages = sorted({distributions[top][0] for top in imported if top in distributions})
-    return {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
+    code = {"files": files, "packages": {p: importlib.metadata.version(p) for p in packages}}
+    results = {name: obj.identity() for name, obj in objects.items() if hasattr(obj, "identity")}
+    return {**code, "identity": results} if results else code
 
 
-def _split(name: str) -> tuple[str, str]:
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise SweepError(f"an object must be named as module:object, got {name!r}.")
-    if (current := str(Path.cwd())) not in sys.path:
-        sys.path.append(current)
-    return module, attribute
-
-
-def _source_of(module: str, name: str) -> Path:
-    for folder in sys.path:
-        path = Path(folder, *module.split("."))
-        for source in (path / "__init__.py", path.with_suffix(".py")):
-            if source.is_file():
-                return source.resolve()
-    raise SweepError(f"module {module!r} of {name!r} must be a Python file found from here.")
+def _imports(path: Path, root: Path) -> Iterator[Path]:
+    """Yield the modules, and names in modules, that a file imports, as paths without a suffix."""
+    for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else b"")):
+        if isinstance(node, ast.Import):
+            yield from (root / alias.name.replace(".", "/") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = path.parents[node.level - 1] if node.level else root
+            module = folder / (node.module or "").replace(".", "/")
+            yield from (module / alias.name for alias in node.names)

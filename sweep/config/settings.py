@@ -17,6 +17,8 @@ Table = TypeVar("Table", bound="Settings")
 
 
 class Settings(BaseModel):
+    """A table of settings: immutable, without unknown keys or infinite numbers."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -45,7 +47,9 @@ DataFlag = partial(Flag, commands=(*Flag.commands, "data"))
 
 
 @dataclass(frozen=True)
-class Setting:
+class FlaggedField:
+    """A field that declares a flag, at its place in the tables."""
+
     name: str  # of the flag, such as tune_budget
     path: tuple[str, ...]  # path of the field, such as ("tuning", "budget")
     field: FieldInfo
@@ -62,13 +66,13 @@ def _fields_of(
                 yield from _fields_of(nested, (*path, name))
 
 
-def settings_of(table: type[Settings]) -> Iterator[Setting]:
+def settings_of(table: type[Settings]) -> Iterator[FlaggedField]:
     """Yield every field of a table, and of the tables in it, that declares a flag."""
     for path, info in _fields_of(table):
         for item in info.metadata:
             if isinstance(item, Flag):
                 name = (item.name or path[-1]).replace("-", "_")
-                yield Setting(name, path, info, item)
+                yield FlaggedField(name, path, info, item)
 
 
 def merge_settings(
@@ -94,20 +98,25 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
         mistakes = error.errors()
         first = next((e for e in mistakes if e["type"] == "extra_forbidden"), mistakes[0])
         keys = {".".join(path) for path, _ in _fields_of(table)}
-        key, value = "", first["input"]
+        key, value, is_known = "", first["input"], False
         for part in map(str, first["loc"]):  # also the tags of unions, and indices
             longer = f"{key}.{part}".strip(".")
-            if longer in keys:
+            if is_known := longer in keys:
                 key = longer
         if first["type"] == "extra_forbidden":
+            if is_known:  # of another member of the union
+                problem = f"{key!r} does not apply to {first['loc'][-2]!r}"
+                raise SweepError(f"{subject}: {problem}. Leave it out.") from error
             key = f"{key}.{first['loc'][-1]}".strip(".")
             close = difflib.get_close_matches(key, keys, 1)
             hint = f"Did you mean {close[0]!r}?" if close else "Remove it."
             raise SweepError(f"{subject}: {key!r} is not a known key. {hint}") from error
         message = first["msg"].removeprefix("Value error, ").rstrip(".")
+        if first["type"] == "model_type":
+            key, message = "", f"{key} must be a table"
         got = f", got {value!r}" if isinstance(value, str | int | float) else ""
         key += ": " * bool(key)
-        raise SweepError(f"{subject}: {key}{message}{got}. Correct it.") from error
+        raise SweepError(f"{subject}: {key}{message}{got}.") from error
 
 
 def _read_count(value: Any, info: ValidationInfo, least: int = 1) -> int:

@@ -8,6 +8,7 @@ from sweep.config.experiment import (
     Experiment,
     GrpoSettings,
     OptimizerSettings,
+    Precision,
     ScheduleSettings,
     TokenizerKind,
     WorkloadTraits,
@@ -17,6 +18,7 @@ from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Sett
 
 FORMAT_VERSION = 2
 STORING = ("run", "plan", "report")  # commands that may mirror a sweep
+FORECASTING = ("run", "plan", "forecast")  # not probe, which measures one device
 
 
 class TokenizerSettings(Settings):
@@ -53,7 +55,7 @@ class Science(Settings):
     optimizer: OptimizerSettings
     schedule: ScheduleSettings
     evaluation: EvaluationSettings
-    precision: Literal["fp32", "bf16", "bf16-pure"]
+    precision: Precision
     tokens: int  # steps · batch_size · tokens_per_sequence; with a target, the cap
     batch_size: int  # sequences per optimizer step
     learning_rate: float  # peak
@@ -69,7 +71,7 @@ class Science(Settings):
 
 
 class Execution(Settings, use_attribute_docstrings=True):
-    """The execution of trials: choices of the user (`model_fields_set`) or of the first plan."""
+    """How trials run. Decided when plan.json is first written, and then kept."""
 
     device: Annotated[str, Flag()] = "auto"
     """auto, cpu, cuda, cuda:i or mps."""
@@ -85,9 +87,9 @@ class Execution(Settings, use_attribute_docstrings=True):
     """Tokens whose logits exist at a time; 0: all. By default 1024, on CUDA 8192."""
     preset: Annotated[Literal["speed", "balanced", "memory"] | None, RunFlag(Group.MEMORY)] = None
     """Choose microbatch, checkpointing, ZeRO and precision by forecast."""
-    devices: Annotated[Count, Flag(Group.DEVICES, "devices-per-trial", "N")] = 1
+    devices: Annotated[Count, Flag(Group.DEVICES, "devices-per-trial", "N", FORECASTING)] = 1
     """Devices per trial, one process each."""
-    zero: Annotated[Literal[0, 1, 2, 3], Flag(Group.DEVICES)] = 0
+    zero: Annotated[Literal[0, 1, 2, 3], Flag(Group.DEVICES, commands=FORECASTING)] = 0
     """Shard over a trial's devices: 1 optimizer, 2 + gradients, 3 + weights."""
     strategy: Annotated[Literal["torch", "deepspeed"], RunFlag(Group.DEVICES)] = "torch"
     """Library that shards."""
@@ -143,32 +145,33 @@ class TrialConfig(Settings):
     def group_size(self) -> int:
         return self.science.traits.group_size
 
-    def sampled_at_once(self, microbatch_size: int) -> int:
+    def completions_at_once(self, microbatch_size: int) -> int:
         # Four microbatches, because sampling keeps no activations (docs/grpo.md).
         return self.execution.generation_batch_size or 4 * microbatch_size
 
-    def resized(self, microbatch_size: int, **execution: int) -> "TrialConfig":
+    def with_microbatch(self, microbatch_size: int, **execution: Any) -> "TrialConfig":
         changed = self.execution.model_copy(update=execution)
         return self.model_copy(update={"execution": changed, "microbatch_size": microbatch_size})
 
-    def attempted(self, microbatch_size: int) -> "TrialConfig":
+    def for_attempt(self, microbatch_size: int) -> "TrialConfig":
         """Return the config of an attempt after memory ran out: other batches shrink too."""
         evaluated = min(microbatch_size, self.execution.evaluation_batch_size)
-        config = self.resized(microbatch_size, evaluation_batch_size=evaluated)
+        config = self.with_microbatch(microbatch_size, evaluation_batch_size=evaluated)
         if at_once := self.execution.generation_batch_size:
             at_once = max(1, at_once * microbatch_size // self.microbatch_size)
-            config = config.resized(microbatch_size, generation_batch_size=at_once)
+            config = config.with_microbatch(microbatch_size, generation_batch_size=at_once)
         return config
 
-    def sized(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
+    def on_one_device(self, batch_size: int, microbatch_size: int) -> "TrialConfig":
         """Return the config of a step with these sizes on one device, to forecast or measure it."""
         at_once = min(microbatch_size, self.execution.evaluation_batch_size)
-        config = self.resized(microbatch_size, evaluation_batch_size=at_once, devices=1, zero=0)
+        execution = {"evaluation_batch_size": at_once, "devices": 1, "zero": 0}
+        config = self.with_microbatch(microbatch_size, **execution)
         science = self.science.model_copy(update={"batch_size": batch_size})
         return config.model_copy(update={"science": science})
 
     def parts_to_peak(self, microbatch_size: int) -> int:
         """Return how many microbatches of a step reach the peak memory of any larger number."""
         if self.science.traits.samples:
-            return max(2, math.ceil(self.sampled_at_once(microbatch_size) / microbatch_size))
+            return max(2, math.ceil(self.completions_at_once(microbatch_size) / microbatch_size))
         return 2  # the first one's gradients exist while the second one runs

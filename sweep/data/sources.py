@@ -43,7 +43,7 @@ SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
-# Before white space that follows none, no tokenizer here joins the text on both sides.
+# No tokenizer here merges a character with white space after it, so such a cut changes no ids.
 CUT = re.compile(r"(?<=\S)[ \n]")
 # The split of data without a validation file; a part of their identity.
 SPLIT_RULE: dict[str, Any] = {"by": "document hash", "valid_fraction": 0.05, "version": 1}
@@ -129,7 +129,7 @@ def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
     if identity["name"] == "hf":
         readers = _open_hub(identity["repository"], identity["revision"])
     elif path is None or _identify_files(files := find_files(path)) != identity:
-        raise SweepError(f"data {path!r} must be unchanged since it was planned. Restore it.")
+        raise SweepError(f"data {path!r} has changed since the sweep was planned. Restore it.")
     else:
         readers = {role: partial(read_files, paths) for role, paths in files.items()}
     return readers if "valid" in readers else split_documents(*readers.values())
@@ -175,7 +175,7 @@ def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
     with _hugging_face("datasets", name, "It must have a split train.") as datasets:
         splits = datasets.load_dataset(repository, revision=revision)
         readers: dict[str, Reader] = {"train": partial(_read_rows, splits["train"], name)}
-    for split in set(VALID_NAMES) & set(splits):
+    for split in [split for split in VALID_NAMES if split in splits][:1]:
         readers["valid"] = partial(_read_rows, splits[split], name)
     return readers
 
@@ -213,13 +213,13 @@ def read_text(path: Path, block: int = 1 << 18) -> Iterator[Piece]:
         open_file = gzip.open if path.name.lower().endswith(".gz") else open
         with open_file(path, "rt", encoding="utf-8-sig") as file:
             yield from _documents(file, block)
-    except (UnicodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        expected = "UTF-8 text, plain or in a whole gzip file"
-        raise SweepError(f"data must be {expected}, got {str(path)!r} ({error}).") from error
+    except (OSError, UnicodeError, EOFError, zlib.error) as error:
+        expected = "readable UTF-8 text, plain or in a whole gzip file"
+        raise SweepError(f"data must be {expected}, got {path} ({error}). Check it.") from error
 
 
 def _documents(file: IO[str], block: int) -> Iterator[Piece]:
-    pending, is_open = "", False  # text not yet yielded, and whether its document's start was
+    pending, is_open = "", False  # text not yet yielded; True if its document's start was yielded
     limit = min(PIECE_CHARACTERS, block)
     while text := file.read(block):
         text += file.readline(block)  # so that no separator is cut

@@ -34,7 +34,7 @@ BATCH_CHARACTERS = 1 << 20  # tokenized at once; about 60 bytes of memory per ch
 
 
 class TextTokenizer:
-    """A tokenizer of the library, whose end-of-text id `end` is exchanged with id 0; or bytes."""
+    """A tokenizer of the library `tokenizers`, or plain bytes. Id `end` is exchanged with id 0."""
 
     def __init__(self, path: Path | None, end: int = 0) -> None:
         self._end, self._library, self.vocabulary_used = end, None, 256
@@ -78,7 +78,7 @@ def check_tokenizer(settings: TokenizerSettings) -> None:
 def pretrained_path(folder: str | Path | None, tokenizer: TokenizerSettings) -> Path:
     path = Path(folder or ".") / TOKENIZER
     if not path.is_file() or sha256_of_file(path) != tokenizer.sha256:
-        raise SweepError(f"{path} must be the tokenizer of the plan. Restore it.")
+        raise SweepError(f"the tokenizer {path} is missing or has changed. Restore it.")
     return path
 
 
@@ -113,10 +113,8 @@ class TokenizedText:
     tokenizer_path: Path | None
     train_documents: int
     valid_documents: int
-    train_bytes: int  # UTF-8 bytes of the documents, without separators
-    valid_bytes: int
+    valid_bytes: int  # UTF-8 bytes of the documents, without separators
     end: int = 0  # a pretrained tokenizer's own end-of-text id
-    separator: int = SEPARATOR_ID
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -265,9 +263,6 @@ class SequenceStream:
         self._context, self._seed = context, seed
         self._permutations: dict[int, Ints] = {}  # by epoch; those that the last call read
 
-    def epochs(self, tokens: int) -> float:
-        return tokens / (self.windows * self._context)
-
     def window_indices(self, start: int, count: int) -> Ints:
         """Return the windows at stream positions start … start + count − 1, (count,)."""
         permutations, parts = {}, [np.empty(0, np.int64)]
@@ -288,6 +283,6 @@ def gather(tokens: NDArray[np.integer], indices: Ints, context: int) -> Ints:
     return np.asarray(tokens[positions], dtype=np.int64)
 
 
-def document_of_targets(tokens: NDArray[np.integer], separator: int) -> Ints:
+def document_of_targets(tokens: NDArray[np.integer]) -> Ints:
     """Return the document of each target, (N − 1,), by number; a separator ends its own."""
-    return np.cumsum(tokens[:-1] == separator, dtype=np.int64)
+    return np.cumsum(tokens[:-1] == SEPARATOR_ID, dtype=np.int64)

@@ -1,12 +1,13 @@
 """Forecast the peak memory of eager training steps on tensors without data."""
 
 from dataclasses import replace
+from typing import get_args
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # private: used in no other file
 
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.search import Forecast, find_largest
 from sweep.models import build_without_weights, weight_dtype
@@ -15,7 +16,7 @@ from sweep.training.step import TrainingStep
 from sweep.training.storages import LiveStorages
 from sweep.workloads import build_workload
 
-STAGES = (0, 1, 2, 3)  # ZeRO stages
+STAGES = get_args(Execution.model_fields["zero"].annotation)
 CPU = torch.device("cpu")
 
 
@@ -23,12 +24,12 @@ class Forecasts:
     """Forecasts of one experiment's configurations on one of its devices, each computed once."""
 
     def __init__(self, devices: int = 1, zero: int = 0) -> None:
-        self.devices, self.zero = devices, zero  # a config that is `sized` names one device
+        self.devices, self.zero = devices, zero  # `on_one_device` leaves them out
         self.whole_steps: dict[int, int] = {}  # peaks of the steps in one microbatch, by its size
         self._forecasts: dict[tuple[int, int, int], Forecast] = {}
 
     def of(self, config: TrialConfig) -> Forecast:
-        size, micro = _run_size(config), config.microbatch_size
+        size, micro = _peak_sequences(config), config.microbatch_size
         key = size, micro, config.execution.evaluation_batch_size
         if key not in self._forecasts:
             forecast = forecast_step(config)
@@ -51,12 +52,13 @@ class Forecasts:
 
         def needed_bytes(size: int) -> int:
             parts = config.parts_to_peak(size) if is_accumulated else 1
-            return self.of(config.sized(parts * size, size)).needed_bytes
+            return self.of(config.on_one_device(parts * size, size)).needed_bytes
 
+        cap = cap and max(cap, config.group_size)  # a microbatch may be a part of a group
         return find_largest(needed_bytes, limit_bytes, config.group_size, cap).largest
 
 
-def _run_size(config: TrialConfig) -> int:
+def _peak_sequences(config: TrialConfig) -> int:
     """Return how many sequences determine the peak; further microbatches repeat it."""
     own, micro = config.science.batch_size // config.execution.devices, config.microbatch_size
     return own if config.science.traits.samples else min(own, config.parts_to_peak(micro) * micro)
@@ -65,14 +67,13 @@ def _run_size(config: TrialConfig) -> int:
 def forecast_step(config: TrialConfig) -> Forecast:
     """Forecast the steps and the evaluations of one trial on one device."""
     try:
-        size, micro = _run_size(config), config.microbatch_size
-        eager = config.execution.model_copy(update={"compile": False, "device": "cpu"})
-        here = config.model_copy(update={"execution": eager})
+        size, micro = _peak_sequences(config), config.microbatch_size
+        here = config.with_microbatch(micro, compile=False, device="cpu")
         model = build_without_weights(build_workload(here, CPU).build_model)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with fake, LiveStorages(None, config.science.model.vocabulary) as storages:
             _allocate(model, weight_dtype(config.science.precision))
-            step = TrainingStep(here, CPU, micro, model)
+            step = TrainingStep(here, CPU, model)
             storages.watch(step.model, step.optimizer)
             peaks: dict[str, tuple[int, dict[str, int]]] = {}
 

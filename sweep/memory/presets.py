@@ -2,15 +2,15 @@
 
 import contextlib
 import itertools
-from typing import Any
+from typing import Any, get_args
 
 from sweep.config.numbers import format_bytes
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import Science, TrialConfig
 from sweep.errors import SweepError
 from sweep.memory.search import PRESETS, SHARES, Forecast
 from sweep.plan.steps import largest_divisor
 
-PRECISIONS = ("fp32", "bf16", "bf16-pure")  # from wide to narrow
+PRECISIONS = get_args(Science.model_fields["precision"].annotation)  # from wide to narrow
 
 
 def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
@@ -20,7 +20,7 @@ def forecast_rows(configs: list[TrialConfig]) -> list[Forecast]:
     return [forecasts.of(config) for config in configs]
 
 
-def largest_here(config: TrialConfig) -> tuple[int, int]:
+def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
     """Return the largest microbatch, at least one group, and evaluation batch that fit here."""
     from sweep.memory.forecast import Forecasts
     from sweep.training.device import usable_memory
@@ -48,7 +48,8 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
     recomputing = [True] if saves_most else [False, True]
     if "activation_checkpointing" in fixed:
         recomputing = [execution.activation_checkpointing]
-    precisions = [planned] if "precision" in fixed else dict.fromkeys((planned, PRECISIONS[-1]))
+    is_open = "precision" not in fixed and config.science.model.supports_half_precision
+    precisions = dict.fromkeys((planned, PRECISIONS[-1] if is_open else planned))
     size = bound = 0
     for precision, recomputes in itertools.product(precisions, recomputing):
         for stage in stages:
@@ -81,15 +82,15 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
 
 def _changed(config: TrialConfig, precision: str, **execution: Any) -> TrialConfig:
     science = config.science.model_copy(update={"precision": precision})
-    changed = config.execution.model_copy(update=execution)
-    return config.model_copy(update={"science": science, "execution": changed})
+    changed = config.with_microbatch(config.microbatch_size, **execution)
+    return changed.model_copy(update={"science": science})
 
 
 def describe_remedies(config: TrialConfig) -> str:
     """Return one sentence: the forecast of one sequence as planned, and with each remedy."""
     from sweep.memory.forecast import forecast_stages, forecast_step
 
-    config = config.sized(config.science.batch_size, 1)
+    config = config.on_one_device(config.science.batch_size, 1)
     precision, planned = config.science.precision, forecast_step(config)
     remedies = {
         "--activation-checkpointing": _changed(config, precision, activation_checkpointing=True),

@@ -134,7 +134,8 @@ def measure_in_process(
     config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
 ) -> Measurement:
     killed_before = oom_kills()
-    process = FreshProcess(measure, config.sized(batch_size, microbatch_size), limit_bytes, steps)
+    config = config.on_one_device(batch_size, microbatch_size)
+    process = FreshProcess(measure, config, limit_bytes, steps)
     try:
         return process.result(timeout=600 * max(1, steps / STEPS))  # type: ignore[no-any-return]
     except WorkerDied as error:
@@ -172,7 +173,6 @@ class Phases:
         self._take_peak = take_peak
         self.peaks: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
-        self.begin()
 
     def begin(self) -> None:
         self._take_peak()
@@ -186,7 +186,7 @@ class Phases:
 
 
 def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[str, Any]:
-    step = TrainingStep(config, torch.device(config.execution.device), config.microbatch_size)
+    step = TrainingStep(config, torch.device(config.execution.device))
     if config.execution.compile:
         step.warm_up()
         forget_peak_memory(step.device)

@@ -38,17 +38,17 @@ class Measurement:
     message: str = ""
     rest_bytes: int | None = None  # between steps
     peak_bytes: int | None = None  # allocated by steps and evaluation
-    reserved_bytes: int | None = None  # peak of the caching allocator
+    reserved_bytes: int | None = None  # by the caching allocator, after the last step
     context_bytes: int = 0  # device memory of this process before its first tensor
     device_bytes: int | None = None  # in use on the device by all processes; resident set on a CPU
     total_bytes: int | None = None  # the limit
     allocator_retries: int | None = None
-    seconds_per_step: float | None = None  # the fastest run of each phase
+    seconds_per_step: float | None = None  # the fastest repetition of each phase
     tokens_per_second: float | None = None
     optimizer_steps: int | None = None  # as counted by a hook of the optimizer
     loss: float | None = None
     phases: dict[str, int] = field(default_factory=dict)  # peak of each, if the workload samples
-    phase_seconds: dict[str, float] = field(default_factory=dict)  # fastest run of each
+    phase_seconds: dict[str, float] = field(default_factory=dict)  # fastest repetition
     rests: tuple[int, ...] = ()  # bytes between steps, one per step
 
     @property
@@ -120,7 +120,7 @@ def find_largest(
     `measure` returns the peak bytes of a size, or None if it and all larger ones do not fit. The
     result was measured, and the next size too, unless that exceeds the cap.
     """
-    top = max(1, cap // unit) if cap else 2**40  # units, as all sizes below
+    top = cap // unit if cap else 2**40  # units, as all sizes below
     low, high = 0, top + 1  # the largest size that fits, the smallest that does not
     peaks: dict[int, int | None] = {}
 

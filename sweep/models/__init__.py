@@ -69,14 +69,6 @@ def build_without_weights(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def count_parameters(settings: ModelSettings, recomputes: bool = False) -> int:
-    """Return the number of parameters, from the closed form or by building the model once."""
-    if settings.parameters is not None:
-        return settings.parameters
-    model = build_without_weights(lambda: build_model(settings, 0, recomputes))
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 

@@ -55,7 +55,6 @@ class ElmanLayer(nn.Module):
         self.recurrent_weight = nn.Parameter(torch.empty(d_model, d_model))
         self.bias = nn.Parameter(torch.zeros(d_model))
         self.out_proj = nn.Linear(d_model, d_model, bias=False)
-        self.cell = FusedCell.apply
 
     def forward(self, x: Tensor) -> Tensor:
         inputs, gate = self.in_proj(self.norm(x)).chunk(2, dim=-1)  # (B, T, D) each
@@ -63,7 +62,7 @@ class ElmanLayer(nn.Module):
         gate = gate.transpose(0, 1).contiguous()
         recurrent = self.recurrent_weight * spectral_scale(self.recurrent_weight)
         weights = (part.to(inputs.dtype) for part in (self.input_weight, recurrent, self.bias))
-        mixed: Tensor = self.cell(inputs, gate, *weights)  # type: ignore[no-untyped-call]
+        mixed: Tensor = FusedCell.apply(inputs, gate, *weights)  # type: ignore[no-untyped-call]
         return x + self.out_proj(mixed.transpose(0, 1).contiguous())  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Sample from a causal language model, with random numbers of its own for each completion."""
+"""Sample from a causal language model, with independent random numbers for each completion."""
 
 import numpy as np
 import torch

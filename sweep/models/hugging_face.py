@@ -11,8 +11,8 @@ from sweep.config.objects import require_extra
 from sweep.errors import SweepError
 
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-# For tensors without values: transformers cannot read from them whether a row packs several texts,
-# assumes so, and would build a causal mask, which real training steps do not need.
+# On meta tensors, transformers cannot check for packed sequences. It assumes them and builds a
+# causal mask that real steps do not need.
 WITHOUT_MASK = "sdpa_without_mask"
 
 

@@ -117,9 +117,9 @@ def time_steps(config: TrialConfig) -> dict[int, float]:
     from sweep.training.step import TrainingStep
 
     torch.set_num_threads(config.execution.threads)
-    eager, device = config.resized(config.microbatch_size, compile=False), config.execution.device
     small, factor = config.group_size, 2 if config.science.traits.samples else 4
-    step = TrainingStep(eager, torch.device(device), factor * small)
+    eager = config.with_microbatch(factor * small, compile=False)
+    step = TrainingStep(eager, torch.device(config.execution.device))
     seconds: dict[int, float] = {}
     for size in (small, factor * small):
         for _ in range(3):  # the first step allocates
@@ -145,7 +145,7 @@ def disk_bytes(plan: Plan, at_once: int) -> int | None:
     return running + reports * kept[plan.execution.keep] + curves
 
 
-def check_disk(plan: Plan, folder: SweepFolder, at_once: int = 1) -> None:
+def check_disk(plan: Plan, folder: SweepFolder, at_once: int) -> None:
     """Refuse a sweep that the disk has no room for."""
     existing = next(p for p in (folder.path, *folder.path.absolute().parents) if p.exists())
     free, written = shutil.disk_usage(existing).free, 0
@@ -191,8 +191,8 @@ def cost_on_cluster(
     rows = [row for row in plan.trials if row.id not in finished]
     if unknown := sorted({row.batch_size for row in rows if row.forecast_seconds is None}):
         raise SweepError(
-            "every trial needs a time estimate for --cluster, but batch size "
-            f"{', '.join(map(str, unknown))} has none. Run one trial of each here first."
+            f"--cluster needs a time estimate at batch size {', '.join(map(str, unknown))}. "
+            "Complete one trial of this sweep on such a device, with this --out."
         )
     is_tuning = any(row.id is None for row in rows)
     rounds: list[list[float]] = [[], [], []]  # known rates, tuning, reports that await a rate

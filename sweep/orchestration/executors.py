@@ -24,7 +24,7 @@ class Executor(Protocol):
         """The environment of each attempt that may run now; empty: the command has to stop."""
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Start the newest attempt of a trial; the future raises WorkerDied if its process dies."""
+        """Start the newest attempt of a trial; the future may raise WorkerDied."""
 
     def stop(self, force: bool = False) -> None:
         """Ask all attempts to checkpoint and end; with `force` end them at once."""
@@ -40,8 +40,8 @@ class LocalExecutor:
         self.slots = attempt_slots(device, devices)
         if not self.slots:
             raise SweepError(
-                f"this machine must have {devices} GPUs for each trial, and has fewer. Run the "
-                "sweep on another one, or choose another --out."
+                f"each trial needs {devices} GPUs, and this machine has fewer. Use a machine with "
+                f"{devices} GPUs, or plan with fewer --devices-per-trial and another --out."
             )
         self._attempts: set[FreshProcess] = set()
         self._threads = ThreadPoolExecutor(len(self.slots), "attempt")
@@ -95,13 +95,15 @@ def check_services(services: Services) -> None:
 def build_executor(services: Services, execution: Execution, folder: SweepFolder) -> Executor:
     """Return the executor that the services name, if it can run a trial."""
     check_services(services)
-    if services.executor == "local":
-        return LocalExecutor(execution.device, execution.devices)
-    if ":" in execution.device:
+    if services.executor != "local" and ":" in execution.device:
         raise SweepError(
             f"device must be cuda, cpu or auto with the executor {services.executor}, got "
             f"{execution.device!r}. Leave the number out."
         )
-    if services.executor == "ray":
-        return RayExecutor(execution, services.ray_address)
-    return SlurmExecutor(execution, folder, parse_request(services.slurm))
+    match services.executor:
+        case "local":
+            return LocalExecutor(execution.device, execution.devices)
+        case "ray":
+            return RayExecutor(execution, services.ray_address)
+        case "slurm":
+            return SlurmExecutor(execution, folder, parse_request(services.slurm))

@@ -62,13 +62,13 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
     Returns the document that `sweep forecast --json` prints (docs/memory.md).
     """
     request = planning.read_request(experiment, {"device": "cpu", **settings})
-    is_cuda = request.execution.device_type == "cuda"
-    plan, configs, head = _plan_steps(request, is_elsewhere=is_cuda)
+    is_elsewhere = request.execution.device_type == "cuda"
+    plan, configs, head = _plan_steps(request, is_elsewhere)
     devices, zero, limit = plan.execution.devices, plan.execution.zero, head["device_memory_bytes"]
     forecasts, last, group = Forecasts(devices, zero), max(configs), head["group_size"]
     most, largest, part = configs[last], None, last  # largest that fits, alone and accumulated
     if limit is not None:
-        limit = int(limit * USABLE_SHARE) if is_cuda else limit
+        limit = int(limit * USABLE_SHARE) if plan.execution.device_type == "cuda" else limit
         largest = forecasts.find_largest(most, limit, is_accumulated=False)
         if last // devices > largest:
             part = forecasts.find_largest(most, limit, largest)
@@ -77,12 +77,12 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
         own, size = batch_size // devices, config.microbatch_size
         if largest is not None and own > largest and not request.chooses_microbatch:
             size = largest_divisor(own, part, group)
-        points[batch_size] = forecasts.of(config.sized(own, size))
+        points[batch_size] = forecasts.of(config.on_one_device(own, size))
     if len(forecasts.whole_steps) < 2:
         for size in {group, 2 * group, *(point.microbatch_size for point in points.values())}:
-            forecasts.of(most.sized(size, size))
+            forecasts.of(most.on_one_device(size, size))
     line, point = fit_line(forecasts.whole_steps), points[last]
-    sized = most.sized(point.batch_size, point.microbatch_size)
+    sized = most.on_one_device(point.batch_size, point.microbatch_size)
     stages = forecast_stages(sized, devices) if devices > 1 else []
 
     def row(batch_size: int, point: Forecast) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def probe_memory(
         basis = "bytes reserved by the allocator, plus the context"
         limit = min(limit, device_memory(device))
     elif device.type == "cpu":  # counting every tensor needs eager steps
-        config = config.resized(config.microbatch_size, compile=False)
+        config = config.with_microbatch(config.microbatch_size, compile=False)
     multiple = math.lcm(multiple, config.group_size)
     if largest and largest % multiple:
         near = nearest_multiples(largest, multiple)

@@ -1,17 +1,17 @@
 """Plan a command on this machine; the execution is decided when plan.json is first written."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.objects import identify_code, load_object, require_extra
+from sweep.config.objects import identify_code, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied
-from sweep.memory.presets import choose_preset, largest_here
+from sweep.memory.presets import choose_preset, largest_on_this_machine
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -37,7 +37,7 @@ class Request:
     execution: Execution  # the user's choices, in `model_fields_set`
     services: Services
     folder: SweepFolder
-    command: tuple[str, ...]  # words that make the same request on the command line
+    command: tuple[str, ...]  # words of the command line; empty if only Python can ask for it
 
     @property
     def chooses_microbatch(self) -> bool:
@@ -63,7 +63,9 @@ def read_request(
         return parse_settings(table, merge_settings(table, {}, own), "settings")
 
     services = parse(Services)
-    command = typed_command(experiment, {**settings, "out": out})
+    flags = {field.name for table in (Experiment, Execution) for field in settings_of(table)}
+    is_typed = all(name in flags and not isinstance(v, dict) for name, v in settings.items())
+    command = typed_command(experiment, {**settings, "out": out}) if is_typed else ()
     execution = parse(Execution)
     parsed = load_experiment(experiment, settings)
     folder = SweepFolder(Path(out or Path("results") / parsed.name))
@@ -195,7 +197,7 @@ def _decide_execution(experiment: Experiment, chosen: Execution, is_elsewhere: b
 
 
 def _reason_for_eager_steps(plan: Plan) -> str | None:
-    from sweep.training.device import has_compiler, is_here
+    from sweep.training.device import has_compiler, is_available
 
     execution, model = plan.execution, plan.settings.model
     flops = (model.flops_per_token or 0) * sum(row.tokens for row in plan.trials)
@@ -206,8 +208,9 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
         and execution.device_memory_bytes is not None,
         "DeepSpeed's engine is not compiled": execution.strategy == "deepspeed",
         f"compiling is not supported on {device}": device == "mps",
-        f"{flops:.1e} training FLOPs are too few to compile for": is_cpu and flops < COMPILE_FLOPS,
-        "no compiler on this machine": is_here(device) and not has_compiler(execution.device_type),
+        f"the plan has only {flops:.1e} training FLOPs": is_cpu and flops < COMPILE_FLOPS,
+        "no compiler on this machine": is_available(device)
+        and not has_compiler(execution.device_type),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -236,13 +239,11 @@ def _bound_by_memory(plan: Plan) -> dict[str, Any]:
     """Return changes of the execution so that steps fit the device by forecast."""
     row = plan.largest_step
     try:
-        bound, evaluation = run_job(largest_here, plan.trial_config(row))
+        bound, evaluation = run_job(largest_on_this_machine, plan.trial_config(row))
     except SweepError as error:
         if isinstance(error.__cause__, WorkerDied) and error.__cause__.timed_out:
             raise  # a busy machine must not choose another microbatch
-        reason = "the model cannot be forecast, or the device is not here and --device-memory "
-        reason += "is not given."
-        return {"reason": f"No forecast bounds the microbatch: {reason}"}
+        return {"reason": f"the microbatch is not limited by a memory forecast ({error})"}
     bound = None if bound >= row.microbatch_size else bound
     return {"microbatch_bound": bound, "evaluation_batch_size": evaluation}
 
@@ -260,13 +261,11 @@ def inspect_plan(plan: Plan, folder: SweepFolder) -> int | None:
 def inspect_trial(config: TrialConfig) -> int | None:
     """Check that a trial's workload can be built and scored, and count the model's parameters."""
     from sweep.data.tokens import find_prepared
-    from sweep.models import count_parameters
     from sweep.workloads import check_workload
 
     data, tokenizer = config.science.data, config.science.tokenizer
     text = find_prepared(data, tokenizer) if data and tokenizer else None
-    check_workload(config, text)
-    return count_parameters(config.science.model, config.execution.activation_checkpointing)
+    return check_workload(config, text)
 
 
 def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
@@ -283,9 +282,7 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         if is_path(experiment.data):
             fields["data_path"] = _relative_to(folder, experiment.data)
     if objects := experiment.user_objects:
-        fields["code"] = dict(identify_code(objects) or {})
-        if identities := run_job(identities_of, objects):
-            fields["code"]["identity"] = identities
+        fields["code"] = run_job(identify_code, objects)
     if experiment.init is not None:
         start = identify_start(experiment.init)
         own = {"model": experiment.model.model_dump(mode="json"), "data": fields["data"]}
@@ -299,12 +296,6 @@ def identify_inputs(experiment: Experiment, folder: SweepFolder) -> Inputs:
         init_path = _relative_to(folder, experiment.init)
         fields |= {"start": {"weights": start["weights"]}, "init_path": init_path}
     return Inputs(**fields)
-
-
-def identities_of(names: Iterable[str]) -> dict[str, Any]:
-    """Return what `identity()` of each user object returns, for those that have one."""
-    objects = {name: load_object(name) for name in names}
-    return {name: value.identity() for name, value in objects.items() if hasattr(value, "identity")}
 
 
 def _relative_to(folder: SweepFolder, source: str) -> str:

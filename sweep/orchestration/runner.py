@@ -14,11 +14,12 @@ from sweep.config.trial import Services, tokenizer_of
 from sweep.errors import SweepError
 from sweep.orchestration import planning
 from sweep.orchestration.costs import check_disk, estimate
-from sweep.orchestration.executors import Executor, build_executor
+from sweep.orchestration.executors import Executor, build_executor, check_services
 from sweep.orchestration.schedule import Scheduler
-from sweep.plan.plan import Plan
 from sweep.plan.retry import is_to_run
-from sweep.trial.folder import Cause, SweepFolder, TrialStatus
+from sweep.tracking.mirror import Mirror
+from sweep.tracking.store import check_answers, is_mirrored
+from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus, overall_state
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
 MIRROR_SECONDS = 30.0  # for the last pass of the mirror
@@ -40,7 +41,8 @@ class Summary:
         """0 complete, pruned or diverged; 1 any other failure; 130 interrupted."""
         if self.is_interrupted:
             return 130
-        return int(any(is_to_run(status) for status in self.states.values()))
+        ends = [(status.state, status.cause) for status in self.states.values()]
+        return int(overall_state(ends) is not State.COMPLETE)
 
 
 def run_sweep(
@@ -58,6 +60,7 @@ def run_sweep(
     request = planning.read_request(experiment, settings, out)
     planning.check_writable(request.folder.path)
     planned = request.plan()
+    check_request(planned, request.services)
     if summary := finished_summary(planned, request.folder, request.services):
         return summary
     return run_plan(estimate(planned, request.folder), request.folder, request.services)
@@ -70,8 +73,6 @@ def finished_summary(
     retried_causes: frozenset[Cause] = frozenset(),
 ) -> Summary | None:
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
-    from sweep.tracking.store import is_mirrored
-
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     is_open = planned.is_tuned or any(
         is_to_run(status, retried_causes) for status in states.values()
@@ -81,24 +82,29 @@ def finished_summary(
     return Summary(folder, states)
 
 
-def check_trains(plan: Plan) -> None:
-    """Refuse an experiment without an optimizer, which is only for memory forecasts."""
-    if plan.settings.optimizer.name == "none":
+def check_request(planned: planning.Planned, services: Services) -> None:
+    """Refuse an experiment that trains nothing, and an executor or a store that cannot be used."""
+    if planned.plan.settings.optimizer.name == "none":
         raise SweepError(
-            f"experiment {plan.experiment!r} has no optimizer and trains nothing. Use "
+            f"experiment {planned.plan.experiment!r} has no optimizer and trains nothing. Use "
             "`sweep forecast` or `sweep probe`, or give it an optimizer."
         )
+    check_services(services)
+    if services.tracking_uri:
+        check_answers(services.tracking_uri)
+    if services.storage and planned.is_tuned:
+        from sweep.orchestration.tuning import open_storage  # imports optuna
+
+        open_storage(services.storage)
 
 
 def _prepare(
     planned: planning.Planned, folder: SweepFolder, on_progress: Callable[[str], None]
 ) -> None:
-    """Check the machine and tokenize the data, before anything of the sweep is written."""
+    """Tokenize the data and check the prompts, before anything of the sweep is written."""
     from sweep.data.tokens import prepare_data
 
     plan = planned.plan
-    check_trains(plan)
-    check_disk(plan, folder)
     here, tokenizer = plan.located(folder), tokenizer_of(plan.settings)
     if plan.data is None or tokenizer is None:
         return
@@ -121,14 +127,14 @@ def run_plan(
     on_finished: Callable[[], None] = lambda: None,  # after the trials, while tracking is open
 ) -> Summary:
     """Prepare the data, write the plan, and run the trials that the command names."""
-    from sweep.tracking.mirror import Mirror
-
     with contextlib.ExitStack() as stack:
         stack.enter_context(holding(folder))
-        _prepare(planned, folder, on_prepare)
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
+        _prepare(planned, folder, on_prepare)
+        if folder.stop_path.exists():
+            raise KeyboardInterrupt
         schedule = Scheduler(
             planning.save_plan(planned.plan, folder), folder, executor, retried_causes, on_change
         )
@@ -186,11 +192,13 @@ def holding(folder: SweepFolder) -> Iterator[None]:
     try:
         refuse_live_owner_elsewhere(folder.lock_path)
         with Lease(folder.lock_path):
+            folder.stop_path.unlink(missing_ok=True)  # meant for an earlier command
             try:
                 yield
             finally:
                 if not folder.plan_path.exists():
                     folder.lock_path.unlink(missing_ok=True)
+                    folder.stop_path.unlink(missing_ok=True)
     finally:
         for path in created:
             with contextlib.suppress(OSError):  # not empty

@@ -22,7 +22,7 @@ POLL_SECONDS = 0.25
 
 
 class Scheduler:
-    """One command's work on a sweep. Nothing else writes state.json meanwhile."""
+    """The trials of one command. Only the scheduler writes state.json while it runs."""
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class Scheduler:
                         trial.clear()
                     self._update(trial, state=State.WAITING)
         while self._running or (self._waiting and not self.is_ending):
+            if self.folder.stop_path.exists() and not self.is_stopping:
+                self.stop()
             free = list(self.executor.slots)  # a cluster's slots come and go
             for _, slot, _ in self._running.values():
                 if slot in free:
@@ -163,5 +165,5 @@ class Scheduler:
             half = max(1, (before.microbatch_size or config.microbatch_size) // 2)
             self._microbatch_bound = min(half, self._microbatch_bound or half)
         elif outcome.kind == "paused" and config.science.target is not None:
-            reason = f"{PATIENCE} times the least tokens of its batch size did not reach"
-            self.prune(trial, f"pruned: {reason} {config.science.target:g}")
+            reason = f"above {config.science.target:g} after {PATIENCE} times the tokens"
+            self.prune(trial, f"pruned: {reason} of the fastest trial at this batch size")

@@ -107,7 +107,6 @@ class SlurmExecutor:
         self._folder, self._threads = folder, ThreadPoolExecutor(at_once, "slurm")
         self.slots: list[dict[str, str]] = [{}] * at_once
         self._is_stopping = self._is_killing = False
-        self._refused: set[str] = set()  # ids of trials whose job sbatch has refused
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         return self._threads.submit(self._run, folder, folder.read_status().fencing)
@@ -127,11 +126,9 @@ class SlurmExecutor:
         try:
             job = self._submitit.submit(Job(str(trial.path.absolute()), number))
         except Exception as error:  # whatever sbatch reports; SLURM may have accepted the job
-            kind = "error" if trial.id in self._refused else "preempted"
-            self._refused.add(trial.id)
             time.sleep(RETRY_SECONDS)
             reason = " ".join(str(error).split())
-            return Outcome(kind, f"not submitted: {reason}", has_begun=False)
+            return Outcome("lost", f"not submitted: {reason}", has_begun=False)
         lease = LeaseWatch(trial.lease_path)
         while True:
             time.sleep(POLL_SECONDS)

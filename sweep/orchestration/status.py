@@ -3,7 +3,7 @@
 from typing import Any
 
 from sweep.trial.files import read_metrics
-from sweep.trial.folder import State, SweepFolder, TrialFolder, has_failed
+from sweep.trial.folder import State, SweepFolder, TrialFolder, overall_state
 from sweep.trial.lease import is_locked, read_owner
 
 
@@ -18,21 +18,16 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
         if not State(row["state"]).is_finished:
             remaining = planned["tokens"] - row["tokens"]
             row["eta_seconds"] = remaining / rate if rate else planned["forecast_seconds"]
-    states, seconds = {row["state"] for row in rows}, time_left(rows)
+    seconds, ends = time_left(rows), [(row["state"], row["cause"]) for row in rows]
     tuned = [row for row in plan["trials"] if row["policy"] == "tuned"]
     reported = {row["batch_size"] for row in tuned if row["stage"] == "report"}
     target = plan["settings"].get("target")
     unreported = (folder.trial(r["id"]) for r in tuned if r["batch_size"] not in reported)
     if any(is_complete(trial, target) for trial in unreported):
-        states.add(State.WAITING)  # tuning will plan more trials
         seconds = None
-    failed = any(has_failed(row["state"], row["cause"]) for row in rows)
-    if has_runner or State.RUNNING in states:
-        state = State.RUNNING
-    elif State.WAITING in states:
-        state = State.WAITING
-    else:
-        state = State.FAILED if failed else State.COMPLETE
+        ends.append((State.WAITING, None))  # tuning will plan more trials
+    is_running = has_runner or any(state is State.RUNNING for state, _ in ends)
+    state = State.RUNNING if is_running else overall_state(ends)
     return {"sweep": folder.name, "state": state, "eta_seconds": seconds, "trials": rows}
 
 

@@ -36,7 +36,7 @@ TRIAL_ID = "sweep.trial_id"
 
 
 @dataclass(frozen=True)
-class TuningTrial(rates.Tried):
+class TuningTrial(rates.RateTrial):
     """A tuning trial: its row of the plan, and its state according to its folder."""
 
     row: PlannedTrial
@@ -91,7 +91,7 @@ class Study:
         return rates.neighbours(self.trials) if self.trials and not self.extra else []
 
     def propose(self, plan: Plan, chosen: Sequence[float]) -> list[PlannedTrial]:
-        """Plan trials with the chosen rates and the policy's other values; without them ask TPE."""
+        """Plan trials with the chosen rates and the policy's other values; by default TPE's."""
         space, trials = self._in_optuna()
         sampler = TPESampler(seed=1000 + len(trials), n_startup_trials=0)
         study = optuna.create_study(sampler=sampler)
@@ -233,7 +233,7 @@ class Tuning:
         return pauses
 
     def _continue(self, study: Study) -> Pauses:
-        """Run open trials to their next rung or end; prune the worse at a rung that all reached."""
+        """Run open trials to their next rung; prune the worse half when all have reached it."""
         bounds = study.bounds()
         open_trials = [trial for trial in study.trials if trial.loss is None]
         raced = [t for t in open_trials if t not in bounds and rates.is_in(t.rate, study.grid)]
@@ -242,7 +242,7 @@ class Tuning:
         if level and running == raced:
             reached = [trial for trial in study.trials if len(trial.at_rungs) >= level]
             kept = rates.survivors({t.id: (t.rate, t.at_rungs[level - 1][1]) for t in reached})
-            reason = f"pruned at step {study.rungs[level - 1]}: in the worse half there"
+            reason = f"pruned at step {study.rungs[level - 1]}: in the worse half of the trials"
             for index, trial in enumerate(study.trials):
                 if trial in raced and trial.id not in kept:
                     self.schedule.prune(self.folder.trial(trial.id), reason, keep_checkpoint=True)

@@ -16,7 +16,8 @@ from sweep.trial.folder import SweepFolder
 TUNING_SEED = 1000
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init"}
-ANSWERING_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spread
+ESTIMATES = ("epochs", "disk_bytes", "forecast_factor")  # of a plan
+LEAST_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spread
 
 
 class PlannedTrial(Settings):
@@ -181,7 +182,7 @@ def build_plan(
             rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in GRID]
     for batch in experiment.batches:
         report = _plan_batch_size(plan, policy, batch, tokens[batch])
-        for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else ANSWERING_SEEDS)):
+        for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else LEAST_SEEDS)):
             row = report.model_copy(update={"seed": seed})
             if not is_tuned:
                 row = plan.with_rate(row, policy.rate_at(batch))
@@ -258,6 +259,7 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
             "tokens_are_common": are_common,
             "data_path": new.data_path,
             "init_path": new.init_path,
+            **{name: getattr(new, name) or getattr(old, name) for name in ESTIMATES},
         }
     )
 
@@ -275,12 +277,12 @@ def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the words of a `sweep run`; flags that are None or False are left out."""
     words = ["sweep", "run", experiment]
     for name, value in flags.items():
-        if value is not None and value is not False:
-            words.append(f"--{name.replace('_', '-')}")
-        if isinstance(value, list | tuple):
-            words.append(",".join(map(str, value)))
-        elif value is not None and not isinstance(value, bool):
-            words.append(str(value))
+        if value is None or value is False:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            values = value if isinstance(value, list | tuple) else [value]
+            words.append(",".join(map(str, values)))
     return tuple(words)
 
 
@@ -288,7 +290,7 @@ def answering_command(plan: Plan) -> str | None:
     """Return the command that tunes the rate at each batch size; None if the plan does so."""
     reports = [row for row in plan.trials if row.stage == "report"]
     batches = sorted({row.batch_size for row in plan.trials})
-    last = ("tuned", ANSWERING_SEEDS - 1)
+    last = ("tuned", LEAST_SEEDS - 1)
     if {row.batch_size for row in reports if (row.policy, row.seed) == last} == {*batches}:
         return None
     words = list(plan.commands[-1] if plan.commands else typed_command(plan.settings.name, {}))
@@ -296,6 +298,6 @@ def answering_command(plan: Plan) -> str | None:
         if flag in words:
             index = words.index(flag)
             del words[index : index + 2]
-    seeds = str(max(ANSWERING_SEEDS, len({row.seed for row in reports})))
+    seeds = str(max(LEAST_SEEDS, len({row.seed for row in reports})))
     words += ["--batches", ",".join(map(str, batches)), "--lr", "tuned", "--seeds", seeds]
     return shlex.join(words)

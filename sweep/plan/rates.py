@@ -89,18 +89,18 @@ def describe_policy(name: str, dimensions: Collection[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Tried:
+class RateTrial:
     """A rate and its loss: final, or tokens to the target; inf if diverged, None while open."""
 
     rate: float
     loss: float | None
 
 
-Trial = TypeVar("Trial", bound=Tried)
+Trial = TypeVar("Trial", bound=RateTrial)
 
 
 def next_rates(
-    tried: Sequence[Tried], grid: Sequence[float], finest: float = FINEST, least_count: int = 0
+    tried: Sequence[RateTrial], grid: Sequence[float], finest: float = FINEST, least_count: int = 0
 ) -> tuple[float, ...]:
     """Return the rates to try next; none while a trial is open, or once the search has settled.
 
@@ -174,7 +174,7 @@ def smoothed(
 def crossing_tokens(
     tokens: Sequence[float], losses: Sequence[float], target: float, window: int = 1
 ) -> float | None:
-    """Return the tokens at which a curve reaches the target to stay; None if it does not.
+    """Return the tokens from which on the loss stays at or below the target, or None.
 
     The first mean over `window` evaluations at or below the target counts if the next one, if any,
     is too. It is interpolated in log tokens from the one before, if that is finite.
@@ -191,8 +191,8 @@ def crossing_tokens(
     return float(when[k - 1] * (when[k] / when[k - 1]) ** share)
 
 
-def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int:
-    """Return the step of the first evaluation at PATIENCE times the least tokens to the target."""
+def last_step(least_tokens: float, step_tokens: int, steps: int, points: int) -> int | None:
+    """Return the first evaluation at PATIENCE times the least tokens to the target, or None."""
     bound = PATIENCE * least_tokens
     later = (step for step in milestone_steps(steps, points) if step * step_tokens >= bound)
-    return next(later, steps)
+    return next(later, None)

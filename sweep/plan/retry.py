@@ -1,4 +1,4 @@
-"""The retry rules: the start of an attempt, the judgement of its end, what follows."""
+"""Retry rules: begin an attempt, judge how it ended, decide whether to try again."""
 
 import signal
 from collections import Counter
@@ -46,7 +46,7 @@ def status_after(
     is_retried = cause is Cause.PREEMPTED or (cause is Cause.LOST and not failures[cause])
     if cause is Cause.OUT_OF_MEMORY:
         failed = status.microbatch_size or config.microbatch_size
-        # Where the plan's microbatch is 1, its evaluations may still be too large.
+        # If the plan's microbatch is 1, its evaluations may still be too large.
         evaluated = status.microbatch_size or config.execution.evaluation_batch_size
         is_retried = max(failed, evaluated) > 1
         status = status.changed(microbatch_size=microbatch_within(failed // 2, config))

@@ -21,7 +21,7 @@ from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scal
 from sweep.analysis.frames import Sweep, load_sweep, short
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
-from sweep.plan.plan import ANSWERING_SEEDS
+from sweep.plan.plan import LEAST_SEEDS
 from sweep.plan.rates import describe_policy
 from sweep.report.figures import draw_figures, save_figure
 from sweep.trial.files import replacing, sha256_of
@@ -138,7 +138,7 @@ def _or_missing(form: Callable[..., str]) -> Callable[..., str]:
 
 def _with_spread(form: Callable[[float], str]) -> Callable[..., str]:
     def write(mean: float, sd: float = math.nan, seeds: int = 0) -> str:
-        has_spread = seeds >= ANSWERING_SEEDS and math.isfinite(sd)
+        has_spread = seeds >= LEAST_SEEDS and math.isfinite(sd)
         return f"{form(mean)} ± {form(sd)}" if has_spread else form(mean)
 
     return write

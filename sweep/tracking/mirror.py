@@ -4,6 +4,7 @@ The folder is the truth. The mirror finds the sweep's runs by their tags and con
 its own newest step. MLflow stores a point that is sent twice only once.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -15,7 +16,7 @@ from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
 from sweep.trial.files import read_metrics, write_json
-from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder, has_failed
+from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder, overall_state
 from sweep.version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ PAUSE_SECONDS = 5.0  # between two passes
 METRICS_PER_REQUEST = 1000  # MLflow's limit per request
 POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
+NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
 TRIAL_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
 
 
@@ -139,10 +141,11 @@ class Mirror(threading.Thread):
             self._log_files(run, self.folder.path, store.REPORT_FILES)
             if (figures := self.folder.path / "figures").is_dir():
                 self._client.log_artifacts(run.info.run_id, str(figures), "figures")
-            statuses = [trial.read_status() for trial in self.folder.trials()]
-            run_status = "FINISHED" if all(s.state.is_finished for s in statuses) else "KILLED"
-            if any(has_failed(status.state, status.cause) for status in statuses):
-                run_status = "FAILED"
+            ends = []
+            for trial in self.folder.trials():
+                with contextlib.suppress(SweepError):  # `_mirror_trial` reports a damaged file
+                    ends.append(((status := trial.read_status()).state, status.cause))
+            run_status = END_STATUS.get(overall_state(ends), "KILLED")
         settings = self.plan.settings.model_dump(mode="json")
         self._update("", settings, {"sweep.files": "plan.json"}, run_status, None)
 
@@ -198,7 +201,7 @@ class Mirror(threading.Thread):
         final = {
             f"final/{name.removeprefix('final_')}": value
             for name, value in result.items()
-            if isinstance(value, int | float) and name not in PlannedTrial.model_fields
+            if isinstance(value, int | float) and name not in NOT_RESULTS
         }
         position = {key: lines[-1][key] if lines else 0 for key in POSITION}
         settled = read_metrics(trial.metrics_path, length)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import uuid
-from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,10 +137,10 @@ def is_mirrored(folder: SweepFolder, tracking_uri: str | None) -> bool:
 
 
 def digest(folder: SweepFolder) -> str:
-    states = [asdict(trial.read_status()) for trial in folder.trials()]
-    paths = [folder.path / name for name in REPORT_FILES]
-    reports = [sha256_of_file(path) for path in paths if path.exists()]
-    return sha256_of([folder.require_plan(), states, reports])
+    files = [(trial.state_path, trial.result_path) for trial in folder.trials()]
+    paths = [*chain(*files), *(folder.path / name for name in REPORT_FILES)]
+    hashes = [sha256_of_file(path) if path.exists() else None for path in paths]
+    return sha256_of([folder.require_plan(), hashes])
 
 
 def prepare_environment() -> None:

@@ -40,6 +40,7 @@ def main() -> int:
 def _run_trial(folder: TrialFolder) -> int:
     """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
     config, status = folder.read_config(), folder.read_status()
+    folder.stop_path.unlink(missing_ok=True)  # meant for an earlier attempt
     stops: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -48,7 +49,7 @@ def _run_trial(folder: TrialFolder) -> int:
 
     failures = Counter[Cause]()
     is_retried = is_to_run(status)
-    while is_retried:
+    while is_retried and not stops:
         status = begin_attempt(status).changed(fencing=folder.read_status().fencing)
         killed_before = oom_kills()
         process = FreshProcess(attempt_trial, folder.path, status, ends_itself=True)

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -83,7 +84,7 @@ class Progress:
         return "trained" if self.points_at_target >= CONFIRMED else None
 
     def is_diverging(self, loss: float, is_like_start: bool = True) -> bool:
-        """Judge a log point's loss; `is_like_start` if it measures what `start_loss` does."""
+        """Return True if this loss, or a run of losses above the start, means divergence."""
         if not math.isfinite(loss):
             return True
         is_above = is_like_start and loss > self.start_loss + DIVERGED_MARGIN
@@ -108,11 +109,11 @@ class CheckpointStore:
                 length = int(notes["metrics_length"])
                 if not is_start_intact(self.folder.metrics_path, length, notes["metrics_sha256"]):
                     problem = "metrics.jsonl does not match"
-                elif not ranks.are_many() and (path / WHOLE).exists():
+                elif not ranks.is_distributed() and (path / WHOLE).exists():
                     stored = load_file(path / WHOLE)
             except (OSError, KeyError, ValueError, SafetensorError) as error:
                 problem = str(error)
-            if not any(ranks.gathered(bool(problem))):  # otherwise no process may use it
+            if not any(ranks.all_gather(bool(problem))):  # otherwise no process may use it
                 try:
                     _restore(step, path, notes, stored)
                     vars(progress).update(notes["progress"])
@@ -131,11 +132,11 @@ class CheckpointStore:
         if progress.step == self._step:
             return
         self._step = progress.step
-        name = f"checkpoint-{progress.step:010d}-{ranks.agreed(log.length if log else 0):010d}"
+        name = f"checkpoint-{progress.step:010d}-{ranks.broadcast(log.length if log else 0):010d}"
         path = self.folder.path / name
         part = self.folder.path / f".{name}.{self._fencing}.part"
         try:
-            if ranks.are_many():
+            if ranks.is_distributed():
                 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
                 from torch.distributed.checkpoint.state_dict_saver import save  # takes a second
 
@@ -146,6 +147,7 @@ class CheckpointStore:
                 part.mkdir()
                 tensors = {name: value.contiguous() for name, value in _tensors(step).items()}
                 save_file(tensors, part / WHOLE)
+            rng_states = ranks.all_gather((random.getstate(), np.random.get_state()))
             if log is None:  # in all processes but the first
                 return
             log.flush()
@@ -155,10 +157,11 @@ class CheckpointStore:
                 "metrics_sha256": log.sha256,
                 "processes": ranks.count(),
                 "average_steps": step.average.steps if step.average else 0,
-                "rng_python": random.getstate(),
+                "rng_python": [python for python, _ in rng_states],  # by rank
+                "rng_numpy": [numpy for _, numpy in rng_states],
                 "bytes": {file.name: file.stat().st_size for file in part.iterdir()},
             }
-            (part / NOTES).write_text(json.dumps(notes))
+            (part / NOTES).write_text(json.dumps(notes, default=np.ndarray.tolist))
             for file_path in part.iterdir():
                 with file_path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -216,8 +219,9 @@ def _restore(
         torch.set_rng_state(tensors[f"rng.cpu.{rank}"])
         if step.device.type == "cuda":
             torch.cuda.set_rng_state(tensors[f"rng.cuda.{rank}"], step.device)
-    version, internal, gauss = notes["rng_python"]
-    random.setstate((version, tuple(internal), gauss))
+        version, internal, gauss = notes["rng_python"][rank]
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(notes["rng_numpy"][rank])
     if step.average is not None:
         step.average.steps = notes["average_steps"]
 

@@ -88,12 +88,6 @@ class DeepSpeedZero(DataParallel):
         self._engine.step()
         return torch.tensor(float(self._engine.get_global_grad_norm()), device=self._engine.device)
 
-    def rest_bytes(self) -> int:
-        sizes = [int(getattr(p, "ds_numel", p.numel())) for p in self.model.parameters()]
-        width = next(self.model.parameters()).element_size()
-        weights = sum(sizes) * width // (self.devices if self.zero == 3 else 1)
-        return weights + 3 * 4 * sum(sizes) // self.devices  # float32 copies and two moments
-
     def weights(self) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_fp32_param as read
 

@@ -21,19 +21,20 @@ from sweep.training.storages import LiveStorages
 # Dense bfloat16 peak, FLOP/s, from the vendors' data sheets. The first pattern that matches.
 PEAK_FLOPS = {
     "H100 PCIe": 756e12,
+    "H[12]00 NVL": 835e12,
     "GH200|H200|H100": 989e12,
     "B200": 2250e12,
     "A100": 312e12,
     "L40S": 362e12,
     "L40": 181e12,
     "RTX 6000 Ada": 364e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
+    "RTX 4090(?! D| Laptop)": 165e12,
+    "RTX 3090(?! Ti)": 71e12,
     "L4": 121e12,
     "T4": 65e12,
 }
 USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
-FORECAST_MARGIN = 1.02  # for a limit that counts what the forecast counts
+FORECAST_MARGIN = 1.02  # CPU limits count the same tensors as the forecast, so 2 % is enough
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
 NO_MEMORY = r"(?i)out of memory|n[o']t allocate memory|not enough memory|cublas_status_alloc_failed"
 
@@ -49,7 +50,7 @@ def resolve_device(name: str) -> str:
     return devices[0] if name == "auto" else name
 
 
-def is_here(device: str) -> bool:
+def is_available(device: str) -> bool:
     """Return True if this machine has such a device; a plan may be for another machine."""
     return not device.startswith("cuda") or torch.cuda.is_available()
 
@@ -88,7 +89,7 @@ def usable_memory(execution: Execution) -> int:
     limit, device = execution.device_memory_bytes, torch.device(execution.device)
     if device.type == "cpu":
         return int(limit / FORECAST_MARGIN) if limit else device_memory(device)
-    if not limit or is_here(execution.device):
+    if not limit or is_available(execution.device):
         limit = min(limit or device_memory(device), device_memory(device))
     return int(limit * USABLE_SHARE)
 

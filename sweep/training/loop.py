@@ -45,7 +45,7 @@ class Steps:
         progress, rollouts = self.progress, self.step.rollouts
         progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
         progress.watched = rollouts.meter.state() if rollouts else {}
-        self._peak_bytes = max(ranks.gathered(peak_memory_bytes(self.step.device)))
+        self._peak_bytes = max(ranks.all_gather(peak_memory_bytes(self.step.device)))
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
 
     def end_interval(self) -> dict[str, Any]:
@@ -68,9 +68,8 @@ class Steps:
             line["memory/allocated_bytes"] = torch.cuda.memory_allocated(device)
             line["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
             line["memory/peak_bytes"] = self._peak_bytes
-        else:  # without statistics: weights, gradients, optimizer states and frozen weights
-            frozen = self.step.rollouts.frozen_bytes() if self.step.rollouts else 0
-            line["memory/allocated_bytes"] = self.step.parallel.rest_bytes() + frozen
+        elif self.step.parallel.shows_gradients:  # no statistics
+            line["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
         if self.step.rollouts:
             self.step.rollouts.meter.clear()
         progress.clipped_steps += progress.clipped_sum
@@ -100,8 +99,8 @@ def train(
         step.warm_up()
         progress.charge("compile")
     steps, noise = Steps(config, step, progress), NoiseProbe(config, step)
-    train_points = milestone_steps(config.steps, science.evaluation.train_points)
-    valid_points = milestone_steps(config.steps, science.evaluation.points)
+    train_points = frozenset(milestone_steps(config.steps, science.evaluation.train_points))
+    valid_points = frozenset(milestone_steps(config.steps, science.evaluation.points))
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
         progress.start_loss = step.run_evaluation(step.workload.evaluate)
@@ -126,9 +125,8 @@ def train(
                 if progress.is_diverging(line["train/loss"], step.rollouts is None):
                     ending = "diverged"
             if t in valid_points and ending is None:
-                loss = line["valid/loss"] = ranks.agreed(
-                    step.run_evaluation(step.workload.evaluate)
-                )
+                loss = ranks.broadcast(step.run_evaluation(step.workload.evaluate))
+                line["valid/loss"] = loss
                 ending = progress.record_valid_loss(loss, science.target, science.evaluation.window)
                 progress.charge("evaluation")
             if t in noise.steps and ending is None:
@@ -143,7 +141,7 @@ def train(
         if ending is None:
             is_due = time.monotonic() - saved_at > config.execution.checkpoint_seconds
             ending = "paused" if pause_step is not None and t >= pause_step else should_stop()
-            ending, is_due = ranks.agreed((ending, is_due))
+            ending, is_due = ranks.broadcast((ending, is_due))
             if ending or is_due:
                 steps.store()
                 progress.charge("training")

@@ -94,4 +94,4 @@ def _square(gradients: Sequence[Tensor]) -> float:
     wide = torch.float32 if gradients[0].device.type == "mps" else torch.float64
     norms = [torch.linalg.vector_norm(own_part(part), dtype=wide) for part in gradients]
     square = torch.stack(norms).square().sum()
-    return float(ranks.summed(square) if is_part(gradients[0]) else square)
+    return float(ranks.all_reduce_(square) if is_part(gradients[0]) else square)

@@ -26,7 +26,7 @@ class Parallel:
     """A trial on one device: nothing is split or exchanged."""
 
     rank, devices, zero = 0, 1, 0
-    shows_gradients = True  # after each microbatch, so that their noise can be measured
+    shows_gradients = True  # after each microbatch, so that noise and memory can be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     parameters: list[nn.Parameter]  # those that are trained
@@ -96,7 +96,7 @@ class Parallel:
         self.update(learning_rate=0.0, max_norm=1.0)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Use what a checkpoint filled: `weights` as `model.NAME`, `states` as `optimizer.NAME`."""
+        """Load restored `model.NAME` and `optimizer.NAME` tensors, if they are copies."""
 
 
 class FunctionModule(nn.Module):

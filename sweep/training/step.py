@@ -1,4 +1,4 @@
-"""One optimizer step, shared by training, calibration, probing and benchmarks."""
+"""One optimizer step, shared by training, time estimates, probing and benchmarks."""
 
 import contextlib
 import math
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from sweep.config.trial import TrialConfig
-from sweep.errors import SweepError
 from sweep.models import weight_dtype
 from sweep.training.parallel import DataParallel, FullyShard, Parallel, WeightAverage
 from sweep.workloads import build_workload, ranks
@@ -35,28 +34,20 @@ class TrainingStep:
     """
 
     def __init__(
-        self,
-        config: TrialConfig,
-        device: torch.device,
-        microbatch_size: int,
-        model: nn.Module | None = None,  # on the device, in the precision's dtype
+        self, config: TrialConfig, device: torch.device, model: nn.Module | None = None
     ) -> None:
+        """Build it on a device; a given `model` must be there, in the precision's dtype."""
         science, execution = config.science, config.execution
         self.device, self.parallel = device, Parallel()
-        if ranks.are_many():
+        if ranks.is_distributed():
             assert ranks.count() == execution.devices, "a trial has a process for each device"
             kind: type[DataParallel] = FullyShard if execution.zero >= 2 else DataParallel
             if execution.strategy == "deepspeed":
                 from sweep.training.deepspeed import DeepSpeedZero as kind
             self.parallel = kind(config)
         self.workload: Workload = build_workload(config, device)
-        if self.workload.tokens_per_sequence != config.tokens_per_sequence:
-            raise SweepError(
-                f"workload {science.workload!r} must have the model's context, "
-                f"{config.tokens_per_sequence} tokens per sequence, got "
-                f"{self.workload.tokens_per_sequence}. Set context to it."
-            )
         self.model = self.workload.build_model() if model is None else model
+        self.parameter_count = sum(p.numel() for p in self.model.parameters())  # before sharding
         if model is None:
             for parameter in self.model.parameters():  # not the buffers: rotary tables stay float32
                 parameter.data = parameter.data.to(weight_dtype(science.precision))
@@ -69,7 +60,7 @@ class TrainingStep:
         width = science.schedule.average
         self.average = WeightAverage(self.parameters, width) if width else None
         self.clip = science.optimizer.clip or math.inf
-        self.microbatch_size = microbatch_size
+        self.microbatch_size = config.microbatch_size
         loss_sum = self.workload.loss_sum
         self._loss_sum = self.parallel.compiled(loss_sum) if execution.compile else loss_sum
         self.model.train()
@@ -79,7 +70,7 @@ class TrainingStep:
             self.rollouts.start(self.model)
 
     def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
-        """Take one step at this rate; rollouts may be updated on several times."""
+        """Take one step. With rollouts, update `updates_per_step` times on the same batch."""
         batch, start = self.rolled_out(batch), time.perf_counter()
         for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
             loss = self.backward(batch)
@@ -105,8 +96,8 @@ class TrainingStep:
         """Add the gradient of the batch's mean loss, in microbatches; return that loss."""
         loss_sum = self.workload.loss_sum if is_eager else self._loss_sum
         tokens = self.workload.loss_tokens(batch)
-        if ranks.are_many():
-            tokens = ranks.summed(torch.as_tensor(tokens).clone())
+        if ranks.is_distributed():
+            tokens = ranks.all_reduce_(torch.as_tensor(tokens).clone())
         losses, size, count = list[Tensor](), self.microbatch_size, len(batch[0])
         for first in range(0, count, size):
             micro = tuple(part[first : first + size] for part in batch)
@@ -114,7 +105,7 @@ class TrainingStep:
                 loss = self.parallel.call(loss_sum, micro) / tokens
                 self.parallel.backward(loss)
             losses.append(loss.detach())
-        return ranks.summed(sum(losses[1:], losses[0]))
+        return ranks.all_reduce_(sum(losses[1:], losses[0]))
 
     def warm_up(self) -> None:
         """Compile by running once on random data; changes nothing but a workload's metrics."""
@@ -126,13 +117,16 @@ class TrainingStep:
         return self.average.in_place() if self.average else contextlib.nullcontext()
 
     def run_evaluation(self, evaluate: Callable[[nn.Module], Any]) -> Any:
+        """Return `evaluate(model)`, in evaluation mode, without gradients, of averaged weights."""
+        self.model.eval()
         with self.averaged(), torch.no_grad():
-            return self.parallel.call(evaluate)
+            result = self.parallel.call(evaluate)
+        self.model.train()
+        return result
 
     def evaluate(self, batch: Batch) -> Tensor:
-        batch = self.rolled_out(batch)
-        self.model.eval()
-        with torch.no_grad():
-            loss = self.workload.loss_sum(self.model, batch) / self.workload.loss_tokens(batch)
-        self.model.train()
-        return loss
+        def mean_loss(model: nn.Module) -> Any:
+            rollouts = self.rolled_out(batch)
+            return self.workload.loss_sum(model, rollouts) / self.workload.loss_tokens(rollouts)
+
+        return self.run_evaluation(mean_loss)  # type: ignore[no-any-return]

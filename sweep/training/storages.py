@@ -1,8 +1,8 @@
 """Live tensor storage: how many bytes are held, for which purpose, and a limit on them.
 
-A storage counts once, rounded up to the allocator's 512 bytes, until it is freed; of a sharded one
-this process's part. With fake tensors this is a forecast. `TorchDispatchMode` is not a stable
-interface; tests/training/test_storages.py names the versions that this was tried with.
+A storage counts once, rounded up to the allocator's 512 bytes, until it is freed. For a sharded
+tensor, count only this process's shard. With fake tensors this is a forecast. `TorchDispatchMode`
+is not a stable interface; tests/training/test_storages.py names the versions that were tried.
 """
 
 import weakref

@@ -30,7 +30,6 @@ import torch.distributed as dist
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.errors import FolderInUse, Superseded, SweepError
-from sweep.models import count_parameters
 from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training import device as machine
@@ -60,7 +59,7 @@ def run_attempt(
         store.check()
         if result := folder.read_result():  # the runner died before it recorded this
             return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
-        if not ranks.are_many():  # otherwise the launcher's process has done this
+        if not ranks.is_distributed():  # otherwise the launcher's process has done this
             lease = Lease(folder.lease_path, status.fencing)
             if is_logged:  # by native code too
                 with folder.log_path.open("ab") as file:
@@ -71,8 +70,8 @@ def run_attempt(
             folder.remove_half_written()
         config = folder.read_config()
         if status.microbatch_size:
-            config = config.attempted(status.microbatch_size)
-        if config.execution.devices > 1 and not ranks.are_many():
+            config = config.for_attempt(status.microbatch_size)
+        if config.execution.devices > 1 and not ranks.is_distributed():
             return _launch(config, partial(run_attempt, path, status=status), should_stop)
         return _run(config, status, store, should_stop)
     except (Superseded, FolderInUse) as error:
@@ -93,18 +92,17 @@ def _run(
 ) -> Outcome:
     execution, science = config.execution, config.science
     rank, device = ranks.rank(), torch.device(execution.device)
-    if ranks.are_many() and device.type == "cuda":
+    if ranks.is_distributed() and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     if not rank:
         print(
             f"attempt {status.attempts}: batch size {science.batch_size} in microbatches of "
             f"{config.microbatch_size} on {execution.devices} × {device}, seed {science.seed}, "
-            f"rate {science.learning_rate:g}, {config.steps} steps",
+            f"lr {science.learning_rate:g}, {config.steps} steps",
             flush=True,
         )
     if execution.compile and not machine.has_compiler(device.type):  # planned on another machine
-        execution = execution.model_copy(update={"compile": False})
-        config = config.model_copy(update={"execution": execution})
+        config = config.with_microbatch(config.microbatch_size, compile=False)
         if not rank:
             print("eager: no compiler on this machine", flush=True)
     torch.set_num_threads(execution.threads)
@@ -114,7 +112,7 @@ def _run(
     with machine.LimitedMemory(device, execution.device_memory_bytes):
         started = time.perf_counter()
         _seed_everything(science.seed)
-        step = TrainingStep(config, device, config.microbatch_size)
+        step = TrainingStep(config, device)
         if rank:  # equal weights in all processes, but different random numbers from now on
             _seed_everything(science.seed + rank * SEED_STRIDE_PER_RANK)
         ending, progress = train(config, step, store, should_stop, started, status.pause_step)
@@ -142,6 +140,7 @@ def _run(
 
 def _seed_everything(seed: int) -> None:
     random.seed(seed)  # for user code that draws from the global generators
+    np.random.seed(list(divmod(seed, SEED_STRIDE_PER_RANK)))  # takes words of 32 bits
     torch.manual_seed(seed)
 
 
@@ -197,7 +196,7 @@ def _launch(
 def first_cause(
     rank: int, exit_code: int, reports: dict[int, Outcome], memory_ran_out: bool
 ) -> Outcome:
-    """Judge an attempt by the rank that ended first and outcomes, in order, of raising ranks."""
+    """Judge a failed attempt from the rank that ended first and the reported outcomes, by time."""
     full = [report for report in reports.values() if report.kind == "out_of_memory"]
     if full:
         return full[0]
@@ -260,7 +259,7 @@ def write_result(
         "id": config.id,
         **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
         **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
-        "parameters": count_parameters(science.model),
+        "parameters": step.parameter_count,
         "tokens": tokens,
         "epochs": epochs and epochs * steps / config.steps,
         "steps": steps,

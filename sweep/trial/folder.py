@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -40,6 +41,13 @@ def has_failed(state: str | None, cause: str | None) -> bool:
     return state == State.FAILED and cause != Cause.DIVERGED
 
 
+def overall_state(ends: Collection[tuple[State, Cause | None]]) -> State:
+    """Return WAITING, FAILED or COMPLETE for trials of which none is running, by their ends."""
+    if not all(state.is_finished for state, _ in ends):
+        return State.WAITING
+    return State.FAILED if any(has_failed(*end) for end in ends) else State.COMPLETE
+
+
 @dataclass(frozen=True)
 class TrialStatus:  # state.json, which only the runner writes
     state: State = State.WAITING
@@ -66,7 +74,7 @@ class TrialFolder:
         self.config_path = path / "config.json"
         self.state_path = path / "state.json"
         self.lease_path = path / "lease.json"
-        self.stop_path = path / "stop.json"  # asks an attempt on another machine to end
+        self.stop_path = path / "stop.json"  # asks an attempt to end
         self.metrics_path = path / "metrics.jsonl"
         self.result_path = path / "result.json"
         self.losses_path = path / "valid_losses.npy"
@@ -153,14 +161,16 @@ class SweepFolder:
         self.path, self.name = path, path.absolute().name
         self.plan_path = path / "plan.json"
         self.tracking_path = path / "tracking.json"
+        self.trials_path = path / "trials"
         self.lock_path = path / "sweep.lock"
+        self.stop_path = path / "stop"  # asks the command that holds the lock to end
 
     def locate(self, data_path: str | None) -> str | None:
         """Return the absolute form of a path that may be relative to this folder."""
         return data_path and os.path.normpath(self.path.absolute() / data_path)
 
     def trial(self, trial_id: str) -> TrialFolder:
-        return TrialFolder(self.path / "trials" / trial_id)
+        return TrialFolder(self.trials_path / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
         plan = find_json(self.plan_path)

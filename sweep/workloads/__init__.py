@@ -1,4 +1,4 @@
-"""Workloads: what a trial learns, with the protocol that the training loop uses."""
+"""Build a trial's workload: pretrain, grpo, quadratic or the user's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,10 @@ from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
 from sweep.errors import SweepError
+from sweep.models import build_without_weights
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.pretrain import Pretrain
-from sweep.workloads.protocol import Workload
+from sweep.workloads.protocol import Rollouts, Workload
 from sweep.workloads.quadratic import NoisyQuadratic
 
 _BUILT_IN: dict[str, Callable[[TrialConfig, torch.device], Workload]] = {
@@ -27,11 +28,14 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     if name in _BUILT_IN:
         return _BUILT_IN[name](config, device)
     build: Any = load_object(name)
-    members = ["tokens_per_sequence", *(member for member in vars(Workload) if member[0] != "_")]
+    protocols = (Workload, Rollouts) if config.science.traits.samples else (Workload,)
+    members = [name for p in protocols for name in (*p.__annotations__, *vars(p)) if name[0] != "_"]
     try:
         workload: Workload = build(config, device)
         if missing := [member for member in members if not hasattr(workload, member)]:
             raise TypeError(f"type {type(workload).__name__} without {', '.join(missing)}")
+        if (tokens := workload.tokens_per_sequence) != (expected := config.tokens_per_sequence):
+            raise ValueError(f"tokens_per_sequence {tokens} instead of the experiment's {expected}")
     except Exception as error:  # from the user's code
         raise SweepError(
             f"workload {name!r} must build an object with the members of sweep.workloads.protocol."
@@ -41,10 +45,11 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     return workload
 
 
-def check_workload(config: TrialConfig, text: TokenizedText | None) -> None:
-    """Check that a trial's workload can start; `text` is None if it is not prepared yet."""
+def check_workload(config: TrialConfig, text: TokenizedText | None) -> int:
+    """Check that a trial's workload can start; return the number of its model's parameters."""
     workload = build_workload(config, torch.device("cpu"))
     if isinstance(workload, Grpo):
         workload.check(text)
-    elif text is not None:
+    elif text is not None:  # otherwise it is not prepared yet
         text.check_window(config.tokens_per_sequence)
+    return sum(part.numel() for part in build_without_weights(workload.build_model).parameters())

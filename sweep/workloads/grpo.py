@@ -51,6 +51,7 @@ class Grpo(LanguageWorkload):
         assert config.science.grpo
         self.settings: GrpoSettings = config.science.grpo
         self.updates_per_step = self.settings.num_iterations
+        self.wide_dtype = torch.float32 if device.type == "mps" else torch.float64
         self.meter = Meter()
         self.reference: nn.Module | None = None
         self.on_phase: Callable[[str], None] = lambda name: None
@@ -85,9 +86,6 @@ class Grpo(LanguageWorkload):
             copies[id(weight)] = nn.Parameter(weight.detach().clone(), requires_grad=False)
         self.reference = copy.deepcopy(model, copies).eval()
 
-    def frozen_bytes(self) -> int:
-        return sum(weight.nbytes for weight in self.reference.parameters()) if self.reference else 0
-
     def build_batch(self, first: int, count: int) -> Batch:
         """Return the numbers of completions, (count,)."""
         return (torch.arange(first, first + count),)
@@ -96,7 +94,7 @@ class Grpo(LanguageWorkload):
         """Return random prompts (count, P) and random numbers (count, N)."""
         shape, tokens = (count, self.settings.prompt_tokens), self.settings.new_tokens
         ids = torch.randint(self.vocabulary, shape, device=self.device)
-        return ids, torch.rand(count, tokens, dtype=torch.float64, device=self.device)
+        return ids, torch.rand(count, tokens, dtype=self.wide_dtype, device=self.device)
 
     def loss_tokens(self, batch: Batch) -> int | Tensor:
         mask = batch[1]
@@ -144,7 +142,7 @@ class Grpo(LanguageWorkload):
             ids = self.encode(prompts)
             uniforms = completion_uniforms(self.config.science.seed, numbers, settings.new_tokens)
         with self._phase("generate"):
-            at_once, end = self.config.sampled_at_once(microbatch_size), SEPARATOR_ID
+            at_once, end = self.config.completions_at_once(microbatch_size), SEPARATOR_ID
             completions = self.generate(model, ids, uniforms, at_once, None if is_random else end)
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
@@ -185,7 +183,8 @@ class Grpo(LanguageWorkload):
         settings, was_training = self.settings, model.training
         options = (settings.temperature, settings.top_p, end, self.is_rehearsal)
         model.eval()
-        splits = torch.split(prompts, size), torch.split(uniforms.to(self.device), size)
+        uniforms = uniforms.to(self.device, self.wide_dtype)
+        splits = torch.split(prompts, size), torch.split(uniforms, size)
         with autocast(self.device, self.config.science.precision):
             parts = [generate(model, ids, own, *options) for ids, own in zip(*splits, strict=True)]
         model.train(was_training)
@@ -213,7 +212,7 @@ class Grpo(LanguageWorkload):
 
     def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> NDArray[np.float64]:
         size, rewards = self.config.execution.evaluation_batch_size, []
-        at_once = min(size, self.config.sampled_at_once(self.config.microbatch_size))
+        at_once = min(size, self.config.completions_at_once(self.config.microbatch_size))
         for first in range(0, count, size):
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
@@ -252,7 +251,7 @@ def surrogate(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped loss and the metrics of each token, (B, N); gain (B,) is the advantage.
 
-    `old` is of the policy that sampled (None: the same). The divergence is Schulman's k3 estimate.
+    `old`: log-probabilities under the sampling policy; None if it is the current one.
     """
     ratios = torch.exp(log_probs - (log_probs.detach() if old is None else old))
     low, high = 1 - settings.clip, 1 + (settings.clip_high or settings.clip)
@@ -262,6 +261,6 @@ def surrogate(
     metrics = {"grpo/ratio": ratios, "grpo/clip_fraction": is_clipped.float()}
     if settings.kl:
         difference = reference - log_probs
-        metrics["grpo/kl"] = torch.exp(difference) - difference - 1
+        metrics["grpo/kl"] = torch.exp(difference) - difference - 1  # Schulman's k3 estimate
         losses = losses + settings.kl * metrics["grpo/kl"]
     return losses, metrics

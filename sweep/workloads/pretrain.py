@@ -48,7 +48,7 @@ class LanguageWorkload:
         if science.data is None or science.tokenizer is None:
             return None
         if needs_datasets(science.data) and not find_prepared(science.data, science.tokenizer):
-            raise SweepError("the data must be tokenized here. Run `sweep data prepare` first.")
+            raise SweepError("the data is not tokenized here. Run `sweep data prepare` first.")
         return prepare_data(science.data, path, science.tokenizer, pretrained=init)
 
     @cached_property
@@ -75,7 +75,8 @@ class LanguageWorkload:
         if path is None or any(weight.is_meta for weight in model.parameters()):
             return model
         if science.start is None or identify_start(path)["weights"] != science.start["weights"]:
-            raise SweepError(f"init must contain the weights of the plan, got others in {path}.")
+            problem = f"the weights in {path} have changed since the sweep was planned"
+            raise SweepError(f"{problem}. Restore them, or choose another --out.")
         weights = TrialFolder(Path(path)).weights_path
         try:
             if isinstance(model, HuggingFace) and not weights.exists():  # a folder of transformers
@@ -151,30 +152,24 @@ class Pretrain(LanguageWorkload):
         losses = [self._losses(model, text.valid, np.arange(windows)).ravel()]
         if windows * context + 1 < len(text.valid):  # the last window is shorter
             rest = torch.from_numpy(text.valid[windows * context :].astype(np.int64))[None]
-            model.eval()
-            with torch.no_grad():
-                last = self.token_losses(model, rest.to(self.device))
-            model.train()
-            losses.append(last.double().cpu().numpy().ravel())
-        documents = document_of_targets(text.valid, text.separator)
+            last = self.token_losses(model, rest.to(self.device))
+            losses.append(last.cpu().double().numpy().ravel())
+        documents = document_of_targets(text.valid)
         sums = np.bincount(documents, np.concatenate(losses), minlength=text.valid_documents)
         counts = np.bincount(documents, minlength=text.valid_documents)
         valid_losses = np.stack([sums, counts], axis=1).astype(np.float64)
         return FinalEvaluation(valid_losses, float(train.mean()), text.valid_bytes)
 
-    @torch.no_grad()
     def _losses(
         self, model: nn.Module, tokens: NDArray[np.integer], indices: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """Return the losses of windows, (windows, T)."""
-        model.eval()
         size = self.config.execution.evaluation_batch_size
         parts = [indices[first : first + size] for first in range(0, len(indices), size)]
         losses = ranks.share_out(
             parts, lambda part: self.token_losses(model, self._windows(tokens, part))
         )
-        model.train()
-        return torch.cat(losses).double().cpu().numpy()
+        return torch.cat(losses).cpu().double().numpy()
 
     def _windows(self, tokens: NDArray[np.integer], indices: NDArray[np.int64]) -> Tensor:
         windows = torch.from_numpy(gather(tokens, indices, self.tokens_per_sequence))
@@ -183,4 +178,4 @@ class Pretrain(LanguageWorkload):
         return windows.to(self.device, non_blocking=True)
 
     def epochs(self) -> float:
-        return self.stream.epochs(self.config.science.tokens)
+        return self.config.science.tokens / (self.stream.windows * self.tokens_per_sequence)

@@ -69,9 +69,6 @@ class Rollouts(Protocol):
     def start(self, model: nn.Module) -> None:
         """Copy the initial weights, if the loss refers to them."""
 
-    def frozen_bytes(self) -> int:
-        """Return the bytes of the weights outside of the model, such as those of a reference."""
-
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
         """Generate the input of `loss_sum` and `loss_tokens` from a batch of `build_batch`."""
 

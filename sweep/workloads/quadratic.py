@@ -72,7 +72,6 @@ class NoisyQuadratic:
         noise = noise_sum(batch[0], self.seed, self.dimensions)
         return model(noise, self.loss_tokens(batch))  # type: ignore[no-any-return]
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module) -> float:
         assert isinstance(model, Quadratic)
         return model.expected_loss().item()

@@ -94,7 +94,7 @@ class Openings:
     def story(self, number: int, is_held_out: bool, tokens: int) -> list[int]:
         split = self._text.valid if is_held_out else self._text.train
         if is_held_out not in self._ends:
-            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == self._text.separator)
+            self._ends[is_held_out] = np.flatnonzero(np.asarray(split) == SEPARATOR_ID)
         ends = self._ends[is_held_out]
         index = number % len(ends) if is_held_out else self._order.window_indices(number, 1)[0]
         start = int(ends[index - 1]) + 1 if index else 0

@@ -183,6 +183,7 @@ def test_wrong_counts_of_tokens_are_found(checked):
 
 def test_equal_trials_of_unequal_times_are_found(checked):
     assert "uneven_times" not in failed(checked(seeds=3))
+    assert find(checked(seeds=1), "uneven_times").status == NOT_APPLICABLE
     result = checked(seeds=3, change=lambda row: {"seconds_total": 10.0 * (1 + row.seed)})
     assert "uneven_times" in failed(result) and "3.00" in find(result, "uneven_times").evidence
 

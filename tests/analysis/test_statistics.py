@@ -115,9 +115,9 @@ def test_seeds_that_a_batch_size_lacks_are_left_out_and_named():
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
-        ({8: {0: 1.0}, 16: {0: 2.0}}, "2 seeds common to all batch sizes, there is 1"),
-        ({8: {0: 1.0, 1: 2.0}, 16: {2: 2.0, 3: 1.0}}, "there is none"),
-        ({}, "2 batch sizes, there is none"),
+        ({8: {0: 1.0}, 16: {0: 2.0}}, "2 seeds at all batch sizes; there are 1"),
+        ({8: {0: 1.0, 1: 2.0}, 16: {2: 2.0, 3: 1.0}}, "there are 0"),
+        ({}, "2 batch sizes; this sweep has 0"),
         ({8: {0: 1.0, 1: 2.0}, 16: {0: 1.0, 1: math.inf}}, "batch size 16 has a loss that is not"),
         ({8: {0: 1.0, 1: 2.0, 2: math.nan}, 16: {0: 1.0, 1: 2.0}}, "batch size 8 has a loss"),
     ],

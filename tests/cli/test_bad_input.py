@@ -33,9 +33,9 @@ FLAGS = [
     ("--accumulation", "3", "gradient_accumulation_steps must divide"),
     ("--data", "no/such/file.txt", "no/such/file.txt"),
     ("--tracking-uri", "ftp://x", "tracking"),
-    ("--only", "zzz", "only must name one trial"),
+    ("--only", "zzz", "only must match exactly one trial"),
     ("--nonsense", "1", "nonsense"),
-    ("--workload", ".x:y", "must be a Python file"),
+    ("--workload", ".x:y", "cannot be imported"),
 ]
 
 

@@ -12,13 +12,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from sweep.analysis.frames import load_stored_sweep
 from sweep.cli import sweep
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.files import canonical_json, seal
 from sweep.trial.folder import State, SweepFolder
 from sweep.trial.lease import Lease
-from tests.contracts.figures import NOT_IN_A_WORKER
+from tests.contracts.figures import NOT_IN_A_WORKER, ROOT
+from tests.servers import load_stored_sweep
 
 PLAN_KEYS = {"experiment", "model", "tokens_per_sequence", "token_budget", "epochs", "disk_bytes"}
 TRIAL_KEYS = {
@@ -94,14 +94,14 @@ def test_stop_asks_what_a_dead_command_left_on_other_machines(call, tmp_path):
         line = seal({"host": "elsewhere", "pid": 1, "fencing": 2, **owner})
         trial.lease_path.write_text(canonical_json(line))
     code, out = call("stop", folder.path)
-    assert code == 0 and "Asked 1 attempts" in out
+    assert code == 0 and "1 attempts without a command were asked to stop" in out
     assert alive.is_asked_to_stop(2) and not alive.is_asked_to_stop(3)
     assert not ended.stop_path.exists() and not unbegun.stop_path.exists()
     alive.lease_path.unlink()
     with Lease(unbegun.lease_path, fencing=1):  # on this machine, as a worker of Ray's
-        assert "Asked 1 attempts" in call("stop", folder.path)[1]
+        assert "1 attempts" in call("stop", folder.path)[1]
     assert unbegun.is_asked_to_stop(1)
-    assert "Asked 0 attempts" in call("stop", folder.path)[1]
+    assert "attempts" not in call("stop", folder.path)[1]
 
 
 def test_plan_with_out_lets_a_bare_worker_run_a_trial_and_report_mirrors_it(call, tmp_path):
@@ -143,6 +143,19 @@ def test_clean_removes_checkpoints_and_on_request_weights(call, finished, tmp_pa
     with Lease(part.parent / "lease.json"):  # of a live worker, as of a SLURM job
         assert call("clean", folder)[1].startswith("Removed 0 files") and part.exists()
     assert call("clean", folder, "--yes")[0] == 0 and not part.exists()
+    paused = SweepFolder(folder).trials()[0]
+    paused.result_path.unlink()
+    paused.write_status(paused.read_status().changed(state=State.PRUNED))
+    (paused.path / "checkpoint-1-0").mkdir()
+    assert call("clean", folder, "--yes")[0] == 0 and paused.checkpoints()  # tuning may continue it
+
+
+def test_a_report_does_not_replace_published_results(call, tmp_path):
+    published = tmp_path / "published"
+    shutil.copytree(ROOT / "results" / "published" / "quick-fixed-rate", published)
+    before = {path: path.stat().st_mtime_ns for path in published.rglob("*")}
+    assert call("report", published)[0] == 2 and "published plan" in call.stderr
+    assert {path: path.stat().st_mtime_ns for path in published.rglob("*")} == before
 
 
 def test_run_names_the_checks_that_fail_and_keeps_the_files_that_it_was_told_to(call, tmp_path):

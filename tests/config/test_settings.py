@@ -11,6 +11,8 @@ from sweep.config.objects import identify_code
 from sweep.config.settings import merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services
 from sweep.errors import SweepError
+from sweep.plan.plan import Inputs, build_plan
+from sweep.training.process import run_job
 
 COUNTS = {"327.68M": 327680000, "3.2768e8": 327680000, "0.3268M": 326800, "200k": 200000}
 COUNTS |= {"1B": 10**9, "16G": 16 * 10**9, "16GiB": 16 * 2**30, "1.5MiB": 3 * 2**19}
@@ -76,7 +78,7 @@ def test_the_reference_is_the_default_and_presets_have_exactly_these_parameters(
 
 
 def test_batches_that_are_no_whole_groups_are_refused():
-    with pytest.raises(SweepError, match="batches must be multiples of group_size"):
+    with pytest.raises(SweepError, match=r"batches must be multiples of group_size .* Use 8\."):
         load_experiment("tinystories", {"workload": "grpo", "batches": "1,8"})
     with pytest.raises(SweepError, match="batches must be multiples of group_size"):
         load_experiment("grpo-words", {"group_size": 32})
@@ -118,9 +120,10 @@ WRONG_TEXTS = [
     ("\x00", "must be TOML"),
     ("workload = 'x'", "workload"),
     ("init = 'x'", "init applies only to the workload grpo"),
+    ("model = 'quadratic'\nvocabulary = 300", "'model.vocabulary' does not apply to 'quadratic'"),
     ("target = 3.0\n[schedule]\nname = 'cosine'", "schedule.name must be constant"),
     ("target = 3.0\n[tuning]\nbudget = 1", "tuning.budget does not apply"),
-    ("workload = 'grpo'\n[grpo]\ntask = 'text'\ngroup_size = 2", "grpo.reward must be"),
+    ("workload = 'grpo'\n[grpo]\ntask = 'text'\ngroup_size = 2", "grpo.reward"),
 ]
 
 
@@ -142,6 +145,7 @@ WRONG_SETTINGS = {  # by key: a part of the message, and values that are refused
     "seeds": ("seeds", "{}", "[1]", "true", "-1", "1.5", "nan", "1001"),
     "vocabulary": ("vocabulary", "{}", "[512]", "-1", "'many'"),
     "grpo": ("grpo", "'words'", "3", "{}"),
+    "tuning": ("tuning must be a table, got 3", "3"),
     "model.d_ff": ("model.d_ff", "1e20", HUGE),
     "model.heads": ("heads", "{}", "5", "0"),
     "model.depth": ("'model.depth' is not a known key", "3"),
@@ -170,41 +174,55 @@ def test_unknown_experiments_are_refused_with_the_known_names():
         load_experiment("nope.toml")
 
 
+PROJECT = {
+    "my_project/__init__.py": "",
+    "my_project/model.py": "import importlib, numpy\nfrom .layers import width\n"
+    "import parts.sizes\nimportlib.import_module('plugin')\n"
+    "def build(**sizes):\n    from my_project import late\n",
+    "my_project/layers.py": "width = 8\n",
+    "my_project/late.py": "import torch\n",
+    "parts/sizes.py": "",  # a namespace package
+    "plugin.py": "",
+    "my_project/unrelated.py": "x = 1\n",
+}
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    package = tmp_path / "my_project"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "model.py").write_text(
-        "import numpy\nfrom my_project.layers import width\n"
-        "raise RuntimeError('identifying must not run the module')\n"
-    )
-    (package / "layers.py").write_text("width = 8\n")
-    (package / "unrelated.py").write_text("x = 1\n")
+    for name, text in PROJECT.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    return package
+    return tmp_path
+
+
+def identify(name="my_project.model:build"):
+    return run_job(identify_code, [name])
 
 
 def test_code_is_its_module_the_projects_modules_that_it_imports_and_package_versions(project):
-    code = identify_code(["my_project.model:build"])
-    names = {"my_project/__init__.py", "my_project/model.py", "my_project/layers.py"}
-    assert code["files"].keys() == names and code["packages"].keys() == {"numpy"}
+    code = identify()
+    assert code["files"].keys() == PROJECT.keys() - {"my_project/unrelated.py"}
+    assert code["packages"].keys() == {"numpy", "torch"} and code == identify()
 
 
-@pytest.mark.parametrize(
-    ("file", "is_changed"), [("model.py", True), ("layers.py", True), ("unrelated.py", False)]
-)
-def test_the_identity_changes_with_the_code_and_with_nothing_else(project, file, is_changed):
-    before = identify_code(["my_project.model:build"])
+def planned_id():
+    experiment = load_experiment("quick", {"model": "my_project.model:build", "precision": "fp32"})
+    return build_plan(experiment, Execution(device="cpu"), Inputs(code=identify())).trials[0].id
+
+
+@pytest.mark.parametrize("file", PROJECT)
+def test_the_trial_id_changes_with_the_code_and_with_nothing_else(project, file):
+    before = planned_id()
     (project / file).write_text((project / file).read_text() + "# changed\n")
-    assert (identify_code(["my_project.model:build"]) != before) is is_changed
+    assert (planned_id() != before) is (file != "my_project/unrelated.py")
 
 
-@pytest.mark.parametrize("name", ["no_colon", "no_such_module:f", "sys:path", ":f", "os:"])
-def test_names_without_a_python_file_are_refused(name, project):
+@pytest.mark.parametrize("name", ["no_colon", "no_such_module:f", "sys:no_such_name", ":f", "os:"])
+def test_names_of_no_object_are_refused(name, project):
     with pytest.raises(SweepError):
-        identify_code([name])
+        identify(name)
 
 
 @pytest.mark.parametrize("name", ["tinystories", "quick"])

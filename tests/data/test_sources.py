@@ -246,6 +246,15 @@ def test_a_table_without_text_is_refused_in_one_sentence(tmp_path, cache, capfd,
     assert capfd.readouterr().err == ""
 
 
+def test_a_text_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def fail(*_, **options):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sources, "open", fail, raising=False)
+    with pytest.raises(SweepError, match=r"a\.txt.*Input/output error"):
+        find_files(str(write(tmp_path / "a.txt", TEXT)))
+
+
 def documents(pieces):
     whole, parts = [], []
     for piece in pieces:

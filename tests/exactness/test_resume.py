@@ -126,7 +126,7 @@ def assert_grpo_metrics(trial: TrialFolder) -> None:
     promised |= {f"grpo/{name}" for name in ("kl", "ratio", "clip_fraction", "entropy")}
     assert promised <= line.keys()
     parameters = trial.read_result()["parameters"]
-    assert line["memory/allocated_bytes"] >= 4 * 4 * parameters  # two moments and the reference
+    assert line["memory/allocated_bytes"] >= 3 * 4 * parameters  # with two moments
 
 
 def test_averaged_weights_and_the_way_to_a_target_resume_exactly(tmp_path):
@@ -149,7 +149,7 @@ def test_grpo_starts_from_the_weights_of_a_pretraining_trial(tmp_path):
     settings |= {"grpo": GRPO, "init": str(first.path), "budget": 8 * 48 * 2, "lr": "1e-9"}
     config = planned_trial(tmp_path / "second", "grpo-words", settings).read_config()
     weights = load_file(first.weights_path)
-    started = TrainingStep(config, torch.device("cpu"), 8).model.state_dict()
+    started = TrainingStep(config, torch.device("cpu")).model.state_dict()
     assert all(torch.equal(started[name], weight) for name, weight in weights.items())
     assert config.science.start and len(weights) > 3
 

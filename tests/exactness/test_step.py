@@ -21,8 +21,8 @@ def build_step(microbatch, experiment="quick", batch=12, budget=10**6, **executi
     data = {"name": "synthetic"} if experiment == "quick" else None
     chosen = Execution(device="cpu", **{"threads": 2, **execution})
     plan = build_plan(load_experiment(experiment, settings), chosen, data=data)
-    config = plan.trial_config(plan.trials[0], "test")
-    return TrainingStep(config, torch.device("cpu"), microbatch), config
+    config = plan.trial_config(plan.trials[0], "test").with_microbatch(microbatch)
+    return TrainingStep(config, torch.device("cpu")), config
 
 
 @pytest.mark.parametrize(("name", "rows"), [("quick", 0), ("quick", 100), ("quadratic", 0)])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sweep.config.models import MODEL_PRESETS, ElmanSettings, TransformerSettings
-from sweep.models.elman import Elman
+from sweep.models.elman import Elman, ElmanLayer, spectral_scale
 from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
 from sweep.workloads.quadratic import NoisyQuadratic
 
@@ -68,11 +68,20 @@ def plain_cell(x, z, w_x, w_h, bias):
     return torch.stack(states) * F.silu(z)
 
 
+class PlainElmanLayer(ElmanLayer):
+    def forward(self, x):
+        inputs, gate = self.in_proj(self.norm(x)).transpose(0, 1).chunk(2, dim=-1)
+        recurrent = self.recurrent_weight * spectral_scale(self.recurrent_weight)
+        weights = self.input_weight, recurrent, self.bias
+        mixed = plain_cell(F.silu(inputs).contiguous(), gate.contiguous(), *weights)
+        return x + self.out_proj(mixed.transpose(0, 1).contiguous())
+
+
 def plain_elman(vocabulary, context):
     sizes = {**MODEL_PRESETS["elman"], "vocabulary": vocabulary, "context": context}
     model = Elman(ElmanSettings(name="elman", **sizes), 0)
     for layer in model.layers:
-        layer.cell = plain_cell
+        layer.__class__ = PlainElmanLayer
     return model
 
 

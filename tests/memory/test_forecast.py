@@ -82,6 +82,13 @@ def test_a_forecast_is_what_real_tensors_take(case):
     assert forecast.phases == pytest.approx(measured.phases, rel=ERROR_ON_CPU)
 
 
+def test_an_evaluation_of_averaged_weights_holds_the_trained_ones_too():
+    schedules = ({"average": 0.0}, {"average": 0.1})
+    plain, averaged = (forecast_step(config("quick", schedule=kind)) for kind in schedules)
+    more = averaged.evaluation_bytes - plain.evaluation_bytes
+    assert more == pytest.approx(2 * plain.by_category["weights"], rel=0.02)
+
+
 def test_the_reference_model_by_category():
     forecast = forecast_step(config(batch=32))
     weights = 4 * 22_696_448

@@ -23,7 +23,7 @@ def planned(path: Path, memory: int, **settings: object) -> Plan:
 
 def forecast_of(plan: Plan) -> int:
     config, row = plan.trial_config(plan.trials[0]), plan.trials[0]
-    sized = config.sized(row.batch_size // row.devices, row.microbatch_size)
+    sized = config.on_one_device(row.batch_size // row.devices, row.microbatch_size)
     [forecast] = forecast_rows([sized])
     return forecast.needed_bytes
 

@@ -52,7 +52,7 @@ def test_the_maximum_is_proved_and_equals_that_of_measuring_every_size(timeless)
     assert document["search_points"] <= 5 and document["line"]["r_squared"] > 0.999
     whole = trial_config("quick", 64, 64, {"evaluation_batch_size": 64, "loss_chunk_rows": 1024})
     for size in range(1, largest + 4):
-        status = measure(whole.sized(size, size), limit, 3, None).status
+        status = measure(whole.on_one_device(size, size), limit, 3, None).status
         assert (status == "OK") == (size <= largest)
     safe, conservative = document["safe_microbatch_size"], document["recommendations"][2]
     assert points[safe]["peak_bytes"] <= 0.9 * limit
@@ -172,9 +172,9 @@ def test_a_choice_holds_at_most_its_share_or_is_left_out():
 @pytest.mark.parametrize(("asked", "parts"), [(None, 4), (20, 3), (1000, 125), (4, 2)])
 def test_accumulation_is_measured_with_as_many_microbatches_as_are_sampled_at_once(asked, parts):
     execution = {"generation_batch_size": asked}
-    trial = trial_config("grpo-words", 8, 8, execution, data="synthetic").sized(64, 8)
+    trial = trial_config("grpo-words", 8, 8, execution, data="synthetic").on_one_device(64, 8)
     assert trial.parts_to_peak(8) == parts
-    assert trial.sampled_at_once(8) <= parts * 8
+    assert trial.completions_at_once(8) <= parts * 8
 
 
 def test_grpo_is_probed_in_whole_groups_and_its_recommendations_are_soaked():

@@ -63,6 +63,10 @@ def test_on_any_memory_that_grows_the_maximum_is_found(steps, limit, cap, is_kno
     assert_proved(result, asked, peak, limit, 1, cap)
 
 
+def test_a_cap_below_the_unit_leaves_no_size_to_measure():
+    assert search(lambda size: 1, 100, unit=8, cap=4)[1] == []
+
+
 @pytest.mark.parametrize("is_known_above", [True, False])
 def test_memory_that_is_not_linear_is_bisected(is_known_above):
     result, asked = search(lambda size: size**3, 10**6, is_known_above=is_known_above)

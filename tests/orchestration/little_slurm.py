@@ -49,7 +49,7 @@ class LittleSlurm:
     accounts: bool = True  # sacct fails without accounting
     refusals: int = 0  # number of submissions to refuse, like a busy controller
     jobs: dict[str, Job] = field(default_factory=dict)
-    questions: int = 0  # calls of sacct
+    sacct_calls: int = 0
 
     def __enter__(self) -> "LittleSlurm":
         self._lock, self._threads = threading.RLock(), [threading.Thread(target=self._serve)]
@@ -146,7 +146,7 @@ class LittleSlurm:
             raise RuntimeError(f"unrecognized options {words}")
         if not self.accounts:
             raise RuntimeError("Slurm accounting storage is disabled")
-        self.questions += 1
+        self.sacct_calls += 1
         rows = ["JobID|State|NodeList"]
         for job in (self.jobs[name] for name in words[4::2]):
             rows.append(f"{job.id}|{job.state}|localhost")

@@ -58,5 +58,5 @@ def test_finished_trials_cost_nothing_and_reports_start_after_the_tuning_trials(
 def test_a_trial_that_does_not_fit_on_a_node_or_has_no_estimate_is_refused():
     with pytest.raises(SweepError, match="must fit on one node"):
         cost_on_cluster(plan_of([1.0], devices=4), 2, 2)
-    with pytest.raises(SweepError, match="needs a time"):
+    with pytest.raises(SweepError, match="needs a time estimate at batch size 4"):
         cost_on_cluster(plan_of([None]), 2, 2)

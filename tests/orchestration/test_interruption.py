@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from sweep.analysis.frames import load_stored_sweep, load_sweep
+from sweep.analysis.frames import load_sweep
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder
 from sweep.trial.lease import is_locked, read_owner
 from tests.orchestration.clusters import plan_trials, planned, states, wait_until
-from tests.servers import logged_points, stored_points
+from tests.servers import load_stored_sweep, logged_points, stored_points
 
 FIELDS = {"batches": [4, 8], "budget": 1200}
 SWEEP = (sys.executable, "-m", "sweep")
@@ -79,7 +79,7 @@ def test_a_stopped_command_checkpoints_and_resumes(slow, uninterrupted):
         until_step(slow, step)
         if how == "Ctrl-C":  # reaches the whole group
             os.killpg(slow.process.pid, signal.SIGINT)
-        else:  # sends SIGTERM
+        else:
             subprocess.run([*SWEEP, "stop", str(slow.folder.path)], check=True)
             assert not is_locked(slow.folder.lock_path)
         assert slow.wait() == 130
@@ -103,7 +103,7 @@ def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path, command, mon
     text = tmp_path / "text"
     text.mkdir()
     story = "once upon a time a small cat number {} sat on a mat and looked at a bird. " * 20
-    for name, count in (("train", 20_000), ("valid", 100)):
+    for name, count in (("train", 5_000), ("valid", 100)):
         stories = (story.replace("{}", str(i)) + "\n<|endoftext|>\n" for i in range(count))
         (text / f"{name}.txt").write_text("".join(stories))
     monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
@@ -118,17 +118,23 @@ def test_stop_ends_a_command_that_still_prepares_its_data(tmp_path, command, mon
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_stopped_bare_worker_resumes_from_its_checkpoint(tmp_path, command, go, uninterrupted):
-    worker = command(plan_trials(tmp_path, **FIELDS))  # its trials wait
+@pytest.mark.parametrize("how", ["SIGTERM", "sweep stop"])
+def test_a_stopped_bare_worker_resumes_from_its_checkpoint(
+    tmp_path, command, go, uninterrupted, how
+):
+    worker = command(plan_trials(tmp_path, "faulty:SlowUntilGo", **FIELDS))
     trial = worker.folder.trials()[0]
     worker.words = [sys.executable, "-m", "sweep.training", str(trial.path)]
     worker.start()
     until_step(worker, 40)
     second = subprocess.run(worker.words, capture_output=True, text=True)
     assert second.returncode == 2 and "in use" in second.stderr
-    worker.process.terminate()
-    go.touch()
+    if how == "SIGTERM":
+        worker.process.terminate()
+    else:
+        subprocess.run([*SWEEP, "stop", str(worker.folder.path)], check=True)
     assert worker.wait() == 130
+    go.touch()
     assert not trial.state_path.exists() and trial.checkpoints()
     assert worker.run() == 0
     assert science(trial) == uninterrupted[trial.read_config().science.batch_size]

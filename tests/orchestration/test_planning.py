@@ -11,7 +11,7 @@ from sweep.data import tokens
 from sweep.errors import SweepError
 from sweep.orchestration import costs
 from sweep.orchestration.costs import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
-from sweep.orchestration.planning import Planned, make_plan, save_plan
+from sweep.orchestration.planning import Planned, make_plan, read_request, save_plan
 from sweep.training import device as machine
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
@@ -40,7 +40,7 @@ def test_compiling_is_decided_by_device_size_and_compiler(
     monkeypatch, device, budget, has_compiler, compiles
 ):
     monkeypatch.setattr(machine, "has_compiler", lambda _: has_compiler)
-    monkeypatch.setattr(machine, "is_here", lambda _: True)
+    monkeypatch.setattr(machine, "is_available", lambda _: True)
     monkeypatch.setattr(machine, "resolve_device", lambda asked: asked)
     execution = plan_here(budget=budget, execution={"device": device}).execution
     assert execution.compile is compiles
@@ -55,6 +55,12 @@ def test_decisions_are_read_again_and_others_are_refused(tmp_path, monkeypatch):
     with pytest.raises(SweepError, match="device was decided as 'cpu'"):
         plan_here(tmp_path, execution={"device": "cuda:0"})
     assert plan_here(tmp_path, execution={"device": "auto"}).execution == first.execution
+
+
+def test_only_a_request_that_the_command_line_can_make_is_recorded_as_a_command():
+    typed = read_request("quadratic", {"batches": [4, 8], "lr": 0.1})
+    assert typed.command == ("sweep", "run", "quadratic", "--batches", "4,8", "--lr", "0.1")
+    assert read_request("quadratic", {"evaluation": {"points": 50}}).command == ()
 
 
 def test_a_line_through_seconds_per_step_minimizes_relative_errors():
@@ -129,7 +135,7 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
 def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_set(
     tmp_path, monkeypatch, preset
 ):
-    monkeypatch.setattr(machine, "is_here", lambda _: False)
+    monkeypatch.setattr(machine, "is_available", lambda _: False)
 
     def plan_elsewhere(memory):
         execution = {"device": "cuda", "device_memory_bytes": memory, "preset": preset}
@@ -151,9 +157,9 @@ def test_the_disk_need_not_hold_again_what_is_already_written(tmp_path, monkeypa
     monkeypatch.setattr(costs.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     plan = plan_here(tmp_path, batches="8")
     with pytest.raises(SweepError, match="the disk must have"):
-        costs.check_disk(plan, SweepFolder(tmp_path))
+        costs.check_disk(plan, SweepFolder(tmp_path), 1)
     (tmp_path / "weights").write_bytes(b"x" * costs.disk_bytes(plan, 1))
-    costs.check_disk(plan, SweepFolder(tmp_path))
+    costs.check_disk(plan, SweepFolder(tmp_path), 1)
 
 
 def test_a_larger_microbatch_than_was_forecast_is_forecast_when_the_plan_grows(tmp_path):

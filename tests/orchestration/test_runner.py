@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from sweep.analysis.frames import load_stored_sweep, load_sweep
+from sweep.analysis.frames import load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import make_plan
-from sweep.orchestration.runner import run_plan
+from sweep.orchestration.runner import run_plan, run_sweep
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
 from tests.fakes.executors import InlineExecutor
 from tests.orchestration.clusters import ON_CPU, assert_resumed, run_in
+from tests.servers import load_stored_sweep
 
 
 def by_batch(summary):
@@ -187,6 +188,18 @@ def test_an_error_before_the_first_trial_closes_the_executor(run):
     with pytest.raises(SweepError, match="tracking URI"):
         run(executor, tracking_uri="ftp://nowhere")
     assert executor.ended == ["close"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"tracking_uri": "./mlruns"}, "tracking URI"), ({"executor": "ray", "slurm": ""}, "slurm")],
+)
+def test_bad_stores_and_executors_are_refused_before_anything_is_written(
+    tmp_path, settings, message
+):
+    with pytest.raises(SweepError, match=message):
+        run_sweep("quadratic", out=tmp_path / "sweep", budget=800, device="cpu", **settings)
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_a_command_without_slots_stops_and_the_same_one_resumes(run):

@@ -198,8 +198,8 @@ def test_a_suspended_job_ends_after_it_is_resumed(submit, cluster, go):
     (job,) = cluster.jobs
     subprocess.run(["scontrol", "suspend", job], check=True)
     go.touch()
-    questions = cluster.questions
-    wait_until(lambda: cluster.questions > questions + 1)
+    sacct_calls = cluster.sacct_calls
+    wait_until(lambda: cluster.sacct_calls > sacct_calls + 1)
     assert not future.done()
     subprocess.run(["scontrol", "resume", job], check=True)
     assert future.result(SECONDS).kind == "complete"
@@ -216,8 +216,8 @@ def test_the_state_of_a_job_decides_the_outcome(submit, cluster):
         cluster.end(name, state)
     ends = [kind for kind in kinds.values() if kind]
     wait_until(lambda: sum(future.done() for future in futures) == len(ends))
-    questions = cluster.questions
-    wait_until(lambda: cluster.questions > questions + 1)
+    sacct_calls = cluster.sacct_calls
+    wait_until(lambda: cluster.sacct_calls > sacct_calls + 1)
     assert sorted(future.result().kind for future in futures if future.done()) == sorted(ends)
 
 
@@ -249,14 +249,14 @@ def test_sbatch_receives_the_request(submit, cluster):
 
 @pytest.mark.parametrize(
     ("refusals", "end"),
-    [(1, (State.COMPLETE, None, 1)), (4, (State.FAILED, Cause.ERROR, 0))],  # twice for each trial
+    [(1, (State.COMPLETE, None, 1)), (4, (State.FAILED, Cause.LOST, 0))],  # twice for each trial
 )
 def test_a_job_that_sbatch_refuses_is_submitted_once_more(run, cluster, go, refusals, end):
     cluster.refusals = refusals
     go.touch()
     summary = run("jobs", ON_SLURM, batches=[4, 8])
     assert {(one.state, one.cause, one.attempts) for one in summary.states.values()} == {end}
-    assert summary.exit_code == (1 if Cause.ERROR in end else 0)
+    assert summary.exit_code == (1 if Cause.LOST in end else 0)
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_a_trial_that_is_twice_as_slow_is_pruned_and_its_last_evaluation_is_a_bo
     rows = {row.learning_rate: row.id for row in load_plan(summary.folder).trials}
     slow = summary.folder.trial(rows[0.02])
     assert slow.read_status().state is State.PRUNED
-    assert "did not reach 0.05" in slow.read_status().message
+    assert "above 0.05 after 2 times the tokens" in slow.read_status().message
     assert not slow.checkpoints()
     least = summary.folder.trial(rows[0.2]).read_result()["tokens_to_target"]
     table = steps_to_target(load_sweep(summary.folder.path)).set_index("learning_rate")

@@ -118,6 +118,9 @@ def test_a_grown_plan_records_whether_its_tokens_are_common_and_the_commands_tha
     grown = grow_plan(first, more)
     assert first.tokens_are_common and not grown.tokens_are_common
     assert grown.commands == (("sweep", "run", "a"), ("sweep", "run", "b"))
+    estimated = more.model_copy(update={"epochs": 0.5, "disk_bytes": 7})
+    grown = grow_plan(grow_plan(first, estimated), more)
+    assert (grown.epochs, grown.disk_bytes) == (0.5, 7)
 
 
 def test_a_command_has_the_flags_that_were_given_as_the_command_line_reads_them():

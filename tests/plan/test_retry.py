@@ -87,6 +87,6 @@ def test_a_bound_on_the_microbatch_is_rounded_down_to_a_divisor():
 def test_evaluations_that_exceed_memory_at_a_microbatch_of_one_are_tried_one_at_a_time():
     config, full = trial_config(1), Outcome("out_of_memory", "why")
     again, is_retried = status_after(RUNNING, full, config, Counter())
-    assert is_retried and config.attempted(1).execution.evaluation_batch_size == 1
+    assert is_retried and config.for_attempt(1).execution.evaluation_batch_size == 1
     final, is_retried = status_after(again, full, config, Counter())
     assert not is_retried and (final.state, final.cause) == (State.FAILED, "out_of_memory")

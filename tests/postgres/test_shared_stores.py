@@ -19,13 +19,20 @@ from typing import Any
 import optuna
 import pytest
 
-from sweep.analysis.frames import load_stored_sweep, load_sweep
+from sweep.analysis.frames import load_sweep
 from sweep.cli import main
 from sweep.orchestration.tuning import named_trials, open_storage
 from sweep.tracking.store import connect, is_mirrored, search_runs
 from sweep.trial.files import read_json
 from sweep.trial.folder import State, SweepFolder
-from tests.servers import MlflowServer, Service, is_healthy, logged_points, stored_points
+from tests.servers import (
+    MlflowServer,
+    Service,
+    is_healthy,
+    load_stored_sweep,
+    logged_points,
+    stored_points,
+)
 
 pytestmark = pytest.mark.postgres
 FAULTY = Path(__file__).parents[1] / "orchestration"

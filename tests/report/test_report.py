@@ -10,7 +10,7 @@ from jinja2 import UndefinedError
 
 from sweep.analysis.checks import judge
 from sweep.analysis.critical_batch_size import noise_scales
-from sweep.analysis.frames import compare_batch_sizes, find_gains, load_stored_sweep, load_sweep
+from sweep.analysis.frames import compare_batch_sizes, find_gains, load_sweep
 from sweep.analysis.statistics import Estimate
 from sweep.plan.plan import load_plan
 from sweep.report.report import MARKDOWN, to_html, write_report, write_report_of
@@ -19,6 +19,7 @@ from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.report.conftest import NOISE_SCALE
+from tests.servers import load_stored_sweep
 
 HEADINGS = (
     *("Summary", "Checks", "Results", "Curves", "Time, throughput and memory"),
@@ -65,7 +66,7 @@ def test_failed_checks_come_first_and_weaken_the_recommendations(plain_text):
     assert "--lr tuned --seeds 3" in first
     rows = tables(summary)[1]
     assert [row["question"] for row in rows] == ["best quality", "fastest", "balanced"]
-    assert {row["standing"] for row in rows} == {"see the failed checks"}
+    assert {row["support"] for row in rows} == {"see the failed checks"}
 
 
 def test_numbers_in_the_tables_are_those_of_the_frames(plain, plain_text):

@@ -14,13 +14,12 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from sweep.analysis.frames import load_stored_sweep
 from sweep.cli import sweep as command
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.folder import Cause, State
 from sweep.trial.lease import Lease
-from tests.servers import Service, logged_points
+from tests.servers import Service, load_stored_sweep, logged_points
 from tests.tracking.conftest import until
 
 FILES = {"config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt"}
@@ -194,6 +193,7 @@ def test_the_thread_mirrors_a_growing_plan_and_at_the_end_the_report(sweep):
 def test_report_leaves_the_runs_of_a_running_command_alone(sweep):
     report = ["report", str(sweep.folder.path), "--tracking-uri"]
     report.append(default_tracking_uri(sweep.folder))
+    sweep.folder.trials_path.mkdir()
     with Lease(sweep.folder.lock_path):
         CliRunner().invoke(command, report, catch_exceptions=False)
         assert not sweep.folder.tracking_path.exists()
@@ -225,17 +225,19 @@ def test_a_moved_folder_gets_a_store_with_its_new_path(sweep):
     sweep.assert_mirrored(0)
 
 
-def test_a_damaged_trial_does_not_keep_the_others_from_the_store(sweep):
+@pytest.mark.parametrize("name", ["result_path", "state_path"])
+def test_a_damaged_trial_does_not_keep_the_others_from_the_store(sweep, name):
     for index in range(3):
         sweep.train(index, 3)
-    good = sweep.trial(1).result_path.read_text()
-    sweep.trial(1).result_path.write_text("{")
+    damaged = getattr(sweep.trial(1), name)
+    good = damaged.read_text()
+    damaged.write_text("{")
     mirror = Mirror(sweep.folder, sweep.plan, None)
     mirror.start()
     assert sweep.ids[1] in mirror.close(300)
     sweep.assert_mirrored(0, 2)
     assert not is_mirrored(sweep.folder, None)
-    sweep.trial(1).result_path.write_text(good)
+    damaged.write_text(good)
     sweep.sync()
     sweep.assert_mirrored()
 

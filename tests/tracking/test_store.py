@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sweep.analysis.frames import load_stored_sweep, load_sweep
+from sweep.analysis.frames import load_sweep
 from sweep.errors import SweepError
 from sweep.tracking.store import (
     check_tracking_uri,
@@ -24,7 +24,7 @@ from sweep.tracking.store import (
 )
 from sweep.trial.files import write_json
 from sweep.trial.folder import Cause, State, SweepFolder
-from tests.servers import Service, is_healthy
+from tests.servers import Service, is_healthy, load_stored_sweep
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Workloads that cause a fault in the second of two processes, and a model: `custom:Name`."""
 
 import os
+import random
 import signal
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
@@ -50,6 +52,11 @@ class OutOfMemory(Faulty):
 class Raising(Faulty):
     def fail(self, sequences):
         raise RuntimeError("one of two failed")
+
+
+class Drawing(Pretrain):
+    def loss_sum(self, model, batch):
+        return super().loss_sum(model, batch) * (random.random() + np.random.random())
 
 
 def raise_io_error(*_):

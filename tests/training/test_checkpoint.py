@@ -34,7 +34,7 @@ class Trial:
 
     def start(self):
         self.store = CheckpointStore(self.folder, 1)
-        self.step, self.progress = TrainingStep(self.config, CPU, 4), Progress()
+        self.step, self.progress = TrainingStep(self.config, CPU), Progress()
         length = self.store.load(self.step, self.progress)
         self.log = MetricsLog(self.folder.metrics_path, length, self.store.check)
         return length

@@ -44,6 +44,8 @@ def test_devices_are_resolved_or_refused():
     [
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA L4", 121e12),
         ("NVIDIA L40", 181e12),
         ("NVIDIA L40S", 362e12),

@@ -25,7 +25,8 @@ def plan_of(batches, **settings):
 
 def test_estimates_are_those_of_the_definition():
     plan = plan_of([16], budget=10**6)
-    step = TrainingStep(plan.trial_config(plan.trials[0], "s"), torch.device("cpu"), 4)
+    config = plan.trial_config(plan.trials[0], "s").with_microbatch(4)
+    step = TrainingStep(config, torch.device("cpu"))
     batch = step.workload.random_batch(16)
     each = []
     for part in batch[0].split(4):
@@ -65,7 +66,7 @@ class ProbedWindows:  # a step and a workload that only records which windows ar
         self.stream = SequenceStream(windows * CONTEXT + 1, CONTEXT, 0)
 
     def epochs(self):
-        return self.stream.epochs(self.config.science.tokens)
+        return self.config.science.tokens / (self.stream.windows * CONTEXT)
 
     def build_batch(self, first, count):
         self.probed += self.stream.window_indices(first, count).tolist()

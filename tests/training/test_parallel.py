@@ -60,7 +60,7 @@ def test_on_several_devices_a_trial_has_the_same_curve(undisturbed, alone, devic
     assert trial.read_result()["devices"] == devices
     lines = read_metrics(trial.metrics_path)
     allocated = next(line["memory/allocated_bytes"] for line in lines if "train/loss" in line)
-    forecast = forecast_stages(trial.read_config().sized(8 // devices, 1), devices)[zero]
+    forecast = forecast_stages(trial.read_config().on_one_device(8 // devices, 1), devices)[zero]
     assert allocated == pytest.approx(forecast.rest_bytes, rel=0.02 if zero != 1 else 0.05)
     model = build_model(trial.read_config().science.model, seed=5)
     load_model(model, str(trial.weights_path), strict=True)
@@ -129,7 +129,7 @@ def test_a_memory_limit_is_that_of_each_process(tmp_path, alone, zero):
     for share in (1.1, 0.9):  # of the forecast
         trial = planned(tmp_path / str(share), 2, zero)
         config = trial.read_config()
-        forecast = forecast_stages(config.sized(4, 4), 2)[zero].peak_bytes
+        forecast = forecast_stages(config.on_one_device(4, 4), 2)[zero].peak_bytes
         update = {"device_memory_bytes": int(share * forecast), "evaluation_batch_size": 4}
         execution = config.execution.model_copy(update=update)
         config = config.model_copy(update={"execution": execution, "microbatch_size": 4})
@@ -149,6 +149,12 @@ def test_a_memory_limit_is_that_of_each_process(tmp_path, alone, zero):
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_compiled_trial_has_the_same_curve(tmp_path, alone, zero):
     assert_same_trial(complete(planned(tmp_path, 2, zero, execution={"compile": True})), alone)
+
+
+def assert_same_bits(trial: TrialFolder, other: TrialFolder) -> None:
+    weights, others = load_file(trial.weights_path), load_file(other.weights_path)
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert trial.losses_path.read_bytes() == other.losses_path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -172,10 +178,17 @@ def test_a_trial_continues_with_any_number_of_processes(
     assert_same_trial(trial, alone)
     assert not trial.checkpoints()
     if before == after:  # to the same bits
-        whole = undisturbed(after, zero)
-        weights, others = load_file(trial.weights_path), load_file(whole.weights_path)
-        assert all(torch.equal(weights[name], others[name]) for name in weights)
-        assert trial.losses_path.read_bytes() == whole.losses_path.read_bytes()
+        assert_same_bits(trial, undisturbed(after, zero))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_every_process_continues_its_own_random_numbers(tmp_path, faults, devices):
+    whole = complete(planned(tmp_path / "whole", devices, workload="custom:Drawing"))
+    trial = planned(tmp_path / "paused", devices, workload="custom:Drawing")
+    pause(trial)
+    complete(trial)
+    assert continued_from(trial) == [MIDDLE]
+    assert_same_bits(trial, whole)
 
 
 def test_no_process_uses_a_checkpoint_that_one_cannot_read(tmp_path, faults, alone):
@@ -197,7 +210,7 @@ def test_tensors_that_one_process_can_never_read_end_the_attempt_in_all(tmp_path
 @NEEDS_DEEPSPEED
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "zero"), [(2, 1), (2, 2), (2, 3), (4, 2)])
-def test_with_deepspeed_it_has_the_same_curve(tmp_path, alone, devices, zero):
+def test_a_deepspeed_trial_has_the_same_curve(tmp_path, alone, devices, zero):
     trial = complete(planned(tmp_path, devices, zero, "deepspeed"))
     assert_same_trial(trial, alone)
     assert trial.read_result()["execution"]["strategy"] == "deepspeed"
@@ -213,7 +226,7 @@ def test_with_deepspeed_it_has_the_same_curve(tmp_path, alone, devices, zero):
         (3, "torch", "deepspeed", 2),
     ],
 )
-def test_it_continues_with_either_strategy(tmp_path, alone, zero, before, after, devices):
+def test_a_checkpoint_continues_with_either_strategy(tmp_path, alone, zero, before, after, devices):
     trial = planned(tmp_path, 2, zero, before)
     pause(trial)
     complete(on(trial, devices, after))

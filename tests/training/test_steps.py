@@ -30,7 +30,7 @@ def trial_config(**execution):
 @pytest.mark.parametrize("compile", [False, True])
 def test_between_log_points_no_step_waits_for_a_gpu(compile):
     config, device = trial_config(compile=compile), torch.device("cuda")
-    step = TrainingStep(config, device, BATCH)
+    step = TrainingStep(config, device)
     steps = Steps(config, step, Progress())
     for t in range(1, 10):
         steps.take(t)

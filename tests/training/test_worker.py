@@ -3,9 +3,12 @@
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,6 +18,7 @@ from click.testing import CliRunner
 from sweep.cli import sweep
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt
+from sweep.training import __main__ as bare_worker
 from sweep.training import run_cluster_attempt, worker
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.files import read_metrics
@@ -190,6 +194,24 @@ def test_the_exception_of_one_process_is_the_message_of_the_trial(tmp_path, faul
     status = trial.read_status()
     assert (code, status.state, status.attempts) == (1, State.FAILED, 1)
     assert status.message == "RuntimeError: one of two failed"
+
+
+def test_a_models_parameters_are_counted_without_building_it_again(tmp_path, faults, monkeypatch):
+    model = {"kind": "object", "name": "custom:Tied", "vocabulary": 512, "context": 64}
+    trial, custom, built = planned(tmp_path, model=model, budget=1024), import_module("custom"), []
+    build = custom.Tied
+    monkeypatch.setattr(custom, "Tied", lambda **sizes: built.append(1) or build(**sizes))
+    assert InlineExecutor().submit(trial, {}).result().kind == "complete"
+    assert trial.read_result()["parameters"] == 512 * 32 + 2 * (32 * 32 + 32) and built == [1]
+
+
+def test_a_stop_counts_although_the_attempt_runs_out_of_memory(trial, monkeypatch):
+    handlers, started = [], []
+    full = SimpleNamespace(stop=lambda: None, result=lambda: handlers[0](15, None) or FULL)
+    monkeypatch.setattr(bare_worker, "FreshProcess", lambda *_, **__: started.append(1) or full)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append(handler))
+    monkeypatch.setattr(sys, "argv", ["", str(trial.path)])
+    assert bare_worker.main() == 130 and len(started) == 1
 
 
 class Running:

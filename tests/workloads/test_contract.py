@@ -27,6 +27,9 @@ class Half:
     build_model = build_batch = loss_tokens = loss_sum = evaluate = evaluate_finally = None
     def __init__(self, config, device): pass
 
+class Short(Pretrain):
+    tokens_per_sequence = property(lambda self: 7, lambda self, value: None)
+
 class Raising:
     def __init__(self, config, device): raise ValueError("no weights")
 
@@ -71,7 +74,7 @@ def test_a_batch_consists_of_the_same_sequences_however_the_stream_is_read(confi
 
 @pytest.mark.parametrize("batch", ["stream", "random"])
 def test_the_loss_of_a_batch_is_the_sum_of_the_losses_of_its_parts(config, batch):
-    step = TrainingStep(config, CPU, 8)
+    step = TrainingStep(config, CPU)
     workload, model = step.workload, step.model
     torch.manual_seed(0)
     drawn = workload.build_batch(0, 8) if batch == "stream" else workload.random_batch(8)
@@ -84,12 +87,12 @@ def test_the_loss_of_a_batch_is_the_sum_of_the_losses_of_its_parts(config, batch
 
 
 def test_evaluations_are_finite_and_repeatable_and_leave_the_model_as_it_was(config):
-    workload = build_workload(config, CPU)
-    model = workload.build_model()
+    step = TrainingStep(config, CPU)
+    workload, model = step.workload, step.model
     before = [p.detach().clone() for p in model.parameters()]
-    first = workload.evaluate(model)
-    assert math.isfinite(first) and workload.evaluate(model) == first
-    final = workload.evaluate_finally(model)
+    first = step.run_evaluation(workload.evaluate)
+    assert math.isfinite(first) and step.run_evaluation(workload.evaluate) == first
+    final = step.run_evaluation(workload.evaluate_finally)
     assert math.isfinite(final.valid_loss) and math.isfinite(final.train_loss)
     assert final.valid_losses.dtype == "float64" and final.valid_losses.shape[1] == 2
     assert model.training and all(map(torch.equal, before, model.parameters()))
@@ -115,12 +118,13 @@ def test_a_workload_that_can_start_passes_the_check(config):
     ("name", "message"),
     [
         ("Half", "type Half without random_batch, epochs."),
+        ("Short", "tokens_per_sequence 7 instead of the experiment's 64"),
         ("number", "TypeError"),
         ("Raising", "but raised ValueError: no weights. Correct it."),
     ],
 )
 def test_a_user_workload_that_cannot_start_is_refused(user_module, name, message):
-    config = trial_config("quadratic", workload=f"own_workload:{name}")
+    config = trial_config("quick", workload=f"own_workload:{name}")
     with pytest.raises(SweepError, match=re.escape(message)):
         check_workload(config, None)
 
@@ -156,7 +160,7 @@ def test_prompts_and_rewards_of_grpo_are_tried_before_a_sweep_starts(
 
 
 def test_random_batches_of_grpo_have_completions_of_the_maximum_length():
-    step = TrainingStep(grpo_config(kl=0.1, num_iterations=2), CPU, 4)
+    step = TrainingStep(grpo_config(microbatch=4, kl=0.1, num_iterations=2), CPU)
     for count in (8, 2):  # an evaluation may be smaller than a group
         ids, mask, gain, old, reference = step.rolled_out(step.workload.random_batch(count))
         assert ids.shape == (count, 40 + GRPO["new_tokens"]) and mask.shape == (count, 12)
@@ -172,11 +176,11 @@ WORLD = 3
 def exchange(rank, store, should_stop):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     try:
-        assert (ranks.are_many(), ranks.rank(), ranks.count()) == (True, rank, WORLD)
+        assert (ranks.is_distributed(), ranks.rank(), ranks.count()) == (True, rank, WORLD)
         for value in (NAME, "ünïcode", "", None, 0.1, -3):
-            assert ranks.agreed(value if rank == 0 else "another") == value
-        assert ranks.gathered(rank * 7) == [0, 7, 14]
-        assert ranks.summed(torch.tensor([1.0, rank])).tolist() == [WORLD, 3.0]
+            assert ranks.broadcast(value if rank == 0 else "another") == value
+        assert ranks.all_gather(rank * 7) == [0, 7, 14]
+        assert ranks.all_reduce_(torch.tensor([1.0, rank])).tolist() == [WORLD, 3.0]
         calls = []
         squares = ranks.share_out([1, 2, 3, 4], lambda n: calls.append(n) or torch.full((n,), n**2))
         assert [part.tolist() for part in squares] == [[n**2] * n for n in (1, 2, 3, 4)]
@@ -191,7 +195,7 @@ def test_processes_agree_on_the_value_of_the_first_and_share_work(tmp_path):
 
 
 def test_one_process_sends_nothing():
-    assert (ranks.are_many(), ranks.rank(), ranks.count()) == (False, 0, 1)
-    assert ranks.agreed(NAME) == NAME and ranks.agreed(None) is None
-    assert ranks.gathered(3) == [3] and ranks.summed(torch.ones(1)).item() == 1
+    assert (ranks.is_distributed(), ranks.rank(), ranks.count()) == (False, 0, 1)
+    assert ranks.broadcast(NAME) == NAME and ranks.broadcast(None) is None
+    assert ranks.all_gather(3) == [3] and ranks.all_reduce_(torch.ones(1)).item() == 1
     assert ranks.share_out([1, 2], lambda n: torch.tensor([n])) == [1, 2]

@@ -30,7 +30,7 @@ def test_the_loss_starts_at_half_the_sum_of_curvatures():
 
 def gradients(batch, steps, microbatch=None):
     """Return each step's gradient at the first weights times its batch size, (steps, 1000)."""
-    step = TrainingStep(config_of(batch), CPU, microbatch or batch)
+    step = TrainingStep(config_of(batch).with_microbatch(microbatch or batch), CPU)
     rows = []
     for t in range(steps):
         step.model.zero_grad()
@@ -79,10 +79,10 @@ def test_the_loss_compiles_to_a_single_graph():
 def test_the_trained_loss_follows_the_closed_recursion(batch, rate, steps):
     losses = []
     for seed in range(4):
-        step = TrainingStep(config_of(batch, seed), CPU, batch)
+        step = TrainingStep(config_of(batch, seed), CPU)
         for t in range(steps):
             step(step.workload.build_batch(t * batch, batch), rate)
-        losses.append(step.workload.evaluate(step.model))
+        losses.append(step.run_evaluation(step.workload.evaluate))
     expected = closed_loss(steps, rate, batch)
     error = np.std(losses, ddof=1) / 2
     assert abs(np.mean(losses) - expected) < max(5 * error, 0.02 * expected)
