@@ -26,7 +26,7 @@ demo: $(BIN)/.installed  ## a small sweep from plan to report, in a few minutes
 test: install  ## the tests that every machine can run
 	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-test-all: install  ## every test, also the slow ones and those that need ray, submitit, deepspeed, PostgreSQL or a GPU
+test-all: install  ## every test except peers, including those that need ray, submitit, deepspeed, PostgreSQL or a GPU
 	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit deepspeed ninja
 	$(BIN)/python -m pytest -m "not peers" $(PYTEST_ARGS)
 
@@ -43,7 +43,7 @@ format: install  ## ruff, changing files
 types: install  ## mypy, strict
 	$(BIN)/mypy
 
-contracts: install  ## architecture and packaging tests, and the figures of the code
+contracts: install  ## architecture and packaging tests, and the code-size limits
 	$(BIN)/python -m pytest tests/contracts
 	$(BIN)/python -m tests.contracts.figures
 
