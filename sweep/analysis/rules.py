@@ -106,12 +106,12 @@ def explain_log_rows(rows: pd.Series, steps: pd.Series) -> list[int]:
 
 
 def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
-    low, high = values.min(), values.max()
-    if low == high or values.empty:
-        return f"{low:{form}} at every batch size"
+    low, high = f"{values.min():{form}}", f"{values.max():{form}}"
+    if low == high:
+        return f"{low} at every batch size"
     by_size = pd.Series(values.to_numpy(), cells["batch_size"])
     first, last = by_size.idxmin(), by_size.idxmax()
-    return f"{low:{form}} at batch size {first:g} to {high:{form}} at batch size {last:g}"
+    return f"{low} at batch size {first:g} to {high} at batch size {last:g}"
 
 
 def _compare(

@@ -82,7 +82,7 @@ def test_numbers_in_the_tables_are_those_of_the_frames(plain, plain_text):
     losses |= {"bits/byte": "bits_per_byte"}
     numbers = {column: (name, 5.1e-5) for column, name in losses.items()} | {
         "steps": ("steps", 0),
-        "rate": ("learning_rate", 0),
+        "lr": ("learning_rate", 0),
         "tokens/s": ("tokens_per_second", 0.51),
         "total": ("seconds_total", 0.051),
     }
