@@ -84,4 +84,5 @@ def assert_same_trial(trial: TrialFolder, other: TrialFolder) -> None:
     weights, others = load_file(trial.weights_path), load_file(other.weights_path)
     assert weights.keys() == others.keys()
     for name, weight in weights.items():
-        torch.testing.assert_close(weight, others[name], rtol=1e-3, atol=1e-5)
+        # root mean square: AdamW amplifies the rounding of single gradients close to zero
+        assert (weight - others[name]).square().mean().sqrt() <= 1e-5, name
