@@ -172,7 +172,8 @@ def _rows(table: type[Settings]) -> str:
         default = _default(field, DEFAULTS.get(name, "required"))
         parts = get_args(field.annotation) if get_origin(field.annotation) is not Literal else ()
         kinds = [kind for kind in (field.annotation, *parts) if get_origin(kind) is Literal]
-        choices = [f"one of {', '.join(map(str, get_args(kind)))}" for kind in kinds]
+        kind_of_choice = "a list of" if get_origin(field.annotation) is tuple else "one of"
+        choices = [f"{kind_of_choice} {', '.join(map(str, get_args(kind)))}" for kind in kinds]
         text = field.description or comments[name]
         if table is Experiment and name == "name":
             text = "name of the experiment and of its folder in `results/`"

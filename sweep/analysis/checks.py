@@ -114,7 +114,7 @@ class PolicyResult:
             )
         if not self.passes or curve or best is None:
             return ""
-        claim = f"At rates tuned for each, batch size {best} has the lowest final loss."
+        claim = f"With rates tuned at each batch size, batch size {best} has the lowest final loss."
         for pair in comparison.pairs_with_best:
             (other,) = set(pair.batch_sizes) - {best}
             difference = f"{abs(pair.difference.value):.4f} {comparison.unit} higher"
@@ -201,10 +201,10 @@ def _check_differences(comparison: Comparison) -> Check:
     too_many = f"more than {statistics.MOST_SEEDS}"
     needed = statistics.seeds_to_detect(margin, sigma.value, *shape) or too_many
     evidence = (
-        f"Of the {len(pairs)} other batch sizes, {counts['different']} differ from batch size "
-        f"{best}, {counts['equivalent']} are equivalent (±{margin:g} {unit}) and {len(undecided)} "
-        "undecided (paired by seed, Holm over all pairs). The largest variance is "
-        f"{comparison.variance_ratio:.1f} times the smallest. σ of seeds is {sigma:.4f} {unit}. "
+        f"Batch sizes that differ from {best}: {counts['different']}; equivalent (±{margin:g} "
+        f"{unit}): {counts['equivalent']}; undecided: {len(undecided)} (paired by seed, Holm over "
+        f"all pairs). The largest variance is {comparison.variance_ratio:.1f} times the smallest. "
+        f"σ of seeds is {sigma:.4f} {unit}. "
         f"{seeds} seeds show a difference of {least:.4f} {unit} with power 0.8; {margin:g} {unit} "
         f"would need {needed} seeds."
     )

@@ -126,7 +126,7 @@ def _compare(
 
 def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if not table.log_formula:
-        return (), "No formula of log rows explains the column steps."
+        return (), "The column steps does not look like a count of log rows."
     (a, b, c), row = table.log_formula, table.wrong_steps.iloc[0]
     return table.cells["batch_size"], (
         f"The column steps counts rows of a log: it is T/{a} + T/max({b}, T/{c}) + 1, where T = "

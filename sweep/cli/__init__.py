@@ -22,7 +22,7 @@ def sweep() -> None:
     """Measure which batch size to use.
 
     `sweep` trains the same model on the same tokens at each batch size, fairly, and reports
-    quality, time and memory. Start with `sweep run quick`, or ask what the reference costs:
+    quality, time and memory. Start with `sweep run quick`, or ask what a sweep costs:
 
         sweep plan --budget 327M --batches 1,8,32,64,128,256
     """

@@ -213,7 +213,7 @@ def plan(
 @click.command(cls=SettingsCommand)
 @common_options("Also write the page to this folder.")
 def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
-    """Predict memory per batch size without the device, and the largest that fits."""
+    """Predict the memory of each batch size, and the largest microbatch that fits a device."""
     from sweep.orchestration.memory import forecast_memory
 
     _print_memory(forecast_memory(experiment, **settings), out, json)
@@ -231,7 +231,7 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
     "--soak",
     type=click.IntRange(0),
     metavar="N",
-    help="Steps of a leak test at each recommended size.",
+    help="More steps at each recommended size, to find leaks; by default 20 for GRPO, else 0.",
 )
 def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:
     """Measure the largest microbatch that fits, and prove it in fresh processes."""
@@ -309,7 +309,7 @@ def log(folder: "SweepFolder", trial: str) -> None:
 @click.option("--weights", is_flag=True, help="Also remove the weights of finished trials.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
-    """List the files that a sweep no longer needs, then remove them."""
+    """Remove half-written files and the checkpoints of complete trials, after listing them."""
     from sweep.trial.files import remove
     from sweep.trial.folder import State
     from sweep.trial.lease import Lease, is_locked

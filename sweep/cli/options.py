@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sweep.config.settings import FlaggedField, Group
 
 
-EVERYDAY = ("out", "yes", "dry_run")  # options that are no settings, listed with the first group
+EVERYDAY = ("out", "yes", "dry_run", "largest", "multiple", "soak", "cluster", "price")
 
 
 class SettingsCommand(click.Command):

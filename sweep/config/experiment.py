@@ -50,7 +50,7 @@ class ScheduleSettings(Settings):
     warmup_fraction: Share = 0.01  # warmup as a share of the steps
     warmup_min_steps: Annotated[int, Field(ge=0, strict=True)] = 0  # fixed rates only
     final_fraction: Share = 0.1  # last rate of the cosine as a share of the peak
-    # width of the weights' exponential average, as a share of the tokens so far; 0: no average
+    # width of the weights' average, as a share of the steps so far; 0: none. With a target: 0.1
     average: Annotated[float, Field(ge=0, le=0.25, strict=True)] = 0.0
 
 
@@ -79,7 +79,7 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     budget: Annotated[Count | None, RunFlag(Group.TUNING, "tune-budget")] = None
     """Tokens of each tuning trial; by default the budget."""
     trials: Annotated[int, Field(ge=5, le=1000, strict=True)] = 15  # if several dimensions
-    # centre of the grid of rates at every batch size; by default the reference model's
+    # centre of the grid of rates at every batch size; by default one that suits tinystories
     centre: Annotated[float, Field(gt=0, le=1e6, strict=True)] | None = None
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
 
@@ -100,8 +100,8 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     loss: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
     # divisor of the advantages: standard deviation of the group or of the batch, or nothing
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # the ratio is at least 1 − clip
-    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # above 1; default: clip
+    clip: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.2  # lower end of the ratio: 1 − clip
+    clip_high: Annotated[float, Field(gt=0, strict=True)] | None = None  # upper end; default: clip
     kl: Annotated[float, Field(ge=0, strict=True)] = 0.02  # weight of KL; 0: no reference model
     num_iterations: Annotated[int, Field(ge=1, le=100, strict=True)] = 1  # updates per batch
 
@@ -150,7 +150,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
     seeds: Annotated[Count | None, Field(le=1000), RunFlag()] = None
     """Seeds per batch size; by default 1 at a fixed rate, else 3."""
     precision: Annotated[Literal["auto", Precision], Flag(Group.MODEL)] = "auto"
-    """auto: bf16 on CUDA, else fp32."""
+    """auto: bf16 (autocast) on CUDA, else fp32. bf16-pure: weights in bf16 too."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Train to this validation loss, at a constant rate; the budget is a cap."""
     workload: Annotated[

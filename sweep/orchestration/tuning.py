@@ -15,7 +15,7 @@ import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import TPESampler
-from optuna.storages import BaseStorage, RDBStorage, get_storage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.errors import SweepError
@@ -304,7 +304,7 @@ def open_storage(url: str) -> BaseStorage:
             tables = sqlalchemy.inspect(connection).get_table_names()
             if "alembic_version" in tables and "studies" not in tables:
                 raise ValueError("Optuna needs a database of its own, but MLflow may use this one")
-            return get_storage(RDBStorage(url, pool))
+            return RDBStorage(url, pool)
     except Exception as error:  # databases, drivers and addresses raise anything
         raise SweepError(
             f"storage must be a database that Optuna can use, got {address!r} "

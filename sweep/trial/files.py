@@ -48,7 +48,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise damage from error
     if version != FORMAT_VERSION:
-        raise SweepError(f"{path} must have format_version {FORMAT_VERSION}, got {version!r}.")
+        problem = f"must have format_version {FORMAT_VERSION}, got {version!r}"
+        raise SweepError(f"{path} {problem}. Choose another --out.")
     if sha256 != sha256_of(data):
         raise damage
     return data
