@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from sweep.config.experiment import load_experiment
-from sweep.config.trial import FORMAT_VERSION, Execution
+from sweep.config.experiment import Experiment, load_experiment
+from sweep.config.trial import FORMAT_VERSION, Execution, Science
 from sweep.errors import SweepError
 from sweep.plan.plan import answering_command, grow_plan, typed_command
 from sweep.trial.files import sha256_of
@@ -139,3 +139,11 @@ def test_the_answering_command_tunes_every_batch_size_and_keeps_the_other_flags(
     assert answering_command(make(seeds=5)).endswith("--lr tuned --seeds 5")
     assert answering_command(make(lr="tuned")) is None
     assert answering_command(make(lr="tuned", seeds=1)).endswith("--seeds 3")
+
+
+def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
+    decides = {
+        *("name", "question", "seeds", "tuning"),  # which trials there are
+        *("budget", "batches", "lr", "vocabulary", "context", "init"),  # resolved under other names
+    }
+    assert Experiment.model_fields.keys() - Science.model_fields.keys() == decides

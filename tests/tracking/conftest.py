@@ -178,7 +178,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 
 
 def until(is_true: Callable[[], Any]) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 300
     while not is_true():
         assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.05)

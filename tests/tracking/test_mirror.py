@@ -353,10 +353,9 @@ def test_a_server_that_never_answers_does_not_hold_up_the_command(sweep):
     sweep.train(0, 10)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         mirror = Mirror(sweep.folder, sweep.plan, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        begin = time.monotonic()
         mirror.start()
         assert mirror.close(0.5)
-        assert time.monotonic() - begin < 20  # less than one request's limit
+        assert mirror.is_alive()  # still waiting for an answer
 
 
 def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server):

@@ -65,7 +65,7 @@ def test_a_lease_raises_its_counter_and_outlives_a_write_that_fails(tmp_path, mo
 
     monkeypatch.setattr(lease.os, "pwrite", fails_twice)
     with Lease(path, fencing=3):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while read_owner(path).get("counter", 0) < 3:
             assert time.monotonic() < deadline
             time.sleep(0.01)
