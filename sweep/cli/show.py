@@ -68,9 +68,9 @@ def print_plan(
     console.print(table)
     notes = _plan_notes(plan)
     if cost:
-        notes["Cluster"] = f"{cost['devices']} devices, {cost['trials']} trials to run"
+        notes |= {"Devices": str(cost["devices"]), "Trials to run": str(cost["trials"])}
         notes["Makespan"] = format_seconds(cost["makespan_seconds"])
-        notes["Device-hours"] = f"{cost['device_hours']:.4g}, busy {cost['busy_device_hours']:.4g}"
+        notes["Device-hours"] = f"{cost['device_hours']:.4g}"
         notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
     lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
@@ -91,7 +91,7 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     """Return lines below the plan's table by subject; None or "" if one does not apply."""
     settings, target, code = plan.settings, plan.settings.target, plan.code or {}
     policies = sorted({row.policy for row in plan.trials})
-    tokens = "they differ, because equal counts would lose over 1 % of the budget"
+    tokens = "they differ (equal counts lose over 1 % of the budget), so no claim can be made"
     packages = [" ".join(package) for package in code.get("packages", {}).items()]
     total = _total_time(plan.trials, plan.forecast_factor)
     if any(row.id is None for row in plan.trials):

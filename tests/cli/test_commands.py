@@ -261,8 +261,9 @@ def test_the_plan_names_the_hashed_code_and_a_range_of_times(call, tmp_path):
 def test_the_cost_on_a_cluster_is_shown_one_line_per_number_without_finished_trials(call, tmp_path):
     out, flags = tmp_path / "s", ("--cluster", "nodes=2,gpus=1", "--price", "2.5")
     code, shown = call("plan", *THREE, "--out", out, *flags)
-    subjects = [line.partition(":")[0] for line in shown.splitlines()[-5:-1]]
-    assert code == 0 and subjects == ["Cluster", "Makespan", "Device-hours", "Price"]
+    subjects = [line.partition(":")[0] for line in shown.splitlines()[-6:-1]]
+    assert code == 0
+    assert subjects == ["Devices", "Trials to run", "Makespan", "Device-hours", "Price"]
     first, *_ = SweepFolder(out).trials()
     first.write_status(first.read_status().changed(state=State.COMPLETE))
     plan = json.loads(call("plan", *THREE, "--out", out, *flags, "--json")[1])
