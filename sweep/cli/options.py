@@ -11,7 +11,6 @@ import click
 if TYPE_CHECKING:
     from sweep.config.settings import FlaggedField, Group
 
-
 EVERYDAY = ("out", "yes", "dry_run", "largest", "multiple", "soak", "cluster", "price")
 
 

@@ -124,6 +124,8 @@ def test_noise_is_not_a_leak_and_a_slope_within_it_is():
     assert not find_leak(rests)["is_found"]
     leak = find_leak(tuple(rest + 3 * step for step, rest in enumerate(rests)))
     assert leak["is_found"] and leak["interval"][0] < 3 < leak["interval"][1]
+    constant = find_leak((1000,) * 20)
+    assert not constant["is_found"] and constant["interval"] == (0.0, 0.0)
 
 
 def fake_probe(rates=None, fits=lambda batch, size, steps: True, limit=100, **fields):
