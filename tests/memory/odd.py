@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sweep.config.models import MODEL_PRESETS, ElmanSettings, TransformerSettings
+from sweep.config.models import MODEL_PRESETS, TransformerSettings
 from sweep.models.elman import Elman, ElmanLayer, spectral_scale
 from sweep.models.transformer import NORM_EPS, Block, Transformer, rotate
 from sweep.workloads.quadratic import NoisyQuadratic
@@ -78,8 +78,8 @@ class PlainElmanLayer(ElmanLayer):
 
 
 def plain_elman(vocabulary, context):
-    sizes = {**MODEL_PRESETS["elman"], "vocabulary": vocabulary, "context": context}
-    model = Elman(ElmanSettings(name="elman", **sizes), 0)
+    sizes = {"vocabulary": vocabulary, "context": context}
+    model = Elman(MODEL_PRESETS["elman"].model_copy(update=sizes), 0)
     for layer in model.layers:
         layer.__class__ = PlainElmanLayer
     return model
