@@ -102,7 +102,7 @@ def run_sweep(config: TrialConfig) -> None:
         folder.write_config(config)
         folder.write_status(TrialStatus(attempts=1, fencing=1))
         pacer = Pacer(config.execution.device, lambda: losses)
-        step = RecordingStep(config, device, config.microbatch_size)
+        step = RecordingStep(config, device)
         store = CheckpointStore(folder, 1)
         started = time.perf_counter()
 
@@ -129,7 +129,7 @@ def run_plain(config: TrialConfig) -> None:
     function = torch.compile(loss_of) if config.execution.compile else loss_of
     for t in range(1, 10**9):
         loss = function(batches[(t - 1) % WINDOWS])
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = _rate(config, t)
@@ -163,7 +163,7 @@ def run_transformers(config: TrialConfig) -> None:
     assert sum(p.numel() for p in llama.parameters()) == settings.parameters
     pacer = Pacer(config.execution.device)
 
-    class Pace(transformers.TrainerCallback):  # type: ignore[misc]
+    class Pace(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = not pacer.tick()
 
@@ -217,7 +217,7 @@ def run_lightning(config: TrialConfig) -> None:
             return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
         def configure_optimizers(self) -> Any:
-            optimizer = _adamw(self.model, config)
+            optimizer = _adamw(self, config)
             schedule = torch.optim.lr_scheduler.LambdaLR(
                 optimizer, lambda t: _rate(config, t + 1) / science.learning_rate
             )

@@ -112,7 +112,7 @@ def proved_probe(out: Path) -> str:
     """Probe `quick` within a limit, soak it, and confirm the maximum by trying every size."""
     from sweep.report.memory import write_memory
 
-    within = {"device": "cpu", "device_memory": LIMIT}
+    within: dict[str, Any] = {"device": "cpu", "device_memory": LIMIT}
     document = probe_memory("quick", **within, batches=[8], soak=200)
     write_memory(document, out / "cpu-probe")
     largest = document["largest_microbatch_size"]

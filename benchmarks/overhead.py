@@ -47,7 +47,7 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
             planned,
             folder,
             Services(executor="ray" if kind == "ray" else "local"),
-            executor=InlineExecutor() if kind == "local" else None,
+            executor=InlineExecutor() if kind == "local" else None,  # type: ignore[no-untyped-call]
             on_change=progress.update,
             on_finished=lambda: ended.append(time.perf_counter()),
         )

@@ -54,13 +54,14 @@ def compare(tuned: Path, grid: Path) -> dict[str, Any]:
     rows = []
     for batch, group in means.groupby(level=0):
         losses = group.droplevel(0)
+        best = float(str(losses.idxmin()))
         chosen = float(reports.loc[reports["batch_size"] == batch, "learning_rate"].iloc[0])
-        paired = by_seed[(batch, chosen)] - by_seed[(batch, losses.idxmin())]
+        paired: Any = by_seed[(batch, chosen)] - by_seed[(batch, best)]
         rows.append(
             {
                 "batch_size": int(str(batch)),
                 "tuned_rate": chosen,
-                "grid_rate": float(losses.idxmin()),
+                "grid_rate": best,
                 "loss_above": float(paired.mean()),
                 "standard_error": float(paired.sem()),
                 "loss_of_tuned_rate": float(losses[chosen]),

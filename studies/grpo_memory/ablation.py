@@ -17,12 +17,17 @@ import sweep
 
 BASE = "base"
 BATCH, GROUP = 16, 8  # completions per step, and per prompt
-GRPO = {"group_size": GROUP, "prompt_tokens": 24, "new_tokens": 72, "kl": 0.02}
-MODEL = {"kind": "transformer", "name": "small", "vocabulary": 2048, "context": 128}
+GRPO: dict[str, Any] = {"group_size": GROUP, "prompt_tokens": 24, "new_tokens": 72, "kl": 0.02}
+MODEL: dict[str, Any] = {"kind": "transformer", "name": "small", "vocabulary": 2048, "context": 128}
 MODEL |= {"d_model": 128, "layers": 4, "heads": 4, "d_ff": 256}
 LOGITS_BYTES = 4 * BATCH * GRPO["new_tokens"] * MODEL["vocabulary"]  # float32 logits of a step
-HALVES = ("half the group size", "prompt and completion half as long", "half the layers")
-HALVES += ("microbatches of one group", "half the width")
+HALVES = (
+    "half the group size",
+    "prompt and completion half as long",
+    "half the layers",
+    "microbatches of one group",
+    "half the width",
+)
 TOLERANCE = 0.1  # relative to the claimed number, within which a claim counts as true
 PHASES = ("generate", "log_probs", "update")
 TITLES = {
@@ -48,7 +53,7 @@ def settings_of_rows(data: str) -> dict[tuple[str, str], dict[str, Any]]:
     base: dict[str, Any] = {"experiment": "grpo-words", "data": data, "precision": "fp32"}
     base |= {"batches": [BATCH], "microbatch": BATCH, "generation_batch_size": BATCH}
     base |= {"model": MODEL, "grpo": GRPO}
-    supervised = {"experiment": "tinystories", "data": data, "precision": "fp32"}
+    supervised: dict[str, Any] = {"experiment": "tinystories", "data": data, "precision": "fp32"}
     supervised |= {"model": "small", "context": GRPO["prompt_tokens"] + GRPO["new_tokens"]}
 
     def sized(batch: int, **grpo: Any) -> dict[str, Any]:

@@ -43,16 +43,16 @@ class Uncached(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.model(ids)
+        return self.model(ids)  # type: ignore[no-any-return]
 
     def hidden(self, ids: Tensor) -> Tensor:
-        return self.model.hidden(ids)
+        return self.model.hidden(ids)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
-        return self.model.output_weight()
+        return self.model.output_weight()  # type: ignore[no-any-return]
 
 
 class KeepingLogits(Uncached):
@@ -114,7 +114,7 @@ class OldLogProbs(Grpo):
     def roll_out(self, model: nn.Module, batch: Any, size: int) -> tuple[Tensor, ...]:
         ids, mask, gain, _, reference = super().roll_out(model, batch, size)
         with torch.no_grad():
-            old = torch.cat([self.log_probs(model, part)[0] for part in ids.split(size)])
+            old = torch.cat([self.log_probs(model, part)[0] for part in ids.split(size)])  # type: ignore[no-untyped-call]
         return ids, mask, gain, old, reference
 
 
