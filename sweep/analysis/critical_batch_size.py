@@ -48,7 +48,7 @@ class StepsFit:
 class StepsCurve:
     target: float
     trials: pd.DataFrame  # COLUMNS; `tokens`, `steps`, `seconds` to the target, or the bound
-    batch_sizes: tuple[int, ...]  # of the fit
+    batch_sizes: tuple[int, ...]  # those fitted
     fit: StepsFit | None
     no_fit: str  # reason, if there is no fit
 

@@ -204,7 +204,7 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
     cells["is_comparable"] = is_whole & np.isfinite(cells["final_valid_loss"])
     ends = cells[["final_valid_loss", "seconds_total"]].where(cells["is_comparable"]).to_numpy()
-    excess = ends[:, None] - ends  # of each cell over each other: (cells, cells, 2)
+    excess = ends[:, None] - ends  # cell minus other cell, (cells, cells, 2)
     is_dominated = ((excess <= 0).all(axis=2) & (excess < 0).any(axis=2)).any(axis=0)
     cells["is_on_front"] = ~(np.isnan(ends).any(axis=1) | is_dominated)
     return cells

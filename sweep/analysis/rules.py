@@ -21,8 +21,8 @@ LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the firs
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 
-# The batch sizes at fault, and evidence; None if a rule does not apply. A rule gets the best cell
-# of each batch size that has every column that the rule needs.
+# The batch sizes at fault, and evidence; None if a rule does not apply. A rule gets one cell per
+# batch size, the best with a value in every column that the rule needs.
 Verdict = tuple[Iterable[Any], str] | None
 
 

@@ -1,4 +1,4 @@
-"""Command-line options, generated from the settings when a command is used."""
+"""Command-line options: those of settings are generated; others are in the first or last group."""
 
 import json
 from collections import defaultdict

@@ -119,7 +119,7 @@ class WorkloadTraits:
     samples: bool = False  # whether each step first generates its batch with the model
     loss_unit: str = "units"  # unit of differences between losses
     loss_label: str = ""  # on the axis of a figure
-    expected_initial_loss: float | None = None  # of an untrained model; None: not known
+    expected_initial_loss: float | None = None  # an untrained model's; None: not known
 
     @classmethod
     def of(cls, workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> Self:

@@ -43,7 +43,7 @@ def identify_code(names: Iterable[str]) -> dict[str, Any]:
 
     Files are those that the objects load, and those that these import inside functions.
     """
-    loaded_before = {*sys.modules}  # by the worker
+    loaded_before = {*sys.modules}  # the worker's own
     objects = {name: load_object(name) for name in names}
     roots, files, imported = set[Path](), dict[str, str](), set[str]()
     for module in {name.partition(":")[0] for name in objects}:

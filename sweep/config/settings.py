@@ -50,7 +50,7 @@ DataFlag = partial(Flag, commands=(*Flag.commands, "data"))
 class FlaggedField:
     """A field that declares a flag, at its place in the tables."""
 
-    name: str  # of the flag, such as tune_budget
+    name: str  # flag without dashes, such as tune_budget
     path: tuple[str, ...]  # path of the field, such as ("tuning", "budget")
     field: FieldInfo
     flag: Flag
@@ -104,7 +104,7 @@ def parse_settings(table: type[Table], fields: Mapping[str, Any], subject: str) 
             if is_known := longer in keys:
                 key = longer
         if first["type"] == "extra_forbidden":
-            if is_known:  # of another member of the union
+            if is_known:  # another member of the union has it
                 problem = f"{key!r} does not apply to {first['loc'][-2]!r}"
                 raise SweepError(f"{subject}: {problem}. Leave it out.") from error
             key = f"{key}.{first['loc'][-1]}".strip(".")

@@ -125,7 +125,7 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
 
     kept = rests[WARM_UP_STEPS:]
     fit: Any = stats.linregress(range(len(kept)), kept)
-    error = fit.stderr if len({*kept}) > 1 else 0.0  # of constants scipy returns NaN
+    error = fit.stderr if len({*kept}) > 1 else 0.0  # scipy returns NaN for constants
     slope, half = float(fit.slope), float(stats.t.ppf(0.975, len(kept) - 2) * error)
     interval, is_found = (slope - half, slope + half), slope > half
     return dict(steps=len(rests), bytes_per_step=slope, interval=interval, is_found=is_found)

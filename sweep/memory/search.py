@@ -38,7 +38,7 @@ class Measurement:
     message: str = ""
     rest_bytes: int | None = None  # between steps
     peak_bytes: int | None = None  # allocated by steps and evaluation
-    reserved_bytes: int | None = None  # by the caching allocator, after the last step
+    reserved_bytes: int | None = None  # caching allocator, after the last step
     context_bytes: int = 0  # device memory of this process before its first tensor
     device_bytes: int | None = None  # in use on the device by all processes; resident set on a CPU
     total_bytes: int | None = None  # the limit

@@ -22,7 +22,7 @@ from sweep.tracking.store import check_answers, is_mirrored
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus, overall_state
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
-MIRROR_SECONDS = 30.0  # for the last pass of the mirror
+MIRROR_SECONDS = 30.0  # limit on the mirror's last pass
 LOCAL = Services()
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Summary:
 
     folder: SweepFolder
     states: dict[str, TrialStatus]  # by id of the trials that the command named
-    is_interrupted: bool = False  # by the user, or because the executor lost its machines
+    is_interrupted: bool = False  # the user stopped it, or its machines are gone
     untracked: str = ""  # one sentence about what the tracking server did not get
 
     @property

@@ -156,7 +156,7 @@ class Tuning:
         for row in plan.trials:
             if row.id is None:
                 self.open_reports.setdefault(row.batch_size, []).append(row)
-        self._started: set[str] = set()  # by this command
+        self._started: set[str] = set()  # ids that this command has started
 
     def next_round(self) -> Pauses:
         """Search rates, confirm winners of an early or joint search, then plan the reports."""

@@ -16,7 +16,7 @@ from sweep.trial.folder import SweepFolder
 TUNING_SEED = 1000
 # Settings that trials of one sweep may differ in, or that are identified in another way.
 NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init"}
-ESTIMATES = ("epochs", "disk_bytes", "forecast_factor")  # of a plan
+ESTIMATES = ("epochs", "disk_bytes", "forecast_factor")  # kept when a plan grows
 LEAST_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spread
 
 

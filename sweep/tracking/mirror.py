@@ -94,7 +94,7 @@ class Mirror(threading.Thread):
                     raise TimeoutError("the time limit has passed")
                 try:
                     self._mirror_trial(row, is_last)
-                except (SweepError, ValueError, KeyError) as damage:  # of this trial's files
+                except (SweepError, ValueError, KeyError) as damage:  # a file is damaged
                     self._error = self._error or f"trial {row.id}: {store.one_sentence(damage)}"
             if is_last and not self._error:
                 self._save_record(digest)

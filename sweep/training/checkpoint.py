@@ -48,7 +48,7 @@ class Progress:
     loss_sum: float = 0.0
     norm_sum: float = 0.0
     clipped_sum: float = 0.0
-    watched: dict[str, list[float]] = field(default_factory=dict)  # by the workload: sum, count
+    watched: dict[str, list[float]] = field(default_factory=dict)  # a workload's: sum, count
     points_above_start: int = 0
     points_at_target: int = 0  # milestone evaluations in a row
     recent_losses: list[float] = field(default_factory=list)  # recent evaluations, for a target
