@@ -25,7 +25,18 @@ GREY = "#555555"
 GREEN = "#009E73"
 VERDICTS = {"undecided": (GREY, "s"), "equivalent": (GREEN, "D"), "different": ("#D55E00", "o")}
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
-TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
+BOTTOM_EDGE = 0.03  # of the marks of pruned trials
+TIME_PARTS = {
+    "training": "#0072B2",
+    "compile": "#E69F00",
+    "evaluation": "#009E73",
+    "checkpoint": "#CC79A7",
+    "noise": "#56B4E9",
+    "other": "#999999",
+}
+MANY_CELLS = 12  # with more cells, or with more seeds, curves are means over seeds
+MANY_SEEDS = 5
+HATCHES = ("", "//", "..", "xx", "++")  # of policies
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -84,45 +95,68 @@ def _plot_by_batch(
     means = cells[cells["is_comparable"]]
     for label, (color, marker, line) in policy_styles(cells).items():
         if label in complete.groups:
-            rows, own = complete.get_group(label), means[means["label"] == label]
+            rows = complete.get_group(label)
             style: dict[str, Any] = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0}
             axis.plot(rows["batch_size"], rows[metric] / scale, marker, color=color, **style)
-            axis.plot(own["batch_size"], own[metric] / scale, line, color=color, label=label)
+            rows = means[means["label"] == label]
+            axis.plot(rows["batch_size"], rows[metric] / scale, line, color=color, label=label)
     _set_batch_axis(axis, cells["batch_size"])
 
 
 def plot_time(cells: pd.DataFrame) -> Figure:
-    """Plot the mean time of a trial of each batch size, of all policies together, by part."""
+    """Plot the mean time of a trial by part, with a bar for each batch size and policy."""
     figure, (axis,) = new_figure()
-    batches = cells[cells["complete"] > 0].groupby("batch_size")
-    means = batches.mean(numeric_only=True).fillna(0.0)
-    total, bottom = means["seconds_total"], pd.Series(0.0, means.index)
-    unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), (1, "seconds"))
-    for part, color in zip(TIME_PARTS, COLORS, strict=False):
-        seconds = (total - bottom).clip(0) if part == "other" else means[f"seconds_{part}"]
-        if seconds.sum() > 0.001 * total.sum():
-            style: dict[str, Any] = {"color": color, "edgecolor": "white", "label": part}
-            axis.bar(means.index.astype(str), seconds / unit, 0.7, bottom / unit, **style)
-            bottom += seconds
+    complete = cells[cells["complete"] > 0]
+    longest = complete["seconds_total"].max()
+    unit, name = next((u for u in TIME_UNITS if longest >= 2 * u[0]), (1, "seconds"))
+    sizes = sorted(complete["batch_size"].unique())
+    labels = complete["label"].unique()
+    width = 0.8 / max(1, len(labels))
+    for index, label in enumerate(labels):
+        rows = complete[complete["label"] == label]
+        offset = (index - (len(labels) - 1) / 2) * width
+        positions = [sizes.index(size) + offset for size in rows["batch_size"]]
+        seconds = pd.DataFrame({part: rows.get(f"seconds_{part}", 0.0) for part in TIME_PARTS})
+        seconds = seconds.fillna(0.0)
+        seconds["other"] = (rows["seconds_total"] - seconds.sum(axis=1)).clip(lower=0)
+        style: dict[str, Any] = {"edgecolor": "white", "hatch": HATCHES[index % len(HATCHES)]}
+        bottom = pd.Series(0.0, rows.index)
+        for part, color in TIME_PARTS.items():
+            if seconds[part].sum() > 0.001 * rows["seconds_total"].sum():
+                heights = seconds[part] / unit
+                axis.bar(positions, heights, width, bottom, color=color, label=part, **style)
+                bottom += heights
+        if len(labels) > 1:  # an entry of the legend
+            axis.bar(0, 0, color="#dddddd", label=label, **style)
+    axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axis.set(xlabel="batch size [sequences per step]", ylabel=f"time of one trial [{name}]")
     return with_legend(figure)
 
 
 def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Plot training loss (or mean reward) and validation loss of every trial against tokens."""
+    """Plot training loss (or mean reward) and validation loss against tokens.
+
+    Each trial is a curve; with many cells or seeds, the mean over the seeds of a cell is one.
+    """
     figure, axes = new_figure(panels=2)
-    trials, unit = report_trials(sweep.trials), _loss_unit(sweep)
-    rows = trials.set_index("id").to_dict("index")
-    colors, styles = batch_colors(cells["batch_size"]), policy_styles(cells)
+    trials = report_trials(sweep.trials)
+    unit = _loss_unit(sweep)
+    colors = batch_colors(cells["batch_size"])
+    styles = policy_styles(cells)
     metrics = {"train/loss": f"training loss {unit}"}
     if sweep.plan.settings.traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
     metrics["valid/loss"] = f"validation loss, milestone set {unit}"
+    is_crowded = len(cells) > MANY_CELLS or cells["planned"].max() > MANY_SEEDS
+    is_own = (trials["cause"] == "diverged") | (not is_crowded)
+    curves = trials[["id", "label", "batch_size"]].assign(curve=trials["id"].where(is_own, ""))
+    points = sweep.curves.astype({"id": object}).merge(curves, on="id")
     for axis, (metric, title) in zip(axes, metrics.items(), strict=True):
-        for trial, tokens, values in curves_by_trial(sweep, metric):
-            if row := rows.get(trial):
-                batch, (_, _, line) = row["batch_size"], styles[row["label"]]
-                axis.plot(tokens, values, line, color=colors[batch], label=f"batch {batch}")
+        measured = points.dropna(subset=metric) if metric in points else points.iloc[:0]
+        for (label, batch, _), rows in measured.groupby(["label", "batch_size", "curve"]):
+            means = rows.groupby("tokens")[metric].mean()
+            _, _, line = styles[label]
+            axis.plot(means.index, means, line, color=colors[batch], label=f"batch {batch}")
         axis.set_ylabel(title)
         if metric.endswith("/loss"):
             _set_log_scale(axis, "y", least_ratio=2)
@@ -136,8 +170,11 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
 def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     """Plot final validation loss against total time, with the Pareto front of the means."""
     figure, (axis,) = new_figure()
-    trials, x, y = report_trials(sweep.trials), "seconds_total", "final_valid_loss"
-    colors, styles = batch_colors(cells["batch_size"]), policy_styles(cells)
+    x = "seconds_total"
+    y = "final_valid_loss"
+    trials = report_trials(sweep.trials)
+    colors = batch_colors(cells["batch_size"])
+    styles = policy_styles(cells)
     complete = trials[trials["state"] == "COMPLETE"].astype({x: float, y: float})
     for (label, batch, _), rows in complete.groupby(CELL_KEYS, sort=False):
         mean = float(rows[x].mean()), float(rows[y].mean(skipna=False))
@@ -158,23 +195,37 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
 
 
 def plot_rates(policies: Policies) -> Figure | None:
-    """Plot the loss (or the tokens to the target) of the tuning trials against the rate."""
+    """Plot the loss (or the tokens to the target) of the tuning trials against the rate.
+
+    With the fitted quadratic and its vertex; pruned trials are marked at the lower edge, those
+    that diverged or missed the target at the upper one.
+    """
     rates = [rate for policy in policies for rate in policy.rates]
     if not any(np.isfinite(rate.trials["loss"]).any() for rate in rates):
         return None
     figure, (axis,) = new_figure()
-    has_target = policies[0].curve is not None  # then the losses are the logarithms of tokens
+    has_target = policies[0].curve is not None
+    height_of = np.exp if has_target else np.asarray  # losses are then the logarithms of tokens
     colors = batch_colors(rate.batch_size for rate in rates)
+    edge = axis.get_xaxis_transform()
     for rate in rates:
-        style: dict[str, Any] = {"color": colors[rate.batch_size], "linewidth": 1}
-        losses = rate.trials.set_index("learning_rate")["loss"].dropna()
-        lost, measured = losses[losses == np.inf], losses[losses < np.inf]
-        heights, label = np.exp(measured) if has_target else measured, f"batch {rate.batch_size}"
-        axis.plot(heights.index, heights, "o-", markersize=5, label=label, **style)
-        edge = axis.get_xaxis_transform()
-        axis.plot(lost.index, [TOP_EDGE] * len(lost), "X", transform=edge, **style)
-        if rate.optimum.rate is not None:
-            axis.axvline(rate.optimum.rate, linestyle="--", **style)
+        color = colors[rate.batch_size]
+        losses = rate.trials.set_index("learning_rate")["loss"]
+        measured = losses[np.isfinite(losses)]
+        heights = height_of(measured)
+        label = f"batch {rate.batch_size}"
+        axis.plot(measured.index, heights, "o", color=color, markersize=5, label=label)
+        for marker, position, is_marked in (
+            ("|", BOTTOM_EDGE, losses.isna()),
+            ("X", TOP_EDGE, losses == np.inf),
+        ):
+            at = losses.index[is_marked]
+            axis.plot(at, [position] * len(at), marker, color=color, markersize=8, transform=edge)
+        if (curve := rate.optimum.curve) is not None:
+            log_rates, fitted = curve.linspace()
+            axis.plot(np.exp(log_rates), height_of(fitted), color=color, linewidth=1)
+            vertex = height_of(curve(np.log(rate.optimum.rate)))
+            axis.plot(rate.optimum.rate, vertex, "*", color=color, markersize=11, mec="white")
     _set_log_scale(axis, "x")
     _set_log_scale(axis, "y", least_ratio=2)
     measure = "training tokens to the target" if has_target else "final validation loss"
@@ -187,9 +238,11 @@ def plot_differences(policies: Policies) -> Figure | None:
     results = [policy for policy in policies if policy.comparison.pairs]
     if not results:
         return None
-    policy, (figure, (axis,)) = leading(results)[0], new_figure()
-    comparison = policy.comparison
-    pairs, margin, unit = comparison.pairs_with_best, comparison.margin, comparison.unit
+    figure, (axis,) = new_figure()
+    policy = leading(results)[0]
+    pairs = policy.comparison.listed_pairs
+    margin = policy.comparison.margin
+    unit = policy.comparison.unit
     for height, pair in enumerate(pairs):
         color, marker = VERDICTS[pair.verdict]
         value, *ends = pair.difference
@@ -235,15 +288,17 @@ def plot_steps(policies: Policies) -> Figure | None:
             axis.plot(rows["batch_size"], rows["steps"], marker, color=color, label=label)
         if curve.fit is None:
             continue
-        grid, critical = np.geomspace(sizes[0], sizes[-1], 100), curve.fit.b_crit
+        grid = np.geomspace(sizes[0], sizes[-1], 100)
+        critical = curve.fit.b_crit
         linear = curve.fit.e_min.value / grid
         fitted = curve.fit.s_min.value + linear
         axis.plot(grid, fitted, color=color, linewidth=1, label="S_min+E_min/B")
         axis.plot(grid, linear, ":", color=GREY, linewidth=1, label="E_min/B")
         if curve.covers(critical.value):
-            label, ends = f"B_crit {critical.value:.3g}", np.clip(critical[1:], sizes[0], sizes[-1])
+            label = f"B_crit {critical.value:.3g}"
             axis.axvline(critical.value, color=color, linewidth=1, linestyle="--", label=label)
-            axis.axvspan(*ends, color=color, alpha=0.12)
+            low, high = np.clip(critical[1:], sizes[0], sizes[-1])
+            axis.axvspan(low, high, color=color, alpha=0.12)
     _set_log_scale(axis, "y")
     _set_batch_axis(axis, sizes)
     axis.set_ylabel(f"steps to a validation loss of {next(iter(curves.values())).target:g}")

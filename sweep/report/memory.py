@@ -43,10 +43,12 @@ def plot_memory(document: Mapping[str, Any]) -> Figure:
     limit = document["device_memory_bytes"] / scale
     edge = 1.08 * max((point["microbatch_size"] for point in points), default=1)
     if line := document["line"]:
-        start, slope = (0, line["fixed_bytes"] / scale), line["bytes_per_sequence"] / scale
+        start = (0, line["fixed_bytes"] / scale)
+        slope = line["bytes_per_sequence"] / scale
         axis.axline(start, slope=slope, color=GREY, label="line through sizes that fit")
     for point in points:
-        status, height = point["status"], (point["held_bytes"] or limit * scale) / scale
+        status = point["status"]
+        height = (point["held_bytes"] or limit * scale) / scale
         marker, color = STYLES.get(status, ("X", "#E69F00"))
         style: dict[str, Any] = {"color": color, "label": status, "markersize": 7, "zorder": 3}
         axis.plot(point["microbatch_size"], height, marker, **style)

@@ -39,7 +39,8 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
 def write_report_of(sweep: Sweep, policies: Sequence[PolicyResult], out: Path) -> Path:
     """Write the report of a judged sweep; each file is replaced atomically, report.md last."""
     cells = frames.compare_batch_sizes(sweep.trials)
-    figures, folder = draw_figures(sweep, cells, policies), out / "figures"
+    figures = draw_figures(sweep, cells, policies)
+    folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         if figure:
@@ -47,7 +48,8 @@ def write_report_of(sweep: Sweep, policies: Sequence[PolicyResult], out: Path) -
         else:  # an earlier report may have had it
             (folder / f"{name}.png").unlink(missing_ok=True)
     frames.write_trials_csv(sweep, out / "trials.csv")
-    plan, settings = sweep.plan, sweep.plan.settings
+    plan = sweep.plan
+    settings = plan.settings
     trials = frames.report_trials(sweep.trials).fillna({"state": "unknown"})
     curves = {policy.label: policy.curve for policy in policies if policy.curve}
     text = render(
@@ -86,12 +88,14 @@ def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
     batches = curve.trials.groupby("batch_size")
     reached = curve.trials[~curve.trials["is_censored"]].groupby("batch_size")
     table = batches[["label", "learning_rate"]].first()
-    table["seeds"], table["bound"] = batches.size(), batches["steps"].min()
+    table["seeds"] = batches.size()
+    table["bound"] = batches["steps"].min()
     table["reached"] = reached.size().reindex(table.index, fill_value=0)
     table[["tokens", "steps", "seconds"]] = reached[["tokens", "steps", "seconds"]].mean()
     table["steps_sd"] = reached["steps"].std()
     table["is_whole"] = table["reached"] == table["seeds"]
-    sizes, fit = list(curve.batch_sizes), curve.fit
+    sizes = list(curve.batch_sizes)
+    fit = curve.fit
     table["slope"] = pd.Series(fit.slopes, sizes[1:]) if fit else np.nan
     table["residual"] = pd.Series(fit.residuals.mean(0), sizes) if fit else np.nan
     return table.reset_index().to_dict("records")
@@ -151,8 +155,13 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     return " to ".join(dict.fromkeys(ends)) or MISSING
 
 
-MARKDOWN = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-MARKDOWN.loader, MARKDOWN.finalize = FileSystemLoader(Path(__file__).parent / "templates"), escape
+MARKDOWN = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    undefined=StrictUndefined,
+    finalize=escape,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 HTML = MARKDOWN.overlay(autoescape=True, finalize=None)
 NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "loss": _with_spread("{:.4f}".format),

@@ -43,15 +43,18 @@ def test_diverged_trials_are_at_the_top_edge_and_are_counted(plot, mixed):
         assert list(cross.get_xdata()) == [64]
 
 
-def test_bars_add_up_to_the_total_time(mixed):
+def test_the_bars_of_each_batch_size_and_policy_add_up_to_the_total_time(mixed):
     _, cells = read(mixed)
     (axis,) = figures.plot_time(cells).axes
     tops: dict[float, float] = {}
     for bar in axis.patches:
-        tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
+        if bar.get_height():  # not an entry of the legend
+            tops[bar.get_x()] = max(tops.get(bar.get_x(), 0), bar.get_y() + bar.get_height())
     assert axis.get_ylabel() == "time of one trial [seconds]"
-    means = cells.groupby("batch_size")["seconds_total"].mean()
-    assert [tops[left] for left in sorted(tops)] == pytest.approx(means.to_list())
+    complete = cells[cells["complete"] > 0].sort_values(["batch_size", "order"])
+    assert len(complete) > complete["batch_size"].nunique()
+    expected = complete["seconds_total"].to_list()
+    assert [tops[left] for left in sorted(tops)] == pytest.approx(expected)
 
 
 def test_curves_hold_every_point_of_every_trial(plain):
@@ -62,6 +65,19 @@ def test_curves_hold_every_point_of_every_trial(plain):
         lengths = [len(line.get_xdata()) for line in axis.lines]
         assert [length for length in lengths if length] == counts.to_list()
     assert axes[0].lines[0].get_color() == batch_colors(cells["batch_size"])[4]
+
+
+def test_with_many_seeds_a_curve_is_the_mean_of_a_cell(plain, monkeypatch):
+    sweep, cells = read(plain)
+    monkeypatch.setattr(figures, "MANY_SEEDS", 0)
+    axis = figures.plot_curves(sweep, cells).axes[0]
+    curves = [line for line in axis.lines if len(line.get_xdata())]
+    assert len(curves) == len(cells)
+    batch = cells["batch_size"].min()
+    ids = sweep.trials.loc[sweep.trials["batch_size"] == batch, "id"]
+    points = sweep.curves[sweep.curves["id"].isin(ids)]
+    means = points.groupby("tokens")["train/loss"].mean().dropna()
+    assert list(curves[0].get_ydata()) == pytest.approx(means.to_list())
 
 
 def test_the_front_is_a_staircase_of_means(tuned):
