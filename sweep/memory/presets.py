@@ -27,10 +27,10 @@ def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
 
     limit = usable_memory(config.execution)
     forecasts = Forecasts(config.execution.devices, config.execution.zero)
-    cap, evaluation = config.microbatch_size, config.execution.evaluation_batch_size
+    evaluation = config.execution.evaluation_batch_size
     if forecasts.of(config).needed_bytes <= limit:
-        return cap, evaluation
-    largest = max(config.group_size, forecasts.find_largest(config, limit, cap))
+        return config.microbatch_size, evaluation
+    largest = forecasts.find_largest(config, limit, config.microbatch_size) or config.group_size
     return largest, min(evaluation, largest)
 
 
@@ -39,13 +39,14 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
     from sweep.memory.forecast import STAGES, Forecasts
     from sweep.training.device import usable_memory
 
-    execution, planned, cap = config.execution, config.science.precision, config.microbatch_size
-    devices, group, usable = execution.devices, config.group_size, usable_memory(execution)
-    share, saves_most = SHARES[PRESETS[preset]], preset == "memory"
-    stages = STAGES[-1:] if saves_most else STAGES
-    if devices == 1 or "zero" in fixed:
+    execution = config.execution
+    planned = config.science.precision
+    usable = usable_memory(execution)
+    share = SHARES[PRESETS[preset]]
+    stages = STAGES[-1:] if preset == "memory" else STAGES
+    if execution.devices == 1 or "zero" in fixed:
         stages = (execution.zero,)
-    recomputing = [True] if saves_most else [False, True]
+    recomputing = [True] if preset == "memory" else [False, True]
     if "activation_checkpointing" in fixed:
         recomputing = [execution.activation_checkpointing]
     is_open = "precision" not in fixed and config.science.model.supports_half_precision
@@ -54,19 +55,22 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
     for precision, recomputes in itertools.product(precisions, recomputing):
         for stage in stages:
             variant = _changed(config, precision, zero=stage, activation_checkpointing=recomputes)
-            largest = Forecasts(devices, stage).find_largest(variant, int(share * usable), cap)
-            part = config.science.batch_size // devices
-            divisor = largest_divisor(part, largest, group) if largest else 0
-            if "microbatch_bound" in fixed and divisor < cap:
+            forecasts = Forecasts(execution.devices, stage)
+            largest = forecasts.find_largest(variant, int(share * usable), config.microbatch_size)
+            part = config.science.batch_size // execution.devices
+            divisor = largest_divisor(part, largest, config.group_size) if largest else 0
+            if "microbatch_bound" in fixed and divisor < config.microbatch_size:
                 divisor = 0
             if not size or divisor > size:
-                chosen, size, bound = variant.execution, divisor, max(group, largest)
+                chosen = variant.execution
+                size = divisor
+                bound = largest or config.group_size
         if size:
             break
+    fits = f"microbatches of {size} fit" if size else "no microbatch fits"
     parts = [
-        f"{preset}: {f'microbatches of {size} fit' if size else 'no microbatch fits'} in "
-        f"{share:.0%} of {format_bytes(usable)} by forecast",
-        f"with ZeRO {chosen.zero}" if devices > 1 else "",
+        f"{preset}: {fits} in {share:.0%} of {format_bytes(usable)} by forecast",
+        f"with ZeRO {chosen.zero}" if execution.devices > 1 else "",
         "with activation checkpointing" if chosen.activation_checkpointing else "",
         f"in {precision}" if precision != planned else "",
     ]
@@ -91,7 +95,8 @@ def describe_remedies(config: TrialConfig) -> str:
     from sweep.memory.forecast import forecast_stages, forecast_step
 
     config = config.on_one_device(config.science.batch_size, 1)
-    precision, planned = config.science.precision, forecast_step(config)
+    precision = config.science.precision
+    planned = forecast_step(config)
     remedies = {
         "--activation-checkpointing": _changed(config, precision, activation_checkpointing=True),
         "--loss-chunk-rows 512": _changed(config, precision, loss_chunk_rows=512),

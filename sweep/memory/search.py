@@ -91,7 +91,8 @@ def fit_line(peaks: Mapping[int, float]) -> Line | None:
     """Fit a line to peaks in bytes by size; None with fewer than two sizes."""
     if len(peaks) < 2:
         return None
-    sizes, values = np.array(list(peaks), float), np.array(list(peaks.values()), float)
+    sizes = np.array(list(peaks), float)
+    values = np.array(list(peaks.values()), float)
     slope, fixed = np.polyfit(sizes, values, 1)
     residuals = values - (fixed + slope * sizes)
     spread = float(((values - values.mean()) ** 2).sum())
@@ -150,6 +151,7 @@ def find_largest(
             if low < predicted < high:
                 size = predicted
             elif line != used:
-                size, used = low + 1 if predicted <= low else high - 1, line
+                size = low + 1 if predicted <= low else high - 1
+                used = line
         low, high = bounds_after(min(size, high - 1))
     return SearchResult(peaks, low * unit, is_bisected, is_capped=low == top)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 from sweep.errors import SweepError
@@ -14,26 +13,24 @@ from sweep.trial.folder import TrialFolder, TrialStatus
 
 
 def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
-    """Run an attempt of a trial in this process, with its output in log.txt.
-
-    It ends if `should_stop` or `sweep stop` says so.
-    """
+    """Run an attempt here, logged to log.txt, until `should_stop` or `sweep stop` ends it."""
     from sweep.training.worker import run_attempt  # imports torch
 
-    folder, stops = TrialFolder(path), list[str]()
+    folder = TrialFolder(path)
     number = (status or folder.read_status()).fencing
+    is_asked = threading.Event()
 
     def watch() -> None:
-        while not stops:
-            time.sleep(1.0)
+        while not is_asked.wait(1.0):
             with contextlib.suppress(OSError, SweepError):  # the file system may fail for a moment
                 if folder.is_asked_to_stop(number):
-                    stops.append("stopped")
+                    is_asked.set()
+
+    def answer() -> str | None:
+        return should_stop() or ("stopped" if is_asked.is_set() else None)
 
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    return run_attempt(
-        path, lambda: should_stop() or next(iter(stops), None), status, is_logged=True
-    )
+    return run_attempt(path, answer, status, is_logged=True)
 
 
 def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:

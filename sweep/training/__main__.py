@@ -39,13 +39,16 @@ def main() -> int:
 
 def _run_trial(folder: TrialFolder) -> int:
     """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
-    config, status = folder.read_config(), folder.read_status()
+    config = folder.read_config()
+    status = folder.read_status()
     folder.stop_path.unlink(missing_ok=True)  # meant for an earlier attempt
     stops: list[int] = []
 
     def stop(number: int, _: object) -> None:
+        if stops:
+            process.kill()
         stops.append(number)
-        (process.stop if len(stops) == 1 else process.kill)()
+        process.stop()
 
     failures = Counter[Cause]()
     is_retried = is_to_run(status)

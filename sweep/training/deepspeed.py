@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sweep.config.experiment import OptimizerSettings
 from sweep.training.parallel import DataParallel, FunctionModule, Parallel, build_optimizer
+from sweep.workloads import ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's moments
 
@@ -56,9 +57,6 @@ class DeepSpeedZero(DataParallel):
             for states in self.optimizer.state.values():
                 states["step"].zero_()
 
-    def compiled(self, loss_sum: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return loss_sum
-
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if torch.is_grad_enabled():
             return self._engine(function, *arguments)
@@ -77,7 +75,7 @@ class DeepSpeedZero(DataParallel):
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss * self.devices, scale_wrt_gas=False)  # it takes the mean
+        self._engine.backward(loss * ranks.count(), scale_wrt_gas=False)  # it takes the mean
         if not self._is_last:
             self._engine.step()  # counts; `update` takes the last one
 
@@ -106,7 +104,7 @@ class DeepSpeedZero(DataParallel):
         return tensors
 
     def make_states(self, backward: Callable[[int], object]) -> None:
-        backward(self._config.science.batch_size // self.devices)
+        backward(self._config.science.batch_size // ranks.count())
         self.update(learning_rate=0.0, max_norm=1.0)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -114,8 +112,9 @@ class DeepSpeedZero(DataParallel):
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         assert self.optimizer is not None
+        is_sharded = self.zero == 3
         for name, weight in self.model.named_parameters():
-            value, is_sharded = tensors[f"model.{name}"], self.zero == 3
+            value = tensors[f"model.{name}"]
             safe_set_full_fp32_param(weight, value)
             with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=is_sharded):
                 weight.data.copy_(value)

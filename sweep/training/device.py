@@ -41,9 +41,12 @@ NO_MEMORY = r"(?i)out of memory|n[o']t allocate memory|not enough memory|cublas_
 
 def resolve_device(name: str) -> str:
     """Return the requested device, or the best of this machine for `auto`; refuse a missing one."""
-    count = torch.cuda.device_count()
-    devices = ["cuda"] * bool(count) + [f"cuda:{index}" for index in range(count)]
-    devices += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if devices:
+        devices.insert(0, "cuda")
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    devices.append("cpu")
     if name != "auto" and name not in devices:
         has = ", ".join(devices)
         raise SweepError(f"device must be auto or one of this machine's ({has}), got {name!r}.")
@@ -86,7 +89,8 @@ def device_memory(device: torch.device) -> int:
 
 def usable_memory(execution: Execution) -> int:
     """Return the bytes that a planned step may take by forecast."""
-    limit, device = execution.device_memory_bytes, torch.device(execution.device)
+    limit = execution.device_memory_bytes
+    device = torch.device(execution.device)
     if device.type == "cpu":
         return int(limit / FORECAST_MARGIN) if limit else device_memory(device)
     if not limit or is_available(execution.device):
@@ -139,18 +143,23 @@ def forget_peak_memory(device: torch.device) -> int:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an exception, or its cause, means that memory ran out."""
-    if error is None or isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return error is not None
-    is_text = isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error))
-    return bool(is_text) or is_out_of_memory(error.__cause__)
+    if error is None:
+        return False
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error)):
+        return True
+    return is_out_of_memory(error.__cause__)
 
 
 class LimitedMemory:
     """Memory of tensors, with a limit beyond which an operation raises `torch.OutOfMemoryError`."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
-        self._device, self._limit_bytes = device, limit_bytes
-        self._is_cuda, self._storages = device.type == "cuda", LiveStorages(limit_bytes)
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._limit_bytes = limit_bytes
+        self._storages = LiveStorages(limit_bytes)
         self._context_bytes = self.others_bytes = 0
 
     def __enter__(self) -> Self:
@@ -184,7 +193,7 @@ class LimitedMemory:
 
     def statistics(self) -> dict[str, int]:
         if not self._is_cuda:
-            return {"context_bytes": 0, "device_bytes": peak_memory_bytes(self._device)}
+            return {"device_bytes": peak_memory_bytes(self._device)}
         free, total = torch.cuda.mem_get_info(self._device)
         statistics = torch.cuda.memory_stats(self._device)
         return {

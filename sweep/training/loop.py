@@ -20,7 +20,9 @@ class Steps:
     """Takes the steps of a trial, and sums their outputs on the device, so that no step waits."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
-        self.config, self.step, self.progress = config, step, progress
+        self.config = config
+        self.step = step
+        self.progress = progress
         sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
         dtype = torch.float32 if step.device.type == "mps" else torch.float64
         self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
@@ -29,9 +31,10 @@ class Steps:
 
     def take(self, t: int) -> StepOutput:
         """Take step t = 1 … S, with this device's part of the batch."""
-        config, science, parallel = self.config, self.config.science, self.step.parallel
-        count = science.batch_size // parallel.devices
-        first = ((t - 1) * parallel.devices + parallel.rank) * count
+        config = self.config
+        science = config.science
+        count = science.batch_size // ranks.count()
+        first = ((t - 1) * ranks.count() + ranks.rank()) * count
         batch = self.step.workload.build_batch(first, count)
         self._learning_rate = learning_rate_at(
             t, science.learning_rate, config.steps, config.warmup_steps, science.schedule
@@ -42,15 +45,18 @@ class Steps:
 
     def store(self) -> None:
         """Write the sums and the peak memory to the progress; waits for the device."""
-        progress, rollouts = self.progress, self.step.rollouts
+        progress = self.progress
         progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
-        progress.watched = rollouts.meter.state() if rollouts else {}
+        if self.step.rollouts is not None:
+            progress.watched = self.step.rollouts.meter.state()
         self._peak_bytes = max(ranks.all_gather(peak_memory_bytes(self.step.device)))
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
 
     def end_interval(self) -> dict[str, Any]:
         """Return the metrics since the last log point, and start a new interval, after `store`."""
-        config, progress, device = self.config, self.progress, self.step.device
+        config = self.config
+        progress = self.progress
+        device = self.step.device
         steps = progress.step - progress.log_step
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
         rate = steps * config.science.batch_size * config.tokens_per_sequence / seconds
@@ -73,7 +79,8 @@ class Steps:
         if self.step.rollouts:
             self.step.rollouts.meter.clear()
         progress.clipped_steps += progress.clipped_sum
-        progress.log_step, progress.log_seconds = progress.step, progress.seconds_training
+        progress.log_step = progress.step
+        progress.log_seconds = progress.seconds_training
         progress.loss_sum = progress.norm_sum = progress.clipped_sum = 0.0
         self._sums.zero_()
         return line
@@ -88,9 +95,12 @@ def train(
     pause_step: int | None = None,
 ) -> tuple[str, Progress]:
     """Train; return `trained`, `diverged`, `paused` or `should_stop`'s answer, and the progress."""
-    science, device, progress = config.science, step.device, Progress()
-    length, path = store.load(step, progress), store.folder.metrics_path
-    log = None if ranks.rank() else MetricsLog(path, length, store.check)
+    science = config.science
+    progress = Progress()
+    length = store.load(step, progress)
+    log = None
+    if ranks.rank() == 0:
+        log = MetricsLog(store.folder.metrics_path, length, store.check)
     progress.charged_at = started
     progress.charge("other")
     if progress.step and log:
@@ -98,15 +108,17 @@ def train(
     if config.execution.compile:
         step.warm_up()
         progress.charge("compile")
-    steps, noise = Steps(config, step, progress), NoiseProbe(config, step)
+    steps = Steps(config, step, progress)
+    noise = NoiseProbe(config, step)
     train_points = frozenset(milestone_steps(config.steps, science.evaluation.train_points))
     valid_points = frozenset(milestone_steps(config.steps, science.evaluation.points))
     step_tokens = science.batch_size * config.tokens_per_sequence
     if progress.step == 0:
         progress.start_loss = step.run_evaluation(step.workload.evaluate)
         progress.charge("evaluation")
-    forget_peak_memory(device)
-    saved_at, ending = time.monotonic(), None
+    forget_peak_memory(step.device)
+    saved_at = time.monotonic()
+    ending = None
 
     while progress.step < config.steps and ending is None:
         t = progress.step + 1
@@ -132,8 +144,8 @@ def train(
             if t in noise.steps and ending is None:
                 line |= noise.metrics(t)
                 progress.charge("noise")
-            if peak_memory_bytes(device) > progress.peak_memory_bytes:  # an evaluation raised it
-                forget_peak_memory(device)
+            if peak_memory_bytes(step.device) > progress.peak_memory_bytes:  # by an evaluation
+                forget_peak_memory(step.device)
                 progress.charge("other")
             if log:
                 log.append(line)
@@ -151,7 +163,8 @@ def train(
 
     progress.charge("training")
     ending = ending or "trained"
-    if (ending, science.stage, config.execution.keep) == ("trained", "report", "checkpoints"):
+    is_kept = science.stage == "report" and config.execution.keep == "checkpoints"
+    if is_kept and ending == "trained":
         store.save(step, progress, log)
     progress.charge("checkpoint")
     if log:

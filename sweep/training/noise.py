@@ -20,7 +20,8 @@ from sweep.workloads.protocol import Batch
 
 BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
 LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
-LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
+LEAST_PART = 4  # smaller parts are far slower than the same sequences in a step
+MOST_PARTS = 16
 
 
 class ProbeSizes(NamedTuple):
@@ -46,13 +47,14 @@ class NoiseProbe:
     """Measures the gradient noise at milestones, on the same sequences at every batch size."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
-        science, length = config.science, config.tokens_per_sequence
+        science = config.science
+        length = config.tokens_per_sequence
         is_possible = step.rollouts is None and step.parallel.shows_gradients
         points = science.evaluation.noise_points if is_possible else 0
         sequences = (config.token_budget or science.tokens) // length
-        share, devices = science.evaluation.noise_share, step.parallel.devices
+        share = science.evaluation.noise_share
         self._step = step
-        self._sizes = probe_sizes(sequences, points, share, step.microbatch_size, devices)
+        self._sizes = probe_sizes(sequences, points, share, step.microbatch_size, ranks.count())
         self.steps = milestone_steps(config.steps, self._sizes.points)
         epochs = step.workload.epochs() if self.steps else None
         self._first = BEYOND_TRAINING
@@ -61,9 +63,9 @@ class NoiseProbe:
             self._first = max(0, windows - self._sizes.points * self._sizes.sequences)
 
     def metrics(self, t: int) -> dict[str, float]:
-        parallel, sizes = self._step.parallel, self._sizes
-        count = sizes.sequences // parallel.devices
-        first = self._first + self.steps.index(t) * sizes.sequences + parallel.rank * count
+        sizes = self._sizes
+        count = sizes.sequences // ranks.count()
+        first = self._first + self.steps.index(t) * sizes.sequences + ranks.rank() * count
         batch = self._step.workload.build_batch(first, count)
         trace, square = measure_noise(self._step, batch, sizes.part)
         return {"noise/trace": trace, "noise/square": square}
@@ -71,7 +73,8 @@ class NoiseProbe:
 
 def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, float]:
     """Return trΣ̂ and Ĝ² over this device's batch, in parts of `size` ≤ microbatch sequences."""
-    sums, squares = [torch.zeros_like(parameter) for parameter in step.parameters], 0.0
+    sums = [torch.zeros_like(parameter) for parameter in step.parameters]
+    squares = 0.0
     count = len(batch[0]) // size
     for first in range(0, count * size, size):
         step.backward(tuple(part[first : first + size] for part in batch), is_eager=True)
@@ -81,7 +84,7 @@ def measure_noise(step: TrainingStep, batch: Batch, size: int) -> tuple[float, f
                 total += parameter.grad
                 parameter.grad = None
     square = _square(sums) / count**2
-    return noise_estimates(squares, square, count, size * step.parallel.devices)
+    return noise_estimates(squares, square, count, size * ranks.count())
 
 
 def noise_estimates(squares: float, square: float, count: int, size: int) -> tuple[float, float]:

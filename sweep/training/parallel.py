@@ -25,7 +25,7 @@ LossSum = Callable[[nn.Module, Batch], Tensor]
 class Parallel:
     """A trial on one device: nothing is split or exchanged."""
 
-    rank, devices, zero = 0, 1, 0
+    zero = 0
     shows_gradients = True  # after each microbatch, so that noise and memory can be measured
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -49,8 +49,8 @@ class Parallel:
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        if self.devices > 1:
-            loss = loss * self.devices  # torch takes the mean over devices
+        if ranks.count() > 1:
+            loss = loss * ranks.count()  # torch takes the mean over devices
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, learning_rate: float, max_norm: float) -> Tensor:
@@ -85,8 +85,9 @@ class Parallel:
         own = getattr(self.optimizer, "optim", self.optimizer)  # inside a ZeroRedundancyOptimizer
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            states = own.state.get(parameter, {}).items()
-            tensors |= {f"{name}.{key}": value for key, value in states if torch.is_tensor(value)}
+            for key, value in own.state.get(parameter, {}).items():
+                if torch.is_tensor(value):
+                    tensors[f"{name}.{key}"] = value
         return tensors
 
     def make_states(self, backward: Callable[[int], object]) -> None:
@@ -114,8 +115,8 @@ class DataParallel(Parallel):
     """Stages 0 and 1: full weights on each device."""
 
     def __init__(self, config: TrialConfig) -> None:
-        self.rank, self.devices = ranks.rank(), ranks.count()
-        self._config, self.zero = config, config.execution.zero
+        self._config = config
+        self.zero = config.execution.zero
 
     def prepare_model(self, model: nn.Module, device: torch.device) -> None:
         super().prepare_model(model, device)
@@ -143,13 +144,14 @@ class FullyShard(DataParallel):
     """Stages 2 and 3: each layer is gathered as a whole, and so is everything outside of them."""
 
     # Gradients are summed after every microbatch; keeping them would need all of them whole.
-    exchanging, rest_bytes = Parallel.exchanging, Parallel.rest_bytes
+    exchanging = Parallel.exchanging
+    rest_bytes = Parallel.rest_bytes
 
     def prepare_model(self, model: nn.Module, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh  # takes half a second
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        mesh = init_device_mesh(device.type, (self.devices,))
+        mesh = init_device_mesh(device.type, (ranks.count(),))
         self._module = FunctionModule(model)
         for part in (*layers_of(model), self._module):
             fully_shard(part, mesh=mesh, reshard_after_forward=self.zero == 3)
@@ -193,7 +195,8 @@ def build_optimizer(
     options: dict[str, Any] = {"lr": learning_rate}
     if settings.name == "adamw":
         kind = torch.optim.AdamW
-        options |= {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+        options["betas"] = (settings.beta1, settings.beta2)
+        options["eps"] = settings.eps
         options["fused"] = parameters[0].device.type in ("cpu", "cuda")
     if is_sharded:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -219,7 +222,8 @@ class WeightAverage:
     """A float32 average of parameters over the steps so far (Karras et al. 2024)."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], width: float) -> None:
-        self.parameters, self.power = parameters, power_of(width)
+        self.parameters = parameters
+        self.power = power_of(width)
         self.values = [p.detach().clone().float() for p in parameters]
         self.steps = 0
 

@@ -25,7 +25,8 @@ from sweep.errors import SweepError, WorkerDied
 from sweep.trial.files import cache_dir
 
 FORK = multiprocessing.get_context("fork")
-ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
 # File names by version: limit, use, kills, and the key of reclaimable bytes in memory.stat.
 V2 = ("memory.max", "memory.current", "memory.events", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
@@ -102,8 +103,9 @@ def _pass_to_server(pipe: Connection) -> None:
     with _lock:
         if _server is None or _server[0].poll() is not None:
             control, theirs = socket.socketpair()
-            root = str(Path(__file__).parents[2])
-            path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+            path = str(Path(__file__).parents[2])
+            if user_path := os.environ.get("PYTHONPATH"):
+                path += os.pathsep + user_path
             with theirs:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "sweep.training", "--serve", str(theirs.fileno())],
@@ -188,11 +190,9 @@ def available_in_cgroups(root: Path = ROOT, own: Path = OWN) -> int | None:
     """Return the bytes that may still be allocated; page cache counts as free. None: no limit."""
     available = []
     for group, (limit, used, _, reclaimable) in _groups(root, own):
-        try:
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
             free = int((group / limit).read_text()) - int((group / used).read_text())
-        except (OSError, ValueError):  # "max": no limit
-            continue
-        available.append(free + _pairs(group / "memory.stat").get(reclaimable, 0))
+            available.append(free + _pairs(group / "memory.stat").get(reclaimable, 0))
     return max(0, min(available)) if available else None
 
 

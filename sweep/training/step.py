@@ -28,17 +28,16 @@ class StepOutput:
 
 
 class TrainingStep:
-    """Forward, backward, clip and update, in microbatches.
-
-    Losses are divided by the whole batch's tokens, so that every split gives the same gradient.
-    """
+    """Forward, backward, clip and update; the gradient is the same for every microbatch size."""
 
     def __init__(
         self, config: TrialConfig, device: torch.device, model: nn.Module | None = None
     ) -> None:
         """Build it on a device; a given `model` must be there, in the precision's dtype."""
-        science, execution = config.science, config.execution
-        self.device, self.parallel = device, Parallel()
+        science = config.science
+        execution = config.execution
+        self.device = device
+        self.parallel = Parallel()
         if ranks.is_distributed():
             assert ranks.count() == execution.devices, "a trial has a process for each device"
             kind: type[DataParallel] = FullyShard if execution.zero >= 2 else DataParallel
@@ -66,12 +65,13 @@ class TrainingStep:
         self.model.train()
         self.rollouts = cast(Rollouts, self.workload) if science.traits.samples else None
         if self.rollouts is not None:
-            assert self.parallel.devices == 1, "a workload that samples runs on one device"
+            assert ranks.count() == 1, "a workload that samples runs on one device"
             self.rollouts.start(self.model)
 
     def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
         """Take one step. With rollouts, update `updates_per_step` times on the same batch."""
-        batch, start = self.rolled_out(batch), time.perf_counter()
+        batch = self.rolled_out(batch)
+        start = time.perf_counter()
         for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
             loss = self.backward(batch)
             if self.optimizer is None:  # gradients accumulate
@@ -95,13 +95,15 @@ class TrainingStep:
     def backward(self, batch: Batch, is_eager: bool = False) -> Tensor:
         """Add the gradient of the batch's mean loss, in microbatches; return that loss."""
         loss_sum = self.workload.loss_sum if is_eager else self._loss_sum
-        tokens = self.workload.loss_tokens(batch)
+        tokens = self.workload.loss_tokens(batch)  # of the whole batch
         if ranks.is_distributed():
             tokens = ranks.all_reduce_(torch.as_tensor(tokens).clone())
-        losses, size, count = list[Tensor](), self.microbatch_size, len(batch[0])
-        for first in range(0, count, size):
+        losses: list[Tensor] = []
+        size = self.microbatch_size
+        starts = range(0, len(batch[0]), size)
+        for first in starts:
             micro = tuple(part[first : first + size] for part in batch)
-            with self.parallel.exchanging(is_last=first + size >= count):
+            with self.parallel.exchanging(is_last=first == starts[-1]):
                 loss = self.parallel.call(loss_sum, micro) / tokens
                 self.parallel.backward(loss)
             losses.append(loss.detach())

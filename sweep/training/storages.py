@@ -20,21 +20,20 @@ CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "wor
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages allocated while it is entered; above `limit` bytes it raises.
-
-    Tensors of two or more dimensions whose last one is `vocabulary` are logits.
-    """
+    """Counts the storages allocated while it is entered; above `limit` bytes it raises."""
 
     def __init__(self, limit: int | None = None, vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.limit, self.vocabulary = limit, vocabulary
+        self.limit = limit
+        self.vocabulary = vocabulary
         self.live = dict.fromkeys(CATEGORIES, 0)
         self.live_bytes = self.peak_bytes = 0
         self.peak = dict(self.live)
         self._storages: dict[int, tuple[weakref.ref[Any], str, int]] = {}  # by object id
 
     def forget_peak(self) -> int:
-        peak, self.peak_bytes, self.peak = self.peak_bytes, self.live_bytes, dict(self.live)
+        peak = self.peak_bytes
+        self.peak_bytes, self.peak = self.live_bytes, dict(self.live)
         return peak
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,7 +46,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, tensor: Tensor) -> None:
         storage = own_part(tensor).untyped_storage()  # the same object as long as it lives
-        key, size = id(storage), _rounded_bytes(storage)
+        key = id(storage)
+        size = _rounded_bytes(storage)
         reference, category, counted = self._storages.get(key, (None, "", 0))
         if size == counted:
             return
@@ -65,10 +65,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if (other := reference()) is not None:  # `fully_shard` resizes storages in place
                 self._set(key, reference, category, _rounded_bytes(other))
         if self.live_bytes > self.limit:
-            needs = format_bytes(size - counted)
-            used, limit = format_bytes(self.live_bytes - size + counted), format_bytes(self.limit)
+            needed = size - counted
             raise torch.OutOfMemoryError(
-                f"out of memory: {needs} needed, {used} of {limit} are in use"
+                f"out of memory: {format_bytes(needed)} needed, "
+                f"{format_bytes(self.live_bytes - needed)} of {format_bytes(self.limit)} are in use"
             )
 
     def _set(self, key: int, reference: weakref.ref[Any], category: str, size: int) -> None:
@@ -84,8 +84,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes -= size
 
     def _label(self, tensor: Tensor, category: str) -> None:
-        if entry := self._storages.get(key := id(tensor.untyped_storage())):
-            self._set(key, entry[0], category, entry[2])
+        key = id(tensor.untyped_storage())
+        if key in self._storages:
+            reference, _, size = self._storages[key]
+            self._set(key, reference, category, size)
 
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Label the weights now, and gradients and optimizer states when they are written."""
@@ -95,9 +97,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._label(parameter.grad, "gradients")
 
         def label_states(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            values = [value for state in optimizer.state.values() for value in state.values()]
-            for value in filter(torch.is_tensor, values):
-                self._label(value, "optimizer")
+            for state in optimizer.state.values():
+                for value in filter(torch.is_tensor, state.values()):
+                    self._label(value, "optimizer")
 
         for tensor in (*model.parameters(), *model.buffers()):
             self._label(tensor, "weights")

@@ -4,6 +4,7 @@ A trial on several devices has a process for each, started by torch's elastic la
 folder passes the request to stop to them, and their failures back.
 """
 
+import contextlib
 import faulthandler
 import json
 import math
@@ -17,10 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-import uuid
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,28 +50,29 @@ def run_attempt(
     path: Path, should_stop: ShouldStop, status: TrialStatus | None = None, is_logged: bool = False
 ) -> Outcome:
     """Run an attempt, by default the newest, or one of its processes; errors become outcomes."""
-    folder, lease = TrialFolder(path), None
+    folder = TrialFolder(path)
     try:
-        status = status or folder.read_status()
-        store = CheckpointStore(folder, status.fencing)
-        store.check()
-        if result := folder.read_result():  # the runner died before it recorded this
-            return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
-        if not ranks.is_distributed():  # otherwise the launcher's process has done this
-            lease = Lease(folder.lease_path, status.fencing)
-            if is_logged:  # by native code too
-                with folder.log_path.open("ab") as file:
-                    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-                        stream.flush()
-                        os.dup2(file.fileno(), number)
-                faulthandler.enable()
-            folder.remove_half_written()
-        config = folder.read_config()
-        if status.microbatch_size:
-            config = config.for_attempt(status.microbatch_size)
-        if config.execution.devices > 1 and not ranks.is_distributed():
-            return _launch(config, partial(run_attempt, path, status=status), should_stop)
-        return _run(config, status, store, should_stop)
+        with contextlib.ExitStack() as stack:
+            status = status or folder.read_status()
+            store = CheckpointStore(folder, status.fencing)
+            store.check()
+            if result := folder.read_result():  # the runner died before it recorded this
+                return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
+            if not ranks.is_distributed():  # otherwise the launcher's process has done this
+                stack.enter_context(Lease(folder.lease_path, status.fencing))
+                if is_logged:  # by native code too
+                    with folder.log_path.open("ab") as file:
+                        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+                            stream.flush()
+                            os.dup2(file.fileno(), number)
+                    faulthandler.enable()
+                folder.remove_half_written()
+            config = folder.read_config()
+            if status.microbatch_size:
+                config = config.for_attempt(status.microbatch_size)
+            if config.execution.devices > 1 and not ranks.is_distributed():
+                return _launch(config, path, status, should_stop)
+            return _run(config, status, store, should_stop)
     except (Superseded, FolderInUse) as error:
         return Outcome("superseded", str(error))
     except Exception as error:
@@ -82,16 +81,15 @@ def run_attempt(
         if not isinstance(error, SweepError):
             message = f"{type(error).__name__}: {message[:500]}"
         return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
-    finally:
-        if lease:
-            lease.release()
 
 
 def _run(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
 ) -> Outcome:
-    execution, science = config.execution, config.science
-    rank, device = ranks.rank(), torch.device(execution.device)
+    execution = config.execution
+    science = config.science
+    rank = ranks.rank()
+    device = torch.device(execution.device)
     if ranks.is_distributed() and device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     if not rank:
@@ -132,7 +130,7 @@ def _run(
             progress.charge("checkpoint")
         message = "" if final else f"loss not finite, or above its start, at step {progress.step}"
         if not rank:
-            write_result(config, status, store, step, progress, final, message or None)
+            write_result(config, status, store, step, progress, final, message)
             if keep != "checkpoints":
                 store.folder.remove_checkpoints()
         return Outcome("complete" if final else "diverged", message)
@@ -145,20 +143,22 @@ def _seed_everything(seed: int) -> None:
 
 
 def _launch(
-    config: TrialConfig, run: Callable[[ShouldStop], Outcome], should_stop: ShouldStop
+    config: TrialConfig, path: Path, status: TrialStatus, should_stop: ShouldStop
 ) -> Outcome:
     """Run an attempt in several processes on this machine. The end of one process ends all."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # takes half a second
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    killed_before, ended = oom_kills(), threading.Event()
+    killed_before = oom_kills()
+    ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="sweep-") as name:
 
         def pass_on() -> None:
             while not ended.wait(POLL_SECONDS):
                 if word := should_stop():
-                    (Path(name) / "stop").write_text(word)
+                    with files.replacing(Path(name) / "stop") as part:  # never read half-written
+                        part.write_text(word)
                     return
 
         watcher = threading.Thread(target=pass_on, daemon=True)
@@ -167,7 +167,7 @@ def _launch(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=config.execution.devices,
-            run_id=uuid.uuid4().hex,
+            run_id="trial",  # each launch has its own store
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
@@ -178,15 +178,14 @@ def _launch(
         )
         launch = elastic_launch(settings, _run_rank)
         try:
-            outcome: Outcome = launch(run, name, config.execution.device)[0]
-            return outcome
+            outcomes: dict[int, Outcome] = launch(path, status, name, config.execution.device)
+            return outcomes[0]
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            paths = sorted(Path(name).glob("*.end"))  # by time
-            reports = {
-                int(path.stem.partition("-")[2]): Outcome(**json.loads(path.read_text()))
-                for path in paths
-            }
+            reports = {}
+            for path in sorted(Path(name).glob("*.end")):  # by time
+                number = int(path.stem.partition("-")[2])
+                reports[number] = Outcome(**json.loads(path.read_text()))
             return first_cause(rank, failure.exitcode, reports, oom_kills() > killed_before)
         finally:
             ended.set()
@@ -206,11 +205,12 @@ def first_cause(
     return Outcome(outcome.kind, f"process {rank} of the trial: {outcome.message}")
 
 
-def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> Outcome:
+def _run_rank(path: Path, status: TrialStatus, name: str, device: str) -> Outcome:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the launcher decides
     faulthandler.enable()
-    parent, rank, stop = os.getppid(), int(os.environ["LOCAL_RANK"]), Path(name) / "stop"
+    parent = os.getppid()
+    stop = Path(name) / "stop"
 
     def watch_parent() -> None:
         while os.getppid() == parent:
@@ -219,11 +219,11 @@ def _run_rank(run: Callable[[ShouldStop], Outcome], name: str, device: str) -> O
 
     threading.Thread(target=watch_parent, daemon=True).start()
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
-    outcome = run(lambda: stop.read_text() if stop.exists() else None)
+    outcome = run_attempt(path, lambda: stop.read_text() if stop.exists() else None, status)
     if outcome.kind in ("error", "out_of_memory", "superseded"):
-        with files.replacing(Path(name) / f"{time.time():017.6f}-{rank}.end") as part:
+        with files.replacing(Path(name) / f"{time.time():017.6f}-{ranks.rank()}.end") as part:
             part.write_text(json.dumps(asdict(outcome)))
         time.sleep(GRACE_SECONDS)
         os._exit(1)  # without exit handlers, which may wait for the other processes
@@ -239,38 +239,41 @@ def write_result(
     step: TrainingStep,
     progress: Progress,
     final: FinalEvaluation | None,
-    message: str | None,
+    message: str,
 ) -> None:
-    folder, science, execution = store.folder, config.science, config.execution
+    folder = store.folder
+    science = config.science
+    tokens = progress.step * science.batch_size * config.tokens_per_sequence
+    tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
+    epochs = step.workload.epochs()
+    nats = valid_tokens = valid_bytes = math.nan  # null in the file
+    to_target = None
     if final is not None:
         with files.replacing(folder.losses_path, store.check) as part, part.open("wb") as file:
             np.save(file, final.valid_losses)
-    nats, valid_tokens = final.valid_losses.sum(axis=0).tolist() if final else (math.nan, 1)
-    valid_bytes = (final and final.valid_bytes) or math.nan  # null in the file
-    steps, epochs = progress.step, step.workload.epochs()
-    tokens = steps * science.batch_size * config.tokens_per_sequence
-    tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
-    to_target = None
-    if final and science.target is not None:
-        lines = [line for line in files.read_metrics(folder.metrics_path) if "valid/loss" in line]
-        seen, losses = ([line[name] for line in lines] for name in ("tokens", "valid/loss"))
-        to_target = crossing_tokens(seen, losses, science.target, science.evaluation.window)
+        nats, valid_tokens = final.valid_losses.sum(axis=0).tolist()
+        valid_bytes = final.valid_bytes or math.nan
+        if science.target is not None:
+            rows = [row for row in files.read_metrics(folder.metrics_path) if "valid/loss" in row]
+            seen = [row["tokens"] for row in rows]
+            losses = [row["valid/loss"] for row in rows]
+            to_target = crossing_tokens(seen, losses, science.target, science.evaluation.window)
     record = {
         "id": config.id,
         **science.model_dump(include={"stage", "policy", "batch_size", "seed", "learning_rate"}),
         **science.optimizer.model_dump(include={"beta2", "weight_decay"}),
         "parameters": step.parameter_count,
         "tokens": tokens,
-        "epochs": epochs and epochs * steps / config.steps,
-        "steps": steps,
+        "epochs": epochs and epochs * progress.step / config.steps,
+        "steps": progress.step,
         "warmup_steps": config.warmup_steps,
-        "devices": execution.devices,
+        "devices": ranks.count(),
         "microbatch_size": config.microbatch_size,
         "gradient_accumulation_steps": science.batch_size
-        // (execution.devices * config.microbatch_size),
+        // (ranks.count() * config.microbatch_size),
         "state": State.COMPLETE if final else State.FAILED,
         "cause": None if final else Cause.DIVERGED,
-        "message": message,
+        "message": message or None,
         "attempts": status.attempts,
         "initial_train_loss": progress.first_loss,
         "initial_valid_loss": progress.start_loss,
@@ -287,7 +290,7 @@ def write_result(
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
         "data_sha256": files.sha256_of(science.data) if science.data else None,
-        "execution": execution.model_dump(mode="json"),
+        "execution": config.execution.model_dump(mode="json"),
         "metrics_sha256": files.sha256_of_file(folder.metrics_path),
         "valid_losses_sha256": files.sha256_of_file(folder.losses_path) if final else None,
     }

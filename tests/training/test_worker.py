@@ -19,7 +19,7 @@ from sweep.cli import sweep
 from sweep.errors import WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt
 from sweep.training import __main__ as bare_worker
-from sweep.training import run_cluster_attempt, worker
+from sweep.training import attempt_trial, run_cluster_attempt, worker
 from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
@@ -234,6 +234,27 @@ def test_a_stop_makes_all_processes_save_a_checkpoint_and_end(tmp_path):
     assert running.process.result().kind == "stopped"
     assert running.trial.checkpoints()
     wait_for(lambda: not any(rank.is_running() for rank in running.ranks))
+
+
+def write_slowly(path: Path, text: str, *_: object) -> None:
+    path.touch()
+    time.sleep(1)  # for longer than a step takes
+    path.write_bytes(text.encode())
+
+
+def attempt_that_writes_slowly(path: Path, should_stop: ShouldStop) -> Outcome:
+    Path.write_text = write_slowly  # in the process that launches the others
+    return attempt_trial(path, None, should_stop)
+
+
+@pytest.mark.slow
+def test_a_stop_that_is_half_written_is_not_the_end_of_training(tmp_path):
+    trial = planned(tmp_path, 2, 2, budget=8 * 64 * 100_000)
+    trial.write_status(begin_attempt(trial.read_status()))
+    process = FreshProcess(attempt_that_writes_slowly, trial.path)
+    wait_for(lambda: read_metrics(trial.metrics_path))
+    process.stop()
+    assert process.result().kind == "stopped"
 
 
 @pytest.mark.slow
