@@ -43,7 +43,8 @@ def generate_story(grammar: Mapping[str, Any], rng: random.Random) -> str:
                 yield from expand(choose(grammar["rules"][rule]))
             elif variable:
                 values = grammar["values"][variable]
-                values = values[remembered[condition]] if condition else values
+                if condition:
+                    values = values[remembered[condition]]
                 remembered[variable] = choose(values)
                 yield remembered[variable]
             elif form in grammar["forms"]:

@@ -12,8 +12,8 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ class TextTokenizer:
     """A tokenizer of the library `tokenizers`, or plain bytes. Id `end` is exchanged with id 0."""
 
     def __init__(self, path: Path | None, end: int = 0) -> None:
-        self._end, self._library, self.vocabulary_used = end, None, 256
+        self._end = end
+        self._library = None
+        self.vocabulary_used = 256
         if path is not None:
             from tokenizers import Tokenizer
 
@@ -62,13 +64,13 @@ class TextTokenizer:
         return str(self._library.decode(own_ids, skip_special_tokens=False))
 
     def _exchange(self, ids: np.ndarray) -> np.ndarray:
-        if self._end == 0:
-            return ids
-        return np.where(ids == 0, self._end, np.where(ids == self._end, 0, ids)).astype(ids.dtype)
+        exchanged = ids.copy()
+        exchanged[ids == 0] = self._end
+        exchanged[ids == self._end] = 0
+        return exchanged
 
 
 def check_tokenizer(settings: TokenizerSettings) -> None:
-    """Refuse a vocabulary that cannot hold every byte."""
     least = {"bpe": 257, "bytes": 256}.get(settings.kind, 0)  # for bpe with the separator
     if settings.vocabulary < least:
         actual = f"{settings.vocabulary} for the tokenizer {settings.kind}"
@@ -114,7 +116,7 @@ class TokenizedText:
     train_documents: int
     valid_documents: int
     valid_bytes: int  # UTF-8 bytes of the documents, without separators
-    end: int = 0  # a pretrained tokenizer's own end-of-text id
+    end: int  # a pretrained tokenizer's own end-of-text id
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -141,8 +143,8 @@ def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Tok
     except (OSError, SweepError, ValueError):  # absent or damaged
         return None
     path = folder / TOKENIZER if tokenizer.kind != "bytes" else None
-    counts = {field.name: data[field.name] for field in fields(TokenizedText) if field.name in data}
-    return TokenizedText(train, valid, path, **counts)
+    names = ("train_documents", "valid_documents", "valid_bytes", "end")
+    return TokenizedText(train, valid, path, *(data[name] for name in names))
 
 
 def prepare_data(
@@ -229,13 +231,15 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         characters += len(piece.text)
         if characters >= BATCH_CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     yield batch
 
 
 def describe_data(source: str, tokenizer: TokenizerSettings) -> dict[str, Any]:
     identity = identify_data(source)
-    text, folder = find_prepared(identity, tokenizer), _folder(identity, tokenizer)
+    text = find_prepared(identity, tokenizer)
+    folder = _folder(identity, tokenizer)
     return {
         "source": source,
         "identity": identity,
@@ -252,6 +256,11 @@ def _folder(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Path:
     return cache_dir() / "tokens" / sha256_of(key)[:24]
 
 
+@lru_cache(maxsize=2)  # a batch may end in the next epoch
+def _permutation(windows: int, seed: int, epoch: int) -> Ints:
+    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(windows)
+
+
 class SequenceStream:
     """The endless order of windows, the same at every batch size: a seeded permutation per epoch.
 
@@ -260,20 +269,15 @@ class SequenceStream:
 
     def __init__(self, token_count: int, context: int, seed: int) -> None:
         self.windows = (token_count - 1) // context  # per epoch
-        self._context, self._seed = context, seed
-        self._permutations: dict[int, Ints] = {}  # by epoch; those that the last call read
+        self._seed = seed
 
     def window_indices(self, start: int, count: int) -> Ints:
         """Return the windows at stream positions start … start + count − 1, (count,)."""
-        permutations, parts = {}, [np.empty(0, np.int64)]
+        parts = [np.empty(0, np.int64)]
         for epoch in range(start // self.windows, (start + count - 1) // self.windows + 1):
-            if (permutation := self._permutations.get(epoch)) is None:
-                rng = np.random.Generator(np.random.PCG64([self._seed, epoch]))
-                permutation = rng.permutation(self.windows)
+            permutation = _permutation(self.windows, self._seed, epoch)
             first = epoch * self.windows
             parts.append(permutation[max(start - first, 0) : start + count - first])
-            permutations[epoch] = permutation
-        self._permutations = permutations
         return np.concatenate(parts)
 
 

@@ -40,11 +40,12 @@ def build_model(settings: ModelSettings, seed: int, recomputes: bool = False) ->
     """Build a float32 model on the CPU. Equal settings and seeds give equal weights."""
     if not isinstance(settings, ObjectSettings):
         return _BUILT_IN[settings.kind](settings, seed, recomputes)
-    build, sizes = load_object(settings.name), {"vocabulary": settings.vocabulary}
+    build = load_object(settings.name)
+    sizes = {"vocabulary": settings.vocabulary, "context": settings.context}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model: nn.Module = build(**sizes, context=settings.context, **settings.options)
+            model: nn.Module = build(**sizes, **settings.options)
             if not any(parameter.requires_grad for parameter in model.parameters()):
                 raise ValueError("it has none")
             if recomputes and not hasattr(model, "activation_checkpointing"):

@@ -20,7 +20,6 @@ class Elman(nn.Module):
         self.activation_checkpointing = recomputes
         width = settings.d_model
         rows = torch.empty(settings.vocabulary, width)  # skips the default initialization
-        self.embedding: nn.Embedding
         self.embedding = nn.Embedding.from_pretrained(rows, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(ElmanLayer(width) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(width)
@@ -38,7 +37,7 @@ class Elman(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
-        return self.embedding.weight
+        return self.embedding.weight  # type: ignore[no-any-return]
 
     def forward(self, ids: Tensor) -> Tensor:
         return F.linear(self.hidden(ids), self.output_weight())
@@ -83,7 +82,8 @@ class FusedCell(torch.autograd.Function):
     def forward(ctx, x, z, w_x, w_h, bias):  # type: ignore[no-untyped-def]
         v = F.linear(x, w_x, bias)  # (T, B, D)
         h = torch.empty(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype, device=x.device)
-        states, transposed = h.unbind(0), w_h.T
+        transposed = w_h.T
+        states = h.unbind(0)
         states[0].zero_()
         for t, v_t in enumerate(v.unbind(0)):
             v_t.addmm_(states[t], transposed)

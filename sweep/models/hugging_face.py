@@ -54,8 +54,9 @@ class HuggingFace(nn.Module):
             )
         self._end = settings.end
         if recomputes:
-            current, former = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-            enable = getattr(self.model, current, None) or getattr(self.model, former)
+            enable = getattr(self.model, "activation_checkpointing_enable", None)
+            if enable is None:  # an older version of transformers
+                enable = self.model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
 
     def load(self, folder: Path) -> None:
@@ -66,9 +67,9 @@ class HuggingFace(nn.Module):
         disable_progress_bar()
         pretrained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.load_state_dict(pretrained.state_dict())
-        tables = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        weights = {self.model.get_input_embeddings().weight, self.output_weight()}  # may be tied
         with torch.no_grad():
-            for weight in {id(table.weight): table.weight for table in tables}.values():
+            for weight in weights:
                 weight[[0, self._end]] = weight[[self._end, 0]]
 
     def hidden(self, ids: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ the dtype of the products, weight (V, D), targets (N,).
 """
 
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,14 +26,15 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: 
         options = {"reduction": "sum", "accum_dtype": _wide_dtype(weight)}
         fused: Tensor = liger(hidden, weight.to(hidden.dtype), targets, **options)
         return fused.float()
-    return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
+    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-untyped-call]
+    return total
 
 
 @torch.no_grad()
 def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
     """Return the cross-entropy of each row, (N,), without gradients."""
     transposed = weight.to(hidden.dtype).T
-    chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    chunks = _chunks(rows, hidden, targets)
     return torch.cat([_losses(widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
 
 
@@ -48,7 +50,11 @@ def widened(logits: Tensor) -> Tensor:
 
 
 def _wide_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _chunks(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*[torch.split(tensor, rows) for tensor in tensors], strict=True)
 
 
 def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,11 +67,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            narrow, dtype = weight.to(hidden.dtype), _wide_dtype(weight)
-            hidden_grad, weight_grad = torch.empty_like(hidden), None  # (N, D), (V, D)
+            narrow = weight.to(hidden.dtype)
+            dtype = _wide_dtype(weight)
+            hidden_grad = torch.empty_like(hidden)  # (N, D)
+            weight_grad = None  # (V, D)
             total = torch.zeros((), dtype=dtype, device=hidden.device)
-            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, hidden_grad))
-            for chunk, ids, chunk_grad in zip(*chunks, strict=True):
+            for chunk, ids, chunk_grad in _chunks(rows, hidden, targets, hidden_grad):
                 logits = widened(chunk @ narrow.T)  # (n, V)
                 losses, normalizer = _losses(logits, ids)
                 total += losses.sum()
@@ -96,9 +103,9 @@ class _LinearLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
-            transposed, parts = weight.to(hidden.dtype).T, []
-            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets))
-            for chunk, ids in zip(*chunks, strict=True):
+            transposed = weight.to(hidden.dtype).T
+            parts = []
+            for chunk, ids in _chunks(rows, hidden, targets):
                 logits = widened(chunk @ transposed).div_(temperature)  # (n, V)
                 losses, normalizer = _losses(logits, ids)
                 mean = logits.sub(normalizer).exp_().mul_(logits).sum(-1)
@@ -106,7 +113,8 @@ class _LinearLogProbs(torch.autograd.Function):
                 del logits
         log_probs, entropies, normalizers = (torch.cat(part) for part in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, weight, targets, normalizers)
-        ctx.rows, ctx.temperature = rows, temperature
+        ctx.rows = rows
+        ctx.temperature = temperature
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
@@ -118,8 +126,7 @@ class _LinearLogProbs(torch.autograd.Function):
             weight_grad = torch.zeros_like(weight, dtype=_wide_dtype(weight))  # (V, D)
             hidden_grad = torch.empty_like(hidden)
             tensors = (hidden, targets, normalizers, grad / ctx.temperature, hidden_grad)
-            chunks = (torch.split(tensor, ctx.rows) for tensor in tensors)
-            for chunk, ids, normalizer, factors, chunk_grad in zip(*chunks, strict=True):
+            for chunk, ids, normalizer, factors, chunk_grad in _chunks(ctx.rows, *tensors):
                 logits = widened(chunk @ narrow.T).div_(ctx.temperature)
                 slopes = logits.sub_(normalizer).exp_().mul_(-factors[:, None])  # -g·softmax
                 slopes.scatter_add_(1, ids[:, None], factors[:, None].to(slopes.dtype))

@@ -25,22 +25,21 @@ class Transformer(nn.Module):
     def __init__(self, settings: TransformerSettings, seed: int, recomputes: bool = False) -> None:
         super().__init__()
         self.activation_checkpointing = recomputes
-        width, vocabulary = settings.d_model, settings.vocabulary
-        rows = torch.empty(vocabulary, width)  # skips the default initialization
-        self.embedding: nn.Embedding
+        width = settings.d_model
+        rows = torch.empty(settings.vocabulary, width)  # skips the default initialization
         self.embedding = nn.Embedding.from_pretrained(rows, freeze=False)  # type: ignore[no-untyped-call]
         blocks = (Block(width, settings.heads, settings.d_ff) for _ in range(settings.layers))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width, eps=NORM_EPS)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head = nn.Linear(width, settings.vocabulary, bias=False)
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 for part in parameter.detach().chunk(STACKED.get(name.split(".")[-2], 1)):
                     std = 1.0 if name == "embedding.weight" else math.sqrt(2 / sum(part.shape))
-                    bounds = -TRUNCATE * std, TRUNCATE * std
-                    nn.init.trunc_normal_(part, 0.0, std, *bounds, generator=generator)
-        cos, sin = rotary_tables(settings.context, settings.d_model // settings.heads)
+                    limit = TRUNCATE * std
+                    nn.init.trunc_normal_(part, 0.0, std, -limit, limit, generator=generator)
+        cos, sin = rotary_tables(settings.context, width // settings.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -62,12 +61,12 @@ class Transformer(nn.Module):
         for index, block in enumerate(self.blocks):
             arguments = (x, cos, sin, cache[index] if start and cache else None)
             if self.activation_checkpointing and self.training:
-                x, *key_value = checkpoint(block, *arguments, use_reentrant=False)
+                x, key, value = checkpoint(block, *arguments, use_reentrant=False)
             else:
-                x, *key_value = block(*arguments)
+                x, key, value = block(*arguments)
             if cache is not None:
-                cache[index : index + 1] = [(key_value[0], key_value[1])]  # replace or append
-            del key_value, arguments
+                cache[index : index + 1] = [(key, value)]  # replace or append
+            del key, value, arguments
         return self.norm(x)  # type: ignore[no-any-return]
 
     def output_weight(self) -> Tensor:
@@ -109,7 +108,8 @@ class Block(nn.Module):
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if past is not None:
             assert length == 1, "a past is extended token by token"
-            key, value = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
+            key = torch.cat((past[0], key), dim=2)
+            value = torch.cat((past[1], value), dim=2)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=past is None)
         mixed = mixed.transpose(1, 2).reshape(batch, length, width)
         return self.attention_out(mixed), key, value

@@ -28,13 +28,17 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     if name in _BUILT_IN:
         return _BUILT_IN[name](config, device)
     build: Any = load_object(name)
-    protocols = (Workload, Rollouts) if config.science.traits.samples else (Workload,)
-    members = [name for p in protocols for name in (*p.__annotations__, *vars(p)) if name[0] != "_"]
+    members = [*Workload.__annotations__, *vars(Workload)]
+    if config.science.traits.samples:
+        members += [*Rollouts.__annotations__, *vars(Rollouts)]
     try:
         workload: Workload = build(config, device)
-        if missing := [member for member in members if not hasattr(workload, member)]:
+        missing = [m for m in members if not m.startswith("_") and not hasattr(workload, m)]
+        if missing:
             raise TypeError(f"type {type(workload).__name__} without {', '.join(missing)}")
-        if (tokens := workload.tokens_per_sequence) != (expected := config.tokens_per_sequence):
+        tokens = workload.tokens_per_sequence
+        expected = config.tokens_per_sequence
+        if tokens != expected:
             raise ValueError(f"tokens_per_sequence {tokens} instead of the experiment's {expected}")
     except Exception as error:  # from the user's code
         raise SweepError(

@@ -24,18 +24,9 @@ from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
 from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
+from sweep.workloads import tasks
 from sweep.workloads.pretrain import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
-from sweep.workloads.tasks import (
-    Chess,
-    Completion,
-    Prompt,
-    Reward,
-    Task,
-    build_reward,
-    build_task,
-    score,
-)
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
@@ -57,17 +48,17 @@ class Grpo(LanguageWorkload):
         self.on_phase: Callable[[str], None] = lambda name: None
 
     @cached_property
-    def task(self) -> Task:
-        return build_task(self.settings, self.text, self.config.science.seed)
+    def task(self) -> tasks.Task:
+        return tasks.build_task(self.settings, self.text, self.config.science.seed)
 
     @cached_property
-    def reward(self) -> Reward:
-        return build_reward(self.settings, self.task)
+    def reward(self) -> tasks.Reward:
+        return tasks.build_reward(self.settings, self.task)
 
     def check(self, text: TokenizedText | None) -> None:
         """Check the extra and the reward; with a text, or a task without one, also the prompts."""
         if self.settings.task == "chess":
-            Chess(0)
+            tasks.Chess(0)
         if self.settings.reward:
             load_object(self.settings.reward)
         if text is None and self.config.science.data is not None:
@@ -75,7 +66,7 @@ class Grpo(LanguageWorkload):
         self.text = text
         prompts = [self.task.prompt(number, True) for number in range(32)]
         self.encode(prompts)
-        self.reward(prompts[0], Completion("", True))
+        self.reward(prompts[0], tasks.Completion("", True))
 
     def start(self, model: nn.Module) -> None:
         if not self.settings.kl:
@@ -92,9 +83,10 @@ class Grpo(LanguageWorkload):
 
     def random_batch(self, count: int) -> Batch:
         """Return random prompts (count, P) and random numbers (count, N)."""
-        shape, tokens = (count, self.settings.prompt_tokens), self.settings.new_tokens
+        shape = (count, self.settings.prompt_tokens)
         ids = torch.randint(self.vocabulary, shape, device=self.device)
-        return ids, torch.rand(count, tokens, dtype=self.wide_dtype, device=self.device)
+        shape = (count, self.settings.new_tokens)
+        return ids, torch.rand(shape, dtype=self.wide_dtype, device=self.device)
 
     def loss_tokens(self, batch: Batch) -> int | Tensor:
         mask = batch[1]
@@ -114,10 +106,11 @@ class Grpo(LanguageWorkload):
 
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of completions, (B, N) each, from (B, P + N)."""
-        temperature, first = self.settings.temperature, self.settings.prompt_tokens
+        temperature = self.settings.temperature
+        first = self.settings.prompt_tokens
         targets = ids[:, first:]
         if isinstance(model, HasHidden):
-            states, weight = self.states(model, ids[:, :-1], first - 1), model.output_weight()
+            states, weight = self.head(model, ids[:, :-1], first - 1)
             rows = self.config.execution.loss_chunk_rows or len(states)
             parts = linear_log_probs(states, weight, targets.flatten(), rows, temperature)
             return parts[0].view(targets.shape), parts[1].view(targets.shape)
@@ -132,25 +125,29 @@ class Grpo(LanguageWorkload):
 
         These are zeros if they are not needed, as are the advantages of a `random_batch`.
         """
-        settings, is_random, prompts = self.settings, len(batch) > 1, list[Prompt]()
+        settings = self.settings
+        size = settings.group_size
+        is_random = len(batch) > 1
+        prompts: list[tasks.Prompt] = []
         if is_random:
             ids, uniforms = batch
         else:
-            numbers, size = batch[0].numpy(), settings.group_size
+            numbers = batch[0].numpy()
             for group in numbers[::size] // size:
                 prompts += [self.task.prompt(int(group), False)] * size
             ids = self.encode(prompts)
             uniforms = completion_uniforms(self.config.science.seed, numbers, settings.new_tokens)
         with self._phase("generate"):
-            at_once, end = self.config.completions_at_once(microbatch_size), SEPARATOR_ID
-            completions = self.generate(model, ids, uniforms, at_once, None if is_random else end)
+            at_once = self.config.completions_at_once(microbatch_size)
+            end = None if is_random else SEPARATOR_ID
+            completions = self.generate(model, ids, uniforms, at_once, end)
         with self._phase("score"):
             gain = torch.zeros(len(ids), device=self.device)
             if not is_random:
-                rewards, components = score(self.reward, prompts, completions, self.tokenizer)
-                self.meter.add_rewards(rewards, components, settings.group_size)
+                rewards, components = tasks.score(self.reward, prompts, completions, self.tokenizer)
+                self.meter.add_rewards(rewards, components, size)
                 scores = torch.from_numpy(rewards).float().to(self.device)
-                gain = advantages(scores, settings.group_size, settings.scale_rewards)
+                gain = advantages(scores, size, settings.scale_rewards)
             mask = completion_mask(completions, SEPARATOR_ID)
             self.meter.add("completion/tokens", mask.sum(), len(mask))
         with self._phase("log_probs"), torch.no_grad():
@@ -163,9 +160,10 @@ class Grpo(LanguageWorkload):
                 reference = torch.cat([self.log_probs(self.reference, part)[0] for part in parts])
         return ids, mask, gain, old, reference
 
-    def encode(self, prompts: list[Prompt]) -> Tensor:
+    def encode(self, prompts: list[tasks.Prompt]) -> Tensor:
         """Return the ids of prompts, (B, P), padded on the left with separators."""
-        length, rows = self.settings.prompt_tokens, []
+        length = self.settings.prompt_tokens
+        rows = []
         for prompt in prompts:
             ids = list(prompt.ids or self.tokenizer.encode_batch([prompt.text])[0].tolist())
             if len(ids) > length:
@@ -180,13 +178,13 @@ class Grpo(LanguageWorkload):
         self, model: nn.Module, prompts: Tensor, uniforms: Tensor, size: int, end: int | None
     ) -> Tensor:
         """Sample completions (B, N) of prompts (B, P), `size` at a time, until `end` if given."""
-        settings, was_training = self.settings, model.training
-        options = (settings.temperature, settings.top_p, end, self.is_rehearsal)
+        options = (self.settings.temperature, self.settings.top_p, end, self.is_rehearsal)
+        was_training = model.training
         model.eval()
         uniforms = uniforms.to(self.device, self.wide_dtype)
-        splits = torch.split(prompts, size), torch.split(uniforms, size)
+        pairs = zip(torch.split(prompts, size), torch.split(uniforms, size), strict=True)
         with autocast(self.device, self.config.science.precision):
-            parts = [generate(model, ids, own, *options) for ids, own in zip(*splits, strict=True)]
+            parts = [generate(model, ids, own, *options) for ids, own in pairs]
         model.train(was_training)
         return torch.cat(parts)
 
@@ -211,14 +209,15 @@ class Grpo(LanguageWorkload):
         return FinalEvaluation(losses, -float(train.mean()), None)
 
     def _rewards(self, model: nn.Module, count: int, is_held_out: bool) -> NDArray[np.float64]:
-        size, rewards = self.config.execution.evaluation_batch_size, []
+        size = self.config.execution.evaluation_batch_size
+        rewards = []
         at_once = min(size, self.config.completions_at_once(self.config.microbatch_size))
         for first in range(0, count, size):
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)
             ids = self.generate(model, self.encode(prompts), uniforms, at_once, SEPARATOR_ID)
-            rewards.append(score(self.reward, prompts, ids, self.tokenizer)[0])
+            rewards.append(tasks.score(self.reward, prompts, ids, self.tokenizer)[0])
         return np.concatenate(rewards)
 
     def epochs(self) -> float | None:

@@ -37,41 +37,48 @@ FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation 
 class LanguageWorkload:
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.vocabulary and config.science.evaluation.sequences
-        self.config, self.device = config, device
+        self.config = config
+        self.device = device
         self.vocabulary: int = config.science.model.vocabulary
         self.evaluation_sequences: int = config.science.evaluation.sequences
         self.tokens_per_sequence = config.science.traits.tokens_per_sequence
 
     @cached_property
     def text(self) -> TokenizedText | None:
-        science, path, init = self.config.science, self.config.data_path, self.config.init_path
+        config = self.config
+        science = config.science
         if science.data is None or science.tokenizer is None:
             return None
         if needs_datasets(science.data) and not find_prepared(science.data, science.tokenizer):
             raise SweepError("the data is not tokenized here. Run `sweep data prepare` first.")
-        return prepare_data(science.data, path, science.tokenizer, pretrained=init)
+        return prepare_data(
+            science.data, config.data_path, science.tokenizer, pretrained=config.init_path
+        )
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        settings = self.config.science.tokenizer
         if self.text is not None:
             return self.text.tokenizer
+        settings = self.config.science.tokenizer
         if settings is None:
             return TextTokenizer(None)
         return TextTokenizer(pretrained_path(self.config.init_path, settings), settings.end)
 
-    def states(self, model: HasHidden, ids: Tensor, first: int = 0) -> Tensor:
-        """Return the input of the output projection from position `first`, (B·T, D), of (B, T)."""
+    def head(self, model: HasHidden, ids: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Return the states from position `first`, (B·T, D), and the output projection, (V, D)."""
         precision = self.config.science.precision
         with autocast(self.device, precision):
             states = model.hidden(ids)[:, first:].flatten(0, 1)
-        return states.to(torch.bfloat16) if precision == "bf16" else states
+        if precision == "bf16":
+            states = states.to(torch.bfloat16)
+        return states, model.output_weight()
 
     def build_model(self) -> nn.Module:
         """Build the model with the weights of the seed or, except on meta, of `init_path`."""
-        science, path = self.config.science, self.config.init_path
+        science = self.config.science
         recomputes = self.config.execution.activation_checkpointing
         model = build_model(science.model, science.seed, recomputes)
+        path = self.config.init_path
         if path is None or any(weight.is_meta for weight in model.parameters()):
             return model
         if science.start is None or identify_start(path)["weights"] != science.start["weights"]:
@@ -115,18 +122,19 @@ class Pretrain(LanguageWorkload):
         return batch[0].shape[0] * (batch[0].shape[1] - 1)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        windows, rows = batch[0], self.config.execution.loss_chunk_rows
-        if not (rows and isinstance(model, HasHidden) and torch.is_grad_enabled()):
-            return self.token_losses(model, windows).sum()
-        states, targets = self.states(model, windows[:, :-1]), windows[:, 1:].flatten()
-        return linear_cross_entropy(states, model.output_weight(), targets, rows)
+        windows = batch[0]
+        rows = self.config.execution.loss_chunk_rows
+        if rows and isinstance(model, HasHidden) and torch.is_grad_enabled():
+            states, weight = self.head(model, windows[:, :-1])
+            return linear_cross_entropy(states, weight, windows[:, 1:].flatten(), rows)
+        return self.token_losses(model, windows).sum()
 
     def token_losses(self, model: nn.Module, windows: Tensor) -> Tensor:
         """Return the cross-entropy of each target in nats, (B, T) from (B, T + 1)."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
         rows = self.config.execution.loss_chunk_rows
         if rows and isinstance(model, HasHidden) and not torch.is_grad_enabled():
-            states, weight = self.states(model, inputs), model.output_weight()
+            states, weight = self.head(model, inputs)
             losses = linear_cross_entropies(states, weight, targets.flatten(), rows)
             return losses.view(targets.shape)
         with autocast(self.device, self.config.science.precision):
@@ -135,7 +143,6 @@ class Pretrain(LanguageWorkload):
         return losses.view(targets.shape)
 
     def evaluate(self, model: nn.Module) -> float:
-        """Return the mean loss of evenly spaced validation windows, or of all for a target."""
         count = windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
         if self.config.science.target is None:
             count = min(self.evaluation_sequences, windows)
@@ -144,7 +151,8 @@ class Pretrain(LanguageWorkload):
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Evaluate validation by document, and training windows that every batch size has seen."""
-        text, context = self.text, self.tokens_per_sequence
+        text = self.text
+        context = self.tokens_per_sequence
         trained = self.config.science.tokens // context
         count = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.stream.windows)
         train = self._losses(model, text.train, self.stream.window_indices(0, count))

@@ -53,8 +53,10 @@ class NoisyQuadratic:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.kind == "quadratic"
-        self.config, self.device = config, device
-        self.seed, self.dimensions = config.science.seed, config.science.model.dimensions
+        self.config = config
+        self.device = device
+        self.seed = config.science.seed
+        self.dimensions = config.science.model.dimensions
 
     def build_model(self) -> nn.Module:
         return build_model(self.config.science.model, self.seed)

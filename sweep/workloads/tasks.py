@@ -1,11 +1,9 @@
 """Tasks of GRPO: prompts, and rewards that a program computes."""
 
-import importlib
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -43,17 +41,17 @@ Reward = Callable[[Prompt, Completion], dict[str, float]]  # components, which a
 
 
 class Task(Protocol):
-    prompts_in_epoch: int | None  # training prompts before they repeat; None: they never repeat
+    prompts_in_epoch: int | None = None  # training prompts before they repeat; None: never
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         """Return a prompt; equal numbers give equal prompts."""
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         """Return the components of a completion's reward, which is their sum."""
+        raise AssertionError("the experiment requires grpo.reward for this task")
 
 
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
-    """Build the task of an experiment; `seed` decides the order of its prompts."""
     if settings.task == "chess":
         return Chess(seed)
     assert text is not None, "checked by the experiment"
@@ -62,10 +60,28 @@ def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) ->
 
 
 def build_reward(settings: GrpoSettings, task: Task) -> Reward:
-    """Return the user's reward if there is one, else the task's own."""
-    if settings.reward:
-        return partial(_user_reward, settings.reward, load_object(settings.reward))
-    return task.reward
+    name = settings.reward
+    if name is None:
+        return task.reward
+    function = load_object(name)
+
+    def reward(prompt: Prompt, completion: Completion) -> dict[str, float]:
+        try:
+            result = function(prompt.text, completion.text)  # a number, or a dict of numbers to add
+            components = result if isinstance(result, dict) else {"own": result}
+            values = {str(key): float(value) for key, value in components.items()}
+            is_finite = all(map(math.isfinite, values.values()))
+            if not is_finite or values.keys() & set(REWARD_STATISTICS):
+                raise ValueError(f"got {result!r}")
+        except Exception as error:  # from the user's code
+            raise SweepError(
+                f"reward {name!r} must return a finite number, or a dict of them without the names "
+                f"{', '.join(REWARD_STATISTICS)}, for any completion, but raised "
+                f"{type(error).__name__}: {error}. Correct it."
+            ) from error
+        return values
+
+    return reward
 
 
 def score(
@@ -82,12 +98,14 @@ def score(
     return np.sum([*components.values(), np.zeros(len(rows))], axis=0), components
 
 
-class Openings:
+class Openings(Task):
     """The first tokens of the documents of a text, in an order that the seed decides."""
 
     def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
-        self._text, self._seed, self._prompt_tokens = text, seed, prompt_tokens
-        self.prompts_in_epoch: int | None = text.train_documents
+        self._text = text
+        self._seed = seed
+        self._prompt_tokens = prompt_tokens
+        self.prompts_in_epoch = text.train_documents
         self._order = SequenceStream(text.train_documents + 1, 1, seed)
         self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
 
@@ -103,9 +121,6 @@ class Openings:
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         ids = self.story(number, is_held_out, self._prompt_tokens)
         return Prompt(self._text.tokenizer.decode(ids), tuple(ids))
-
-    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        raise AssertionError("the experiment requires grpo.reward for this task")
 
 
 class Words(Openings):
@@ -129,27 +144,30 @@ class Words(Openings):
         return Prompt(request, ids, {"words": chosen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        present, words = WORD.findall(completion.text.lower()), prompt.facts["words"]
+        present = WORD.findall(completion.text.lower())
+        words = prompt.facts["words"]
         share = sum(word in present for word in words) / len(words)
         return {"words": share, "end": 0.1 * share * completion.has_ended}
 
 
-class Chess:
+class Chess(Task):
     """Prompts `FEN: … Move:`, for a move in UCI notation such as e2e4.
 
     Positions come from random play. The reward is 0.2 for the form of a move, plus 0.3 for a legal
     one, plus 0.5 times the share of legal moves that are worse, by material and mobility.
     """
 
-    prompts_in_epoch: int | None = None
-
     def __init__(self, seed: int) -> None:
         require_extra("chess", "chess", "task 'chess'")
-        self._seed, self._chess = seed, importlib.import_module("chess")
+        import chess
+
+        self._seed = seed
+        self._chess = chess
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
-        key = [self._seed, POSITIONS + number + (HELD_OUT_POSITIONS if is_held_out else 0)]
-        rng = np.random.Generator(np.random.Philox(key=key))
+        if is_held_out:
+            number += HELD_OUT_POSITIONS
+        rng = np.random.Generator(np.random.Philox(key=[self._seed, POSITIONS + number]))
         board = self._chess.Board()
         for _ in range(int(rng.integers(4, 60))):
             moves = sorted(board.legal_moves, key=str)
@@ -161,13 +179,12 @@ class Chess:
         return Prompt(f"FEN: {fen}\nMove:", facts={"fen": fen})
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
-        reward = {"format": 0.0, "legal": 0.0, "best": 0.0}
         if (match := MOVE.match(completion.text)) is None:
-            return reward
+            return {"format": 0.0, "legal": 0.0, "best": 0.0}
         board = self._chess.Board(prompt.facts["fen"])
         values = {move.uci(): self._value(board, move) for move in list(board.legal_moves)}
         if (value := values.get(match[1])) is None:
-            return reward | {"format": 0.2}
+            return {"format": 0.2, "legal": 0.0, "best": 0.0}
         worse = sum(other < value for other in values.values())
         share = 1.0 if value == max(values.values()) else worse / (len(values) - 1)
         return {"format": 0.2, "legal": 0.3, "best": 0.5 * share}
@@ -188,22 +205,3 @@ class Chess:
     def _material(self, board: Any, side: bool) -> float:
         pieces = board.piece_map().values()
         return float(sum(VALUES[p.piece_type] * (1 if p.color == side else -1) for p in pieces))
-
-
-def _user_reward(
-    name: str, function: Callable[[str, str], Any], prompt: Prompt, completion: Completion
-) -> dict[str, float]:
-    try:
-        result = function(prompt.text, completion.text)  # a number, or a dict of numbers to add
-        components = result if isinstance(result, dict) else {"own": result}
-        values = {str(name): float(value) for name, value in components.items()}
-        is_finite = all(map(math.isfinite, values.values()))
-        if not is_finite or values.keys() & set(REWARD_STATISTICS):
-            raise ValueError(f"got {result!r}")
-    except Exception as error:  # from the user's code
-        raise SweepError(
-            f"reward {name!r} must return a finite number, or a dict of them without the names "
-            f"{', '.join(REWARD_STATISTICS)}, for any completion, but raised "
-            f"{type(error).__name__}: {error}. Correct it."
-        ) from error
-    return values
