@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.polynomial import Polynomial
 from scipy.special import stdtrit
 
 from sweep.analysis.statistics import ALPHA, Floats
@@ -17,7 +18,8 @@ Interval = tuple[float, float]
 class LearningRateOptimum:
     best: float | None  # the measured rate of the least loss; None if every trial diverged
     is_inside: bool  # whether both ends of the grid are worse; a diverged trial is +∞
-    rate: float | None = None  # η*, the vertex
+    curve: Polynomial | None = None  # the fitted quadratic: loss of log η, in the fitted range
+    rate: float | None = None  # η*, its vertex
     interval: Interval | None = None  # 95 % interval of η*; None without σ or if unbounded
     plateau: Interval | None = None  # range of measured rates within one σ of the least loss
 
@@ -35,9 +37,7 @@ class TunedRate:
     has_other_dimensions: bool  # β2 or weight decay were tuned too
 
 
-def tuned_rates(
-    rows: pd.DataFrame, sigma: float | None = None, degrees: float = math.inf
-) -> tuple[TunedRate, ...]:
+def tuned_rates(rows: pd.DataFrame, sigma: float | None, degrees: float) -> tuple[TunedRate, ...]:
     """Return the optimum of each batch size; nothing if at most one rate was tried at each."""
     is_tuning = rows["stage"] == "tune"
     trials = rows[is_tuning] if is_tuning.any() else rows[~rows["is_out_of_memory"]]
@@ -47,22 +47,25 @@ def tuned_rates(
     for batch_size, group in trials.groupby("batch_size"):
         reports = rows[~is_tuning & (rows["batch_size"] == batch_size)]
         has_no_loss = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
-        ended, most = group[~has_no_loss], group["token_budget"].max()
-        dimensions = list[str]()
+        ended = group[~has_no_loss]
+        most = group["token_budget"].max()
+        dimensions: list[str] = []
         if is_tuning.any():
             # A rate that diverges early would have diverged later too.
             ended = ended[~(ended["token_budget"] < most) | ended["has_diverged"]]
             if "policy" in group:
                 dimensions = [n for n in ("adam_beta2", "weight_decay") if group[n].nunique() > 1]
         winners = reports if len(reports) else ended[~ended["is_failed"]]
-        for name in dimensions if len(winners) else ():
-            best = int(winners["loss"].fillna(math.inf).to_numpy().argmin())
-            ended = ended[ended[name] == winners[name].iloc[best]]
+        if len(winners):
+            best = winners.iloc[winners["loss"].fillna(math.inf).to_numpy().argmin()]
+            for name in dimensions:
+                ended = ended[ended[name] == best[name]]
         ended = ended.assign(loss=ended["loss"].mask(ended["has_diverged"], math.inf))
         by_rate = ended.groupby("learning_rate", as_index=False)
         table = by_rate.agg({"loss": "mean", "state": "first"})
         points = table.dropna(subset=["loss"])
-        grid, losses = points["learning_rate"].to_list(), points["loss"].to_list()
+        grid = points["learning_rate"].to_list()
+        losses = points["loss"].to_list()
         rates.append(
             TunedRate(
                 batch_size=int(group["batch_size"].iloc[0]),
@@ -86,7 +89,8 @@ def learning_rate_optimum(
     alone; it is None if noise could hide the curvature. A diverged trial's loss is not finite.
     """
     order = np.argsort(rates)
-    grid, values = np.asarray(rates, float)[order], np.asarray(losses, float)[order]
+    grid = np.asarray(rates, float)[order]
+    values = np.asarray(losses, float)[order]
     is_finite = np.isfinite(values)
     if not is_finite.any():
         return LearningRateOptimum(None, False)
@@ -95,33 +99,38 @@ def learning_rate_optimum(
     grid, values = grid[is_finite], values[is_finite]
     best = int(values.argmin())
     near = slice(max(0, best - NEIGHBOURS), best + NEIGHBOURS + 1)
-    reach, plateau = math.nan, None
+    reach = math.nan
+    plateau = None
     if sigma is not None:
         reach = sigma * float(stdtrit(degrees, 1 - ALPHA / 2))
         ends = np.flatnonzero(np.r_[True, values > least + sigma, True]) - 1  # ends of the plateau
         after = int(np.searchsorted(ends, best))
         plateau = (float(grid[ends[after - 1] + 1]), float(grid[ends[after] - 1]))
-    rate, interval = _fit(np.log(grid[near]), values[near], reach)
-    return LearningRateOptimum(float(grid[best]), is_inside, rate, interval, plateau)
+    fit = _fit(np.log(grid[near]), values[near], reach)
+    return LearningRateOptimum(float(grid[best]), is_inside, *fit, plateau)
 
 
-def _fit(log_rates: Floats, values: Floats, reach: float) -> tuple[float | None, Interval | None]:
-    """Return η* and its interval; `reach` is σ times its quantile, NaN if it is not known."""
+def _fit(
+    log_rates: Floats, values: Floats, reach: float
+) -> tuple[Polynomial | None, float | None, Interval | None]:
+    """Return the quadratic, η* and its interval; `reach` is σ times its quantile, or NaN."""
     if len(log_rates) < 3:
-        return None, None
+        return None, None, None
     centre = float(log_rates.mean())
     x = log_rates - centre
     inverse = np.linalg.pinv(np.stack([np.ones_like(x), x, x**2], axis=1))  # (3, points)
-    _, slope, curvature = (inverse @ values).tolist()
+    constant, slope, curvature = (inverse @ values).tolist()
     vertex = centre - slope / (2 * curvature) if curvature > 0 else math.nan
     if not log_rates[0] <= vertex <= log_rates[-1]:
-        return None, None
+        return None, None, None
+    curve = Polynomial([constant, slope, curvature], log_rates[[0, -1]], x[[0, -1]])
     # Fieller: the slope b + 2a·x could be 0 if (b + 2a·x)² ≤ q²·Var(b + 2a·x).
     spread = reach**2 * (inverse @ inverse.T)[1:, 1:]  # covariance of slope and curvature, times q²
     square = 4 * (curvature**2 - spread[1, 1])
     if not square > 0:
-        return math.exp(vertex), None
+        return curve, math.exp(vertex), None
     linear = 4 * (slope * curvature - spread[0, 1])
     root = math.sqrt(max(0.0, linear**2 - 4 * square * (slope**2 - spread[0, 0])))
-    low, high = (-linear - root) / (2 * square), (-linear + root) / (2 * square)
-    return math.exp(vertex), (math.exp(centre + low), math.exp(centre + high))
+    low = (-linear - root) / (2 * square)
+    high = (-linear + root) / (2 * square)
+    return curve, math.exp(vertex), (math.exp(centre + low), math.exp(centre + high))

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from sweep.analysis.checks import judge
 from sweep.analysis.frames import compare_batch_sizes, load_sweep
 from sweep.report import figures
-from sweep.report.figures import TOP_EDGE, batch_colors
+from sweep.report.figures import BOTTOM_EDGE, TOP_EDGE, batch_colors
 
 
 def read(path):
@@ -85,3 +86,25 @@ def test_the_front_is_a_staircase_of_means(tuned):
     (axis,) = figures.plot_pareto(sweep, cells).axes
     (front,) = [line for line in axis.lines if line.get_drawstyle() == "steps-post"]
     assert sorted(front.get_ydata()) == sorted(cells.loc[cells["is_on_front"], "final_valid_loss"])
+
+
+def test_the_rates_have_their_points_curve_and_vertex_and_marks_of_pruned_trials(tuned):
+    sweep, _ = read(tuned)
+    policies = judge(sweep)
+    (axis,) = figures.plot_rates(policies).axes
+    rates = [rate for policy in policies for rate in policy.rates]
+    lines = [line for line in axis.lines if len(line.get_xdata())]
+    stars = [line for line in lines if line.get_marker() == "*"]
+    assert [line.get_xdata()[0] for line in stars] == [rate.optimum.rate for rate in rates]
+    for rate, star in zip(rates, stars, strict=True):
+        own = [line for line in lines if line.get_color() == star.get_color()]
+        (points,) = [line for line in own if line.get_marker() == "o"]
+        measured = rate.trials.dropna(subset=["loss"])
+        assert list(points.get_xdata()) == list(measured["learning_rate"])
+        (curve,) = [line for line in own if line.get_marker() == "None"]
+        assert min(curve.get_ydata()) == pytest.approx(star.get_ydata()[0], abs=1e-3)
+        assert star.get_ydata()[0] <= min(curve.get_ydata()) + 1e-9
+        pruned = [line for line in own if line.get_marker() == "|"]
+        marked = sum(len(line.get_xdata()) for line in pruned)
+        assert marked == rate.trials["loss"].isna().sum()
+        assert all(set(line.get_ydata()) == {BOTTOM_EDGE} for line in pruned)
