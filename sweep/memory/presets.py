@@ -1,12 +1,10 @@
 """Choices by forecast, made in a `FreshProcess`; importing this module does not import torch."""
 
-import contextlib
 import itertools
 from typing import Any, get_args
 
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import Science, TrialConfig
-from sweep.errors import SweepError
 from sweep.memory.search import PRESETS, SHARES, Forecast
 from sweep.plan.steps import largest_divisor
 
@@ -54,7 +52,10 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
     size = bound = 0
     for precision, recomputes in itertools.product(precisions, recomputing):
         for stage in stages:
-            variant = _changed(config, precision, zero=stage, activation_checkpointing=recomputes)
+            saving = {"zero": stage, "activation_checkpointing": recomputes}
+            variant = config.with_microbatch(config.microbatch_size, **saving)
+            science = config.science.model_copy(update={"precision": precision})
+            variant = variant.model_copy(update={"science": science})
             forecasts = Forecasts(execution.devices, stage)
             largest = forecasts.find_largest(variant, int(share * usable), config.microbatch_size)
             part = config.science.batch_size // execution.devices
@@ -82,34 +83,3 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
         "precision": precision,
         "reason": ", ".join(filter(None, parts)),
     }
-
-
-def _changed(config: TrialConfig, precision: str, **execution: Any) -> TrialConfig:
-    science = config.science.model_copy(update={"precision": precision})
-    changed = config.with_microbatch(config.microbatch_size, **execution)
-    return changed.model_copy(update={"science": science})
-
-
-def describe_remedies(config: TrialConfig) -> str:
-    """Return one sentence: the forecast of one sequence as planned, and with each remedy."""
-    from sweep.memory.forecast import forecast_stages, forecast_step
-
-    config = config.on_one_device(config.science.batch_size, 1)
-    precision = config.science.precision
-    planned = forecast_step(config)
-    remedies = {
-        "--activation-checkpointing": _changed(config, precision, activation_checkpointing=True),
-        "--loss-chunk-rows 512": _changed(config, precision, loss_chunk_rows=512),
-    }
-    if config.science.model.supports_half_precision:
-        for narrow in PRECISIONS[PRECISIONS.index(precision) + 1 :]:
-            remedies[f"--precision {narrow}"] = _changed(config, narrow)
-    sizes = [f"One sequence needs {format_bytes(planned.peak_bytes)} by forecast"]
-    for flag, changed in remedies.items():
-        if changed != config:
-            with contextlib.suppress(SweepError):  # a user's model that cannot be changed like this
-                sizes.append(f"{format_bytes(forecast_step(changed).peak_bytes)} with {flag}")
-    if not config.science.traits.samples:
-        on_two = format_bytes(forecast_stages(config, 2)[-1].peak_bytes)
-        sizes.append(f"{on_two} on 2 devices with --zero 3")
-    return ", ".join(sizes) + "."

@@ -1,6 +1,5 @@
 """Run the trials of one command: which start, on which slot, and whether they start again."""
 
-import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -8,17 +7,20 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from sweep.config.trial import TrialConfig
-from sweep.errors import SweepError, WorkerDied
-from sweep.memory.presets import describe_remedies
+from sweep.errors import WorkerDied
 from sweep.orchestration.executors import Executor
 from sweep.plan import retry
 from sweep.plan.plan import Plan
 from sweep.plan.rates import PATIENCE, last_step
-from sweep.training.process import oom_kills, run_job
+from sweep.training.process import oom_kills
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch
 
 POLL_SECONDS = 0.25
+LESS_MEMORY = (
+    "Try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 or bf16-pure, or "
+    "(not for GRPO) several devices with --zero 3; `sweep forecast` says what each saves."
+)
 
 
 class Scheduler:
@@ -158,9 +160,7 @@ class Scheduler:
         if is_retried:
             self._waiting.insert(0, trial)
         elif outcome.kind == Cause.OUT_OF_MEMORY:
-            with contextlib.suppress(SweepError):
-                remedies = run_job(describe_remedies, config)
-                self._update(trial, message=f"{status.message.rstrip('.')}. {remedies}")
+            self._update(trial, message=f"{status.message.rstrip('.')}. {LESS_MEMORY}")
         if outcome.kind == Cause.OUT_OF_MEMORY and is_retried:  # later trials start smaller
             half = max(1, (before.microbatch_size or config.microbatch_size) // 2)
             self._microbatch_bound = min(half, self._microbatch_bound or half)

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from sweep.analysis.checks import PolicyResult, leading
 from sweep.analysis.critical_batch_size import noise_records
-from sweep.analysis.frames import CELL_KEYS, Sweep, curves_by_trial, report_trials
+from sweep.analysis.frames import CELL_KEYS, Sweep, report_trials
 from sweep.config.numbers import format_count
 from sweep.trial.files import replacing
 

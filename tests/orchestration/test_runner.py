@@ -84,7 +84,7 @@ def test_remedies_are_named_if_not_even_one_sequence_fits(run):
     summary = run(experiment="quick", execution=limit, batches="4", budget="8192")
     (status,) = summary.states.values()
     assert (status.state, status.cause) == (State.FAILED, Cause.OUT_OF_MEMORY)
-    for remedy in ("by forecast", "--activation-checkpointing", "--precision bf16", "2 devices"):
+    for remedy in ("sweep forecast", "--activation-checkpointing", "--precision bf16", "--zero 3"):
         assert remedy in status.message
 
 
