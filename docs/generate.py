@@ -1,4 +1,4 @@
-"""Generate docs/cli.md, docs/settings.md and README's table of results: `make docs`."""
+"""Generate docs/cli.md, docs/settings.md, and tables in docs/results.md and README: `make docs`."""
 
 import inspect
 import json
@@ -10,6 +10,7 @@ import click
 import pandas as pd
 from pydantic.fields import FieldInfo
 
+from sweep.analysis.frames import COLUMNS
 from sweep.cli import sweep
 from sweep.config.experiment import (
     EvaluationSettings,
@@ -85,6 +86,7 @@ MODEL_KEYS = {  # meanings of the fields without a comment
     "options": "further arguments of your function",
     "dimensions": "number of parameters",
 }
+RESULTS = Path(__file__).parent / "results.md"
 README = Path(__file__).parents[1] / "README.md"
 PUBLISHED = "results/published/tinystories-tuned"
 BEGIN, END = "<!-- results: begin", "<!-- results: end -->"
@@ -197,6 +199,16 @@ def comments_of(table: type[Settings]) -> dict[str, str]:
     return comments
 
 
+def results_page() -> str:
+    """Return docs/results.md with the table of columns of trials.csv."""
+    head, _, rest = RESULTS.read_text(encoding="utf-8").partition("| column |")
+    lines = ["| column | unit | meaning |", "| --- | --- | --- |"]
+    for name, column in COLUMNS.items():
+        cells = (f"`{name}`", column.get("unit", ""), column["meaning"])
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return head + "\n".join([*lines, rest[rest.index("\n\n") + 1 :]])
+
+
 def readme_with_results() -> str:
     """Return README.md with the results of the published sweep between its two markers."""
     text = README.read_text(encoding="utf-8")
@@ -237,5 +249,6 @@ def results_section() -> str:
 if __name__ == "__main__":
     PAGE.write_text(cli_page(), encoding="utf-8")
     SETTINGS.write_text(settings_page(), encoding="utf-8")
+    RESULTS.write_text(results_page(), encoding="utf-8")
     README.write_text(readme_with_results(), encoding="utf-8")
-    print(f"wrote {PAGE}, {SETTINGS} and the results in {README}")
+    print(f"wrote {PAGE}, {SETTINGS}, the columns in {RESULTS} and the results in {README}")

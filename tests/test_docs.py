@@ -38,6 +38,10 @@ def test_the_page_of_settings_is_up_to_date(generate):
     assert generate.SETTINGS.read_text() == generate.settings_page(), "run `make docs`"
 
 
+def test_the_columns_of_trials_csv_are_up_to_date(generate):
+    assert generate.RESULTS.read_text() == generate.results_page(), "run `make docs`"
+
+
 def test_the_results_in_the_readme_are_up_to_date(generate):
     assert generate.README.read_text() == generate.readme_with_results(), "run `make docs`"
 

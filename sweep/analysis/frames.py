@@ -3,6 +3,7 @@
 A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,33 +18,12 @@ from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, read_metrics, replacing, sha256_of_file
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
-TEXT, WHOLE, REAL = "object", "int64", "float64"  # kinds of columns; a missing WHOLE is NaN
-TRIAL_COLUMNS = {
-    **dict.fromkeys(("id", "stage", "policy"), TEXT),
-    **dict.fromkeys(("batch_size", "seed"), WHOLE),
-    **dict.fromkeys(("learning_rate", "beta2", "weight_decay"), REAL),
-    "tokens": WHOLE,
-    "epochs": REAL,
-    **dict.fromkeys(("tokens_per_sequence", "steps", "warmup_steps", "devices"), WHOLE),
-    **dict.fromkeys(("microbatch_size", "gradient_accumulation_steps"), WHOLE),
-    **dict.fromkeys(("state", "cause", "message"), TEXT),
-    **dict.fromkeys(("attempts", "parameters"), WHOLE),
-    **dict.fromkeys(("target", "expected_initial_loss"), REAL),
-    **dict.fromkeys(("initial_train_loss", "initial_valid_loss"), REAL),
-    **dict.fromkeys(("final_train_loss", "final_valid_loss", "best_valid_loss"), REAL),
-    "loss_unit": TEXT,
-    **dict.fromkeys(("tokens_to_target", "bits_per_byte", "bytes_per_token"), REAL),
-    **dict.fromkeys(("clipped_step_fraction", "seconds_total", "seconds_compile"), REAL),
-    **dict.fromkeys(("seconds_training", "seconds_evaluation", "seconds_checkpoint"), REAL),
-    **dict.fromkeys(("seconds_noise", "tokens_per_second", "mfu"), REAL),
-    "peak_memory_bytes": WHOLE,
-    **dict.fromkeys(("device", "torch_version", "git_commit", "data_sha256", "execution"), TEXT),
-}
-MEANS = [
-    *("final_valid_loss", "final_train_loss", "best_valid_loss", "bits_per_byte"),
-    *("clipped_step_fraction", "seconds_total", "seconds_compile", "seconds_training"),
-    *("seconds_evaluation", "seconds_checkpoint", "seconds_noise", "tokens_per_second", "mfu"),
-]
+COLUMNS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("columns.toml").read_text(encoding="utf-8")
+)
+KINDS: dict[str, type] = {"text": object, "whole": int, "real": float}
+TRIAL_COLUMNS = {name: KINDS[column["kind"]] for name, column in COLUMNS.items()}
+MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
 
@@ -58,16 +38,14 @@ class Sweep:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Read a sweep folder without starting or changing anything.
-
-    Raises:
-        SweepError: if the folder holds no readable plan.json.
-    """
+    """Read a sweep folder with a readable plan.json, without starting or changing anything."""
     folder = SweepFolder(Path(path))
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     if plan.known_trials and not folder.trials_path.exists():
         raise SweepError(f"{path} holds a published plan without its trials. Use `sweep audit`.")
-    records, curves, warnings = [], dict[str, pd.DataFrame](), list[str]()
+    records: list[dict[str, Any]] = []
+    curves: dict[str, pd.DataFrame] = {}
+    warnings: list[str] = []
     common = {
         **asdict(plan.settings.traits),
         "target": plan.settings.target,
@@ -86,24 +64,24 @@ def load_sweep(path: str | Path) -> Sweep:
         curves[trial.id] = _read_curve(trial, record.get("metrics_sha256"), warnings)
     trials = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
     is_given = trials.notna()
-    gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == WHOLE and not is_given[n].all()}
-    trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(gaps, REAL))
-    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == TEXT]
+    gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind is int and not is_given[n].all()}
+    trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(gaps, float))
+    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind is object]
     trials[texts] = trials[texts].where(is_given[texts], None)
     names = ["time", "step", "tokens"]
     empty = pd.DataFrame(columns=names, dtype=float)
     points = pd.concat([empty, *curves.values()], ignore_index=True)
     whole = [name for name in ("step", "tokens") if points[name].notna().all()]
     metrics = sorted(map(str, set(points) - set(names)))
-    points = points[[*names, *metrics]].astype(dict.fromkeys(whole, WHOLE))
+    points = points[[*names, *metrics]].astype(dict.fromkeys(whole, int))
     ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
     return Sweep(folder.name, plan, trials, points, tuple(warnings))
 
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:
-    """Write every trial, with the columns of docs/results.md."""
-    whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == WHOLE}
+    """Write every trial, with the columns of columns.toml."""
+    whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind is int}
     table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
     with replacing(path) as part:
         table.to_csv(part, index=False, lineterminator="\n")
@@ -137,10 +115,8 @@ def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> 
     """Return the lines of metrics.jsonl; null and absent values are NaN."""
     try:
         lines = read_metrics(trial.metrics_path)
-        names = dict.fromkeys(name for line in lines for name in line)
-        columns = {name: [line.get(name) for line in lines] for name in names}
-        points = pd.DataFrame(columns, dtype=float)
-    except (ValueError, TypeError, AttributeError):
+        points = pd.DataFrame([dict(line) for line in lines], dtype=float)
+    except (ValueError, TypeError):
         warnings.append(f"trial {trial.id}: metrics.jsonl is damaged; its curve is left out.")
         return pd.DataFrame()
     if sha256 and lines and sha256_of_file(trial.metrics_path) != sha256:
@@ -183,10 +159,12 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     `is_on_front`: on the Pareto front of loss and time of the comparable cells.
     """
     reports = report_trials(trials)
-    state, is_diverged = reports["state"], reports["cause"] == "diverged"
-    reports["planned"], reports["complete"] = 1, state == "COMPLETE"
-    reports["diverged"], reports["pruned"] = is_diverged, state == "PRUNED"
-    reports["failed"] = (state == "FAILED") & ~is_diverged
+    state = reports["state"]
+    reports["planned"] = 1
+    reports["complete"] = state == "COMPLETE"
+    reports["diverged"] = reports["cause"] == "diverged"
+    reports["pruned"] = state == "PRUNED"
+    reports["failed"] = (state == "FAILED") & ~reports["diverged"]
     reports["unfinished"] = ~state.isin(["COMPLETE", "FAILED", "PRUNED"])
     groups = reports.groupby(CELL_KEYS, sort=False)
     done = reports[reports["complete"]].astype(dict.fromkeys(MEANS, float)).groupby(CELL_KEYS)
@@ -213,7 +191,8 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
 def recommend(cells: pd.DataFrame) -> dict[str, list[dict[Any, Any]]]:
     """Return the best of the comparable cells by each question of the summary; several if tied."""
     usable = cells[cells["is_comparable"]]
-    loss, seconds = usable["final_valid_loss"], usable["seconds_total"]
+    loss = usable["final_valid_loss"]
+    seconds = usable["seconds_total"]
     close = seconds[loss <= loss.min() + 0.01 * abs(loss.min())]
     measures = {"best quality": loss, "fastest": seconds, "balanced": close}
     best = {name: values.index[values == values.min()] for name, values in measures.items()}

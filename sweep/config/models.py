@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
@@ -136,24 +137,16 @@ ModelSettings = Annotated[
     Field(discriminator="kind"),
 ]
 
-TINYSTORIES = TransformerSettings(
-    name="tinystories", vocabulary=10_000, context=256, d_model=512, layers=4, heads=16, d_ff=1344
-)
-SMALL = TransformerSettings(
-    name="small", vocabulary=2048, context=128, d_model=128, layers=4, heads=4, d_ff=256
-)
-QUICK = TransformerSettings(
-    name="quick", vocabulary=512, context=64, d_model=64, layers=3, heads=4, d_ff=176
-)
-ELMAN = ElmanSettings(name="elman", vocabulary=256, context=512, d_model=3584, layers=6)
-GPT2 = HuggingFaceSettings(name="gpt2", architecture="gpt2", vocabulary=50_257, context=1024)
+MODEL_PRESETS: dict[str, ModelBase] = {
+    name: TypeAdapter(ModelSettings).validate_python({"name": name, **fields})
+    for name, fields in tomllib.loads(
+        Path(__file__).with_name("models.toml").read_text(encoding="utf-8")
+    ).items()
+}
 # Entries of a pretrained model's config.json that say nothing about its sizes.
 NOT_SIZES = {
     *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
     *("use_cache", "_name_or_path"),
-}
-MODEL_PRESETS: dict[str, ModelBase] = {
-    model.name: model for model in (TINYSTORIES, SMALL, QUICK, ELMAN, GPT2, QuadraticSettings())
 }
 
 

@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,21 +19,10 @@ from sweep.errors import SweepError
 from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages
 
-# Dense bfloat16 peak, FLOP/s, from the vendors' data sheets. The first pattern that matches.
-PEAK_FLOPS = {
-    "H100 PCIe": 756e12,
-    "H[12]00 NVL": 835e12,
-    "GH200|H200|H100": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "RTX 6000 Ada": 364e12,
-    "RTX 4090(?! D| Laptop)": 165e12,
-    "RTX 3090(?! Ti)": 71e12,
-    "L4": 121e12,
-    "T4": 65e12,
-}
+# Peaks by patterns of device names; the first pattern that matches.
+PEAK_FLOPS: dict[str, float] = tomllib.loads(
+    Path(__file__).with_name("peak_flops.toml").read_text(encoding="utf-8")
+)
 USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # CPU limits count the same tensors as the forecast, so 2 % is enough
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
