@@ -15,30 +15,11 @@ import pandas as pd
 from sweep.analysis.checks import FAIL, check_rows, judge_trials
 from sweep.analysis.frames import TRIAL_COLUMNS
 from sweep.analysis.rules import LOSSES, prepare
+from sweep.config import read_table
 from sweep.config.numbers import SUFFIXES
 from sweep.errors import SweepError
 
-LOSS = r"(val|valid|validation|eval|evaluation|test) loss"
-TIME = "time|wall|clock|duration|runtime|elapsed|hours?|hrs?|minutes?|mins?|seconds?|secs?"
-HEADERS = {
-    "batch_size": r"((global|effective|total|train|training) )?(batch( size)?|batchsize|bs)|b",
-    "steps": r"((optimizer|training|train|total|gradient|num|n) )*(steps?|updates?|iterations?)",
-    "hours": rf"(?=.*\b({TIME})\b)((total|training|train|in|h|s|d|{TIME})( |$))+",
-    "final_train_loss": r"(final )?(train|training) loss",
-    "final_valid_loss": rf"(final )?({LOSS}|loss)",
-    "best_valid_loss": rf"(best|min|minimum|lowest) {LOSS}",
-    "learning_rate": r"((peak|max|maximum) )?(learning rate|lr)|eta",
-    "context_length": r"(max )?((context|sequence|seq)( length| len| size)?|seqlen|block size)|ctx",
-    "token_budget": r"((total|training|train|num) )?(tokens|token budget)( seen| per experiment)?",
-    "warmup_steps": r"(lr |learning rate )?warm ?up( steps)?",
-    "seeds": r"((num|n|number of) )?seeds",
-    "device_memory_gib": r"(device|gpu) memory gib|vram( gib)?",
-    "weight_decay": r"weight decay|wd|lambda",
-    "adam_beta2": r"(adamw? )?beta ?2",
-    "status": r"status|state|outcome",
-    "seed": r"(random )?seed",
-    "stage": r"stage",
-}
+HEADERS: dict[str, str] = read_table(__file__, "headers.toml")
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter

@@ -5,11 +5,9 @@ that need only a table of trials are in `sweep.analysis.rules`.
 """
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +20,12 @@ from sweep.analysis.frames import Sweep, compare_batch_sizes, report_trials
 from sweep.analysis.optimum import TunedRate
 from sweep.analysis.rules import RULES, TrialTable, prepare, rows_of_trials
 from sweep.analysis.statistics import Comparison, Estimate, Floats, compare_pairs
+from sweep.config import read_table
 from sweep.config.numbers import format_count
 from sweep.plan.plan import TUNING_SEED, answering_command
 from sweep.plan.rates import PATIENCE
 
-TABLE: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("checks.toml").read_text(encoding="utf-8")
-)
+TABLE: dict[str, dict[str, Any]] = read_table(__file__, "checks.toml")
 PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"
 CURVE_CHECKS = ("critical_batch_size", "off_the_curve", "target_not_reached", "crossing_too_early")
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}

@@ -3,7 +3,6 @@
 A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,16 +12,14 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.statistics import compare_pairs
+from sweep.config import read_table
 from sweep.errors import CorruptFile, SweepError
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, read_metrics, replacing, sha256_of_file
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
-COLUMNS: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("columns.toml").read_text(encoding="utf-8")
-)
-KINDS: dict[str, type] = {"text": object, "whole": int, "real": float}
-TRIAL_COLUMNS = {name: KINDS[column["kind"]] for name, column in COLUMNS.items()}
+COLUMNS: dict[str, dict[str, Any]] = read_table(__file__, "columns.toml")
+TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
@@ -38,7 +35,7 @@ class Sweep:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Read a sweep folder with a readable plan.json, without starting or changing anything."""
+    """Read a sweep folder, changing nothing; raise SweepError without a readable plan.json."""
     folder = SweepFolder(Path(path))
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     if plan.known_trials and not folder.trials_path.exists():
@@ -64,9 +61,9 @@ def load_sweep(path: str | Path) -> Sweep:
         curves[trial.id] = _read_curve(trial, record.get("metrics_sha256"), warnings)
     trials = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
     is_given = trials.notna()
-    gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind is int and not is_given[n].all()}
-    trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(gaps, float))
-    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind is object]
+    gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == "int64" and not is_given[n].all()}
+    trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(gaps, "float64"))
+    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == "object"]
     trials[texts] = trials[texts].where(is_given[texts], None)
     names = ["time", "step", "tokens"]
     empty = pd.DataFrame(columns=names, dtype=float)
@@ -81,7 +78,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 def write_trials_csv(sweep: Sweep, path: Path) -> None:
     """Write every trial, with the columns of columns.toml."""
-    whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind is int}
+    whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == "int64"}
     table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
     with replacing(path) as part:
         table.to_csv(part, index=False, lineterminator="\n")

@@ -44,6 +44,7 @@ def out_folder(text: str) -> Path:
     return Path(text)
 
 
+number_option = partial(click.option, type=click.IntRange(1), metavar="N")
 json_option = click.option("--json", is_flag=True, help="Print one JSON document.")
 folder_argument = click.argument("folder", type=sweep_folder, metavar="DIR")
 
@@ -221,16 +222,11 @@ def forecast(experiment: str, out: Path | None, json: bool, **settings: Any) -> 
 
 @click.command(cls=SettingsCommand)
 @common_options("Also write the page to this folder.")
-@click.option(
-    "--largest", type=click.IntRange(1), metavar="N", help="Do not try sizes above this one."
-)
-@click.option(
-    "--multiple", type=click.IntRange(1), metavar="N", default=1, help="Only try multiples of N."
-)
-@click.option(
+@number_option("--largest", help="Do not try sizes above this one.")
+@number_option("--multiple", default=1, help="Only try multiples of N.")
+@number_option(
     "--soak",
     type=click.IntRange(0),
-    metavar="N",
     help="More steps at each recommended size, to find leaks; by default 20 for GRPO, else 0.",
 )
 def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> None:

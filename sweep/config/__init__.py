@@ -1,1 +1,10 @@
-"""Settings of experiments and trials, and how people write numbers."""
+"""Settings of experiments and trials, how people write numbers, and tables of facts."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+
+def read_table(module_file: str, name: str) -> dict[str, Any]:
+    """Read a TOML file that lies next to a module, given by the module's `__file__`."""
+    return tomllib.loads(Path(module_file).with_name(name).read_text(encoding="utf-8"))

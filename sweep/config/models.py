@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from sweep.config import read_table
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
 
@@ -139,9 +139,7 @@ ModelSettings = Annotated[
 
 MODEL_PRESETS: dict[str, ModelBase] = {
     name: TypeAdapter(ModelSettings).validate_python({"name": name, **fields})
-    for name, fields in tomllib.loads(
-        Path(__file__).with_name("models.toml").read_text(encoding="utf-8")
-    ).items()
+    for name, fields in read_table(__file__, "models.toml").items()
 }
 # Entries of a pretrained model's config.json that say nothing about its sizes.
 NOT_SIZES = {

@@ -62,8 +62,8 @@ def is_path(source: str) -> bool:
 
 
 def needs_datasets(identity: dict[str, Any]) -> bool:
-    kinds = identity.get("kind", {}).values()
-    return identity["name"] == "hf" or any(kind != "text" for kind in kinds)
+    """Return True if the library `datasets` reads this data."""
+    return identity["name"] == "hf" or not {*identity.get("kind", {}).values()} <= {"text"}
 
 
 def identify_data(source: str) -> dict[str, Any]:
@@ -90,13 +90,14 @@ def _identify_files(files: dict[str, list[Path]]) -> dict[str, Any]:
         pairs = [(_table_format(path) or "text", sha256_of_file(path)) for path in paths]
         identity["sha256"][role] = pairs[0][1] if len(pairs) == 1 else sha256_of(pairs)
         identity["kind"][role] = "+".join(sorted({kind for kind, _ in pairs}))
-    if "text" in files:
-        identity["split"] = SPLIT_RULE
-    return identity
+    return identity | ({"split": SPLIT_RULE} if "text" in files else {})
 
 
 def find_files(source: str) -> dict[str, list[Path]]:
-    """Return the files of a path by role: train and valid, or text, which is still to be split."""
+    """Return the files of a path by role: train and valid, or text, which is still to be split.
+
+    Refuses files that do not begin with text.
+    """
     path = Path(source).expanduser().absolute()
     if not source or not path.exists():
         choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
@@ -127,10 +128,9 @@ def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
         return {split: partial(read_text, download(split)) for split in reversed(SPLITS)}
     if identity["name"] == "hf":
         readers = _open_hub(identity["repository"], identity["revision"])
+    elif path is None or _identify_files(files := find_files(path)) != identity:
+        raise SweepError(f"data {path!r} has changed since the sweep was planned. Restore it.")
     else:
-        files = find_files(path) if path else {}
-        if _identify_files(files) != identity:
-            raise SweepError(f"data {path!r} has changed since the sweep was planned. Restore it.")
         readers = {role: partial(read_files, paths) for role, paths in files.items()}
     return readers if "valid" in readers else split_documents(*readers.values())
 
@@ -148,8 +148,7 @@ def download(split: str) -> Path:
         with _hugging_face("huggingface_hub", f"{REPOSITORY}/{name}", remedy) as hub:
             options = {"repo_type": "dataset", "revision": REVISION}
             path = Path(hub.hf_hub_download(REPOSITORY, name, **options))
-    expected = TINYSTORIES[split]
-    if sha256_of_file(path) != expected:
+    if sha256_of_file(path) != (expected := TINYSTORIES[split]):
         raise SweepError(f"{path.resolve()} must have the sha256 {expected}. Remove it.")
     return path
 
@@ -160,8 +159,7 @@ def _table_format(path: Path) -> str | None:
 
 def read_files(paths: list[Path]) -> Iterator[Piece]:
     for path in paths:
-        loader = _table_format(path)
-        if loader is None:
+        if not (loader := _table_format(path)):
             yield from read_text(path)
             continue
         options = CSV_OPTIONS if loader == "csv" else {}
@@ -177,9 +175,8 @@ def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
     with _hugging_face("datasets", name, "It must have a split train.") as datasets:
         splits = datasets.load_dataset(repository, revision=revision)
         readers: dict[str, Reader] = {"train": partial(_read_rows, splits["train"], name)}
-    valid = [split for split in VALID_NAMES if split in splits]
-    if valid:
-        readers["valid"] = partial(_read_rows, splits[valid[0]], name)
+    for split in [split for split in VALID_NAMES if split in splits][:1]:
+        readers["valid"] = partial(_read_rows, splits[split], name)
     return readers
 
 
@@ -189,18 +186,17 @@ def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
             for text in batch["text"].to_pylist():
                 if not isinstance(text, str) or "\0" in text:
                     raise ValueError(f"the text {text!r:.40}")
-                if text.strip():
-                    yield Piece(text.strip())
+                if document := text.strip():
+                    yield Piece(document)
 
 
 @contextmanager
 def _hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
     """Import a library with telemetry off, and turn its errors into one sentence."""
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("DATASETS_VERBOSITY", "critical")
+    defaults = {"HF_HUB_DISABLE_TELEMETRY": "1", "DATASETS_VERBOSITY": "critical"}
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        defaults |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    os.environ.update({**defaults, **os.environ})
     try:
         yield importlib.import_module(library)
     except SweepError:
@@ -223,8 +219,7 @@ def read_text(path: Path, block: int = 1 << 18) -> Iterator[Piece]:
 
 
 def _documents(file: IO[str], block: int) -> Iterator[Piece]:
-    pending = ""  # text not yet yielded
-    is_open = False  # whether the start of its document was yielded
+    pending, is_open = "", False  # text not yet yielded; True if its document's start was yielded
     limit = min(PIECE_CHARACTERS, block)
     while text := file.read(block):
         text += file.readline(block)  # so that no separator is cut
@@ -242,11 +237,9 @@ def _documents(file: IO[str], block: int) -> Iterator[Piece]:
             cuts = CUT.finditer(pending, max(1, limit - CUT_CHARACTERS), limit)
             cut = max((match.start() for match in cuts), default=limit)
             yield Piece(pending[:cut], ends_document=False)
-            pending = pending[cut:]
-            is_open = True
-    pending = pending.rstrip()
-    if pending or is_open:
-        yield Piece(pending)
+            pending, is_open = pending[cut:], True
+    if (rest := pending.rstrip()) or is_open:
+        yield Piece(rest)
 
 
 def split_documents(read: Reader) -> dict[str, Reader]:
@@ -254,9 +247,7 @@ def split_documents(read: Reader) -> dict[str, Reader]:
 
     A single document is divided: the last 5 % of its characters are for validation.
     """
-    hashes = array("Q")
-    digest = hashlib.blake2b(digest_size=8)
-    characters = 0
+    hashes, digest, characters = array("Q"), hashlib.blake2b(digest_size=8), 0
     for piece in read():
         digest.update(piece.text.encode())
         characters += len(piece.text)
@@ -264,11 +255,10 @@ def split_documents(read: Reader) -> dict[str, Reader]:
             hashes.append(int.from_bytes(digest.digest(), "big"))
             digest = hashlib.blake2b(digest_size=8)
     different = np.unique(np.array(hashes, dtype=np.uint64))
-    count = len(different)
     if len(hashes) == 1:
         is_valid = np.array([False, True])
         read = partial(_divide, read, characters - max(characters // 20, 1))
-    elif count < 2:
+    elif (count := len(different)) < 2:
         remedy = f"Separate them by lines of {SEPARATOR}, or add a valid.txt."
         raise SweepError(f"data must hold at least two different documents, got {count}. {remedy}")
     else:

@@ -6,11 +6,10 @@ Every story has one derivation, so the rules give its entropy: the least expecte
 import functools
 import random
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from sweep.config import read_table
 from sweep.errors import SweepError
 
 GRAMMAR_VERSION = 1
@@ -27,7 +26,7 @@ def parse_template(template: str) -> list[tuple[str, ...]]:
 
 @functools.cache
 def story_grammar() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("grammar.toml").read_text("utf-8"))
+    return read_table(__file__, "grammar.toml")
 
 
 def generate_story(grammar: Mapping[str, Any], rng: random.Random) -> str:

@@ -29,14 +29,14 @@ class Forecasts:
         self._forecasts: dict[tuple[int, int, int], Forecast] = {}
 
     def of(self, config: TrialConfig) -> Forecast:
-        size = _peak_sequences(config)
-        key = size, config.microbatch_size, config.execution.evaluation_batch_size
+        size, micro = _peak_sequences(config), config.microbatch_size
+        key = size, micro, config.execution.evaluation_batch_size
         if key not in self._forecasts:
             forecast = forecast_step(config)
             if self.devices > 1:
                 forecast = on_devices(forecast, self.devices, self.zero, *_gathered_bytes(config))
             self._forecasts[key] = forecast
-            if size == config.microbatch_size:
+            if size == micro:
                 self.whole_steps[size] = forecast.peak_bytes
         own = config.science.batch_size // config.execution.devices
         return replace(self._forecasts[key], batch_size=own)
@@ -60,17 +60,14 @@ class Forecasts:
 
 def _peak_sequences(config: TrialConfig) -> int:
     """Return how many sequences determine the peak; further microbatches repeat it."""
-    own = config.science.batch_size // config.execution.devices
-    if config.science.traits.samples:
-        return own
-    return min(own, config.parts_to_peak(config.microbatch_size) * config.microbatch_size)
+    own, micro = config.science.batch_size // config.execution.devices, config.microbatch_size
+    return own if config.science.traits.samples else min(own, config.parts_to_peak(micro) * micro)
 
 
 def forecast_step(config: TrialConfig) -> Forecast:
     """Forecast the steps and the evaluations of one trial on one device."""
     try:
-        size = _peak_sequences(config)
-        micro = config.microbatch_size
+        size, micro = _peak_sequences(config), config.microbatch_size
         here = config.with_microbatch(micro, compile=False, device="cpu")
         model = build_without_weights(build_workload(here, CPU).build_model)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -85,8 +82,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
                 storages.forget_peak()
 
             if step.rollouts is not None:
-                step.rollouts.on_phase = end_phase
-                step.rollouts.is_rehearsal = True
+                step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
             for _ in range(2):  # the second one holds optimizer states
                 storages.forget_peak()
                 step(step.workload.random_batch(size), 1e-3)
@@ -118,14 +114,14 @@ def _allocate(model: nn.Module, dtype: torch.dtype) -> None:
                 data = torch.empty(weight.shape, dtype=dtype)
                 allocated[id(weight)] = nn.Parameter(data, requires_grad=weight.requires_grad)
             setattr(module, name, allocated[id(weight)])
-        for name, value in [*module.named_buffers(recurse=False), *vars(module).items()]:
-            if isinstance(value, torch.Tensor):  # a buffer or a plain attribute
-                setattr(module, name, torch.empty(value.shape, dtype=value.dtype))
+        tensors = dict(module.named_buffers(recurse=False))
+        tensors |= {k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)}
+        for name, tensor in tensors.items():  # a tensor may also be a plain attribute
+            setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
 def forecast_stages(config: TrialConfig, devices: int) -> list[Forecast]:
-    whole = forecast_step(config)
-    gathered = _gathered_bytes(config)
+    whole, gathered = forecast_step(config), _gathered_bytes(config)
     return [on_devices(whole, devices, stage, *gathered) for stage in STAGES]
 
 
@@ -154,9 +150,7 @@ def on_devices(
     own_states = -(-states // devices) if stage >= 1 else states
     at_rest = own_states - states
     if stage < 2:
-        own_weights = weights
-        gathered = 0
-        own_gradients = max(gradients, weights)
+        own_weights, gathered, own_gradients = weights, 0, max(gradients, weights)
         at_rest += weights
     else:
         own_weights = -(-weights // devices)

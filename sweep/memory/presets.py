@@ -25,11 +25,10 @@ def largest_on_this_machine(config: TrialConfig) -> tuple[int, int]:
 
     limit = usable_memory(config.execution)
     forecasts = Forecasts(config.execution.devices, config.execution.zero)
-    evaluation = config.execution.evaluation_batch_size
     if forecasts.of(config).needed_bytes <= limit:
-        return config.microbatch_size, evaluation
+        return config.microbatch_size, config.execution.evaluation_batch_size
     largest = forecasts.find_largest(config, limit, config.microbatch_size) or config.group_size
-    return largest, min(evaluation, largest)
+    return largest, min(config.execution.evaluation_batch_size, largest)
 
 
 def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> dict[str, Any]:
@@ -37,8 +36,7 @@ def choose_preset(config: TrialConfig, preset: str, fixed: frozenset[str]) -> di
     from sweep.memory.forecast import STAGES, Forecasts
     from sweep.training.device import usable_memory
 
-    execution = config.execution
-    planned = config.science.precision
+    execution, planned = config.execution, config.science.precision
     usable = usable_memory(execution)
     share = SHARES[PRESETS[preset]]
     stages = STAGES[-1:] if preset == "memory" else STAGES

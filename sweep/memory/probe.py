@@ -32,14 +32,15 @@ class Probe:
     """Points of one configuration, each measured once by `measure`, and what follows from them."""
 
     def __init__(self, measure: Measure, limit_bytes: int, on_point: OnPoint) -> None:
-        self._measure = measure
-        self._limit_bytes = limit_bytes
-        self._on_point = on_point
+        self._measure, self._limit_bytes, self._on_point = measure, limit_bytes, on_point
         self._measured: dict[tuple[int, int, int], Measurement] = {}
-        self.points: list[Measurement] = []  # those without soaks
         self.search = SearchResult()
         self.choices: list[dict[str, Any]] = []  # as `choose` returns them, the largest first
         self.accumulated: Measurement | None = None  # several microbatches of the balanced choice
+
+    @property
+    def points(self) -> list[Measurement]:
+        return [point for (*_, steps), point in self._measured.items() if steps == STEPS]
 
     def measure(self, batch_size: int, microbatch_size: int, steps: int = STEPS) -> Measurement:
         key = batch_size, microbatch_size, steps
@@ -50,19 +51,15 @@ class Probe:
         best = max(rates, default=0.0)
         for _ in range(2):  # another process may have slowed down the first measurement
             point = self._measure(*key)
-            if point.status != "OK":
+            rate, retries = point.tokens_per_second or 0.0, point.allocator_retries
+            if point.status != "OK" or (not retries and rate >= COLLAPSE * best):
                 break
-            rate = point.tokens_per_second or 0.0
-            if point.allocator_retries:
-                message = f"the allocator had to retry {point.allocator_retries} times"
-            elif rate < COLLAPSE * best:
-                message = f"{rate:,.0f} tokens/s, the best smaller point {best:,.0f}"
-            else:
-                break
+            message = f"{rate:,.0f} tokens/s, the best smaller point {best:,.0f}"
+            if retries:
+                message = f"the allocator had to retry {retries} times"
             point = replace(point, status="COLLAPSED", message=message)
         self._measured[key] = point
         if steps == STEPS:
-            self.points.append(point)
             self._on_point(point)
         return point
 
@@ -73,22 +70,16 @@ class Probe:
     def choose(self, name: str, largest: int, unit: int, soak_steps: int) -> dict[str, Any] | None:
         """Choose the largest size within its share of the limit that completes its `soak_steps`."""
         for size in range(largest, 0, -unit):
-            point = self.measure(size, size)
+            point, soak = self.measure(size, size), None
             if point.status != "OK" or (point.held_bytes or 0) > SHARES[name] * self._limit_bytes:
                 continue
-            soak = None
             if soak_steps:
                 many = self.measure(size, size, max(soak_steps, WARM_UP_STEPS + 3))
                 if many.status != "OK":
                     continue
                 soak = {"point": many.as_document(), "leak": find_leak(many.rests)}
-            return {
-                "name": name,
-                "share": SHARES[name],
-                "microbatch_size": size,
-                "headroom_bytes": point.headroom_bytes,
-                "soak": soak,
-            }
+            sizes = {"microbatch_size": size, "headroom_bytes": point.headroom_bytes}
+            return {"name": name, "share": SHARES[name], **sizes, "soak": soak}
         return None
 
     def accumulate(self, size: int, unit: int, count: Callable[[int], int]) -> Measurement | None:
@@ -97,19 +88,18 @@ class Probe:
         while (point := self.measure(count(size) * size, size)).status != "OK":
             if size <= unit:
                 return None
-            size = max(unit, size - stride)
-            stride *= 2
+            size, stride = max(unit, size - stride), 2 * stride
         return point
 
 
 def probe(
     config: TrialConfig,
     limit_bytes: int,
-    unit: int,
-    cap: int | None,
-    on_point: OnPoint,
-    soak_steps: int,
-    sizes: Sequence[tuple[int, int]],
+    unit: int = 1,
+    cap: int | None = None,
+    on_point: OnPoint = lambda point: None,
+    soak_steps: int = 0,
+    sizes: Sequence[tuple[int, int]] = (),
 ) -> Probe:
     """Find the largest microbatch and a size for each share; with `sizes` measure these pairs."""
     probe = Probe(partial(measure_in_process, config, limit_bytes), limit_bytes, on_point)
@@ -117,13 +107,11 @@ def probe(
         probe.measure(*pair)
     if not sizes:
         probe.search = find_largest(probe.peak_bytes, limit_bytes, unit, cap)
-    largest = probe.search.largest  # if it is 0, nothing can be chosen
-    line = probe.search.line
-    for name, share in SHARES.items():
+    largest, line = probe.search.largest, probe.search.line
+    for name, share in SHARES.items() if largest else ():
         bound = line.largest(share * limit_bytes) if line and share < 1 else largest
         size = min(largest, max(unit, bound // unit * unit))
-        choice = probe.choose(name, size, unit, soak_steps)
-        if choice is not None:
+        if (choice := probe.choose(name, size, unit, soak_steps)) is not None:
             probe.choices.append(choice)
             if name == "balanced":
                 size = choice["microbatch_size"]
@@ -138,14 +126,9 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
     kept = rests[WARM_UP_STEPS:]
     fit: Any = stats.linregress(range(len(kept)), kept)
     error = fit.stderr if len({*kept}) > 1 else 0.0  # scipy returns NaN for constants
-    slope = float(fit.slope)
-    half_width = float(stats.t.ppf(0.975, len(kept) - 2) * error)
-    return {
-        "steps": len(rests),
-        "bytes_per_step": slope,
-        "interval": (slope - half_width, slope + half_width),
-        "is_found": slope > half_width,
-    }
+    slope, half = float(fit.slope), float(stats.t.ppf(0.975, len(kept) - 2) * error)
+    interval, is_found = (slope - half, slope + half), slope > half
+    return dict(steps=len(rests), bytes_per_step=slope, interval=interval, is_found=is_found)
 
 
 def measure_in_process(
@@ -157,12 +140,11 @@ def measure_in_process(
     try:
         return process.result(timeout=600 * max(1, steps / STEPS))  # type: ignore[no-any-return]
     except WorkerDied as error:
-        if error.timed_out:
-            return Measurement(batch_size, microbatch_size, "TIMEOUT", str(error))
+        status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
         outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
-        if outcome.kind == "out_of_memory":
-            return Measurement(batch_size, microbatch_size, "OUT_OF_MEMORY", outcome.message)
-        return Measurement(batch_size, microbatch_size, "ERROR", str(error))
+        if not error.timed_out and outcome.kind == "out_of_memory":
+            status, message = "OUT_OF_MEMORY", outcome.message
+        return Measurement(batch_size, microbatch_size, status, message)
 
 
 def measure(config: TrialConfig, limit: int, steps: int, should_stop: ShouldStop) -> Measurement:
@@ -185,51 +167,55 @@ def measure(config: TrialConfig, limit: int, steps: int, should_stop: ShouldStop
     return point
 
 
+class Phases:
+    """Peak bytes and least seconds by phase. `take_peak` returns the peak since its last call."""
+
+    def __init__(self, take_peak: Callable[[], int]) -> None:
+        self._take_peak = take_peak
+        self.peaks: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+
+    def begin(self) -> None:
+        self._take_peak()
+        self._start = time.perf_counter()
+
+    def note(self, name: str) -> None:
+        taken = time.perf_counter() - self._start
+        self.peaks[name] = max(self.peaks.get(name, 0), self._take_peak())
+        self.seconds[name] = min(self.seconds.get(name, math.inf), taken)
+        self._start = time.perf_counter()
+
+
 def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[str, Any]:
     step = TrainingStep(config, torch.device(config.execution.device))
     if config.execution.compile:
         step.warm_up()
         forget_peak_memory(step.device)
-    peaks: dict[str, int] = {}  # by phase
-    seconds: dict[str, float] = {}  # by phase, the fastest repetition
-    rests: list[int] = []
-    updates = 0
-
-    def end_phase(name: str) -> None:
-        nonlocal start
-        taken = time.perf_counter() - start
-        peaks[name] = max(peaks.get(name, 0), memory.take_peak())
-        seconds[name] = min(seconds.get(name, math.inf), taken)
-        start = time.perf_counter()
-
-    def count_update(*_: object) -> None:
-        nonlocal updates
-        updates += 1
-
+    updates: list[None] = []
     if step.optimizer is not None:
-        step.optimizer.register_step_post_hook(count_update)
+        step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
+    rests, loss = [], math.nan
+    phases = Phases(memory.take_peak)
     if step.rollouts is not None:
-        step.rollouts.on_phase = end_phase
+        step.rollouts.on_phase = phases.note
     for _ in range(steps):
-        memory.take_peak()
-        start = time.perf_counter()
+        phases.begin()
         batch = step.workload.random_batch(config.science.batch_size)
         loss = step(batch, 1e-6).loss.item()
         del batch
-        end_phase("update")
+        phases.note("update")
         rests.append(memory.allocated_bytes())
-    phase_seconds = dict(seconds)  # an evaluation that samples has the same phases
-    fastest = sum(phase_seconds.values())
+    seconds = dict(phases.seconds)  # an evaluation that samples has the same phases
+    fastest = sum(seconds.values())
     step.evaluate(step.workload.random_batch(config.execution.evaluation_batch_size)).item()
     return {
         "rest_bytes": int(statistics.median(rests)),
-        "peak_bytes": max(memory.take_peak(), *peaks.values()),
+        "peak_bytes": max(memory.take_peak(), *phases.peaks.values()),
         **memory.statistics(),
         "seconds_per_step": fastest,
         "tokens_per_second": config.science.batch_size * config.tokens_per_sequence / fastest,
-        "optimizer_steps": updates,
+        "optimizer_steps": len(updates),
         "loss": loss if math.isfinite(loss) else None,
         "rests": tuple(rests),
-        "phases": peaks if step.rollouts else {},
-        "phase_seconds": phase_seconds if step.rollouts else {},
+        **({"phases": phases.peaks, "phase_seconds": seconds} if step.rollouts else {}),
     }

@@ -36,19 +36,14 @@ def generate(
     count, tokens = uniforms.shape
     completions = prompts.new_full((count, tokens), end or 0)
     has_ended = torch.zeros(count, dtype=torch.bool, device=prompts.device)
-    ids = prompts
-    past = None
-    projection = None
+    ids, past, projection = prompts, None, None
     extend = getattr(model, "extend", None)
     pad = getattr(model, "pad_past", None) if is_rehearsal and tokens > 3 else None
     for position in range(tokens) if pad is None else (0, 1, tokens - 1):
         if pad is not None and position == tokens - 1:
             past = pad(past, tokens - 3)
         if isinstance(model, HasHidden):
-            if extend is None:
-                states = model.hidden(ids)
-            else:
-                states, past = extend(ids, past)
+            states, past = extend(ids, past) if extend else (model.hidden(ids), None)
             if projection is None:
                 projection = model.output_weight().T.to(states.dtype)
             logits = states[:, -1] @ projection
@@ -69,7 +64,7 @@ def next_tokens(
     logits: Tensor, uniforms: Tensor, temperature: float = 1.0, top_p: float = 1.0
 ) -> Tensor:
     """Choose a token per row by inverse transform sampling, (B,) from (B, V) and (B,)."""
-    shares = torch.softmax(widened(logits) / temperature, dim=-1)
+    shares, order = torch.softmax(widened(logits) / temperature, dim=-1), None
     if top_p < 1:
         shares, order = shares.sort(dim=-1, descending=True, stable=True)
         is_beyond = shares.cumsum(dim=-1) - shares >= top_p  # never the first
@@ -80,6 +75,4 @@ def next_tokens(
     # Rounding can put the threshold at the end of the cumulative sum; take the last possible token.
     last = (shares > 0).to(torch.int64).cumsum(dim=-1).argmax(dim=-1, keepdim=True)
     chosen = torch.minimum(chosen, last)
-    if top_p < 1:
-        chosen = order.gather(1, chosen)
-    return chosen.squeeze(1)
+    return (chosen if order is None else order.gather(1, chosen)).squeeze(1)

@@ -6,7 +6,6 @@ the dtype of the products, weight (V, D), targets (N,).
 """
 
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,15 +25,14 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: 
         options = {"reduction": "sum", "accum_dtype": _wide_dtype(weight)}
         fused: Tensor = liger(hidden, weight.to(hidden.dtype), targets, **options)
         return fused.float()
-    total: Tensor = _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-untyped-call]
-    return total
+    return _LinearCrossEntropy.apply(hidden, weight, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.no_grad()
 def linear_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
     """Return the cross-entropy of each row, (N,), without gradients."""
     transposed = weight.to(hidden.dtype).T
-    chunks = _chunks(rows, hidden, targets)
+    chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
     return torch.cat([_losses(widened(chunk @ transposed), ids)[0] for chunk, ids in chunks])
 
 
@@ -50,11 +48,7 @@ def widened(logits: Tensor) -> Tensor:
 
 
 def _wide_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _chunks(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*[torch.split(tensor, rows) for tensor in tensors], strict=True)
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,12 +61,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            narrow = weight.to(hidden.dtype)
-            dtype = _wide_dtype(weight)
-            hidden_grad = torch.empty_like(hidden)  # (N, D)
-            weight_grad = None  # (V, D)
+            narrow, dtype = weight.to(hidden.dtype), _wide_dtype(weight)
+            hidden_grad, weight_grad = torch.empty_like(hidden), None  # (N, D), (V, D)
             total = torch.zeros((), dtype=dtype, device=hidden.device)
-            for chunk, ids, chunk_grad in _chunks(rows, hidden, targets, hidden_grad):
+            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets, hidden_grad))
+            for chunk, ids, chunk_grad in zip(*chunks, strict=True):
                 logits = widened(chunk @ narrow.T)  # (n, V)
                 losses, normalizer = _losses(logits, ids)
                 total += losses.sum()
@@ -103,9 +96,9 @@ class _LinearLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
-            transposed = weight.to(hidden.dtype).T
-            parts = []
-            for chunk, ids in _chunks(rows, hidden, targets):
+            transposed, parts = weight.to(hidden.dtype).T, []
+            chunks = (torch.split(tensor, rows) for tensor in (hidden, targets))
+            for chunk, ids in zip(*chunks, strict=True):
                 logits = widened(chunk @ transposed).div_(temperature)  # (n, V)
                 losses, normalizer = _losses(logits, ids)
                 mean = logits.sub(normalizer).exp_().mul_(logits).sum(-1)
@@ -113,8 +106,7 @@ class _LinearLogProbs(torch.autograd.Function):
                 del logits
         log_probs, entropies, normalizers = (torch.cat(part) for part in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, weight, targets, normalizers)
-        ctx.rows = rows
-        ctx.temperature = temperature
+        ctx.rows, ctx.temperature = rows, temperature
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
@@ -126,7 +118,8 @@ class _LinearLogProbs(torch.autograd.Function):
             weight_grad = torch.zeros_like(weight, dtype=_wide_dtype(weight))  # (V, D)
             hidden_grad = torch.empty_like(hidden)
             tensors = (hidden, targets, normalizers, grad / ctx.temperature, hidden_grad)
-            for chunk, ids, normalizer, factors, chunk_grad in _chunks(ctx.rows, *tensors):
+            chunks = (torch.split(tensor, ctx.rows) for tensor in tensors)
+            for chunk, ids, normalizer, factors, chunk_grad in zip(*chunks, strict=True):
                 logits = widened(chunk @ narrow.T).div_(ctx.temperature)
                 slopes = logits.sub_(normalizer).exp_().mul_(-factors[:, None])  # -g·softmax
                 slopes.scatter_add_(1, ids[:, None], factors[:, None].to(slopes.dtype))

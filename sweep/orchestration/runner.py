@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.trial import Services, tokenizer_of
+from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.orchestration import planning
 from sweep.orchestration.costs import check_disk, estimate
@@ -29,8 +30,6 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Summary:
-    """The outcome of a command."""
-
     folder: SweepFolder
     states: dict[str, TrialStatus]  # by id of the trials that the command named
     is_interrupted: bool = False  # the user stopped it, or its machines are gone
@@ -42,7 +41,7 @@ class Summary:
         if self.is_interrupted:
             return 130
         ends = [(status.state, status.cause) for status in self.states.values()]
-        return int(overall_state(ends) is not State.COMPLETE)
+        return 0 if overall_state(ends) is State.COMPLETE else 1
 
 
 def run_sweep(
@@ -74,12 +73,9 @@ def finished_summary(
 ) -> Summary | None:
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
-    is_open = planned.is_tuned or any(
-        is_to_run(status, retried_causes) for status in states.values()
-    )
-    if is_open or not is_mirrored(folder, services.tracking_uri):
+    if planned.is_tuned or any(is_to_run(status, retried_causes) for status in states.values()):
         return None
-    return Summary(folder, states)
+    return Summary(folder, states) if is_mirrored(folder, services.tracking_uri) else None
 
 
 def check_request(planned: planning.Planned, services: Services) -> None:
@@ -102,13 +98,11 @@ def _prepare(
     planned: planning.Planned, folder: SweepFolder, on_progress: Callable[[str], None]
 ) -> None:
     """Tokenize the data and check the prompts, before anything of the sweep is written."""
-    from sweep.data.tokens import prepare_data
-
-    plan = planned.plan
-    here, tokenizer = plan.located(folder), tokenizer_of(plan.settings)
+    plan = planned.plan.located(folder)
+    tokenizer = tokenizer_of(plan.settings)
     if plan.data is None or tokenizer is None:
         return
-    text = prepare_data(plan.data, here.data_path, tokenizer, on_progress, here.init_path)
+    text = prepare_data(plan.data, plan.data_path, tokenizer, on_progress, plan.init_path)
     if plan.settings.traits.samples:
         planning.inspect_plan(plan, folder)  # its prompts
     else:
@@ -135,10 +129,9 @@ def run_plan(
         _prepare(planned, folder, on_prepare)
         if folder.stop_path.exists():
             raise KeyboardInterrupt
-        schedule = Scheduler(
-            planning.save_plan(planned.plan, folder), folder, executor, retried_causes, on_change
-        )
-        mirror = Mirror(folder, schedule.plan, services.tracking_uri)
+        plan = planning.save_plan(planned.plan, folder)
+        schedule = Scheduler(plan, folder, executor, retried_causes, on_change)
+        mirror = Mirror(folder, plan, services.tracking_uri)
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
@@ -163,7 +156,8 @@ def _run_all(
         return requested
     from sweep.orchestration.tuning import Tuning, is_without_answer
 
-    tuning, is_warned = Tuning(planned.plan, schedule, storage, uid), False
+    tuning = Tuning(planned.plan, schedule, storage, uid)
+    is_warned = False
     tried = {row.id for row in planned.plan.known_trials if row.stage == "tune"}
     schedule.run(dict.fromkeys(i for i in requested if i not in tried))
     while not schedule.is_ending:

@@ -52,7 +52,7 @@ def learning_rate_at(
 def milestone_steps(steps: int, points: int) -> tuple[int, ...]:
     """Return for k = 1 … M the first step with at least k/M of the trial's tokens, ascending."""
     points = min(points, steps)
-    return tuple(sorted({-(-k * steps // points) for k in range(1, points + 1)}))
+    return tuple(-(-k * steps // points) for k in range(1, points + 1))
 
 
 def legal_microbatches(number: int, group_size: int = 1) -> list[int]:

@@ -26,14 +26,8 @@ GREEN = "#009E73"
 VERDICTS = {"undecided": (GREY, "s"), "equivalent": (GREEN, "D"), "different": ("#D55E00", "o")}
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
 BOTTOM_EDGE = 0.03  # of the marks of pruned trials
-TIME_PARTS = {
-    "training": "#0072B2",
-    "compile": "#E69F00",
-    "evaluation": "#009E73",
-    "checkpoint": "#CC79A7",
-    "noise": "#56B4E9",
-    "other": "#999999",
-}
+TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
+PART_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
 MANY_CELLS = 12  # with more cells, or with more seeds, curves are means over seeds
 MANY_SEEDS = 5
 HATCHES = ("", "//", "..", "xx", "++")  # of policies
@@ -121,7 +115,7 @@ def plot_time(cells: pd.DataFrame) -> Figure:
         seconds["other"] = (rows["seconds_total"] - seconds.sum(axis=1)).clip(lower=0)
         style: dict[str, Any] = {"edgecolor": "white", "hatch": HATCHES[index % len(HATCHES)]}
         bottom = pd.Series(0.0, rows.index)
-        for part, color in TIME_PARTS.items():
+        for part, color in zip(TIME_PARTS, PART_COLORS, strict=True):
             if seconds[part].sum() > 0.001 * rows["seconds_total"].sum():
                 heights = seconds[part] / unit
                 axis.bar(positions, heights, width, bottom, color=color, label=part, **style)
@@ -134,10 +128,7 @@ def plot_time(cells: pd.DataFrame) -> Figure:
 
 
 def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Plot training loss (or mean reward) and validation loss against tokens.
-
-    Each trial is a curve; with many cells or seeds, the mean over the seeds of a cell is one.
-    """
+    """Plot training loss (or mean reward) and validation loss of trials against tokens."""
     figure, axes = new_figure(panels=2)
     trials = report_trials(sweep.trials)
     unit = _loss_unit(sweep)
@@ -195,11 +186,7 @@ def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
 
 
 def plot_rates(policies: Policies) -> Figure | None:
-    """Plot the loss (or the tokens to the target) of the tuning trials against the rate.
-
-    With the fitted quadratic and its vertex; pruned trials are marked at the lower edge, those
-    that diverged or missed the target at the upper one.
-    """
+    """Plot the loss (or the tokens to the target) of the tuning trials against the rate."""
     rates = [rate for policy in policies for rate in policy.rates]
     if not any(np.isfinite(rate.trials["loss"]).any() for rate in rates):
         return None
@@ -240,8 +227,7 @@ def plot_differences(policies: Policies) -> Figure | None:
         return None
     figure, (axis,) = new_figure()
     policy = leading(results)[0]
-    pairs = policy.comparison.listed_pairs
-    margin = policy.comparison.margin
+    pairs, margin = policy.comparison.listed_pairs, policy.comparison.margin
     unit = policy.comparison.unit
     for height, pair in enumerate(pairs):
         color, marker = VERDICTS[pair.verdict]

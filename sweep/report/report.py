@@ -48,8 +48,6 @@ def write_report_of(sweep: Sweep, policies: Sequence[PolicyResult], out: Path) -
         else:  # an earlier report may have had it
             (folder / f"{name}.png").unlink(missing_ok=True)
     frames.write_trials_csv(sweep, out / "trials.csv")
-    plan = sweep.plan
-    settings = plan.settings
     trials = frames.report_trials(sweep.trials).fillna({"state": "unknown"})
     curves = {policy.label: policy.curve for policy in policies if policy.curve}
     text = render(
@@ -57,16 +55,14 @@ def write_report_of(sweep: Sweep, policies: Sequence[PolicyResult], out: Path) -
         version=__version__,
         figures=figures,
         sweep=sweep,
-        plan=plan,
-        settings=settings,
         policies=policies,
         leading=leading(policies),
-        warmup_fractions=[row.warmup_steps / row.steps for row in plan.known_trials],
+        warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
         all_trials=sweep.trials.to_dict("records"),
         trials=trials.sort_values(["label", "batch_size", "seed"]).to_dict("records"),
         recommendations=frames.recommend(cells),
-        gains=frames.find_gains(sweep) if settings.traits.samples else (),
+        gains=frames.find_gains(sweep) if sweep.plan.settings.traits.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
         steps=[row for curve in curves.values() for row in _steps(curve)],

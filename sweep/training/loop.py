@@ -20,9 +20,7 @@ class Steps:
     """Takes the steps of a trial, and sums their outputs on the device, so that no step waits."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
-        self.config = config
-        self.step = step
-        self.progress = progress
+        self.config, self.step, self.progress = config, step, progress
         sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
         dtype = torch.float32 if step.device.type == "mps" else torch.float64
         self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
@@ -54,9 +52,7 @@ class Steps:
 
     def end_interval(self) -> dict[str, Any]:
         """Return the metrics since the last log point, and start a new interval, after `store`."""
-        config = self.config
-        progress = self.progress
-        device = self.step.device
+        config, progress, device = self.config, self.progress, self.step.device
         steps = progress.step - progress.log_step
         seconds = max(progress.seconds_training - progress.log_seconds, 1e-9)
         rate = steps * config.science.batch_size * config.tokens_per_sequence / seconds

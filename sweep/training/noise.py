@@ -20,8 +20,7 @@ from sweep.workloads.protocol import Batch
 
 BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
 LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
-LEAST_PART = 4  # smaller parts are far slower than the same sequences in a step
-MOST_PARTS = 16
+LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
 
 
 class ProbeSizes(NamedTuple):
@@ -47,8 +46,7 @@ class NoiseProbe:
     """Measures the gradient noise at milestones, on the same sequences at every batch size."""
 
     def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
-        science = config.science
-        length = config.tokens_per_sequence
+        science, length = config.science, config.tokens_per_sequence
         is_possible = step.rollouts is None and step.parallel.shows_gradients
         points = science.evaluation.noise_points if is_possible else 0
         sequences = (config.token_budget or science.tokens) // length

@@ -34,8 +34,7 @@ class TrainingStep:
         self, config: TrialConfig, device: torch.device, model: nn.Module | None = None
     ) -> None:
         """Build it on a device; a given `model` must be there, in the precision's dtype."""
-        science = config.science
-        execution = config.execution
+        science, execution = config.science, config.execution
         self.device = device
         self.parallel = Parallel()
         if ranks.is_distributed():
@@ -99,10 +98,9 @@ class TrainingStep:
         if ranks.is_distributed():
             tokens = ranks.all_reduce_(torch.as_tensor(tokens).clone())
         losses: list[Tensor] = []
-        size = self.microbatch_size
-        starts = range(0, len(batch[0]), size)
+        starts = range(0, len(batch[0]), self.microbatch_size)
         for first in starts:
-            micro = tuple(part[first : first + size] for part in batch)
+            micro = tuple(part[first : first + self.microbatch_size] for part in batch)
             with self.parallel.exchanging(is_last=first == starts[-1]):
                 loss = self.parallel.call(loss_sum, micro) / tokens
                 self.parallel.backward(loss)

@@ -24,8 +24,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, limit: int | None = None, vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.limit = limit
-        self.vocabulary = vocabulary
+        self.limit, self.vocabulary = limit, vocabulary
         self.live = dict.fromkeys(CATEGORIES, 0)
         self.live_bytes = self.peak_bytes = 0
         self.peak = dict(self.live)

@@ -86,8 +86,7 @@ def run_attempt(
 def _run(
     config: TrialConfig, status: TrialStatus, store: CheckpointStore, should_stop: ShouldStop
 ) -> Outcome:
-    execution = config.execution
-    science = config.science
+    execution, science = config.execution, config.science
     rank = ranks.rank()
     device = torch.device(execution.device)
     if ranks.is_distributed() and device.type == "cuda":
@@ -241,8 +240,7 @@ def write_result(
     final: FinalEvaluation | None,
     message: str,
 ) -> None:
-    folder = store.folder
-    science = config.science
+    folder, science = store.folder, config.science
     tokens = progress.step * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
     epochs = step.workload.epochs()

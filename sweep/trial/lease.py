@@ -48,15 +48,12 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
             with contextlib.suppress(OSError):  # the file system may be back at the next beat
                 self._write(counter=counter)
 
-    def release(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(OSError):
             self._write(ended=True)
         os.close(self._fd)
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 def is_locked(path: Path) -> bool:

@@ -106,8 +106,7 @@ class Grpo(LanguageWorkload):
 
     def log_probs(self, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of completions, (B, N) each, from (B, P + N)."""
-        temperature = self.settings.temperature
-        first = self.settings.prompt_tokens
+        temperature, first = self.settings.temperature, self.settings.prompt_tokens
         targets = ids[:, first:]
         if isinstance(model, HasHidden):
             states, weight = self.head(model, ids[:, :-1], first - 1)

@@ -37,8 +37,7 @@ FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation 
 class LanguageWorkload:
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.vocabulary and config.science.evaluation.sequences
-        self.config = config
-        self.device = device
+        self.config, self.device = config, device
         self.vocabulary: int = config.science.model.vocabulary
         self.evaluation_sequences: int = config.science.evaluation.sequences
         self.tokens_per_sequence = config.science.traits.tokens_per_sequence
@@ -66,10 +65,9 @@ class LanguageWorkload:
 
     def head(self, model: HasHidden, ids: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """Return the states from position `first`, (B·T, D), and the output projection, (V, D)."""
-        precision = self.config.science.precision
-        with autocast(self.device, precision):
+        with autocast(self.device, self.config.science.precision):
             states = model.hidden(ids)[:, first:].flatten(0, 1)
-        if precision == "bf16":
+        if self.config.science.precision == "bf16":
             states = states.to(torch.bfloat16)
         return states, model.output_weight()
 
@@ -151,8 +149,7 @@ class Pretrain(LanguageWorkload):
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         """Evaluate validation by document, and training windows that every batch size has seen."""
-        text = self.text
-        context = self.tokens_per_sequence
+        text, context = self.text, self.tokens_per_sequence
         trained = self.config.science.tokens // context
         count = min(FINAL_TRAIN_SETS * self.evaluation_sequences, trained, self.stream.windows)
         train = self._losses(model, text.train, self.stream.window_indices(0, count))

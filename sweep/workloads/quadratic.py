@@ -53,8 +53,7 @@ class NoisyQuadratic:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.kind == "quadratic"
-        self.config = config
-        self.device = device
+        self.config, self.device = config, device
         self.seed = config.science.seed
         self.dimensions = config.science.model.dimensions
 

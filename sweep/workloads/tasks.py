@@ -102,9 +102,7 @@ class Openings(Task):
     """The first tokens of the documents of a text, in an order that the seed decides."""
 
     def __init__(self, text: TokenizedText, seed: int, prompt_tokens: int) -> None:
-        self._text = text
-        self._seed = seed
-        self._prompt_tokens = prompt_tokens
+        self._text, self._seed, self._prompt_tokens = text, seed, prompt_tokens
         self.prompts_in_epoch = text.train_documents
         self._order = SequenceStream(text.train_documents + 1, 1, seed)
         self._ends: dict[bool, NDArray[np.int64]] = {}  # separators of each split, once needed
@@ -161,8 +159,7 @@ class Chess(Task):
         require_extra("chess", "chess", "task 'chess'")
         import chess
 
-        self._seed = seed
-        self._chess = chess
+        self._seed, self._chess = seed, chess
 
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         if is_held_out:

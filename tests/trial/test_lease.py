@@ -43,7 +43,8 @@ def test_a_held_lock_names_its_owner_and_is_free_once_the_owner_is_killed(holder
     process.kill()
     process.wait()
     assert not is_locked(path)
-    Lease(path).release()
+    with Lease(path):
+        assert is_locked(path)
 
 
 def test_looking_at_a_lock_does_not_take_it(tmp_path):
@@ -97,7 +98,8 @@ def write_elsewhere(path, **owner):
 
 def test_on_another_machine_a_lease_that_was_given_up_is_dead_at_once(tmp_path):
     path = tmp_path / "lease.json"
-    Lease(path, fencing=3).release()
+    with Lease(path, fencing=3):
+        pass
     owner = read_owner(path)
     assert owner["ended"]
     write_elsewhere(path, **{**owner, "host": "elsewhere"})
