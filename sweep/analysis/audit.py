@@ -15,11 +15,11 @@ import pandas as pd
 from sweep.analysis.checks import FAIL, check_rows, judge_trials
 from sweep.analysis.frames import TRIAL_COLUMNS
 from sweep.analysis.rules import LOSSES, prepare
-from sweep.config import read_table
+from sweep.config import read_toml
 from sweep.config.numbers import SUFFIXES
 from sweep.errors import SweepError
 
-HEADERS: dict[str, str] = read_table(__file__, "headers.toml")
+HEADERS: dict[str, str] = read_toml(__file__, "headers.toml")
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter

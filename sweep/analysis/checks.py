@@ -20,12 +20,12 @@ from sweep.analysis.frames import Sweep, compare_batch_sizes, report_trials
 from sweep.analysis.optimum import TunedRate
 from sweep.analysis.rules import RULES, TrialTable, prepare, rows_of_trials
 from sweep.analysis.statistics import Comparison, Estimate, Floats, compare_pairs
-from sweep.config import read_table
+from sweep.config import read_toml
 from sweep.config.numbers import format_count
 from sweep.plan.plan import TUNING_SEED, answering_command
 from sweep.plan.rates import PATIENCE
 
-TABLE: dict[str, dict[str, Any]] = read_table(__file__, "checks.toml")
+TABLE: dict[str, dict[str, Any]] = read_toml(__file__, "checks.toml")
 PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"
 CURVE_CHECKS = ("critical_batch_size", "off_the_curve", "target_not_reached", "crossing_too_early")
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.statistics import compare_pairs
-from sweep.config import read_table
+from sweep.config import read_toml
 from sweep.errors import CorruptFile, SweepError
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, read_metrics, replacing, sha256_of_file
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
-COLUMNS: dict[str, dict[str, Any]] = read_table(__file__, "columns.toml")
+COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
 TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
@@ -63,7 +63,7 @@ def load_sweep(path: str | Path) -> Sweep:
     is_given = trials.notna()
     gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == "int64" and not is_given[n].all()}
     trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(gaps, "float64"))
-    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == "object"]
+    texts = list(trials.columns[trials.dtypes == object])
     trials[texts] = trials[texts].where(is_given[texts], None)
     names = ["time", "step", "tokens"]
     empty = pd.DataFrame(columns=names, dtype=float)

@@ -5,6 +5,6 @@ from pathlib import Path
 from typing import Any
 
 
-def read_table(module_file: str, name: str) -> dict[str, Any]:
+def read_toml(module_file: str, name: str) -> dict[str, Any]:
     """Read a TOML file that lies next to a module, given by the module's `__file__`."""
     return tomllib.loads(Path(module_file).with_name(name).read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from sweep.config import read_table
+from sweep.config import read_toml
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
 
@@ -139,7 +139,7 @@ ModelSettings = Annotated[
 
 MODEL_PRESETS: dict[str, ModelBase] = {
     name: TypeAdapter(ModelSettings).validate_python({"name": name, **fields})
-    for name, fields in read_table(__file__, "models.toml").items()
+    for name, fields in read_toml(__file__, "models.toml").items()
 }
 # Entries of a pretrained model's config.json that say nothing about its sizes.
 NOT_SIZES = {

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sweep.config import read_table
+from sweep.config import read_toml
 from sweep.errors import SweepError
 
 GRAMMAR_VERSION = 1
@@ -26,7 +26,7 @@ def parse_template(template: str) -> list[tuple[str, ...]]:
 
 @functools.cache
 def story_grammar() -> dict[str, Any]:
-    return read_table(__file__, "grammar.toml")
+    return read_toml(__file__, "grammar.toml")
 
 
 def generate_story(grammar: Mapping[str, Any], rng: random.Random) -> str:

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from sweep.config import read_table
+from sweep.config import read_toml
 from sweep.config.experiment import EvaluationSettings, OptimizerSettings
 from sweep.errors import SweepError
 from sweep.plan.steps import milestone_steps
 
 BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life at .999
-RULES: dict[str, str] = read_table(__file__, "policies.toml")
+RULES: dict[str, str] = read_toml(__file__, "policies.toml")
 GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
 EXTENSIONS = 4  # most steps of a factor 2 beyond either end of the grid

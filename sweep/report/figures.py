@@ -199,20 +199,20 @@ def plot_rates(policies: Policies) -> Figure | None:
         color = colors[rate.batch_size]
         losses = rate.trials.set_index("learning_rate")["loss"]
         measured = losses[np.isfinite(losses)]
-        heights = height_of(measured)
-        label = f"batch {rate.batch_size}"
-        axis.plot(measured.index, heights, "o", color=color, markersize=5, label=label)
+        style: dict[str, Any] = {"color": color, "label": f"batch {rate.batch_size}"}
+        axis.plot(measured.index, height_of(measured), "o", markersize=5, **style)
         for marker, position, is_marked in (
             ("|", BOTTOM_EDGE, losses.isna()),
             ("X", TOP_EDGE, losses == np.inf),
         ):
             at = losses.index[is_marked]
             axis.plot(at, [position] * len(at), marker, color=color, markersize=8, transform=edge)
-        if (curve := rate.optimum.curve) is not None:
+        curve, best = rate.optimum.curve, rate.optimum.rate
+        if curve is not None and best is not None:
             log_rates, fitted = curve.linspace()
             axis.plot(np.exp(log_rates), height_of(fitted), color=color, linewidth=1)
-            vertex = height_of(curve(np.log(rate.optimum.rate)))
-            axis.plot(rate.optimum.rate, vertex, "*", color=color, markersize=11, mec="white")
+            vertex = height_of(curve(np.log(best)))
+            axis.plot(best, vertex, "*", color=color, markersize=11, mec="white")
     _set_log_scale(axis, "x")
     _set_log_scale(axis, "y", least_ratio=2)
     measure = "training tokens to the target" if has_target else "final validation loss"

@@ -13,14 +13,14 @@ from typing import Any, Self
 
 import torch
 
-from sweep.config import read_table
+from sweep.config import read_toml
 from sweep.config.trial import Execution, TrialConfig
 from sweep.errors import SweepError
 from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages
 
 # Peaks by patterns of device names; the first pattern that matches.
-PEAK_FLOPS: dict[str, float] = read_table(__file__, "peak_flops.toml")
+PEAK_FLOPS: dict[str, float] = read_toml(__file__, "peak_flops.toml")
 USABLE_SHARE = 0.9  # in the E1 measurements a step of 0.87 of the memory ran, one of 0.93 did not
 FORECAST_MARGIN = 1.02  # CPU limits count the same tensors as the forecast, so 2 % is enough
 MOST_CONTEXT_BYTES = 1 << 30  # context of one process; more is in use by others
