@@ -19,7 +19,8 @@ from sweep.config import read_toml
 from sweep.config.numbers import SUFFIXES
 from sweep.errors import SweepError
 
-HEADERS: dict[str, str] = read_toml(__file__, "headers.toml")
+_TABLE = read_toml(__file__, "headers.toml")
+HEADERS = {column: text.format(**_TABLE["words"]) for column, text in _TABLE["headers"].items()}
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter

@@ -35,7 +35,11 @@ class Sweep:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Read a sweep folder, changing nothing; raise SweepError without a readable plan.json."""
+    """Read a sweep folder without starting or changing anything.
+
+    Raises:
+        SweepError: if the folder holds no readable plan.json.
+    """
     folder = SweepFolder(Path(path))
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     if plan.known_trials and not folder.trials_path.exists():
@@ -112,7 +116,7 @@ def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> 
     """Return the lines of metrics.jsonl; null and absent values are NaN."""
     try:
         lines = read_metrics(trial.metrics_path)
-        points = pd.DataFrame([dict(line) for line in lines], dtype=float)
+        points = pd.DataFrame([{**line} for line in lines], dtype=float)
     except (ValueError, TypeError):
         warnings.append(f"trial {trial.id}: metrics.jsonl is damaged; its curve is left out.")
         return pd.DataFrame()

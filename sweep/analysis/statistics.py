@@ -16,7 +16,6 @@ from scipy.special import chdtri, nctdtrinc, stdtr, stdtrit
 ALPHA = 0.05
 POWER = 0.8
 MOST_SEEDS = 1000  # upper end of the search for enough seeds
-MOST_LISTED = 15  # pairs
 
 Losses = Mapping[int, Mapping[int, float]]  # batch size -> seed -> final loss
 Floats = NDArray[np.float64]
@@ -80,8 +79,8 @@ class Comparison:
 
     @property
     def listed_pairs(self) -> tuple[Pair, ...]:
-        """The pairs that a report lists and draws: all, or of many those with the best."""
-        return self.pairs if len(self.pairs) <= MOST_LISTED else self.pairs_with_best
+        """All pairs; of more than 15, those with the best batch size."""
+        return self.pairs if len(self.pairs) <= 15 else self.pairs_with_best
 
 
 def compare_pairs(losses: Losses, margin: float = 0.01, unit: str = "nats") -> Comparison:

@@ -1,4 +1,4 @@
-"""Settings of experiments and trials, how people write numbers, and tables of facts."""
+"""Settings of experiments and trials, how people write numbers, and the reader of TOML tables."""
 
 import tomllib
 from pathlib import Path

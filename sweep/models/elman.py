@@ -82,11 +82,10 @@ class FusedCell(torch.autograd.Function):
     def forward(ctx, x, z, w_x, w_h, bias):  # type: ignore[no-untyped-def]
         v = F.linear(x, w_x, bias)  # (T, B, D)
         h = torch.empty(x.shape[0] + 1, *x.shape[1:], dtype=x.dtype, device=x.device)
-        transposed = w_h.T
         states = h.unbind(0)
         states[0].zero_()
         for t, v_t in enumerate(v.unbind(0)):
-            v_t.addmm_(states[t], transposed)
+            v_t.addmm_(states[t], w_h.T)
             states[t + 1].copy_(v_t).tanh_()
         ctx.save_for_backward(x, z, w_x, w_h, h, v)
         return F.silu(z).mul_(h[1:])

@@ -18,8 +18,8 @@ from sweep.trial.lease import LeaseWatch
 
 POLL_SECONDS = 0.25
 LESS_MEMORY = (
-    "Try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 or bf16-pure, or "
-    "(not for GRPO) several devices with --zero 3; `sweep forecast` says what each saves."
+    "With another --out, try those of --activation-checkpointing, --loss-chunk-rows 512, "
+    "--precision bf16 and, except for GRPO, --devices-per-trial 2 --zero 3 that are not on yet."
 )
 
 

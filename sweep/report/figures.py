@@ -25,12 +25,12 @@ GREY = "#555555"
 GREEN = "#009E73"
 VERDICTS = {"undecided": (GREY, "s"), "equivalent": (GREEN, "D"), "different": ("#D55E00", "o")}
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
-BOTTOM_EDGE = 0.03  # of the marks of pruned trials
+BOTTOM_EDGE = 0.03  # height of the marks of pruned trials
 TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
 PART_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
 MANY_CELLS = 12  # with more cells, or with more seeds, curves are means over seeds
 MANY_SEEDS = 5
-HATCHES = ("", "//", "..", "xx", "++")  # of policies
+POLICY_HATCHES = ("", "//", "..", "xx", "++")
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -113,7 +113,10 @@ def plot_time(cells: pd.DataFrame) -> Figure:
         seconds = pd.DataFrame({part: rows.get(f"seconds_{part}", 0.0) for part in TIME_PARTS})
         seconds = seconds.fillna(0.0)
         seconds["other"] = (rows["seconds_total"] - seconds.sum(axis=1)).clip(lower=0)
-        style: dict[str, Any] = {"edgecolor": "white", "hatch": HATCHES[index % len(HATCHES)]}
+        style: dict[str, Any] = {
+            "edgecolor": "white",
+            "hatch": POLICY_HATCHES[index % len(POLICY_HATCHES)],
+        }
         bottom = pd.Series(0.0, rows.index)
         for part, color in zip(TIME_PARTS, PART_COLORS, strict=True):
             if seconds[part].sum() > 0.001 * rows["seconds_total"].sum():
@@ -145,7 +148,8 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     for axis, (metric, title) in zip(axes, metrics.items(), strict=True):
         measured = points.dropna(subset=metric) if metric in points else points.iloc[:0]
         for (label, batch, _), rows in measured.groupby(["label", "batch_size", "curve"]):
-            means = rows.groupby("tokens")[metric].mean()
+            groups = rows.groupby("tokens")[metric]
+            means = groups.mean()[groups.size() == rows["id"].nunique()]  # of all seeds
             _, _, line = styles[label]
             axis.plot(means.index, means, line, color=colors[batch], label=f"batch {batch}")
         axis.set_ylabel(title)
@@ -194,19 +198,17 @@ def plot_rates(policies: Policies) -> Figure | None:
     has_target = policies[0].curve is not None
     height_of = np.exp if has_target else np.asarray  # losses are then the logarithms of tokens
     colors = batch_colors(rate.batch_size for rate in rates)
-    edge = axis.get_xaxis_transform()
     for rate in rates:
         color = colors[rate.batch_size]
-        losses = rate.trials.set_index("learning_rate")["loss"]
+        trials = rate.trials.set_index("learning_rate")
+        losses, is_pruned = trials["loss"], trials["state"] == "PRUNED"
         measured = losses[np.isfinite(losses)]
         style: dict[str, Any] = {"color": color, "label": f"batch {rate.batch_size}"}
         axis.plot(measured.index, height_of(measured), "o", markersize=5, **style)
-        for marker, position, is_marked in (
-            ("|", BOTTOM_EDGE, losses.isna()),
-            ("X", TOP_EDGE, losses == np.inf),
-        ):
-            at = losses.index[is_marked]
-            axis.plot(at, [position] * len(at), marker, color=color, markersize=8, transform=edge)
+        pruned, lost = losses.index[is_pruned], losses.index[(losses == np.inf) & ~is_pruned]
+        style = {"color": color, "markersize": 8, "transform": axis.get_xaxis_transform()}
+        axis.plot(pruned, [BOTTOM_EDGE] * len(pruned), "|", **style)
+        axis.plot(lost, [TOP_EDGE] * len(lost), "X", **style)
         curve, best = rate.optimum.curve, rate.optimum.rate
         if curve is not None and best is not None:
             log_rates, fitted = curve.linspace()
@@ -221,7 +223,7 @@ def plot_rates(policies: Policies) -> Figure | None:
 
 
 def plot_differences(policies: Policies) -> Figure | None:
-    """Plot the paired differences from the best batch size, at tuned rates if there are any."""
+    """Plot the paired differences between batch sizes, at tuned rates if there are any."""
     results = [policy for policy in policies if policy.comparison.pairs]
     if not results:
         return None

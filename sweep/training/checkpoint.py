@@ -65,8 +65,7 @@ class Progress:
     def charge(self, account: str) -> None:
         """Add the time since the last charge to the total and `seconds_ACCOUNT`, except `other`."""
         now = time.perf_counter()
-        elapsed = now - self.charged_at
-        self.charged_at = now
+        elapsed, self.charged_at = now - self.charged_at, now
         self.seconds_total += elapsed
         if account != "other":
             vars(self)[f"seconds_{account}"] += elapsed
@@ -97,17 +96,14 @@ class CheckpointStore:
     """Reads and writes a trial's checkpoints; a superseded attempt's writes raise Superseded."""
 
     def __init__(self, folder: TrialFolder, fencing: int) -> None:
-        self.folder = folder
-        self.check = partial(folder.fence, fencing)
-        self._fencing = fencing
+        self.folder, self.check, self._fencing = folder, partial(folder.fence, fencing), fencing
         self._step: int | None = None  # step of the newest checkpoint that was read or written
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
         """Restore the newest intact checkpoint; return its length of metrics.jsonl, or 0."""
         failure: OSError | None = None  # while reading tensors, which may have changed some weights
         for *_, path in self.folder.checkpoints():
-            stored = None
-            problem = ""
+            stored, problem = None, ""
             try:
                 notes = read_notes(path)
                 length = int(notes["metrics_length"])
@@ -124,8 +120,7 @@ class CheckpointStore:
                     self._step = progress.step
                     return length
                 except OSError as error:
-                    failure = error
-                    problem = str(error)
+                    failure, problem = error, str(error)
             why = problem or "another process cannot read it"
             print(f"checkpoint {path.name} is damaged ({why}); trying an older one", flush=True)
         if failure:
@@ -137,8 +132,7 @@ class CheckpointStore:
         if progress.step == self._step:
             return
         self._step = progress.step
-        metrics_length = ranks.broadcast(log.length if log else 0)
-        name = f"checkpoint-{progress.step:010d}-{metrics_length:010d}"
+        name = f"checkpoint-{progress.step:010d}-{ranks.broadcast(log.length if log else 0):010d}"
         path = self.folder.path / name
         part = self.folder.path / f".{name}.{self._fencing}.part"
         try:
@@ -207,8 +201,7 @@ def _restore(
 ) -> None:
     """Fill the state from a checkpoint, whose tensors are `stored` if they lie in one file."""
     step.parallel.make_states(lambda count: step.backward(step.workload.random_batch(count)))
-    tensors = _tensors(step)
-    rank = ranks.rank()
+    tensors, rank = _tensors(step), ranks.rank()
     has_random_state = rank < notes["processes"]
     if not has_random_state:  # this process keeps its own
         tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}

@@ -140,7 +140,7 @@ def train(
             if t in noise.steps and ending is None:
                 line |= noise.metrics(t)
                 progress.charge("noise")
-            if peak_memory_bytes(step.device) > progress.peak_memory_bytes:  # by an evaluation
+            if peak_memory_bytes(step.device) > progress.peak_memory_bytes:  # evaluations raise it
                 forget_peak_memory(step.device)
                 progress.charge("other")
             if log:

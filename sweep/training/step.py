@@ -94,7 +94,7 @@ class TrainingStep:
     def backward(self, batch: Batch, is_eager: bool = False) -> Tensor:
         """Add the gradient of the batch's mean loss, in microbatches; return that loss."""
         loss_sum = self.workload.loss_sum if is_eager else self._loss_sum
-        tokens = self.workload.loss_tokens(batch)  # of the whole batch
+        tokens = self.workload.loss_tokens(batch)  # summed over devices below
         if ranks.is_distributed():
             tokens = ranks.all_reduce_(torch.as_tensor(tokens).clone())
         losses: list[Tensor] = []

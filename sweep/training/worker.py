@@ -51,8 +51,8 @@ def run_attempt(
 ) -> Outcome:
     """Run an attempt, by default the newest, or one of its processes; errors become outcomes."""
     folder = TrialFolder(path)
-    try:
-        with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        try:
             status = status or folder.read_status()
             store = CheckpointStore(folder, status.fencing)
             store.check()
@@ -73,14 +73,14 @@ def run_attempt(
             if config.execution.devices > 1 and not ranks.is_distributed():
                 return _launch(config, path, status, should_stop)
             return _run(config, status, store, should_stop)
-    except (Superseded, FolderInUse) as error:
-        return Outcome("superseded", str(error))
-    except Exception as error:
-        traceback.print_exc()
-        message = " ".join(str(error).split()) or type(error).__name__
-        if not isinstance(error, SweepError):
-            message = f"{type(error).__name__}: {message[:500]}"
-        return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
+        except (Superseded, FolderInUse) as error:
+            return Outcome("superseded", str(error))
+        except Exception as error:
+            traceback.print_exc()
+            message = " ".join(str(error).split()) or type(error).__name__
+            if not isinstance(error, SweepError):
+                message = f"{type(error).__name__}: {message[:500]}"
+            return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
 
 
 def _run(
@@ -182,9 +182,9 @@ def _launch(
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             reports = {}
-            for path in sorted(Path(name).glob("*.end")):  # by time
-                number = int(path.stem.partition("-")[2])
-                reports[number] = Outcome(**json.loads(path.read_text()))
+            for report in sorted(Path(name).glob("*.end")):  # by time
+                number = int(report.stem.partition("-")[2])
+                reports[number] = Outcome(**json.loads(report.read_text()))
             return first_cause(rank, failure.exitcode, reports, oom_kills() > killed_before)
         finally:
             ended.set()

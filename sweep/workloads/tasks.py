@@ -48,7 +48,6 @@ class Task(Protocol):
 
     def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
         """Return the components of a completion's reward, which is their sum."""
-        raise AssertionError("the experiment requires grpo.reward for this task")
 
 
 def build_task(settings: GrpoSettings, text: TokenizedText | None, seed: int) -> Task:
@@ -119,6 +118,9 @@ class Openings(Task):
     def prompt(self, number: int, is_held_out: bool) -> Prompt:
         ids = self.story(number, is_held_out, self._prompt_tokens)
         return Prompt(self._text.tokenizer.decode(ids), tuple(ids))
+
+    def reward(self, prompt: Prompt, completion: Completion) -> dict[str, float]:
+        raise AssertionError("the experiment requires grpo.reward for this task")
 
 
 class Words(Openings):
