@@ -18,8 +18,8 @@ from sweep.trial.lease import LeaseWatch
 
 POLL_SECONDS = 0.25
 LESS_MEMORY = (
-    "With another --out, try those of --activation-checkpointing, --loss-chunk-rows 512, "
-    "--precision bf16 and, except for GRPO, --devices-per-trial 2 --zero 3 that are not on yet."
+    "With another --out, try --activation-checkpointing, --loss-chunk-rows 512, --precision bf16 "
+    "or, except for GRPO, --devices-per-trial 2 --zero 3; `sweep forecast` shows their peaks."
 )
 
 
