@@ -67,7 +67,7 @@ def load_sweep(path: str | Path) -> Sweep:
     is_given = trials.notna()
     gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == "int64" and not is_given[n].all()}
     trials = trials.astype(TRIAL_COLUMNS | dict.fromkeys(gaps, "float64"))
-    texts = list(trials.select_dtypes(object))
+    texts = trials.select_dtypes(object).columns
     trials[texts] = trials[texts].where(is_given[texts], None)
     names = ["time", "step", "tokens"]
     empty = pd.DataFrame(columns=names, dtype=float)
