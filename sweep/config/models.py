@@ -137,10 +137,9 @@ ModelSettings = Annotated[
     Field(discriminator="kind"),
 ]
 
-MODEL_PRESETS: dict[str, ModelBase] = {
-    name: TypeAdapter(ModelSettings).validate_python({"name": name, **fields})
-    for name, fields in read_toml(__file__, "models.toml").items()
-}
+MODEL_PRESETS: dict[str, ModelSettings] = TypeAdapter(dict[str, ModelSettings]).validate_python(
+    {name: {"name": name, **keys} for name, keys in read_toml(__file__, "models.toml").items()}
+)
 # Entries of a pretrained model's config.json that say nothing about its sizes.
 NOT_SIZES = {
     *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),

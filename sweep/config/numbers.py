@@ -4,8 +4,8 @@ from decimal import Decimal
 
 from sweep.errors import SweepError
 
-BINARY_SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-SUFFIXES = {**BINARY_SUFFIXES, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 
 def parse_count(text: str | int | float, subject: str = "number", least: int = 1) -> int:

@@ -113,10 +113,8 @@ def plot_time(cells: pd.DataFrame) -> Figure:
         seconds = pd.DataFrame({part: rows.get(f"seconds_{part}", 0.0) for part in TIME_PARTS})
         seconds = seconds.fillna(0.0)
         seconds["other"] = (rows["seconds_total"] - seconds.sum(axis=1)).clip(lower=0)
-        style: dict[str, Any] = {
-            "edgecolor": "white",
-            "hatch": POLICY_HATCHES[index % len(POLICY_HATCHES)],
-        }
+        hatch = POLICY_HATCHES[index % len(POLICY_HATCHES)]
+        style: dict[str, Any] = {"edgecolor": "white", "hatch": hatch}
         bottom = pd.Series(0.0, rows.index)
         for part, color in zip(TIME_PARTS, PART_COLORS, strict=True):
             if seconds[part].sum() > 0.001 * rows["seconds_total"].sum():

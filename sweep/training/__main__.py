@@ -47,8 +47,9 @@ def _run_trial(folder: TrialFolder) -> int:
     def stop(number: int, _: object) -> None:
         if stops:
             process.kill()
+        else:
+            process.stop()
         stops.append(number)
-        process.stop()
 
     failures = Counter[Cause]()
     is_retried = is_to_run(status)

@@ -53,6 +53,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if reference is None:
             reference = weakref.ref(storage, lambda _: self._free(key))
             category = "activations" if torch.is_grad_enabled() else "workspace"
+            # Logits are recognized by their width.
             if tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary:
                 category = "logits"
         self._set(key, reference, category, size)

@@ -141,6 +141,7 @@ class Pretrain(LanguageWorkload):
         return losses.view(targets.shape)
 
     def evaluate(self, model: nn.Module) -> float:
+        """Return the mean loss of evenly spaced validation windows, or of all for a target."""
         count = windows = (len(self.text.valid) - 1) // self.tokens_per_sequence
         if self.config.science.target is None:
             count = min(self.evaluation_sequences, windows)
