@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from sweep.analysis.frames import load_sweep
+from sweep.analysis.results import load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.orchestration.planning import Planned, make_plan
@@ -42,7 +42,7 @@ def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
             trial = plan.with_rate(report, float(row.learning_rate or 0))
             rows[str(trial.id)] = trial
     grid = plan.model_copy(update={"trials": tuple(rows.values())})
-    run_plan(Planned(grid, tuple(rows)), folder)
+    run_plan(Planned(grid, tuple(rows), grid.settings), folder)
 
 
 def compare(tuned: Path, grid: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sweep.version import __version__ as __version__
 
 __all__ = [
     "SweepError",
+    "answer",
     "forecast_memory",
     "load_sweep",
     "plan_sweep",
@@ -22,11 +23,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load_sweep", "write_report"):  # these do not import torch
-        from sweep.analysis.frames import load_sweep
+    if name in ("answer", "load_sweep", "write_report"):  # these do not import torch
+        from sweep.analysis.results import answer, load_sweep
         from sweep.report.report import write_report
 
-        return load_sweep if name == "load_sweep" else write_report
+        return {"answer": answer, "load_sweep": load_sweep, "write_report": write_report}[name]
     if name in __all__:
         from sweep.orchestration.costs import plan_sweep
         from sweep.orchestration.memory import forecast_memory, probe_memory

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sweep.analysis.frames import Sweep, load_sweep
+from sweep.analysis.results import Sweep, load_sweep
 from sweep.tracking.store import restore_sweep
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import TrialFolder

@@ -12,8 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from sweep.analysis.checks import FAIL, check_rows, judge_trials
+from sweep.analysis.checks import FAIL, check_rows
 from sweep.analysis.frames import TRIAL_COLUMNS
+from sweep.analysis.results import judge_trials
 from sweep.analysis.rules import LOSSES, prepare
 from sweep.config import read_toml
 from sweep.config.numbers import SUFFIXES

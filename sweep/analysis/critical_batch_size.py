@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 from scipy.special import log_ndtr, stdtrit
 
-from sweep.analysis.frames import Sweep, curves_by_trial, report_trials
-from sweep.analysis.statistics import Estimate, Floats
+from sweep.analysis.frames import SweepTables, curves_by_trial, report_trials
+from sweep.analysis.statistics import Estimate
 from sweep.errors import SweepError
+from sweep.plan.curves import Floats
 from sweep.plan.rates import crossing_tokens, smoothed
 
 RESAMPLES = 1000
@@ -57,7 +58,7 @@ class StepsCurve:
         return self.batch_sizes[0] < batch_size < self.batch_sizes[-1]
 
 
-def steps_to_target(sweep: Sweep) -> pd.DataFrame:
+def steps_to_target(sweep: SweepTables) -> pd.DataFrame:
     """Return one row per reporting trial that ended: where it reached the target, or a bound.
 
     A trial that was pruned or used up its budget is censored: its last evaluation is a bound. One
@@ -95,7 +96,7 @@ def fit_curve(trials: pd.DataFrame, target: float) -> StepsCurve:
         return StepsCurve(target, trials, sizes, None, str(error))
 
 
-def losses_at(sweep: Sweep, trials: pd.DataFrame, measure: str) -> tuple[float, pd.DataFrame]:
+def losses_at(sweep: SweepTables, trials: pd.DataFrame, measure: str) -> tuple[float, pd.DataFrame]:
     """Compare losses at an equal number of `tokens`, `steps` or `seconds` of training.
 
     The number is the most that every trial reached. The schedule knows no horizon, so a shorter
@@ -262,7 +263,7 @@ def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale
     return NoiseScale(ratio, trace, square, len(values))
 
 
-def noise_records(sweep: Sweep) -> pd.DataFrame:
+def noise_records(sweep: SweepTables) -> pd.DataFrame:
     """Return the reporting trials' noise: label, batch_size, seed, tokens, trace, square."""
     trials = report_trials(sweep.trials)[["id", "label", "batch_size", "seed"]]
     names = {"noise/trace": "trace", "noise/square": "square"}
@@ -273,7 +274,7 @@ def noise_records(sweep: Sweep) -> pd.DataFrame:
     return lines.merge(trials, on="id")
 
 
-def noise_scales(sweep: Sweep) -> Iterator[dict[str, Any]]:
+def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
     """Yield each cell's noise scale over the later half of training, all seeds together."""
     groups = noise_records(sweep).groupby(["label", "batch_size"], sort=False)
     for (label, batch_size), lines in groups:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.statistics import compare_pairs
+from sweep.analysis.statistics import mean_of
 from sweep.config import read_toml
 from sweep.errors import CorruptFile, SweepError
 from sweep.plan.plan import Plan, parse_plan
@@ -26,7 +26,7 @@ COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
+class SweepTables:
     name: str
     plan: Plan
     trials: pd.DataFrame  # one row per planned trial that has an id; TRIAL_COLUMNS
@@ -34,7 +34,7 @@ class Sweep:
     warnings: tuple[str, ...]  # sentences about files that were left out
 
 
-def load_sweep(path: str | Path) -> Sweep:
+def load_tables(path: str | Path) -> SweepTables:
     """Read a sweep folder without starting or changing anything.
 
     Raises:
@@ -77,10 +77,10 @@ def load_sweep(path: str | Path) -> Sweep:
     points = points[[*names, *metrics]].astype(dict.fromkeys(whole, int))
     ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
-    return Sweep(folder.name, plan, trials, points, tuple(warnings))
+    return SweepTables(folder.name, plan, trials, points, tuple(warnings))
 
 
-def write_trials_csv(sweep: Sweep, path: Path) -> None:
+def write_trials_csv(sweep: SweepTables, path: Path) -> None:
     """Write every trial, with the columns of columns.toml."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == "int64"}
     table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
@@ -125,7 +125,7 @@ def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> 
     return points
 
 
-def curves_by_trial(sweep: Sweep, metric: str) -> Iterator[tuple[str, Any, Any]]:
+def curves_by_trial(sweep: SweepTables, metric: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield id, tokens and values of every trial that has finite points of a metric."""
     if metric in sweep.curves:
         points = sweep.curves[sweep.curves[metric].notna()]
@@ -200,7 +200,7 @@ def recommend(cells: pd.DataFrame) -> dict[str, list[dict[Any, Any]]]:
     return {name: cells.loc[rows].to_dict("records") for name, rows in best.items() if len(rows)}
 
 
-def find_gains(sweep: Sweep) -> list[dict[str, Any]]:
+def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:
     """Compare each cell's mean rewards of the milestone prompts before and after training.
 
     `start` and `end` are by seed, with the same prompts and random numbers; `difference` is the
@@ -214,7 +214,7 @@ def find_gains(sweep: Sweep) -> list[dict[str, Any]]:
     gains = []
     for _, rows in trials.groupby(CELL_KEYS, sort=False):
         ends = rows.astype({"seed": int}).set_index("seed")[["start", "end"]].to_dict()
-        pairs = compare_pairs({0: ends["start"], 1: ends["end"]}).pairs
-        difference = pairs[0].difference if pairs else None
+        differences = (rows["end"] - rows["start"]).to_list()
+        difference = mean_of(differences) if len(differences) > 1 else None
         gains.append({**rows.iloc[0][CELL_KEYS], **ends, "difference": difference})
     return gains

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.frames import policy_labels
-from sweep.analysis.optimum import TunedRate, tuned_rates
+from sweep.analysis.rates import TunedRate, tuned_rates
 from sweep.plan.plan import LEAST_SEEDS
 
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
@@ -62,10 +62,8 @@ def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def prepare(
-    table: pd.DataFrame, sigma: float | None = None, degrees: float = math.inf
-) -> TrialTable:
-    """Derive true steps, failures, cells and the grids of rates; sigma as in `tuned_rates`."""
+def prepare(table: pd.DataFrame) -> TrialTable:
+    """Derive true steps, failures, cells and the grids of rates."""
     rows, is_own = table.copy(), "policy" in table
     has_target = is_own and bool(rows["has_target"].any())
     rows["loss"] = next((rows[n] for n in LOSSES if n in rows and rows[n].notna().any()), math.nan)
@@ -87,8 +85,8 @@ def prepare(
     wrong = cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
     counted = cells.dropna(subset=["steps", "true_steps"])
     formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else []
-    best, rates = best.sort_values("batch_size"), tuned_rates(rows, sigma, degrees)
-    return TrialTable(rows, cells, best, wrong, formula, rates, is_own, has_target)
+    best = best.sort_values("batch_size")
+    return TrialTable(rows, cells, best, wrong, formula, tuned_rates(rows), is_own, has_target)
 
 
 def explain_log_rows(rows: pd.Series, steps: pd.Series) -> list[int]:
@@ -187,26 +185,23 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
         untuned -= {rate.batch_size for rate in rates}
     elif not rates:
         return None
-    edges = [r for r in rates if not r.optimum.is_inside and (r.optimum.best or table.is_own)]
+    edges = [rate for rate in rates if not rate.is_inside and (rate.best or table.is_own)]
     texts = [f"Batch size {rate.batch_size}: {_describe_optimum(rate)}." for rate in edges or rates]
     texts += [f"Batch size {size:g}: no rate was tuned." for size in sorted(untuned)]
     return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts)
 
 
 def _describe_optimum(rate: TunedRate) -> str:
-    optimum, grid = rate.optimum, rate.trials["learning_rate"]
-    if optimum.best is None:
+    grid = rate.trials["learning_rate"]
+    if rate.best is None:
         return f"none of {rate.tried} trials completed"
-    side = "inside" if optimum.is_inside else "at an end of"
-    text = f"{optimum.best:.3g} is the best rate of {rate.tried} trials, {side} {grid.min():.3g} "
+    side = "inside" if rate.is_inside else "at an end of"
+    text = f"{rate.best:.3g} is the best rate of {rate.tried} trials, {side} {grid.min():.3g} "
     text += f"to {grid.max():.3g}"
     if rate.rates_without_result:
         text += f"; {rate.rates_without_result} rates were pruned or failed"
-    if optimum.rate is not None:
-        ends = " [{:.3g}, {:.3g}]".format(*optimum.interval) if optimum.interval else ""
-        text += f"; the fitted optimum is {optimum.rate:.3g}{ends}"
-    if optimum.plateau:
-        text += "; rates {:.3g} to {:.3g} are within one σ of the best".format(*optimum.plateau)
+    if rate.optimum is not None:
+        text += f"; the fitted optimum is {rate.optimum:.3g}"
     if rate.has_other_dimensions:
         text += "; β2 and weight decay are those of the best trial and are not bracketed"
     return text
@@ -222,8 +217,17 @@ def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     seeds = table.cells.groupby("batch_size")["seeds"].max().dropna().reset_index()
-    few = seeds["batch_size"][seeds["seeds"] < LEAST_SEEDS]
-    return None if seeds.empty else (few, f"Seeds: {_range(seeds, seeds['seeds'], 'g')}.")
+    few = seeds["batch_size"][seeds["seeds"] < LEAST_SEEDS].to_list()
+    ended = table.rows[(table.rows["stage"] != "tune") & table.rows["loss"].notna()]
+    losses = ended.groupby(["batch_size", "learning_rate"])["loss"].agg(["count", "nunique"])
+    equal = losses[(losses["count"] > 1) & (losses["nunique"] == 1)].index.get_level_values(0)
+    same = (
+        f" All seeds gave the same loss at {', '.join(f'{n:g}' for n in equal)}."
+        if len(equal)
+        else ""
+    )
+    text = f"Seeds: {_range(seeds, seeds['seeds'], 'g')}.{same}"
+    return None if seeds.empty else ([*few, *(equal if table.is_own else ())], text)
 
 
 def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:

@@ -80,7 +80,7 @@ def run(
     EXPERIMENT is a shipped name (tinystories, tinystories-8m, quick, quadratic, gpt2, elman,
     grpo-words, grpo-chess) or a TOML file.
     """
-    from sweep.cli.show import Progress, print_plan, print_status
+    from sweep.cli.show import Progress, print_plan, print_results
     from sweep.orchestration.costs import estimate
     from sweep.orchestration.planning import check_writable, read_request
     from sweep.orchestration.runner import check_request, finished_summary, run_plan
@@ -117,7 +117,8 @@ def run(
             )
     elif not (folder.path / "report.md").exists():
         _report(folder)
-    print_status(sweep_status(folder) | {"report": str(folder.path / "report.md")}, json)
+    document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
+    print_results(document, folder, json)
     if summary.untracked:
         click.echo(summary.untracked, err=True)
     if summary.is_interrupted:
@@ -161,17 +162,9 @@ def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cau
 
 
 def _report(folder: "SweepFolder") -> None:
-    from sweep.analysis.checks import judge
-    from sweep.analysis.frames import load_sweep
-    from sweep.report.report import write_report_of
+    from sweep.report.report import write_report
 
-    sweep = load_sweep(folder.path)
-    policies = judge(sweep)
-    write_report_of(sweep, policies, folder.path)
-    for policy in policies:
-        for check in policy.failed:
-            name = f"FAIL {check.code} ({policy.label})"
-            click.echo(f"{name}: {check.condition} Remedy: {check.remedy}", err=True)
+    write_report(folder.path)
 
 
 @click.command(cls=SettingsCommand)
@@ -393,6 +386,28 @@ def audit(table: Path, json: bool) -> None:
 
 
 @click.command()
+@click.argument("table", type=Path, metavar="FILE.csv|DIR")
+@click.option("--metric", default="final_valid_loss", show_default=True, metavar="COLUMN")
+@click.option("--direction", type=click.Choice(["minimize", "maximize"]), default="minimize")
+@click.option(
+    "--tolerance", type=float, help="How far from the best is good enough; by default 0.01."
+)
+@json_option
+def answer(table: Path, metric: str, direction: str, tolerance: float | None, json: bool) -> None:
+    """Say which batch size to use, from a table of trials or a sweep folder.
+
+    The columns stage, policy, batch_size, seed, learning_rate, state and the metric are needed.
+    """
+    from sweep.analysis.results import answer_of
+
+    made, sentences = answer_of(table, metric, direction, tolerance)
+    if json:
+        print_document(made.as_json() if made else {"answer": None})
+    else:
+        click.echo("\n".join(sentences))
+
+
+@click.command()
 @folder_argument
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True)
 def ui(folder: "SweepFolder", port: int) -> int:
@@ -491,4 +506,7 @@ def _devices(problems: list[str]) -> list[dict[str, Any]]:
     return devices
 
 
-COMMANDS = (run, plan, forecast, probe, status, stop, log, clean, report, audit, ui, data, doctor)
+COMMANDS = (
+    *(run, plan, forecast, probe, status, stop, log, clean, report, answer, audit, ui, data),
+    doctor,
+)

@@ -152,6 +152,23 @@ def print_status(document: dict[str, Any], as_json: bool) -> None:
         click.echo(f"Report: {document['report']}")
 
 
+def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) -> None:
+    """Print the states of all trials, then the answer, and what would make it clearer."""
+    from sweep.analysis.results import load_sweep
+
+    sweep = load_sweep(folder.path)
+    answer = sweep.answer()
+    if as_json:
+        print_document(document | {"answer": answer and answer.as_json()})
+        return
+    print_status(document, as_json=False)
+    click.echo("\n" + "\n".join(sweep.sentences()))
+    if answer and answer.settle:
+        seconds = answer.settle_seconds
+        cost = f", at least {format_seconds(seconds)}" if seconds else ""
+        click.echo(f"Next{cost}: {answer.settle}")
+
+
 class Progress(AbstractContextManager["Progress"]):
     """Progress of some trials (None: all) on stderr: a live table, or lines without a terminal."""
 

@@ -84,6 +84,17 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
 
 
+class AnswerSettings(Settings, use_attribute_docstrings=True):
+    """What counts as good enough, and what `--seeds auto` may spend. Not part of a trial's id."""
+
+    tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
+    """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
+    max_seeds: Annotated[Count, Field(ge=3, le=1000), RunFlag(Group.TUNING)] = 20
+    """Most seeds per batch size with --seeds auto."""
+    max_hours: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
+    """Start no further seeds after this many hours of a command, with --seeds auto."""
+
+
 class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Sampling, reward and loss. `batch_size` counts completions: prompts times `group_size`."""
 
@@ -132,6 +143,14 @@ class WorkloadTraits:
         return cls(model.context)  # a user's `module:object`
 
 
+def _read_seeds(value: Any) -> Any:
+    if value is None or value == "auto":
+        return value
+    if (count := parse_count(value, "seeds")) > 1000:
+        raise ValueError("must be at most 1000, or auto")
+    return count
+
+
 class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
@@ -147,8 +166,10 @@ class Experiment(Settings, use_attribute_docstrings=True):
     """tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder."""
     lr: Annotated[str, BeforeValidator(str), RunFlag()] = "3e-4"
     """A learning rate, sqrt[:RATE@BATCH], linear:RATE@BATCH, or tuned."""
-    seeds: Annotated[Count | None, Field(le=1000), RunFlag()] = None
-    """Seeds per batch size; by default 1 at a fixed rate, else 3."""
+    seeds: Annotated[int | str | None, BeforeValidator(_read_seeds), RunFlag(metavar="N|auto")] = (
+        None
+    )
+    """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until all is clear."""
     precision: Annotated[Literal["auto", Precision], Flag(Group.MODEL)] = "auto"
     """auto: bf16 (autocast) on CUDA, else fp32. bf16-pure: weights in bf16 too."""
     target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
@@ -170,11 +191,22 @@ class Experiment(Settings, use_attribute_docstrings=True):
     schedule: ScheduleSettings = ScheduleSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     tuning: TuningSettings = TuningSettings()
+    answer: AnswerSettings = AnswerSettings()
     grpo: GrpoSettings | None = None  # only with the workload grpo
 
     @property
     def traits(self) -> WorkloadTraits:
         return WorkloadTraits.of(self.workload, self.model, self.grpo)
+
+    @property
+    def tolerance(self) -> float:
+        """How far from the best is good enough: a loss, or a share of the tokens to the target."""
+        return self.answer.tolerance or (0.01 if self.target is None else 0.05)
+
+    @property
+    def margin(self) -> float:
+        """The tolerance of losses, or of the logarithms of the tokens to the target."""
+        return self.tolerance if self.target is None else math.log1p(self.tolerance)
 
     @property
     def user_objects(self) -> list[str]:

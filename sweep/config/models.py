@@ -112,7 +112,7 @@ class ObjectSettings(ForeignModel):
 
 
 class QuadraticSettings(ModelBase):
-    """The noisy quadratic model: h_i = c_i = 1/i for i = 1 … dimensions (Zhang et al. 2019)."""
+    """The noisy quadratic model (Zhang et al. 2019): curvature and noise fall as powers of i."""
 
     is_worth_compiling: ClassVar[bool] = False
     supports_half_precision: ClassVar[bool] = False
@@ -120,6 +120,9 @@ class QuadraticSettings(ModelBase):
     kind: Literal["quadratic"] = "quadratic"
     name: str = "quadratic"
     dimensions: Positive = 1000
+    curvature_power: Annotated[float, Field(ge=0, le=10, strict=True)] = 1.0  # h_i = 1/i^power
+    noise_power: Annotated[float, Field(ge=0, le=10, strict=True)] = 1.0  # c_i = noise/i^power
+    noise: Annotated[float, Field(ge=0, le=1e6, strict=True)] = 1.0  # variance of w_1's gradient
     context: Literal[1] = 1
     embedding_parameters: Literal[0] = 0
 

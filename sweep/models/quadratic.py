@@ -1,6 +1,7 @@
 """The noisy quadratic model: loss ½ Σ h_i w_i², gradient noise of covariance diag(c)/B.
 
-h_i = c_i = 1/i (Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch Sizes?").
+By default h_i = c_i = 1/i (Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch
+Sizes?").
 """
 
 import torch
@@ -18,9 +19,10 @@ class Quadratic(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (settings.dimensions,), generator=generator) * 2 - 1
         self.weights = nn.Parameter(signs.float())
-        curvature = 1 / torch.arange(1.0, settings.dimensions + 1)
-        self.register_buffer("curvature", curvature)
-        self.register_buffer("noise_scale", curvature.sqrt(), persistent=False)
+        index = torch.arange(1.0, settings.dimensions + 1)
+        noise = settings.noise / index**settings.noise_power
+        self.register_buffer("curvature", 1 / index**settings.curvature_power)
+        self.register_buffer("noise_scale", noise.sqrt(), persistent=False)
 
     def expected_loss(self) -> Tensor:
         return 0.5 * (self.curvature * self.weights.square()).sum()

@@ -78,6 +78,12 @@ class Planned:
 
     plan: Plan
     requested: tuple[str, ...]
+    experiment: Experiment  # of this command
+
+    @property
+    def adds_seeds(self) -> bool:
+        """True if seeds are added until the answer is clear."""
+        return self.experiment.seeds == "auto"
 
     @property
     def is_tuned(self) -> bool:
@@ -130,12 +136,14 @@ def make_plan(
     waiting = [row for row in new.trials if row.id is None]
     plan = plan.model_copy(update={"trials": (*plan.known_trials, *waiting)})
     ids, tuning = {row.id for row in new.known_trials}, {row.batch_size for row in waiting}
+    if experiment.seeds == "auto":
+        tuning |= {*experiment.batches}
     requested = tuple(
         str(row.id)
         for row in plan.known_trials  # with all rates that tuning has tried so far
         if row.id in ids or (row.stage == "tune" and row.batch_size in tuning)
     )
-    return Planned(plan, requested)
+    return Planned(plan, requested, experiment)
 
 
 def first_plan(

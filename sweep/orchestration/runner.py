@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from sweep.errors import SweepError
 from sweep.orchestration import planning
 from sweep.orchestration.costs import check_disk, estimate
 from sweep.orchestration.executors import Executor, build_executor, check_services
+from sweep.orchestration.looks import next_trials
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.retry import is_to_run
 from sweep.tracking.mirror import Mirror
@@ -74,6 +76,8 @@ def finished_summary(
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     if planned.is_tuned or any(is_to_run(status, retried_causes) for status in states.values()):
+        return None
+    if planned.adds_seeds and next_trials(planned, planned.plan, folder):
         return None
     return Summary(folder, states) if is_mirrored(folder, services.tracking_uri) else None
 
@@ -149,11 +153,31 @@ def run_plan(
 def _run_all(
     planned: planning.Planned, schedule: Scheduler, storage: str | None, uid: str
 ) -> Iterable[str]:
-    """Run the trials with known rates, then rounds of tuning; return the ids of all of them."""
+    """Run the trials with known rates, then rounds of tuning and of seeds; return all their ids."""
     requested: dict[str, int | None] = dict.fromkeys(planned.requested)
-    if not planned.is_tuned:
+    if planned.is_tuned:
+        _tune(planned, schedule, storage, uid, requested)
+    else:
         schedule.run(requested)
-        return requested
+    started, hours = time.monotonic(), planned.experiment.answer.max_hours or math.inf
+    while planned.adds_seeds and not schedule.is_ending:
+        rows = next_trials(planned, schedule.plan, schedule.folder)
+        if not rows or time.monotonic() - started >= 3600 * hours:
+            break
+        pauses = schedule.add(rows)
+        requested |= pauses
+        schedule.run(pauses)
+    return requested
+
+
+def _tune(
+    planned: planning.Planned,
+    schedule: Scheduler,
+    storage: str | None,
+    uid: str,
+    requested: dict[str, int | None],
+) -> None:
+    """Run the rounds of tuning, and add their trials to those requested."""
     from sweep.orchestration.tuning import Tuning, is_without_answer
 
     tuning = Tuning(planned.plan, schedule, storage, uid)
@@ -175,7 +199,6 @@ def _run_all(
             break
         requested |= pauses
         schedule.run(pauses)
-    return requested
 
 
 @contextlib.contextmanager

@@ -2,15 +2,16 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from sweep.config.trial import TrialConfig
 from sweep.errors import WorkerDied
 from sweep.orchestration.executors import Executor
+from sweep.orchestration.planning import save_plan
 from sweep.plan import retry
-from sweep.plan.plan import Plan
+from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.rates import PATIENCE, last_step
 from sweep.training.process import oom_kills
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
@@ -75,6 +76,13 @@ class Scheduler:
             for future in wait(self._running, POLL_SECONDS, FIRST_COMPLETED).done:
                 self._end(future)
             self.on_change()
+
+    def add(self, rows: Sequence[PlannedTrial]) -> dict[str, int | None]:
+        """Add trials to the plan, also on disk; return what `run` needs to run them to the end."""
+        if rows:
+            plan = self.plan.model_copy(update={"trials": (*self.plan.trials, *rows)})
+            self.plan = save_plan(plan, self.folder)
+        return {str(row.id): None for row in rows}
 
     @property
     def is_ending(self) -> bool:

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution, FloatDistribution
@@ -19,10 +20,11 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweep.errors import SweepError
-from sweep.orchestration.planning import save_plan
+from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import is_complete
 from sweep.plan import rates
+from sweep.plan.curves import best_log_rates, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
@@ -178,7 +180,7 @@ class Tuning:
         for winner in winners:
             waiting = self.open_reports.pop(winner.batch_size)
             rows += [plan.with_rate_of(winner, row) for row in waiting]
-        return self._add(rows)
+        return self.schedule.add(rows)
 
     def _unbroken(self, studies: Iterable[Study]) -> list[Study]:
         """Leave out studies in which a trial failed, so that the next command tries it again."""
@@ -189,7 +191,8 @@ class Tuning:
     def _study(self, batch: int, winner: PlannedTrial | None = None) -> Study:
         """Return the study of a batch size: its search, or the confirmation of its winner."""
         plan = self.schedule.plan
-        rows = [row for row in plan.known_trials if (row.stage, row.batch_size) == ("tune", batch)]
+        key = ("tune", batch, TUNING_SEED)
+        rows = [r for r in plan.known_trials if (r.stage, r.batch_size, r.seed) == key]
         extra: tuple[str, ...] = ()
         rungs: tuple[int, ...] = ()
         if winner is None:
@@ -204,8 +207,8 @@ class Tuning:
             own = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}
             report = self.open_reports[batch][0]
             template = report.model_copy(update={"stage": "tune", "seed": TUNING_SEED, **own})
-            key = (template.tokens, *own.values())
-            rows = [row for row in rows if (row.tokens, row.beta2, row.weight_decay) == key]
+            confirmed = (template.tokens, *own.values())
+            rows = [r for r in rows if (r.tokens, r.beta2, r.weight_decay) == confirmed]
             stage, finest = "confirmation", rates.CONFIRMATION[-1]
             grid = tuple((winner.learning_rate or 0.0) * factor for factor in rates.CONFIRMATION)
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
@@ -260,7 +263,7 @@ class Tuning:
                 rows = study.propose(self.schedule.plan, ())
         elif chosen := rates.next_rates(study.trials, study.grid, study.finest, least_count):
             rows = study.propose(self.schedule.plan, chosen)
-        pauses = self._add(rows)
+        pauses = self.schedule.add(rows)
         for row in rows if study.rungs else ():
             if rates.is_in(row.learning_rate or 0.0, study.grid):
                 pauses[str(row.id)] = study.rungs[0]
@@ -270,19 +273,25 @@ class Tuning:
                 pauses[trial.id] = None
         return pauses
 
-    def _add(self, rows: list[PlannedTrial]) -> Pauses:
-        plan = self.schedule.plan
-        plan = plan.model_copy(update={"trials": (*plan.trials, *rows)})
-        self.schedule.plan = save_plan(plan, self.folder) if rows else plan
-        return {str(row.id): None for row in rows}
-
     def _winner(self, study: Study) -> PlannedTrial | None:
-        """Return the row with the least loss, and remove the checkpoints of pruned trials."""
+        """Return the best row, with the best rate, and remove the checkpoints of pruned trials.
+
+        The rate is the lowest point of the curve through the losses near the best one.
+        """
         for trial in study.trials:
             if trial.is_pruned:
                 self.folder.trial(trial.id).remove_checkpoints()
         best = rates.best_of(study.trials)
-        return best.row if is_complete(self.folder.trial(best.id), self.target) else None
+        if not is_complete(self.folder.trial(best.id), self.target):
+            return None
+        if study.extra:
+            return best.row
+        values = (
+            (trial, trial_value(self.folder, trial.row, self.target)) for trial in study.trials
+        )
+        tried = {t.rate: {TUNING_SEED: value} for t, value in values if value is not None}
+        rate = float(np.exp(best_log_rates(rate_points(tried))))
+        return best.row.model_copy(update={"learning_rate": float(f"{rate:.3g}")})
 
 
 def named_trials(study: optuna.Study) -> dict[str, FrozenTrial]:

@@ -1,7 +1,7 @@
 """The plan: every trial of a sweep with its id, steps and accumulation, and how it grows."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from sweep.config.experiment import Experiment
@@ -15,7 +15,7 @@ from sweep.trial.folder import SweepFolder
 
 TUNING_SEED = 1000
 # Settings that trials of one sweep may differ in, or that are identified in another way.
-NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init"}
+NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init", "answer"}
 ESTIMATES = ("epochs", "disk_bytes", "forecast_factor")  # kept when a plan grows
 LEAST_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spread
 
@@ -66,6 +66,7 @@ class Plan(Inputs):
     disk_bytes: int | None = None
     forecast_factor: float | None = None  # forecast_seconds may be off by this factor
     commands: tuple[tuple[str, ...], ...] = ()  # words of the commands that planned trials
+    has_looks: bool = False  # seeds were added after earlier ones had been seen
     trials: tuple[PlannedTrial, ...] = ()
 
     def science(self, row: PlannedTrial, learning_rate: float) -> Science:
@@ -171,6 +172,7 @@ def build_plan(
         token_budget=experiment.budget,
         tokens_are_common=are_common,
         commands=(command,) if command else (),
+        has_looks=experiment.seeds == "auto",
     )
     rows: list[PlannedTrial] = []
     if is_tuned:
@@ -182,7 +184,7 @@ def build_plan(
             rows += [plan.with_rate(row, plan.tuning_centre(batch) * factor) for factor in GRID]
     for batch in experiment.batches:
         report = _plan_batch_size(plan, policy, batch, tokens[batch])
-        for seed in range(experiment.seeds or (1 if policy.kind == "fixed" else LEAST_SEEDS)):
+        for seed in range(_seed_count(experiment, policy, batch, old_rows)):
             row = report.model_copy(update={"seed": seed})
             if not is_tuned:
                 row = plan.with_rate(row, policy.rate_at(batch))
@@ -190,6 +192,28 @@ def build_plan(
                 row = plan.with_rate_of(winners[batch], row)
             rows.append(row)
     return plan.model_copy(update={"trials": tuple(rows)})
+
+
+def _seed_count(
+    experiment: Experiment, policy: Policy, batch: int, old_rows: Sequence[PlannedTrial]
+) -> int:
+    """Return the number of reporting seeds; for `auto`, those so far, and at least LEAST_SEEDS."""
+    if experiment.seeds == "auto":
+        return max([LEAST_SEEDS, *(r.seed + 1 for r in reports_of(policy, old_rows, [batch]))])
+    return int(experiment.seeds or (1 if policy.kind == "fixed" else LEAST_SEEDS))
+
+
+def reports_of(
+    policy: Policy, rows: Iterable[PlannedTrial], batches: Collection[int]
+) -> list[PlannedTrial]:
+    """Return the reporting trials of a policy, which a fixed rate is part of."""
+    return [
+        row
+        for row in rows
+        if (row.stage, row.policy) == ("report", policy.name)
+        and row.batch_size in batches
+        and (policy.kind != "fixed" or row.learning_rate == policy.rate)
+    ]
 
 
 def _plan_batch_size(plan: Plan, policy: Policy, batch: int, tokens: int) -> PlannedTrial:
@@ -250,10 +274,20 @@ def grow_plan(old: Plan, new: Plan) -> Plan:
             )
     present = {row.id for row in old.known_trials}
     added = tuple(row for row in new.known_trials if row.id not in present)
-    tuning = (old if was_tuned else new).settings.tuning
+    settings = {
+        "answer": new.settings.answer,
+        "seeds": new.settings.seeds,
+        "tuning": (old if was_tuned else new).settings.tuning,
+    }
+    seeds = {(row.policy, row.learning_rate, row.batch_size): row.seed for row in old.known_trials}
+    has_more_seeds = any(
+        row.seed > seeds.get((row.policy, row.learning_rate, row.batch_size), row.seed)
+        for row in added
+    )
     return old.model_copy(
         update={
-            "settings": old.settings.model_copy(update={"tuning": tuning}),
+            "settings": old.settings.model_copy(update=settings),
+            "has_looks": old.has_looks or new.has_looks or has_more_seeds,
             "trials": (*old.known_trials, *added),
             "commands": tuple(dict.fromkeys(old.commands + (new.commands if added else ()))),
             "tokens_are_common": are_common,
@@ -286,6 +320,16 @@ def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def command_with(plan: Plan, **flags: Any) -> str:
+    """Return the plan's last command with other values of some flags; None removes a flag."""
+    words = list(plan.commands[-1] if plan.commands else typed_command(plan.settings.name, {}))
+    for name in flags:
+        if (flag := f"--{name.replace('_', '-')}") in words:
+            index = words.index(flag)
+            del words[index : index + 2]
+    return shlex.join([*words, *typed_command("", flags)[3:]])
+
+
 def answering_command(plan: Plan) -> str | None:
     """Return the command that tunes the rate at each batch size; None if the plan does so."""
     reports = [row for row in plan.trials if row.stage == "report"]
@@ -293,11 +337,4 @@ def answering_command(plan: Plan) -> str | None:
     last = ("tuned", LEAST_SEEDS - 1)
     if {row.batch_size for row in reports if (row.policy, row.seed) == last} == {*batches}:
         return None
-    words = list(plan.commands[-1] if plan.commands else typed_command(plan.settings.name, {}))
-    for flag in ("--batches", "--lr", "--seeds"):
-        if flag in words:
-            index = words.index(flag)
-            del words[index : index + 2]
-    seeds = str(max(LEAST_SEEDS, len({row.seed for row in reports})))
-    words += ["--batches", ",".join(map(str, batches)), "--lr", "tuned", "--seeds", seeds]
-    return shlex.join(words)
+    return command_with(plan, batches=batches, lr="tuned", seeds="auto")

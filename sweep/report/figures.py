@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from sweep.analysis.checks import PolicyResult, leading
+from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer
 from sweep.analysis.critical_batch_size import noise_records
-from sweep.analysis.frames import CELL_KEYS, Sweep, report_trials
+from sweep.analysis.frames import CELL_KEYS, report_trials
+from sweep.analysis.results import PolicyResult, Sweep, leading
 from sweep.config.numbers import format_count
 from sweep.trial.files import replacing
 
@@ -23,7 +24,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 DIVERGED_COLOR = "#B00020"
 GREY = "#555555"
 GREEN = "#009E73"
-VERDICTS = {"undecided": (GREY, "s"), "equivalent": (GREEN, "D"), "different": ("#D55E00", "o")}
+VERDICTS = {WITHIN: (GREEN, "D"), UNDECIDED: (GREY, "s"), OUTSIDE: ("#D55E00", "o")}
 TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of the axes
 BOTTOM_EDGE = 0.03  # height of the marks of pruned trials
 TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
@@ -34,13 +35,14 @@ POLICY_HATCHES = ("", "//", "..", "xx", "++")
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
-def draw_figures(sweep: Sweep, cells: pd.DataFrame, policies: Policies) -> dict[str, Figure | None]:
+def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
     """Draw the figures of a report; None for those that have nothing to show."""
     has_target = sweep.plan.settings.target is not None
+    policies, answer = sweep.policies, sweep.answer()
     figures: dict[str, Figure | None] = {
+        "answer": plot_answer(answer) if answer else None,
         "loss": None if has_target else plot_loss(sweep, cells),
         "steps": plot_steps(policies),
-        "differences": None if has_target else plot_differences(policies),
         "rates": plot_rates(policies),
         "curves": plot_curves(sweep, cells),
         "time": plot_time(cells),
@@ -59,6 +61,44 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG whose bytes depend on the picture alone."""
     with replacing(path) as part:
         figure.savefig(part, format="png", metadata={"Software": None})
+
+
+def plot_answer(answer: Answer) -> Figure:
+    """Plot the loss that each batch size gives up against the best, and its time of training."""
+    figure, (gaps, times) = new_figure(panels=2)
+    sizes = [row.batch_size for row in answer.batch_sizes]
+    is_ratio = answer.unit == "ratio"
+    scale = 100 if is_ratio else 1
+    margin = scale * answer.tolerance
+    for row in answer.batch_sizes:
+        color, marker = VERDICTS[row.tolerance_verdict]
+        has_interval = row.gap_to_best[1] is not None
+        ends = [scale * max(0.0, end) for end in row.gap_to_best if end is not None]
+        gaps.plot([row.batch_size] * len(ends), ends, color=color, linewidth=2)
+        style: dict[str, Any] = {"color": color, "fillstyle": "full" if has_interval else "none"}
+        style["label"] = row.tolerance_verdict if has_interval else "no interval"
+        if row.gap is not None:
+            gaps.plot(row.batch_size, scale * max(0.0, row.gap), marker, clip_on=False, **style)
+        if row.seconds is not None:
+            times.plot(row.batch_size, row.seconds, marker, color=color)
+    gaps.axhspan(0, margin, color=GREEN, alpha=0.12, label=f"tolerance, {margin:g}")
+    gaps.set_yscale("symlog", linthresh=2 * margin)
+    top = max(gaps.dataLim.y1, 2 * margin)
+    decades = [digit * 10.0**power for power in range(-6, 4) for digit in (1, 3)]
+    ticks = [0.0, margin, *(tick for tick in decades if 2 * margin <= tick <= top)]
+    gaps.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    gaps.set_ylim(0, 1.3 * top)
+    unit = "%" if is_ratio else answer.unit
+    what = "tokens" if is_ratio else answer.metric.replace("_", " ")
+    gaps.set_ylabel(f"{what} given up against the best [{unit}]".replace(" []", ""))
+    gaps.minorticks_off()
+    times.set(ylim=(0, None), ylabel="time of training, median [seconds]")
+    for axis in (gaps, times):
+        _set_batch_axis(axis, sizes)
+        axis.axvline(
+            answer.recommended, color=GREY, linestyle=":", linewidth=1, label="recommended"
+        )
+    return with_legend(figure)
 
 
 def plot_loss(sweep: Sweep, cells: pd.DataFrame) -> Figure:
@@ -207,38 +247,17 @@ def plot_rates(policies: Policies) -> Figure | None:
         style = {"color": color, "markersize": 8, "transform": axis.get_xaxis_transform()}
         axis.plot(pruned, [BOTTOM_EDGE] * len(pruned), "|", **style)
         axis.plot(lost, [TOP_EDGE] * len(lost), "X", **style)
-        curve, best = rate.optimum.curve, rate.optimum.rate
-        if curve is not None and best is not None:
-            log_rates, fitted = curve.linspace()
-            axis.plot(np.exp(log_rates), height_of(fitted), color=color, linewidth=1)
-            vertex = height_of(curve(np.log(best)))
-            axis.plot(best, vertex, "*", color=color, markersize=11, mec="white")
+        if rate.optimum is not None:
+            log_rates = rate.points.log_rates[np.isfinite(rate.points.log_rates)]
+            log_rates = np.linspace(log_rates.min(), log_rates.max(), 100)
+            fitted = height_of(rate.fit.losses_at(log_rates))
+            axis.plot(np.exp(log_rates), fitted, color=color, linewidth=1)
+            lowest = height_of(rate.fit.level)
+            axis.plot(rate.optimum, lowest, "*", color=color, markersize=11, mec="white")
     _set_log_scale(axis, "x")
     _set_log_scale(axis, "y", least_ratio=2)
     measure = "training tokens to the target" if has_target else "final validation loss"
     axis.set(xlabel="peak learning rate", ylabel=f"{measure}, tuning seed")
-    return with_legend(figure)
-
-
-def plot_differences(policies: Policies) -> Figure | None:
-    """Plot the paired differences between batch sizes, at tuned rates if there are any."""
-    results = [policy for policy in policies if policy.comparison.pairs]
-    if not results:
-        return None
-    figure, (axis,) = new_figure()
-    policy = leading(results)[0]
-    pairs, margin = policy.comparison.listed_pairs, policy.comparison.margin
-    unit = policy.comparison.unit
-    for height, pair in enumerate(pairs):
-        color, marker = VERDICTS[pair.verdict]
-        value, *ends = pair.difference
-        axis.plot(ends, [height, height], color=color, linewidth=2)
-        axis.plot([value], [height], marker, color=color, label=pair.verdict)
-    axis.axvspan(-margin, margin, color=GREEN, alpha=0.12, label=f"±{margin:g} {unit}")
-    axis.axvline(0, color=GREY, linewidth=0.8)
-    axis.set_yticks(range(len(pairs)), [f"{p.batch_sizes[1]} − {p.batch_sizes[0]}" for p in pairs])
-    axis.yaxis.set_inverted(True)
-    axis.set_xlabel(f"difference of the final validation loss [{unit}], {policy.label}, 95 %")
     return with_legend(figure)
 
 
@@ -248,7 +267,7 @@ def plot_noise(sweep: Sweep, policies: Policies) -> Figure | None:
     measured = [policy for policy in policies if policy.label in set(records["label"])]
     if not measured:
         return None
-    records = records[records["label"] == leading(measured)[0].label]
+    records = records[records["label"] == _leading_label(measured)]
     figure, (axis,) = new_figure()
     for batch, color in batch_colors(records["batch_size"]).items():
         group = records[records["batch_size"] == batch].groupby("tokens")[["trace", "square"]]
@@ -365,3 +384,8 @@ def _mark_diverged(axis: Axes, trials: pd.DataFrame, x: str) -> None:
 def _loss_unit(sweep: Sweep) -> str:
     label = sweep.plan.settings.traits.loss_label
     return f"[{label}]" if label else ""
+
+
+def _leading_label(policies: Policies) -> str:
+    result = leading(policies)
+    return result.label if result else ""

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,9 +16,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sweep.analysis import frames
-from sweep.analysis.checks import PolicyResult, judge, leading
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
-from sweep.analysis.frames import Sweep, load_sweep, short
+from sweep.analysis.frames import short
+from sweep.analysis.results import Sweep, load_sweep, scope_of
+from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
+from sweep.analysis.statistics import Estimate
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.plan.plan import LEAST_SEEDS
@@ -32,14 +34,13 @@ MISSING = "–"
 
 def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a sweep folder, by default into it, and return the path of report.md."""
-    sweep = load_sweep(path)
-    return write_report_of(sweep, judge(sweep), Path(out or path))
+    return write_report_of(load_sweep(path), Path(out or path))
 
 
-def write_report_of(sweep: Sweep, policies: Sequence[PolicyResult], out: Path) -> Path:
-    """Write the report of a judged sweep; each file is replaced atomically, report.md last."""
+def write_report_of(sweep: Sweep, out: Path) -> Path:
+    """Write the report of a sweep; each file is replaced atomically, report.md last."""
     cells = frames.compare_batch_sizes(sweep.trials)
-    figures = draw_figures(sweep, cells, policies)
+    figures = draw_figures(sweep, cells)
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
@@ -48,20 +49,22 @@ def write_report_of(sweep: Sweep, policies: Sequence[PolicyResult], out: Path) -
         else:  # an earlier report may have had it
             (folder / f"{name}.png").unlink(missing_ok=True)
     frames.write_trials_csv(sweep, out / "trials.csv")
-    trials = frames.report_trials(sweep.trials).fillna({"state": "unknown"})
-    curves = {policy.label: policy.curve for policy in policies if policy.curve}
+    answer = sweep.answer()
+    trials = sweep.trials.fillna({"state": "unknown"})
+    curves = {policy.label: policy.curve for policy in sweep.policies if policy.curve}
     text = render(
         "report.md.j2",
         version=__version__,
         figures=figures,
         sweep=sweep,
-        policies=policies,
-        leading=leading(policies),
+        policies=sweep.policies,
+        answer=answer,
+        lines=sweep.sentences(),
+        scope=scope_of(sweep, sweep.leading.label) if sweep.leading else "",
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
         all_trials=sweep.trials.to_dict("records"),
-        trials=trials.sort_values(["label", "batch_size", "seed"]).to_dict("records"),
-        recommendations=frames.recommend(cells),
+        failures=trials[trials["message"].notna()].to_dict("records"),
         gains=frames.find_gains(sweep) if sweep.plan.settings.traits.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
@@ -71,12 +74,36 @@ def write_report_of(sweep: Sweep, policies: Sequence[PolicyResult], out: Path) -
             for measure in ("tokens", "steps", "seconds")
             for label, curve in curves.items()
         ],
+        **_rates(sweep),
     )
     page = to_html(text, f"Batch-size sweep: {sweep.name}", out)
-    for name, content in (("report.html", page), ("report.md", text)):
+    document = json.dumps(answer and answer.as_json(), indent=1)
+    for name, content in (("answer.json", document), ("report.html", page), ("report.md", text)):
         with replacing(out / name) as part:
             part.write_text(content, encoding="utf-8")
     return out / "report.md"
+
+
+def _rates(sweep: Sweep) -> dict[str, Any]:
+    """Return what the report says about learning rates."""
+    result = sweep.leading
+    if result is None or not result.rates:
+        return {"rates": (), "exponent": None, "rules": ()}
+    complete = frames.report_trials(sweep.trials[sweep.trials["state"] == "COMPLETE"])
+    own = complete[complete["label"] == result.label]
+    column = "final_valid_loss" if sweep.plan.settings.target is None else "tokens_to_target"
+    values = own[column].astype(float)
+    values = values if sweep.plan.settings.target is None else values.map(math.log)
+    spreads = values.groupby(own["batch_size"]).std().dropna()
+    sigma = {int(size): float(spreads[size]) for size in spreads.index}
+    costs = rule_costs(sweep.plan, result.rates, sigma)
+    return {
+        "rates": result.rates,
+        "exponent": rate_exponent(result.rates),
+        "rules": costs,
+        "rules_sentence": describe_costs(costs, sweep.plan.settings.margin),
+        "rule_names": {name: RULES[name] for name in dict.fromkeys(c.rule for c in costs)},
+    }
 
 
 def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
@@ -165,6 +192,8 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "count": _with_spread("{:,.0f}".format),
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
+    "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
+    "gap": lambda ends, answer: _write_gap(ends, 100 if answer.unit == "ratio" else 1),
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "p_value": lambda value: f"{value:.3f}" if value >= 0.001 else "< 0.001",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
@@ -172,6 +201,21 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "seconds": format_seconds,
     "bytes": format_bytes,
 }
+
+
+def _write_cost(cost: Estimate) -> str:
+    half = cost.high - cost.value
+    return f"{cost.value:.3f}" + (f" ± {half:.3f}" if math.isfinite(half) else "")
+
+
+def _write_gap(interval: tuple[float | None, float | None], scale: float) -> str:
+    low, high = interval
+    if low is None or high is None:
+        return MISSING
+    ends = f"{scale * low:+.4f} to {scale * high:+.4f}"
+    return f"{scale * low:+.1f} % to {scale * high:+.1f} %" if scale > 1 else ends
+
+
 MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}
 MARKDOWN.filters |= {
     "range": format_range,
@@ -179,6 +223,8 @@ MARKDOWN.filters |= {
     "json": json.dumps,
     "sha256": sha256_of,
     "join_unique": lambda texts: ", ".join(sorted(set(filter(None, texts)))),
+    "code": Code,
+    "rule_cost": lambda cost: "outside" if cost is None else _write_cost(cost),
     "command": lambda arguments: Code(" ".join(shlex.join(arguments).split())),
     "yes_or_no": {True: "yes", False: "no"}.get,
 }

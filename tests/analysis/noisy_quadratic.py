@@ -1,7 +1,7 @@
-"""Steps to a target on the noisy quadratic model, in closed form (Zhang et al. 2019).
+"""Losses and steps to a target on the noisy quadratic model, in closed form (Zhang et al. 2019).
 
-h_i = c_i = 1/i, E w0² = 1; Zhang et al. 2019. Per coordinate the expected loss after k steps is
-(1−ηh)^2k·h/2 + (1−(1−ηh)^2k)·ηc/(2B(2−ηh)).
+E w0² = 1, and h_i = c_i = 1/i unless other powers are given. Per coordinate the expected loss after
+k steps is (1−ηh)^2k·h/2 + (1−(1−ηh)^2k)·ηc/(2B(2−ηh)).
 """
 
 import math
@@ -15,12 +15,20 @@ COARSE_RATES = np.geomspace(1e-3, 1.999, 24)
 
 
 def quadratic_loss(
-    steps: np.ndarray, batch_size: int, rates: np.ndarray, dimensions: int = DIMENSIONS
+    steps: np.ndarray,
+    batch_size: int,
+    rates: np.ndarray,
+    dimensions: int = DIMENSIONS,
+    curvature_power: float = 1.0,
+    noise_power: float = 1.0,
+    noise: float = 1.0,
 ) -> np.ndarray:
     """Return the expected loss of each rate after its own number of steps, whole or not."""
-    curvature = 1 / np.arange(1.0, dimensions + 1)
+    index = np.arange(1.0, dimensions + 1)
+    curvature = 1 / index**curvature_power
     rate = np.asarray(rates, float)[:, None]
-    floor = rate * curvature / (2 * batch_size * (2 - rate * curvature))
+    variance = noise / index**noise_power
+    floor = rate * variance / (2 * batch_size * (2 - rate * curvature))
     with np.errstate(divide="ignore"):
         shrink = 2 * np.log(np.abs(1 - rate * curvature))
     decay = np.exp(np.asarray(steps, float)[:, None] * shrink)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sweep.analysis.audit import audit, read_table, read_tables
 from sweep.analysis.checks import FAIL, check_rows
-from sweep.analysis.frames import load_sweep, write_trials_csv
+from sweep.analysis.frames import write_trials_csv
+from sweep.analysis.results import load_sweep
 from sweep.analysis.rules import RULES, explain_log_rows, prepare
 from sweep.errors import SweepError
 from tests.analysis.fake_sweeps import write_fake_sweep

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from sweep.analysis.audit import audit
-from sweep.analysis.checks import CURVE_CHECKS, PASS, judge
+from sweep.analysis.checks import CURVE_CHECKS, PASS
 from sweep.analysis.critical_batch_size import fit_steps
-from sweep.analysis.frames import load_sweep, write_trials_csv
+from sweep.analysis.frames import write_trials_csv
+from sweep.analysis.results import load_sweep
 from sweep.errors import SweepError
 from sweep.plan.rates import crossing_tokens
 from sweep.plan.steps import milestone_steps
@@ -225,7 +226,7 @@ def to_target(tmp_path):
                 taken *= math.exp(0.01 * rng.normal())
             write_trial(SweepFolder(path).trial(row.id), plan, row, taken, pruned(row), points)
         sweep = load_sweep(path)
-        (reached,) = judge(sweep)
+        (reached,) = sweep.policies
         return reached, sweep
 
     return write
@@ -255,7 +256,11 @@ def write_trial(trial, plan, row, taken, is_pruned, points):
 
 
 def blocking(reached):
-    return {check.code for check in reached.failed if check.blocks_claims}
+    return {check.code for check in reached.blocking}
+
+
+def states_the_critical_batch_size(sweep):
+    return any("the critical batch size is" in sentence for sentence in sweep.sentences())
 
 
 def test_steps_on_the_curve_make_the_claim_and_the_audit_finds_nothing(to_target, tmp_path):
@@ -263,9 +268,9 @@ def test_steps_on_the_curve_make_the_claim_and_the_audit_finds_nothing(to_target
     assert blocking(reached) == set(), reached.failed
     passed = {check.code for check in reached.checks if check.status == PASS}
     assert {"critical_batch_size", "off_the_curve"} <= passed
-    assert "the critical batch size is " in reached.headline
+    assert states_the_critical_batch_size(sweep)
     assert reached.curve.fit.b_crit.low < 100 < reached.curve.fit.b_crit.high
-    assert "lr tuned by 5 trials" in reached.scope and "seeds 0, 1, 2" in reached.scope
+    assert "lr tuned by 5 trials" in reached.answer.scope and "3 seeds" in reached.answer.scope
     write_trials_csv(sweep, tmp_path / "trials.csv")
     document = audit(tmp_path / "trials.csv")
     assert document["findings"] == []
@@ -273,27 +278,28 @@ def test_steps_on_the_curve_make_the_claim_and_the_audit_finds_nothing(to_target
 
 
 def test_a_crossing_before_the_first_evaluation_is_no_point_of_the_curve(to_target):
-    reached, _ = to_target(points=10)
+    reached, sweep = to_target(points=10)
     assert "crossing_too_early" in blocking(reached)
-    assert reached.curve.trials["is_early"].any() and reached.headline == ""
+    assert reached.curve.trials["is_early"].any() and not states_the_critical_batch_size(sweep)
 
 
 def test_steps_off_the_curve_make_no_claim(to_target):
     taken = {16: 4000, 32: 2100, 64: 1300, 128: 1000, 256: 1500}
-    reached, _ = to_target(taken)
+    reached, sweep = to_target(taken)
     (check,) = (check for check in reached.failed if check.code == "off_the_curve")
-    assert 256 in check.batch_sizes and reached.headline == ""
+    assert 256 in check.batch_sizes and not states_the_critical_batch_size(sweep)
 
 
 def test_pruned_seeds_are_data_and_not_missing(to_target, tmp_path):
     reached, sweep = to_target(pruned=lambda row: row.stage == "report" and row.seed == 2)
     assert reached.curve.trials["is_censored"].sum() == len(TARGET_SIZES)
-    assert reached.passes, reached.failed
+    assert not reached.blocking, reached.failed
     write_trials_csv(sweep, tmp_path / "trials.csv")
     assert audit(tmp_path / "trials.csv")["findings"] == []
 
 
 def test_without_any_crossing_there_is_no_curve_and_no_claim(to_target):
-    reached, _ = to_target(pruned=lambda row: row.stage == "report")
-    assert reached.curve.fit is None and reached.headline == ""
-    assert {"critical_batch_size", "target_not_reached"} <= blocking(reached)
+    reached, sweep = to_target(pruned=lambda row: row.stage == "report")
+    assert reached.curve.fit is None and not states_the_critical_batch_size(sweep)
+    assert "critical_batch_size" in {check.code for check in reached.failed}
+    assert "target_not_reached" in blocking(reached)

@@ -21,7 +21,7 @@ from tests.contracts.figures import (
     private_interfaces,
 )
 
-MAX_LINES = 12_500
+MAX_LINES = 15_000
 
 # As a word of a name (IoUtils, http_handler), or as the whole name
 VAGUE = re.compile(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sweep.analysis.frames import load_sweep
+from sweep.analysis.results import load_sweep
 from sweep.orchestration.runner import run_plan
 from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.files import read_metrics

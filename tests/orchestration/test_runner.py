@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sweep.analysis.frames import load_sweep
+from sweep.analysis.results import load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError

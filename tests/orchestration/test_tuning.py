@@ -11,9 +11,9 @@ import numpy as np
 import optuna
 import pytest
 
-from sweep.analysis.checks import judge
 from sweep.analysis.critical_batch_size import fit_steps, steps_to_target
-from sweep.analysis.frames import compare_batch_sizes, load_sweep
+from sweep.analysis.frames import compare_batch_sizes
+from sweep.analysis.results import load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Services
 from sweep.orchestration.planning import make_plan
@@ -337,7 +337,7 @@ def reach_the_known_target(reach, sizes, seeds):
     )
     assert summary.exit_code == 0
     sweep = load_sweep(summary.folder.path)
-    (judged,) = judge(sweep)
+    (judged,) = sweep.policies
     tuning = sweep.trials[sweep.trials["stage"] == "tune"]
     steps = judged.curve.trials.groupby("batch_size")["steps"].mean()
     expected = []
@@ -353,9 +353,9 @@ def reach_the_known_target(reach, sizes, seeds):
 def test_steps_at_batch_sizes_above_the_critical_one_support_no_claim(reach):
     _, judged, truth = reach_the_known_target(reach, [1024, 2048, 4096], 3)
     assert judged.curve.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
-    blocking = {check.code for check in judged.failed if check.blocks_claims}
+    blocking = {check.code for check in judged.blocking}
     assert blocking == {"critical_batch_size"}, judged.failed
-    assert judged.headline == ""
+    assert judged.answer.provisional
 
 
 @pytest.mark.slow
@@ -364,12 +364,12 @@ def test_the_known_critical_batch_size_is_measured(reach):
     """The whole pipeline, at all six batch sizes."""
     sizes = [256, 512, 1024, 2048, 4096, 8192]
     summary, judged, truth = reach_the_known_target(reach, sizes, 5)
-    assert judged.passes, judged.failed
+    assert not judged.blocking, judged.failed
     assert judged.curve.fit.s_min.value == pytest.approx(truth.s_min.value, rel=0.05)
     assert judged.curve.fit.e_min.value == pytest.approx(truth.e_min.value, rel=0.05)
     assert judged.curve.fit.b_crit.low < truth.b_crit.value < judged.curve.fit.b_crit.high
     text = write_report(summary.folder.path).read_text()
-    assert "Losses at equal steps" in text and judged.headline in text
+    assert "Losses at equal steps" in text and "the critical batch size is" in text
 
 
 def test_if_no_rate_of_the_grid_reaches_the_target_the_search_extends_upwards(reach):
@@ -405,5 +405,5 @@ def test_a_fixed_rate_chooses_which_batch_size_wins_and_tuned_rates_do_not(reach
     assert measured["fixed 1"][16] > 4 * measured["fixed 1"][256]  # large batches "win"
     truth = expected(256, np.geomspace(0.01, 1.9, 50)) / expected(16, np.geomspace(0.01, 1.9, 50))
     assert measured["tuned"][256] / measured["tuned"][16] == pytest.approx(truth, rel=0.5)
-    headlines = {policy.label: policy.headline for policy in judge(sweep)}
-    assert headlines["fixed 0.1"] == headlines["fixed 1"] == ""
+    answers = {policy.label: policy.answer for policy in sweep.policies}
+    assert answers["fixed 0.1"].provisional and answers["fixed 1"].provisional

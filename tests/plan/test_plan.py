@@ -132,18 +132,18 @@ def test_a_command_has_the_flags_that_were_given_as_the_command_line_reads_them(
 
 def test_the_answering_command_tunes_every_batch_size_and_keeps_the_other_flags():
     first = make(command=typed_command("quick", {"batches": "4,8", "lr": "0.1", "out": "x y"}))
-    words = "sweep run quick --out 'x y' --batches 4,8 --lr tuned --seeds 3"
+    words = "sweep run quick --out 'x y' --batches 4,8 --lr tuned --seeds auto"
     assert answering_command(first) == words
     grown = grow_plan(first, make(command=typed_command("quick", {"batches": "16"}), batches="16"))
     assert "--batches 4,8,16" in answering_command(grown)
-    assert answering_command(make(seeds=5)).endswith("--lr tuned --seeds 5")
+    assert answering_command(make(seeds=5)).endswith("--lr tuned --seeds auto")
     assert answering_command(make(lr="tuned")) is None
-    assert answering_command(make(lr="tuned", seeds=1)).endswith("--seeds 3")
+    assert answering_command(make(lr="tuned", seeds=1)).endswith("--seeds auto")
 
 
 def test_every_field_of_an_experiment_is_in_the_trial_id_or_decides_what_is():
     decides = {
-        *("name", "question", "seeds", "tuning"),  # which trials there are
+        *("name", "question", "seeds", "tuning", "answer"),  # which trials there are
         *("budget", "batches", "lr", "vocabulary", "context", "init"),  # resolved under other names
     }
     assert Experiment.model_fields.keys() - Science.model_fields.keys() == decides

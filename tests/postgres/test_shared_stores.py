@@ -19,7 +19,7 @@ from typing import Any
 import optuna
 import pytest
 
-from sweep.analysis.frames import load_sweep
+from sweep.analysis.results import load_sweep
 from sweep.cli import main
 from sweep.orchestration.tuning import named_trials, open_storage
 from sweep.tracking.store import connect, is_mirrored, search_runs

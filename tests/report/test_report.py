@@ -1,5 +1,6 @@
 """The report holds the results of the analysis; number formats, escaping, HTML."""
 
+import json
 import math
 import re
 import shutil
@@ -8,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from jinja2 import UndefinedError
 
-from sweep.analysis.checks import judge
 from sweep.analysis.critical_batch_size import noise_scales
-from sweep.analysis.frames import compare_batch_sizes, find_gains, load_sweep
+from sweep.analysis.frames import compare_batch_sizes, find_gains
+from sweep.analysis.results import load_sweep
 from sweep.analysis.statistics import Estimate
 from sweep.plan.plan import load_plan
 from sweep.report.report import MARKDOWN, to_html, write_report, write_report_of
@@ -22,14 +23,17 @@ from tests.report.conftest import NOISE_SCALE
 from tests.servers import load_stored_sweep
 
 HEADINGS = (
-    *("Summary", "Checks", "Results", "Curves", "Time, throughput and memory"),
-    *("Trials", "Set-up", "Reproduction"),
+    *("What the answer rests on", "Results", "What this sweep cannot show"),
+    "How to repeat it",
 )
-FIGURES = {"loss", "curves", "time", "pareto", "throughput"}
+FIGURES = {"answer", "loss", "curves", "time", "pareto", "throughput"}
 
 
 def section(text, heading):
-    return text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    """Return a section, or without a heading what the report begins with."""
+    if not heading:
+        return text.split("\n## ", 1)[0]
+    return re.split(r"\n##+ ", re.split(rf"##+ {re.escape(heading)}\n", text, maxsplit=1)[1])[0]
 
 
 def tables(text):
@@ -52,31 +56,45 @@ def plain_text(plain):
 def test_the_report_has_all_files_and_sections(plain, plain_text):
     assert re.findall(r"^## (.+)$", plain_text, re.MULTILINE) == list(HEADINGS)
     files = {path.name for path in plain.iterdir()}
-    assert files == {"plan.json", "trials", "trials.csv", "report.md", "report.html", "figures"}
+    written = {"trials.csv", "answer.json", "report.md", "report.html", "figures"}
+    assert files == {"plan.json", "trials"} | written
     assert {path.stem for path in (plain / "figures").iterdir()} == FIGURES
     for name in FIGURES:
         assert plain_text.count(f"](figures/{name}.png)") == 1
         assert (plain / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_failed_checks_come_first_and_weaken_the_recommendations(plain_text):
-    summary = section(plain_text, "Summary")
-    first = summary.split("\n| ")[0]
-    assert "*single seed*" in first and "*fixed learning rate*" in first
-    assert "--lr tuned --seeds 3" in first
-    rows = tables(summary)[1]
-    assert [row["question"] for row in rows] == ["best quality", "fastest", "balanced"]
-    assert {row["support"] for row in rows} == {"see the failed checks"}
+def test_one_seed_and_one_rate_are_reported_as_seen_and_with_what_is_missing(plain, plain_text):
+    start = section(plain_text, "")
+    assert start.splitlines()[2].startswith("**Provisionally, use batch size 8: ")
+    assert "this one has the best mean" in start and "at batch size 4" in start
+    assert "its error is not known" in start
+    assert "--lr tuned --seeds auto" in start and "at least" in start
+    document = read_json_document(plain)
+    assert document["provisional"] and document["candidates"] == [4, 8, 16, 32, 64]
+    checks = tables(section(plain_text, "What the answer rests on"))[0]
+    codes = [row["check"] for row in checks if "provisional" in row["check"]]
+    assert [code.split()[0] for code in codes] == ["fixed_learning_rate", "single_seed"]
+
+
+def read_json_document(folder):
+    return json.loads((folder / "answer.json").read_text())
+
+
+def test_answer_json_is_the_answer_of_python(tuned):
+    answer = load_sweep(tuned).answer()
+    assert answer is not None and answer.policy == "tuned"
+    assert read_json_document(tuned) == json.loads(json.dumps(answer.as_json()))
+    (rows, *_) = tables((tuned / "report.md").read_text())
+    assert [row["batch size"].split()[0] for row in rows] == ["4", "16", "64"]
 
 
 def test_numbers_in_the_tables_are_those_of_the_frames(plain, plain_text):
     sweep = load_sweep(plain)
     cells = compare_batch_sizes(sweep.trials).set_index("batch_size")
     (quality,) = tables(section(plain_text, "Results"))
-    (trials,) = tables(section(plain_text, "Trials"))
     (time,) = tables(section(plain_text, "Time, throughput and memory"))
-    summary, _ = tables(section(plain_text, "Summary"))
-    assert len(quality) == len(time) == len(summary) == len(trials) == 5
+    assert len(quality) == len(time) == 5
     losses = {"final valid": "final_valid_loss", "final train": "final_train_loss"}
     losses |= {"gap": "train_valid_gap", "best valid (biased)": "best_valid_loss"}
     losses |= {"bits/byte": "bits_per_byte"}
@@ -86,14 +104,14 @@ def test_numbers_in_the_tables_are_those_of_the_frames(plain, plain_text):
         "tokens/s": ("tokens_per_second", 0.51),
         "total": ("seconds_total", 0.051),
     }
-    for losses, costs, short in zip(quality, time, summary, strict=True):
+    for losses, costs in zip(quality, time, strict=True):
         row, cell = losses | costs, cells.loc[int(losses["batch size"])]
         for column, (name, tolerance) in numbers.items():
             number = float(row[column].replace(",", "").removesuffix(" s"))
             assert number == pytest.approx(cell[name], abs=tolerance), column
         clipped = float(row["steps clipped"].removesuffix(" %")) / 100
         assert clipped == pytest.approx(cell["clipped_step_fraction"], rel=0.05)
-        assert row["total"] == short["total time"] and row["MFU"] == "–"
+        assert row["MFU"] == "–"
     shares = [100 * row.warmup_steps / row.steps for row in sweep.plan.trials]
     assert f"warmup {min(shares):.2f}% to {max(shares):.2f}% of the steps" in plain_text
 
@@ -101,10 +119,7 @@ def test_numbers_in_the_tables_are_those_of_the_frames(plain, plain_text):
 def test_failed_diverged_and_unfinished_trials_stay_in_the_report(mixed):
     text = written(mixed)
     (quality,) = tables(section(text, "Results"))
-    (trials,) = tables(section(text, "Trials"))
-    assert len(quality) == 10 and len(trials) == 30
-    states = {"COMPLETE", "WAITING", "RUNNING", "FAILED out_of_memory", "FAILED diverged"}
-    assert {row["state"] for row in trials} == states
+    assert len(quality) == 10
     status = {row["batch size"]: row["status"] for row in quality if row["policy"] == "fixed 1e-3"}
     assert status == {
         "4": "2 complete, 1 unfinished",
@@ -113,10 +128,9 @@ def test_failed_diverged_and_unfinished_trials_stay_in_the_report(mixed):
         "32": "2 complete, 1 failed",
         "64": "2 complete, 1 diverged",
     }
-    assert "4 of the 10 rows below are not compared" in section(text, "Summary")
-    fixed = {row["check"]: row for row in tables(section(text, "Checks"))[0]}
-    assert fixed["diverged"]["status"] == "FAIL"
-    assert fixed["diverged"]["evidence"].startswith("1 of 15")
+    checks = tables(section(text, "What the answer rests on"))[0]
+    (diverged,) = (row for row in checks if row["check"].startswith("diverged"))
+    assert diverged["evidence"].startswith("1 of 15")
 
 
 def test_an_empty_sweep_gets_a_report_that_says_so(tmp_path):
@@ -125,8 +139,8 @@ def test_an_empty_sweep_gets_a_report_that_says_so(tmp_path):
     (path / "figures").mkdir()
     (path / "figures/rates.png").write_bytes(b"of an earlier report")
     text = written(path)
-    assert section(text, "Summary").strip().startswith("**Nothing can be compared yet")
-    assert "5 trials: 5 WAITING" in text and "| question |" not in text
+    assert "**Nothing can be compared yet: 5 WAITING.**" in section(text, "")
+    assert read_json_document(path) is None
     assert not (path / "figures/rates.png").exists()
 
 
@@ -136,10 +150,9 @@ def test_batch_sizes_without_a_tuned_rate_are_named(tmp_path):
     plan = read_json(folder.plan_path)
     plan["trials"] = [row for row in plan["trials"] if row["stage"] == "tune"]
     write_json(folder.plan_path, plan)
-    summary = section(written(folder.path), "Summary")
-    assert "25 tuning trials" in summary
+    checks = section(written(folder.path), "What the answer rests on")
     for batch_size in (4, 8, 16, 32, 64):
-        assert f"{batch_size} (no rate decided yet)" in summary
+        assert f"{batch_size} (no rate decided yet)" in checks
 
 
 @pytest.mark.parametrize(("target", "reached"), [(2.5, "3 of 3"), (0.5, "0 of 3")])
@@ -147,34 +160,32 @@ def test_a_sweep_to_a_target_reports_steps_to_it(tmp_path, target, reached):
     path = tmp_path / "s"
     write_fake_sweep(path, seeds=3, target=target, batches="4,16,64", lrs=("tuned",))
     text = written(path)
-    summary = tables(section(text, "Summary"))
-    steps = {row["batch size"]: row for row in summary[0]}
+    steps = {row["batch size"]: row for row in tables(text) for row in row if "reached" in row}
     assert steps.keys() == {"4", "16", "64"}
     assert {row["reached"] for row in steps.values()} == {reached}
-    assert len(summary) == (2 if reached == "3 of 3" else 1)
     headings = re.findall(r"^### Losses at equal (\w+)", text, re.MULTILINE)
     assert headings == ["tokens", "steps", "seconds"] and "nan" not in text
     figures = {figure.stem for figure in (path / "figures").iterdir()}
-    assert figures == {"curves", "time", "throughput", "steps"}  # no tuning trial reached it
+    figures -= {"answer", "rates"}  # no batch size or no tuning trial may have reached it
+    assert figures == {"curves", "time", "throughput", "steps"}
 
 
-def test_a_sweep_without_text_reports_no_unit_and_only_the_first_trials(tmp_path):
-    write_fake_sweep(tmp_path / "many", experiment="quadratic", seeds=22, points=5)
+def test_a_sweep_without_text_reports_no_unit(tmp_path):
+    write_fake_sweep(tmp_path / "many", experiment="quadratic", seeds=3, points=5)
     text = written(tmp_path / "many")
-    assert "nats" not in text and "trials.csv lists 6 more trials" in text
+    assert "nats" not in text
     assert {row["bits/byte"] for row in tables(section(text, "Results"))[0]} == {"–"}
 
 
 def test_each_policy_has_its_checks_and_tuned_rates_their_figure(tuned):
     text = (tuned / "report.md").read_text()
-    rows = [row for table in tables(section(text, "Checks")) for row in table]
-    assert {row["status"] for row in rows} <= {"PASS", "FAIL", "NOT APPLICABLE"}
-    fixed = tables(section(text, "Checks"))[0]
-    assert "fixed_learning_rate" in {row["check"] for row in fixed if row["status"] == "FAIL"}
-    best = tables(section(text, "Summary"))[1][0]
-    assert best["answer"] == "batch size 16 (tuned)"
-    assert len(tables(section(text, "Differences"))) == 2
-    for name in ("rates", "differences"):
+    checks = section(text, "What the answer rests on")
+    fixed = tables(checks)[0]
+    assert fixed[0]["check"].startswith("fixed_learning_rate")
+    assert "Checks that fail (fixed 1e-3)" in checks and "Checks that hold (tuned)" in checks
+    assert len(tables(section(text, "Pairs: tuned"))[0]) == 3
+    assert "is a contrast of policies" in section(text, "What this sweep cannot show")
+    for name in ("answer", "rates"):
         assert text.count(f"](figures/{name}.png)") == 1
         assert (tuned / "figures" / f"{name}.png").stat().st_size > 10_000
 
@@ -183,11 +194,12 @@ def test_damaged_files_are_named_in_the_report(tmp_path):
     write_fake_sweep(tmp_path / "damaged", batches="4,8")
     trial = SweepFolder(tmp_path / "damaged").trials()[0]
     trial.metrics_path.write_text("?\n")
-    assert trial.id in section(written(tmp_path / "damaged"), "Warnings")
+    assert trial.id in section(written(tmp_path / "damaged"), "What the answer rests on")
 
 
 def contents(folder):
-    files = [*folder.glob("report.*"), *folder.glob("figures/*"), folder / "trials.csv"]
+    files = [*folder.glob("report.*"), *folder.glob("figures/*")]
+    files += [folder / "trials.csv", folder / "answer.json"]
     return {path.name: path.read_bytes() for path in files}
 
 
@@ -204,7 +216,7 @@ def test_a_store_gives_the_same_report(plain, tmp_path):
     plan = load_plan(folder)
     assert plan is not None and Mirror(folder, plan, None).deliver() == ""
     stored = load_stored_sweep(f"sqlite:///{folder.path}/mlflow.db", plan.experiment)
-    write_report_of(stored, judge(stored), tmp_path / "out")
+    write_report_of(stored, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(plain)
 
 
@@ -233,7 +245,7 @@ def test_only_a_sweep_with_rewards_has_a_section_on_them(tmp_path, plain_text):
     write_fake_sweep(tmp_path / "words", seeds=3, change=lambda row: before, **settings)
     gain = find_gains(load_sweep(tmp_path / "words"))[0]
     rewards = section(written(tmp_path / "words"), "Rewards")
-    assert f"| {gain['difference'].value:+.3f} [" in rewards and "## Rewards" not in plain_text
+    assert f"| {gain['difference'].value:+.3f} [" in rewards and "# Rewards" not in plain_text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sweep.analysis.frames import load_sweep
+from sweep.analysis.results import load_sweep
 from sweep.errors import SweepError
 from sweep.tracking.store import (
     check_tracking_uri,

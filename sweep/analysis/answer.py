@@ -1,0 +1,306 @@
+"""The answer of a sweep: which batch sizes may be the best, and which one to use.
+
+The intervals come from `sweep.plan.decision`, which also decides what `--seeds auto` runs next.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sweep.analysis.rates import TunedRate
+from sweep.analysis.statistics import Estimate
+from sweep.plan.curves import Floats, stack_points
+from sweep.plan.decision import LOOKS, Decision, decide
+
+UNEVEN = 1.25  # longest over shortest time of equal trials above which times are not known
+WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What batch sizes are compared by. A tolerance on a ratio is a share of the best value."""
+
+    name: str = "final_valid_loss"
+    direction: str = "minimize"
+    unit: str = "nats"  # "ratio": values are logarithms, and gaps are shares of the best value
+    tolerance: float = 0.01
+
+    @property
+    def is_ratio(self) -> bool:
+        return self.unit == "ratio"
+
+    @property
+    def margin(self) -> float:
+        """The tolerance on the scale of the values."""
+        return math.log1p(self.tolerance) if self.is_ratio else self.tolerance
+
+    def gap(self, difference: float) -> float:
+        """Return a difference of values in the unit of the tolerance."""
+        return math.expm1(difference) if self.is_ratio else difference
+
+    def write(self, gap: float) -> str:
+        return (
+            f"{100 * gap:.1f} % more tokens" if self.is_ratio else f"{gap:.3g} {self.unit}".rstrip()
+        )
+
+
+@dataclass(frozen=True)
+class BatchSizeAnswer:
+    batch_size: int
+    mean: float | None  # of the metric at the rate used; None if no seed completed or one diverged
+    seeds: int  # complete
+    gap: float | None  # to the best of the others, at the best rates; the best one's is negative
+    gap_to_best: tuple[float | None, float | None]  # its interval; None: unbounded
+    may_be_best: bool
+    tolerance_verdict: str  # within, outside or undecided
+    learning_rate: float | None  # used
+    learning_rate_interval: tuple[float, float] | None  # of the best rate
+    estimated_regret: float | None  # that the rate used gives up; None without a fitted curve
+    regret_interval: tuple[float, float] | None
+    microbatch_size: int | None
+    seconds: float | None  # of training, median over seeds
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two batch sizes at the rates used: the larger one minus the smaller one."""
+
+    batch_sizes: tuple[int, int]
+    difference: Estimate  # the interval holds for all pairs together
+    tolerance: float
+
+    @property
+    def verdict(self) -> str:
+        if -self.tolerance <= self.difference.low and self.difference.high <= self.tolerance:
+            return "equivalent"
+        is_different = self.difference.low > 0 or self.difference.high < 0
+        return "different" if is_different else UNDECIDED
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The keys of answer.json, in docs/results.md."""
+
+    policy: str
+    metric: str
+    direction: str
+    unit: str
+    tolerance: float
+    candidates: list[int]  # that may be the best
+    recommended: int
+    provisional: bool
+    basis: str  # why this one of the batch sizes, a clause
+    reasons: list[str]  # why the recommendation is provisional, sentences
+    decided: bool
+    scope: str
+    batch_sizes: list[BatchSizeAnswer]
+    settle: str | None  # the command that would settle what is open
+    settle_seconds: float | None  # that it takes at least
+    pairs: list[Pair]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __getitem__(self, batch_size: int) -> BatchSizeAnswer:
+        return next(row for row in self.batch_sizes if row.batch_size == batch_size)
+
+
+def decide_trials(
+    reports: pd.DataFrame, rates: Sequence[TunedRate], has_looks: bool
+) -> tuple[list[int], Decision] | None:
+    """Decide about the batch sizes of one policy; None if fewer than two of them can be compared.
+
+    `reports` has a row per trial that ended: batch_size, seed, learning_rate and value, which is
+    better if it is less, and infinite if the trial diverged.
+    """
+    table = reports.pivot_table("value", "batch_size", "seed", dropna=False)
+    sizes = [int(size) for size in table.index]
+    if (~np.isinf(table).any(axis=1)).sum() < 2:
+        return None
+    points = {rate.batch_size: rate.points for rate in rates}
+    used = reports.groupby("batch_size")["learning_rate"].first().reindex(sizes)
+    seeds = table.notna().sum(axis=1)
+    looks = LOOKS if has_looks or seeds.nunique() > 1 else ()
+    is_tuned = set(sizes) <= set(points)
+    stacked = stack_points([points[size] for size in sizes]) if is_tuned else None
+    return sizes, decide(table.to_numpy(float), stacked, np.log(used.to_numpy(float)), looks)
+
+
+def build_answer(
+    policy: str,
+    reports: pd.DataFrame,
+    sizes: Sequence[int],
+    made: Decision,
+    metric: Metric,
+    reasons: Sequence[str] = (),
+    scope: str = "",
+) -> Answer:
+    """Build the answer from a decision; `reasons` say why it can only be provisional."""
+    sign = -1 if metric.direction == "maximize" else 1
+    by_size = {size: reports[reports["batch_size"] == size] for size in sizes}
+    within, outside = made.is_within(metric.margin), made.is_outside(metric.margin)
+    may_be_best = made.may_be_best | np.isnan(made.gap_low)
+    estimates = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
+    rows = []
+    for i, size in enumerate(sizes):
+        own, mean = by_size[size], float(made.mean[i])
+        complete = own[np.isfinite(own["value"])]
+        interval = regret = regret_interval = None
+        if made.rates is not None and math.isfinite(made.rates.regret_high[i]):
+            ends = made.rates.optimum_low[i], made.rates.optimum_high[i]
+            interval = math.exp(ends[0]), math.exp(ends[1])
+            regret = metric.gap(float(made.rates.regret[i]))
+            ends = made.rates.regret_low[i], made.rates.regret_high[i]
+            regret_interval = metric.gap(float(ends[0])), metric.gap(float(ends[1]))
+        value = math.exp(mean) if metric.is_ratio else sign * mean
+        microbatch = own["microbatch_size"].min()
+        rows.append(
+            BatchSizeAnswer(
+                batch_size=size,
+                mean=value if math.isfinite(mean) else None,
+                seeds=len(complete),
+                gap=_gap(metric, _lead(estimates, i)),
+                gap_to_best=(_gap(metric, made.gap_low[i]), _gap(metric, made.gap_high[i])),
+                may_be_best=bool(may_be_best[i]),
+                tolerance_verdict=WITHIN if within[i] else OUTSIDE if outside[i] else UNDECIDED,
+                learning_rate=float(own["learning_rate"].iloc[0]),
+                learning_rate_interval=interval,
+                estimated_regret=regret,
+                regret_interval=regret_interval,
+                microbatch_size=None if math.isnan(microbatch) else int(microbatch),
+                seconds=_finite(complete["seconds_training"].median()),
+            )
+        )
+    recommended, basis = _recommend(rows, by_size, made, metric)
+    eligible = [row for row in rows if row.tolerance_verdict == WITHIN]
+    return Answer(
+        policy=policy,
+        metric=metric.name,
+        direction=metric.direction,
+        unit=metric.unit,
+        tolerance=metric.tolerance,
+        candidates=[row.batch_size for row in rows if row.may_be_best],
+        recommended=recommended,
+        provisional=bool(reasons) or not eligible,
+        basis=basis,
+        reasons=list(reasons),
+        decided=all(row.tolerance_verdict != UNDECIDED for row in rows),
+        scope=scope,
+        batch_sizes=rows,
+        settle=None,
+        settle_seconds=None,
+        pairs=_pairs(sizes, made, sign, metric.margin),
+    )
+
+
+def _lead(estimates: Floats, index: int) -> float:
+    """Return an estimate minus the least of the others; NaN if one is infinite."""
+    least = float(np.delete(estimates, index).min())
+    return float(estimates[index]) - least if math.isfinite(least) else math.nan
+
+
+def _finite(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None
+
+
+def _gap(metric: Metric, difference: float) -> float | None:
+    return metric.gap(float(difference)) if math.isfinite(difference) else None
+
+
+def _recommend(
+    rows: Sequence[BatchSizeAnswer],
+    by_size: Mapping[int, pd.DataFrame],
+    made: Decision,
+    metric: Metric,
+) -> tuple[int, str]:
+    """Return the recommended batch size, and why it is this one."""
+    close = f"within {metric.write(metric.tolerance)} of the best"
+    eligible = [row.batch_size for row in rows if row.tolerance_verdict == WITHIN]
+    if not eligible:
+        worst = np.where(np.isnan(made.gap_high), math.inf, made.gap_high)
+        means = np.where(np.isnan(made.mean), math.inf, made.best_estimate)
+        best = min(range(len(rows)), key=lambda i: (worst[i], means[i]))
+        reason = (
+            "has the best mean" if math.isinf(worst[best]) else "gives up least in the worst case"
+        )
+        return rows[best].batch_size, f"no batch size is known to be {close}, and this one {reason}"
+    if len(eligible) == 1:
+        if sum(row.may_be_best for row in rows) == 1:
+            return eligible[0], "the best of those tried"
+        return eligible[0], f"the only one that is known to be {close}"
+    seconds = {size: by_size[size]["seconds_training"].dropna() for size in eligible}
+    spreads = {size: times.max() / times.min() for size, times in seconds.items() if len(times) > 1}
+    if len(spreads) < len(eligible):
+        return eligible[-1], f"the largest of those {close}; their times were not measured"
+    if max(spreads.values()) > UNEVEN:
+        size = max(spreads, key=spreads.__getitem__)
+        why = f"equal trials at batch size {size} differ by a factor of {spreads[size]:.1f}"
+        return eligible[-1], f"the largest of those {close}; times are not known, because {why}"
+    fastest = min(eligible, key=lambda size: float(seconds[size].median()))
+    return fastest, f"the fastest of those {close}"
+
+
+def _pairs(sizes: Sequence[int], made: Decision, sign: int, margin: float) -> list[Pair]:
+    pairs = []
+    for i, j in combinations(range(len(sizes)), 2):
+        value, half = sign * float(made.difference[j, i]), float(made.half_width[j, i])
+        if math.isfinite(value) and math.isfinite(half):
+            difference = Estimate(value, value - half, value + half)
+            pairs.append(Pair((sizes[i], sizes[j]), difference, margin))
+    return pairs
+
+
+def describe(answer: Answer) -> list[str]:
+    """Write the answer in a few sentences, the recommendation first."""
+    metric = Metric(answer.metric, answer.direction, answer.unit, answer.tolerance)
+    rows, best = answer.batch_sizes, answer.candidates
+    start = "Provisionally, use" if answer.provisional else "Use"
+    lines = [f"{start} batch size {answer.recommended}: {answer.basis}."]
+    if all(row.gap_to_best[1] is None for row in rows):
+        return [*lines, _without_intervals(answer)]
+    text = "It is the best of those tried" if best == [answer.recommended] else ""
+    if not text:
+        names = f"Batch size {best[0]}" if len(best) == 1 else f"Batch sizes {join(best)}"
+        text = f"{names} may be the best" if len(best) < len(rows) else "Any may be the best"
+    ends = {"smaller": rows[0].batch_size in best, "larger": rows[-1].batch_size in best}
+    if untried := [side for side, is_best in ends.items() if is_best]:
+        text += f"; {join(untried)} ones were not tried"
+    lines.append(f"{text}.")
+    if outside := [row for row in rows if row.tolerance_verdict == OUTSIDE]:
+        first, *rest = (
+            (row.batch_size, metric.write(row.gap_to_best[0] or 0.0)) for row in outside
+        )
+        start = f"Batch size {first[0]} is worse than the best by at least {first[1]}"
+        lines.append(", ".join([start, *(f"{size} by {gap}" for size, gap in rest)]) + ".")
+    if undecided := [row.batch_size for row in rows if row.tolerance_verdict == UNDECIDED]:
+        close = f"within {metric.write(answer.tolerance)} of the best"
+        lines.append(f"It is undecided whether {join(undecided)} lie {close}.")
+    unclear = [
+        r.batch_size for r in rows if r.tolerance_verdict == UNDECIDED and _is_unclear(r, answer)
+    ]
+    if unclear:
+        lines[-1] += f" At {join(unclear)} the best learning rate is not known well enough."
+    return lines
+
+
+def _is_unclear(row: BatchSizeAnswer, answer: Answer) -> bool:
+    """Return True if more seeds alone cannot decide: the rate may give up too much."""
+    low, high = row.regret_interval or (0.0, 0.0)
+    return high - low > answer.tolerance / 2
+
+
+def _without_intervals(answer: Answer) -> str:
+    measured = [row for row in answer.batch_sizes if row.mean is not None]
+    means = join(f"{row.mean:.4g} at batch size {row.batch_size}" for row in measured)
+    return f"The {answer.metric.replace('_', ' ')} was {means}; its error is not known."
+
+
+def join(items: Iterable[Any]) -> str:
+    """Write `2, 4 and 8`."""
+    *first, last = map(str, items)
+    return f"{', '.join(first)} and {last}" if first else last

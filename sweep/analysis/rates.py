@@ -1,0 +1,96 @@
+"""The tuning trials of each batch size: which rates were tried, and with which losses."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from sweep.plan.curves import RateBounds, RatePoints, bound_rates, rate_points
+
+
+@dataclass(frozen=True, eq=False)
+class TunedRate:
+    """The rates of one batch size. With a target, losses are logarithms of the tokens to it."""
+
+    batch_size: int
+    # learning_rate, seed, state and loss (inf: diverged, target not reached; NaN: pruned), by rate
+    trials: pd.DataFrame
+    points: RatePoints  # those next to the best rate
+    is_full: bool  # whether the trials had as many tokens as the reports
+    tried: int  # trials of this batch size in all
+    rates_without_result: int  # rates that were tried and neither completed nor diverged
+    has_other_dimensions: bool  # β2 or weight decay were tuned too
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the best rate has worse ones on both sides; a diverged trial is worse."""
+        return bool(np.isfinite(self.points.ends).all())
+
+    @property
+    def best(self) -> float | None:
+        """The measured rate with the least loss, the lowest of equal ones; None without a loss."""
+        losses = np.nan_to_num(self.points.losses, nan=math.inf)
+        is_finite = bool(np.isfinite(losses).any())
+        return float(np.exp(self.points.log_rates[losses.argmin()])) if is_finite else None
+
+    @cached_property
+    def fit(self) -> RateBounds:
+        """The curve that fits best, with NaN if there is none; its bounds do not count."""
+        return bound_rates(self.points, np.zeros(()), np.zeros(()))
+
+    @property
+    def optimum(self) -> float | None:
+        """The lowest point of the curve that fits best, or None."""
+        return float(np.exp(self.fit.optimum)) if np.isfinite(self.fit.optimum) else None
+
+
+def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:
+    """Return the rates of each batch size; nothing if at most one rate was tried at each."""
+    is_tuning = rows["stage"] == "tune"
+    has_stage = bool(is_tuning.any())
+    trials = rows[is_tuning] if has_stage else rows[~rows["is_out_of_memory"]]
+    if not trials.groupby("batch_size")["learning_rate"].nunique().max() > 1:
+        return ()
+    rates = []
+    for batch_size, group in trials.groupby("batch_size"):
+        reports = rows[~is_tuning & (rows["batch_size"] == batch_size)]
+        has_no_loss = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
+        ended = group[~has_no_loss]
+        most = group["token_budget"].max()
+        dimensions: list[str] = []
+        if has_stage:
+            # A rate that diverges early would have diverged later too.
+            ended = ended[~(ended["token_budget"] < most) | ended["has_diverged"]]
+            if "policy" in group:
+                dimensions = [n for n in ("adam_beta2", "weight_decay") if group[n].nunique() > 1]
+        winners = reports if len(reports) else ended[~ended["is_failed"]]
+        if len(winners):
+            best = winners.iloc[winners["loss"].fillna(math.inf).to_numpy().argmin()]
+            for name in dimensions:
+                ended = ended[ended[name] == best[name]]
+        loss = ended["loss"].mask(ended["has_diverged"], math.inf)
+        table = ended[["learning_rate", "state"]].assign(loss=loss, seed=0)
+        if has_stage:
+            table["seed"] = pd.to_numeric(ended["seed"], errors="coerce").fillna(0).astype(int)
+        by_rate = table.groupby("learning_rate")
+        tried = {float(rate): _by_seed(rows) for rate, rows in by_rate}  # type: ignore[arg-type]
+        measured = table[table["loss"].notna()]["learning_rate"].nunique()
+        rates.append(
+            TunedRate(
+                batch_size=int(group["batch_size"].iloc[0]),
+                trials=table.sort_values(["learning_rate", "seed"], ignore_index=True),
+                points=rate_points(tried),
+                is_full=not (has_stage and reports["token_budget"].max() > most),
+                tried=len(group),
+                rates_without_result=group["learning_rate"].nunique() - measured,
+                has_other_dimensions=bool(dimensions),
+            )
+        )
+    return tuple(rates)
+
+
+def _by_seed(rows: pd.DataFrame) -> dict[int, float]:
+    means = rows.groupby("seed")["loss"].agg(lambda losses: losses.mean(skipna=False))
+    return {int(seed): float(means[seed]) for seed in means.index}

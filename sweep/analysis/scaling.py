@@ -1,0 +1,105 @@
+"""The exponent of the best rate in the batch size, and what a rule would have cost."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+from scipy.special import stdtrit
+from scipy.stats import linregress
+
+from sweep.analysis.rates import TunedRate
+from sweep.analysis.statistics import ALPHA, Estimate
+from sweep.config import read_toml
+from sweep.plan.plan import Plan
+
+RULES: dict[str, str] = read_toml(__file__, "scaling.toml")  # name and source of each rule
+
+
+def rate_exponent(rates: Sequence[TunedRate]) -> Estimate | None:
+    """Fit the exponent of the best rate in the batch size; None below three fitted rates.
+
+    The interval is that of the regression of log rates, so it includes deviations from a power.
+    """
+    fitted = [(rate.batch_size, rate.optimum) for rate in rates if rate.optimum is not None]
+    if len(fitted) < 3:
+        return None
+    line = linregress(*np.log(fitted).T)
+    half = float(stdtrit(len(fitted) - 2, 1 - ALPHA / 2)) * line.stderr
+    return Estimate(line.slope, line.slope - half, line.slope + half)
+
+
+@dataclass(frozen=True)
+class RuleCost:
+    """What one rule would have cost, with the best rate of one batch size given."""
+
+    rule: str
+    anchor: int | None  # batch size whose best rate is given; None if the rule needs none
+    rates: dict[int, float]  # by batch size
+    costs: dict[int, Estimate | None]  # of the loss, None outside of the measured rates
+
+
+def rule_costs(
+    plan: Plan, rates: Sequence[TunedRate], sigma: Mapping[int, float]
+) -> list[RuleCost]:
+    """Return the cost of each rule anchored at each batch size; `sigma` is of a loss over seeds.
+
+    A cost is the loss at the rule's rate, interpolated in log rates between the tuning trials,
+    minus the least loss of the tuning trials.
+    """
+    fitted = {rate.batch_size: rate for rate in rates if rate.optimum is not None}
+    by_rule: dict[str, dict[int | None, dict[int, float]]] = {}
+    for anchor, rate in fitted.items():
+        best = rate.optimum or math.nan
+        ratios = {size: size / anchor for size in fitted}
+        for name, exponent in (("same", 0.0), ("sqrt", 0.5), ("linear", 1.0)):
+            chosen = {size: best * ratio**exponent for size, ratio in ratios.items()}
+            by_rule.setdefault(name, {})[anchor] = chosen
+    if fitted and (step_law := _step_law(plan)):
+        by_rule["step_law"] = {None: dict.fromkeys(fitted, step_law)}
+    return [
+        RuleCost(name, anchor, chosen, {s: _cost(fitted[s], r, sigma) for s, r in chosen.items()})
+        for name, anchors in by_rule.items()
+        for anchor, chosen in anchors.items()
+    ]
+
+
+def _step_law(plan: Plan) -> float | None:
+    """Return the rate of Li et al. 2025 for AdamW and language models, at every batch size."""
+    parameters, embedding = plan.model["parameters"], plan.model["embedding_parameters"]
+    is_language = plan.settings.traits.expected_initial_loss is not None
+    if not (is_language and plan.settings.optimizer.name == "adamw" and parameters):
+        return None
+    size: int = parameters - (embedding or 0)
+    return float(1.79 * size**-0.713 * plan.token_budget**0.307)
+
+
+def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimate | None:
+    losses = rate.trials[np.isfinite(rate.trials["loss"])]
+    means = losses[losses["seed"] == losses["seed"].min()].groupby("learning_rate")["loss"].mean()
+    if len(means) < 2 or not means.index[0] <= chosen <= means.index[-1]:
+        return None
+    curve = PchipInterpolator(np.log(means.index), means.to_numpy())
+    cost = float(curve(math.log(chosen))) - float(means.min())
+    half = 1.96 * math.sqrt(2) * sigma.get(rate.batch_size, math.nan)
+    return Estimate(cost, cost - half, cost + half)
+
+
+def describe_costs(costs: Sequence[RuleCost], margin: float) -> str:
+    """Say which rules would have kept every batch size within the tolerance of losses."""
+    if not costs:
+        return ""
+    largest: dict[str, list[float]] = {}
+    for cost in costs:
+        values = [math.inf if c is None else c.value for c in cost.costs.values()]
+        largest.setdefault(cost.rule, []).append(max(values))
+    good = [name for name, values in largest.items() if max(values) <= margin]
+    if good:
+        names = ", ".join(good)
+        return f"Yes, within the tolerance, by the rule {names} from any of the batch sizes."
+    partly = [name for name, values in largest.items() if min(values) <= margin]
+    if partly:
+        names = ", ".join(partly)
+        return f"Only with luck: from some batch sizes the rule {names} stays within the tolerance."
+    return "No: from no batch size does any of these rules stay within the tolerance everywhere."

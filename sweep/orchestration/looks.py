@@ -1,0 +1,101 @@
+"""`--seeds auto`: which trials the answer needs next, decided from the folder alone."""
+
+import math
+
+import numpy as np
+
+from sweep.orchestration.planning import Planned
+from sweep.plan.curves import rate_points, rates_between, stack_points
+from sweep.plan.decision import LOOKS, decide, next_trainings
+from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial, reports_of
+from sweep.plan.rates import parse_policy
+from sweep.trial.folder import Cause, State, SweepFolder
+
+
+def next_trials(planned: Planned, plan: Plan, folder: SweepFolder) -> list[PlannedTrial]:
+    """Return the seeds and tuning seeds to add; none once the answer is as clear as it can get.
+
+    None either while a reporting trial waits, or if one failed: the next command runs it again.
+    """
+    experiment, target = planned.experiment, plan.settings.target
+    sizes = sorted(experiment.batches)
+    reports = reports_of(parse_policy(experiment.lr), plan.known_trials, sizes)
+    values = [trial_value(folder, row, target) for row in reports]
+    if len(sizes) < 2 or {row.batch_size for row in reports} != {*sizes} or None in values:
+        return []
+    losses = np.full((len(sizes), max(row.seed for row in reports) + 1), np.nan)
+    for row, value in zip(reports, values, strict=True):
+        losses[sizes.index(row.batch_size), row.seed] = value
+    templates = [next(row for row in reports if row.batch_size == size) for size in sizes]
+    tuning = [_tuning_trials(plan, template) for template in templates]
+    points, tried = None, []
+    if all(tuning):
+        tried = [_losses_by_rate(folder, rows, target) for rows in tuning]
+        points = stack_points([rate_points(losses_of_rate) for losses_of_rate in tried])
+    used = np.log([row.learning_rate or math.nan for row in templates])
+    made = decide(losses, points, used, LOOKS)
+    seeds = np.isfinite(losses).sum(-1)
+    tuning_seeds = np.ones_like(seeds) if points is None else points.seeds.astype(int)
+    between = [rates_between(rate_points(losses_of_rate)) for losses_of_rate in tried]
+    is_refinable = np.array([bool(rates) for rates in between] or [False] * len(sizes))
+    wanted, wanted_tuning, needs_rates = next_trainings(
+        *(made, seeds, tuning_seeds, is_refinable),
+        *(experiment.margin, experiment.answer.max_seeds),
+    )
+    added = []
+    for index, template in enumerate(templates):
+        for seed in range(seeds[index], wanted[index]):
+            row = template.model_copy(update={"seed": seed})
+            added.append(plan.with_rate_of(template, row))
+        near = np.exp(points.log_rates[index]) if points else np.array([])
+        rows = [row for row in tuning[index] if row.seed == TUNING_SEED]
+        rows = [row for row in rows if np.isclose(near, row.learning_rate or 0.0, 1e-9).any()]
+        for seed in range(TUNING_SEED + tuning_seeds[index], TUNING_SEED + wanted_tuning[index]):
+            copies = [row.model_copy(update={"seed": seed}) for row in rows]
+            added += [plan.with_rate_of(row, row) for row in copies]
+        for rate in between[index] if needs_rates[index] else ():
+            added.append(plan.with_rate(rows[0], rate))
+    present = {row.id for row in plan.known_trials}
+    return [row for row in added if row.id not in present]
+
+
+def trial_value(folder: SweepFolder, row: PlannedTrial, target: float | None) -> float | None:
+    """Return a trial's final loss, or the logarithm of its tokens to the target.
+
+    It is infinite if the trial diverged or missed the target, NaN if tuning pruned it, and None if
+    the trial has not ended, or failed.
+    """
+    trial = folder.trial(str(row.id))
+    status = trial.read_status()
+    if status.cause is Cause.DIVERGED:
+        return math.inf
+    if status.state is State.PRUNED:
+        return math.nan if target is None else math.inf
+    if status.state is not State.COMPLETE:
+        return None
+    result = trial.read_result() or {}
+    if target is None:
+        return float(result["final_valid_loss"])
+    tokens = result.get("tokens_to_target")
+    return math.log(tokens) if tokens else math.inf
+
+
+def _tuning_trials(plan: Plan, report: PlannedTrial) -> list[PlannedTrial]:
+    """Return the tuning trials like a reporting trial, apart from rate and seed."""
+    key = ("batch_size", "tokens", "beta2", "weight_decay", "policy")
+    return [
+        row
+        for row in plan.known_trials
+        if row.stage == "tune" and all(getattr(row, name) == getattr(report, name) for name in key)
+    ]
+
+
+def _losses_by_rate(
+    folder: SweepFolder, rows: list[PlannedTrial], target: float | None
+) -> dict[float, dict[int, float]]:
+    tried: dict[float, dict[int, float]] = {}
+    for row in rows:
+        value = trial_value(folder, row, target)
+        if value is not None:
+            tried.setdefault(row.learning_rate or 0.0, {})[row.seed] = value
+    return tried

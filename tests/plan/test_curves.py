@@ -1,0 +1,144 @@
+"""The curve of losses near the best rate, on curves that are known."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sweep.plan.curves import (
+    STEEPNESS,
+    best_log_rates,
+    bound_rates,
+    rate_points,
+    rates_between,
+    stack_points,
+)
+
+GRID = [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]
+REFINED = [2.5e-4, 5e-4, 7.07e-4, 1e-3, 1.414e-3, 2e-3, 4e-3]
+
+
+def bowl(rates, best, curvature=0.05, ratio=1.0):
+    """Losses by rate of one tuning seed."""
+    logs = [math.log(rate / best) for rate in rates]
+    losses = [1.5 + curvature * (ratio if x > 0 else 1) * x**2 for x in logs]
+    return {rate: {1000: loss} for rate, loss in zip(rates, losses, strict=True)}
+
+
+def bounds_of(tried, variance=0.0, used=1e-3):
+    return bound_rates(rate_points(tried), np.array(variance), np.array(math.log(used)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.floats(-0.9, 0.9),
+    st.floats(0.01, 10),
+    st.sampled_from([1.0, STEEPNESS, 1 / STEEPNESS]),
+    st.sampled_from([GRID, REFINED, REFINED[::-1]]),
+)
+def test_the_lowest_point_and_the_regret_of_an_exact_curve_are_found(
+    offset, curvature, ratio, rates
+):
+    best, used = 1e-3 * 2**offset, 1.2e-3
+    bounds = bounds_of(bowl(rates, best, curvature, ratio), used=used)
+    assert math.exp(bounds.optimum) == pytest.approx(best, rel=2e-3)
+    (regret,) = bowl([used], best, curvature, ratio)[used].values()
+    assert bounds.level == pytest.approx(1.5, abs=1e-4 * curvature)
+    slack = 2e-3 * curvature
+    assert bounds.regret == pytest.approx(regret - 1.5, abs=slack)
+    assert bounds.regret_low - slack <= regret - 1.5 <= bounds.regret_high + slack
+    assert bounds.losses_at(np.log(rates)) == pytest.approx(
+        [loss[1000] for loss in bowl(rates, best, curvature, ratio).values()], abs=5 * slack
+    )
+
+
+def test_only_rates_near_the_best_are_fitted():
+    rates = [1e-3 * 2**place for place in range(-5, 6)]
+    tried = bowl(rates, 1.2e-3)
+    for rate, loss in zip((*rates[:2], *rates[-2:]), (9.0, 8.0, 30.0, 70.0), strict=True):
+        tried[rate] = {1000: loss}
+    assert math.exp(bounds_of(tried).optimum) == pytest.approx(1.2e-3, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_inside"),
+    [
+        ([3.0, 1.0, 2.0], True),
+        ([1.0, 2.0, 3.0], False),
+        ([3.0, 2.0, 1.0], False),
+        ([3.0, 1.0, math.inf], True),
+        ([math.nan, 1.0, math.inf], False),  # a pruned trial bounds nothing
+        ([3.0, 1.0, 1.0], False),
+        ([math.inf] * 3, False),
+        ([2.0, 1.0], False),
+    ],
+)
+def test_the_best_rate_is_bounded_by_worse_ones_on_both_sides(losses, is_inside):
+    tried = {rate: {1000: loss} for rate, loss in zip(GRID, losses, strict=False)}
+    assert bool(np.isfinite(rate_points(tried).ends).all()) is is_inside
+    if not is_inside:
+        assert bounds_of(tried).regret_high == math.inf
+
+
+def test_a_rate_that_diverged_bounds_the_best_one_and_is_not_used():
+    tried = {1e-3: {1000: 1.6}, 2e-3: {1000: 1.5}, 4e-3: {1000: 1.45}, 8e-3: {1000: math.inf}}
+    points = rate_points(tried)
+    assert points.ends[1] == pytest.approx(math.log(8e-3))
+    assert math.exp(best_log_rates(points)) <= 4e-3 * (1 + 1e-9)
+
+
+def test_a_tie_goes_to_the_lower_rate_and_equal_fits_to_the_parabola():
+    flat = {1e-3: {1000: 1.0}, 2e-3: {1000: 1.0}, 4e-3: {1000: 1.0}}
+    assert math.exp(best_log_rates(rate_points(flat))) == pytest.approx(1e-3)
+    three = bowl([5e-4, 1e-3, 2e-3], 1.1e-3)
+    bounds = bounds_of(three)
+    assert bounds.ratio == 1 and math.exp(bounds.optimum) == pytest.approx(1.1e-3, rel=1e-3)
+
+
+def test_further_seeds_count_if_they_have_all_rates_near_the_best():
+    tried = bowl(REFINED, 1e-3)
+    near = REFINED[1:6]
+    for rate in near:
+        tried[rate][1001] = tried[rate][1000] + 0.2
+    tried[REFINED[0]][1002] = 9.0
+    points = rate_points(tried)
+    assert points.seeds == 2
+    assert points.losses == pytest.approx([tried[rate][1000] + 0.1 for rate in near])
+
+
+def test_noise_widens_the_bounds_and_more_seeds_narrow_them():
+    tried = bowl(REFINED, 1e-3)
+    exact, noisy = bounds_of(tried), bounds_of(tried, 0.01**2)
+    twice = {rate: {1000: loss[1000], 1001: loss[1000]} for rate, loss in tried.items()}
+    both = bounds_of(twice, 0.01**2)
+    assert exact.regret_high < both.regret_high < noisy.regret_high
+    assert noisy.optimum_low < both.optimum_low <= math.log(1e-3) <= both.optimum_high
+
+
+def test_a_curve_that_does_not_fit_widens_the_bounds():
+    tried = bowl(REFINED, 1e-3)
+    tried[1e-3][1000] += 0.02
+    bounds = bounds_of(tried)
+    assert (
+        bounds.misfit > 1e-5
+        and bounds.regret_high > 10 * bounds_of(bowl(REFINED, 1e-3)).regret_high
+    )
+
+
+def test_the_gaps_next_to_the_best_rate_are_halved_until_they_are_fine():
+    rates = rates_between(rate_points(bowl(REFINED, 1.05e-3)))
+    assert rates == pytest.approx([math.sqrt(7.07e-4 * 1e-3), math.sqrt(1e-3 * 1.414e-3)])
+    fine = [1e-3 * 1.09**place for place in range(-3, 4)]
+    assert rates_between(rate_points(bowl(fine, 1e-3))) == []
+
+
+def test_many_batch_sizes_are_fitted_as_each_alone():
+    both = [rate_points(bowl(GRID, best, ratio=2.0)) for best in (9e-4, 1.3e-3)]
+    used = np.log([1e-3, 1e-3])
+    together = bound_rates(stack_points(both), np.full(2, 1e-4), used)
+    for index, points in enumerate(both):
+        alone = bound_rates(points, np.array(1e-4), used[index])
+        for name, values in vars(together).items():
+            assert values[index] == pytest.approx(getattr(alone, name)), name

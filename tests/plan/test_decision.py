@@ -1,0 +1,180 @@
+"""Intervals of gaps to the best: by hand, against t quantiles, and by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import t as student
+
+from studies.answer.error_rates import EDGE, SPREAD, Case, simulate
+from sweep.plan.curves import RatePoints
+from sweep.plan.decision import (
+    ALPHA,
+    LOOKS,
+    critical_values,
+    decide,
+    next_look,
+    next_trainings,
+)
+
+RATES = np.log([1e-3] * 3)
+# Seed effects cancel: batch size 2 is worse by 0.1, 3 by 1.
+LOSSES = np.array([[1.0, 2.0, 3.0], [1.1, 2.08, 3.12], [2.0, 2.98, 4.02]])
+
+
+def of_two(differences):
+    """Losses of two batch sizes with given differences over seeds."""
+    return np.array([np.zeros(len(differences)), differences])
+
+
+def test_the_interval_of_two_batch_sizes_is_the_paired_t_interval():
+    differences = np.array([0.1, 0.3, 0.2, 0.25])
+    made = decide(of_two(differences), None, RATES[:2])
+    half = student.ppf(1 - ALPHA / 2, 3) * differences.std(ddof=1) / 2
+    assert made.difference[1, 0] == pytest.approx(differences.mean())
+    assert made.half_width[1, 0] == pytest.approx(half, rel=0.02)
+    assert made.gap_low[1] == pytest.approx(differences.mean() - made.half_width[1, 0])
+    assert made.gap_high[0] == pytest.approx(-differences.mean() + made.half_width[1, 0])
+
+
+def test_gaps_are_to_the_best_of_the_others():
+    made = decide(LOSSES, None, RATES)
+    assert made.difference[1, 0] == pytest.approx(0.1) and made.mean[2] == pytest.approx(3.0)
+    assert made.gap_low[2] == pytest.approx(
+        max(1.0 - made.half_width[2, 0], 0.9 - made.half_width[2, 1])
+    )
+    assert made.gap_high[0] == pytest.approx(
+        max(-0.1 + made.half_width[0, 1], -1.0 + made.half_width[0, 2])
+    )
+    assert list(made.may_be_best) == [True, False, False] or made.gap_low[1] <= 0
+    assert not made.is_within(0.01)[2] and made.is_outside(0.01)[2]
+
+
+def test_one_noisy_batch_size_does_not_hide_a_difference_of_two_quiet_ones():
+    rng = np.random.default_rng(0)
+    losses = rng.normal(size=(5, 8)) * np.array([1, 1, 1, 1, 30])[:, None]
+    losses[1] += 6
+    made = decide(losses, None, np.zeros(5))
+    assert made.difference[1, 0] - made.half_width[1, 0] > 0
+    quiet = decide(losses[:4], None, np.zeros(4))
+    assert made.half_width[1, 0] < 1.3 * quiet.half_width[1, 0]
+
+
+def test_missing_seeds_are_left_out_of_pairs_only():
+    losses = np.array([[1.0, 2.0, 3.0, 4.0], [1.1, 2.1, 3.2, math.nan]])
+    made = decide(losses, None, RATES[:2])
+    assert made.difference[1, 0] == pytest.approx(np.mean([0.1, 0.1, 0.2]))
+    assert made.mean == pytest.approx([2.5, 6.4 / 3])
+
+
+def test_a_diverged_batch_size_is_not_compared_and_the_others_are():
+    losses = np.vstack([LOSSES, [1.0, math.inf, 3.0]])
+    made = decide(losses, None, np.zeros(4))
+    assert math.isnan(made.mean[3]) and math.isnan(made.gap_low[3])
+    assert np.isfinite(made.gap_high[:3]).all()
+
+
+@pytest.mark.parametrize("seeds", [[1.0], [1.0, 1.0, 1.0]])
+def test_without_spread_over_seeds_nothing_is_decided(seeds):
+    made = decide(np.array([seeds, [2.0] * len(seeds)]), None, RATES[:2])
+    assert np.isinf(made.half_width[0, 1])
+    assert not (made.is_within(1.0) | made.is_outside(0.0)).any()
+
+
+def test_the_regret_of_the_rates_widens_and_shifts_the_gaps():
+    logs = np.log([5e-4, 1e-3, 2e-3])
+    points = RatePoints(
+        log_rates=np.tile(logs, (2, 1)),
+        losses=np.array([[1.1, 1.0, 1.1], [1.1, 1.0, 1.1]]),
+        ends=np.tile(logs[[0, 2]], (2, 1)),
+        seeds=np.ones(2),
+    )
+    losses = of_two(np.array([0.19, 0.2, 0.21]))
+    known = decide(losses, None, RATES[:2])
+    made = decide(losses, points, RATES[:2])
+    assert made.rates is not None
+    widening = made.rates.regret_high.sum()
+    assert made.gap_low[1] == pytest.approx(known.gap_low[1] - widening, abs=widening)
+    off = decide(losses, points, np.log([1e-3, 2e-3]))
+    assert off.rates is not None and off.rates.regret[1] == pytest.approx(0.1, abs=0.01)
+    assert off.best_estimate[1] == pytest.approx(0.2 - 0.1, abs=0.01)
+
+
+@pytest.mark.parametrize("k", [2, 3, 5, 8])
+def test_critical_values_fall_with_seeds_and_rise_with_looks(k):
+    values = critical_values(k, LOOKS)
+    assert list(values) == list(LOOKS)
+    assert sorted(values.values(), reverse=True) == list(values.values())
+    single = critical_values(k, (5,))[5]
+    assert single < values[5] < 2 * single
+    # A t quantile bounds it from below, Bonferroni's for all pairs and looks from above.
+    assert single > student.ppf(1 - ALPHA / 2, 4) * 0.97
+    pairs = k * (k - 1) / 2
+    assert values[5] < student.ppf(1 - ALPHA / 2 / pairs / len(LOOKS), 4) * 1.03
+
+
+@pytest.mark.parametrize(
+    ("seeds", "most", "expected"),
+    [(1, 20, 3), (3, 20, 5), (5, 20, 8), (12, 20, 20), (20, 20, 20), (8, 10, 10), (20, 50, 50)],
+)
+def test_looks_follow_each_other_up_to_the_most_seeds(seeds, most, expected):
+    assert next_look(seeds, most) == expected
+
+
+def next_of(losses, tolerance, points=None, most=20, tuning=1):
+    k, seeds = losses.shape
+    made = decide(losses, points, np.zeros(k), LOOKS)
+    return next_trainings(
+        made, np.full(k, seeds), np.full(k, tuning), np.zeros(k, bool), tolerance, most
+    )
+
+
+def test_seeds_go_to_the_undecided_and_the_best_only():
+    rng = np.random.default_rng(1)
+    losses = np.array([[0.0], [0.01], [5.0]]) + 0.01 * rng.normal(size=(3, 5))
+    more, tuning, rates = next_of(losses, 0.01)
+    assert list(more) == [8, 8, 5] and list(tuning) == [1, 1, 1] and not rates.any()
+
+
+def test_nothing_follows_once_all_is_decided_or_the_most_seeds_are_reached():
+    rng = np.random.default_rng(1)
+    clear = np.array([[0.0], [3.0], [5.0]]) + 0.01 * rng.normal(size=(3, 8))
+    assert list(next_of(clear, 0.5)[0]) == [8, 8, 8]
+    close = np.array([[0.0], [0.01], [0.01]]) + rng.normal(size=(3, 8))
+    assert list(next_of(close, 0.01, most=8)[0]) == [8, 8, 8]
+
+
+def test_an_uncertain_rate_gets_tuning_seeds_before_the_batch_size_gets_seeds():
+    logs = np.log([5e-4, 1e-3, 2e-3])
+    losses = np.array([[1.003, 1.0, 1.003], [1.003, 1.0, 1.003]])
+    points = RatePoints(np.tile(logs, (2, 1)), losses, np.tile(logs[[0, 2]], (2, 1)), np.ones(2))
+    reports = 0.01 * np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 2.1]])
+    made = decide(reports, points, RATES[:2], LOOKS)
+    none = np.zeros(2, bool)
+    seeds, tuning, _ = next_trainings(made, np.full(2, 3), np.ones(2, int), none, 0.01, 20)
+    assert list(seeds) == [3, 3] and list(tuning) == [2, 2]
+    seeds, tuning, _ = next_trainings(made, np.full(2, 3), np.full(2, 4), none, 0.01, 20)
+    assert list(seeds) == [5, 5] and list(tuning) == [4, 4]
+
+
+SIMULATED = {
+    "all equal": Case(20, curvature=0.8, sigma=0.002),
+    "all equal, looks": Case(0),
+    "steep above the best rate": Case(10, ratio=2.5),
+    "a noisy batch size": Case(5, best=SPREAD, noisy=10.0),
+    "others at the tolerance": Case(0, best=EDGE, sigma=0.002),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIMULATED)
+def test_wrong_answers_are_rare(name):
+    """At most 5 % of sweeps, with a margin of 3 standard errors for 2,000 sweeps."""
+    result = simulate(SIMULATED[name], 2000)
+    most = ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 2000)
+    assert result.not_covered <= most and result.wrong <= most
+
+
+@pytest.mark.slow
+def test_a_difference_of_four_sigma_is_usually_seen_beside_a_noisy_batch_size():
+    assert simulate(Case(5, (0.0, 0.024, 0.0, 0.0, 0.0), noisy=10.0), 1000).power >= 0.6
