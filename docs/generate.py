@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from sweep.analysis.frames import COLUMNS
 from sweep.cli import sweep
 from sweep.config.experiment import (
+    AnswerSettings,
     EvaluationSettings,
     Experiment,
     GrpoSettings,
@@ -40,6 +41,7 @@ TABLES: dict[str, type[Settings]] = {  # keys of a TOML file, by the table that 
     "schedule": ScheduleSettings,
     "evaluation": EvaluationSettings,
     "tuning": TuningSettings,
+    "answer": AnswerSettings,
     "grpo": GrpoSettings,
 }
 DEFAULTS = {"name": "the file's name", "model": "`tinystories`"}  # applied before validation

@@ -43,6 +43,11 @@ class Metric:
         """Return a difference of values in the unit of the tolerance."""
         return math.expm1(difference) if self.is_ratio else difference
 
+    def write_least(self, gap: float) -> str:
+        """Write a lower bound, rounded down to three digits."""
+        unit = 10.0 ** (math.floor(math.log10(gap)) - 2) if gap > 0 else 1.0
+        return self.write(math.floor(gap / unit) * unit)
+
     def write(self, gap: float) -> str:
         return (
             f"{100 * gap:.1f} % more tokens" if self.is_ratio else f"{gap:.3g} {self.unit}".rstrip()
@@ -273,7 +278,7 @@ def describe(answer: Answer) -> list[str]:
     lines.append(f"{text}.")
     if outside := [row for row in rows if row.tolerance_verdict == OUTSIDE]:
         first, *rest = (
-            (row.batch_size, metric.write(row.gap_to_best[0] or 0.0)) for row in outside
+            (row.batch_size, metric.write_least(row.gap_to_best[0] or 0.0)) for row in outside
         )
         start = f"Batch size {first[0]} is worse than the best by at least {first[1]}"
         lines.append(", ".join([start, *(f"{size} by {gap}" for size, gap in rest)]) + ".")

@@ -24,6 +24,8 @@ _TABLE = read_toml(__file__, "headers.toml")
 HEADERS = {column: text.format(**_TABLE["words"]) for column, text in _TABLE["headers"].items()}
 COUNTS = ("batch_size", "steps", "context_length", "token_budget", "warmup_steps", "seeds")
 UNIT = r"(d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?)"
+DURATION = rf"(?:\s*\d+(?:\.\d+)?\s*{UNIT.replace('(', '(?:', 1)}\s*){{2,}}"  # 5h 20m
+TEXTS = ("status", "seed", "stage", "optimizer")
 UNIT_HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}  # by first letter
 NUMBER = (  # digits, suffix, unit, spread
     r"(?=[+-]?[.\d])([+-]?(?:[1-9]\d{0,2}(?:,\d{3})+|\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*"
@@ -38,13 +40,18 @@ FAILED = (
 SUCCEEDED = r"(?i)[\s*_`(]*(ok|done|complete|success|finished|passed|✓|✔|✅)"
 
 
-def audit(path: Path) -> dict[str, Any]:
-    """Return the findings in every table of a file or folder, as `sweep audit --json` has them."""
+def audit(path: Path, rate: float | None = None) -> dict[str, Any]:
+    """Return the findings in every table of a file or folder, as `sweep audit --json` has them.
+
+    `rate` is the learning rate of tables that do not give one.
+    """
     findings, notes, missing = [], list[str](), dict[str, list[str]]()
     checked, tables = set[str](), read_tables(path)
     for name, rows, own_notes in tables:
         prefix = f"{name}: " if len(tables) > 1 else ""
         notes += [prefix + note for note in own_notes]
+        if rate is not None and rows["learning_rate"].isna().all():
+            rows = rows.assign(learning_rate=rate)
         checks_by_policy = (
             {"": check_rows(prepare(rows))}
             if "policy" not in rows
@@ -118,8 +125,8 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     header, titles = [str(title) for title in cells], dict[str, str]()
     for title in sorted(header, key=len, reverse=True):  # the longest that matches is read
         words, unit = _split_title(title)
-        if re.search(r"[0-9]", unit) or (words.startswith("batch") and "token" in unit):
-            continue  # LR (×1e-4), Batch size (tokens)
+        if re.search(r"[0-9]", unit):
+            continue  # LR (×1e-4)
         for column, pattern in HEADERS.items():
             if re.fullmatch(pattern, words):
                 titles.setdefault(column, title)
@@ -128,10 +135,12 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         title = titles.get(column, "")
         texts = cells.get(title, pd.Series("", cells.index))
         table[column] = texts
-        if column not in ("status", "seed", "stage"):
+        if column not in TEXTS:
             table[column] = [_number(column, title, text) for text in texts]
             is_unread = table[column].isna() & texts.str.contains("[1-9]")
             unread += [f"{text} ({title})" for text in texts[is_unread]]
+    if "token" in titles.get("batch_size", "").lower():
+        table["batch_size"] /= table["context_length"]
     status = table["status"]
     for loss in (cells[titles[name]] for name in LOSSES if name in titles):
         status = status + " " + loss.where(loss.str.contains(FAILED), "")  # a loss of NaN or OOM
@@ -159,7 +168,18 @@ def _split_title(title: str) -> tuple[str, str]:
 
 def _number(column: str, title: str, text: str) -> float:
     """Read `25,701`, `**3e-4**`, `~327.68M tokens` or `7.22 hrs`; NaN if it is anything else."""
-    match = re.fullmatch(NUMBER, re.sub(r"[*`_~≈]", "", text).replace("−", "-").strip())
+    plain = re.sub(r"[*`_~≈]", "", text).replace("−", "-").strip()
+    if column == "hours" and re.fullmatch(DURATION, plain):
+        parts = re.findall(rf"(\d+(?:\.\d+)?)\s*{UNIT}", plain)
+        return sum(float(number) * UNIT_HOURS[unit[0]] for number, unit in parts)
+    is_whole = column in COUNTS and not _split_title(title)[1]
+    if is_whole and re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", plain):
+        return math.nan  # 640.000 may be 640,000
+    if column == "clipped_step_fraction":
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", plain)
+        is_percent = match is not None and ("%" in title or bool(match[2]))
+        return float(match[1]) / (100 if is_percent else 1) if match else math.nan
+    match = re.fullmatch(NUMBER, plain)
     if match is None or ("," in match[1] and column not in (*COUNTS, "hours")):
         return math.nan  # a loss of 1,389 could be 1.389
     (digits, suffix, unit), (words, in_title) = match.groups(), _split_title(title)
@@ -167,7 +187,11 @@ def _number(column: str, title: str, text: str) -> float:
     if column == "hours":
         units = (word.lower() for word in (unit, in_title, *words.split()))
         scale = next((UNIT_HOURS[word[0]] for word in units if re.fullmatch(UNIT, word)), math.nan)
-    elif not suffix and column in ("steps", "token_budget") and in_title[1:2] in ("", " "):
+    elif (
+        not suffix
+        and column in ("steps", "token_budget", "batch_size")
+        and in_title[1:2] in ("", " ")
+    ):
         scale = SUFFIXES.get(in_title[:1], 1)
     value = float(digits.replace(",", "")) * scale
     if value == 0:

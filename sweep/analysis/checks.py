@@ -20,7 +20,11 @@ from sweep.plan.rates import PATIENCE
 
 TABLE: dict[str, dict[str, Any]] = read_toml(__file__, "checks.toml")
 PASS, FAIL, NOT_APPLICABLE = "PASS", "FAIL", "NOT APPLICABLE"
-CURVE_CHECKS = ("critical_batch_size", "off_the_curve", "target_not_reached", "crossing_too_early")
+CURVE_CHECKS = (
+    *("critical_batch_size", "off_the_curve", "target_not_reached", "crossing_too_early"),
+    "crossing_unresolved",
+)
+MOST_INTERPOLATION_ERROR = 0.01  # of the tokens to a target
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 
 
@@ -68,7 +72,7 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
         elif verdict := rule(table, cells):
             sizes, evidence = list(verdict[0]), verdict[1]
             is_of_rates = code in ("fixed_learning_rate", "scaled_learning_rate")
-            remedy = tuning_command if is_of_rates else ""
+            remedy = tuning_command if is_of_rates else "".join(verdict[2:])
             checks.append(build_check(code, evidence, bool(sizes), sizes, remedy))
         else:
             checks.append(build_check(code, "Nothing here to judge."))
@@ -112,9 +116,14 @@ def check_crossings(curve: StepsCurve) -> list[Check]:
         f"{censored} are censored: pruned at {PATIENCE} times the least tokens of their batch "
         "size, or at the end of the budget. With decay the same loss takes fewer tokens."
     )
+    errors = trials.groupby("batch_size")["interpolation_error"].mean().dropna()
+    coarse = errors[errors > MOST_INTERPOLATION_ERROR]
+    listed = ", ".join(f"{error:.2%} at batch size {size}" for size, error in errors.items())
+    resolution = f"Mean error of the interpolated crossings, by a parabola: {listed or 'unknown'}."
     early = ", ".join(map(str, sizes)) or "none"
     too_early = f"Batch sizes below the target at the first evaluation: {early}."
     return [
         build_check("target_not_reached", reached, censored == len(trials)),
         build_check("crossing_too_early", too_early, bool(sizes), sizes),
+        build_check("crossing_unresolved", resolution, bool(len(coarse)), coarse.index),
     ]

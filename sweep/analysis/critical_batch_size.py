@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.polynomial import Polynomial
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 from scipy.special import log_ndtr, stdtrit
@@ -19,14 +20,16 @@ from sweep.plan.rates import crossing_tokens, smoothed
 
 RESAMPLES = 1000
 TAILS = (0.025, 0.975)
+CELL, LEAST_RECORDS = ["label", "batch_size"], 4
 OVERHEAD = 0.2  # more steps than linear scaling would take, at B*
 NEGLIGIBLE = 1e-5  # a term with a smaller share of S at every batch size was not measured
 LEAST_BATCH_SIZES = 3  # two parameters and a residual
 SPREAD_ROUNDS, SPREAD_TOLERANCE, LEAST_SPREAD = 100, 1e-3, 1e-12
 COLUMNS = (
     *("label", "batch_size", "seed", "learning_rate", "tokens", "steps", "seconds", "is_censored"),
-    *("is_early", "trained_tokens", "id"),
+    *("is_early", "interpolation_error", "trained_tokens", "id"),
 )
+EXCESSES = (0.2, 1.0)  # more tokens than the least
 Data = tuple[Floats, Floats, NDArray[np.bool_]]  # batch sizes, log steps, whether censored
 
 
@@ -44,6 +47,11 @@ class StepsFit:
     slopes: Floats  # d log S / d log B between neighbours, over seeds; NaN next to a censored one
     spread: float  # standard deviation of log S about the curve
 
+    @property
+    def largest_misfit(self) -> float:
+        """The largest mean residual of a batch size, in absolute value."""
+        return float(np.abs(self.residuals.mean(0)).max())
+
 
 @dataclass(frozen=True, eq=False)
 class StepsCurve:
@@ -53,18 +61,30 @@ class StepsCurve:
     fit: StepsFit | None
     no_fit: str  # reason, if there is no fit
 
+    @property
+    def excess(self) -> dict[float, Estimate | None]:
+        """Batch sizes at which the tokens exceed their least by each of EXCESSES, as measured."""
+        whole = self.trials.groupby("batch_size").filter(lambda rows: not rows["is_censored"].any())
+        tokens = whole.pivot_table(index="seed", columns="batch_size", values="tokens").dropna()
+        if tokens.empty:
+            return dict.fromkeys(EXCESSES)
+        logs = np.log(tokens.to_numpy(float))
+        sizes = np.log(tokens.columns.to_numpy(float))
+        return {excess: _excess(sizes, logs, math.log1p(excess)) for excess in EXCESSES}
+
     def covers(self, batch_size: float) -> bool:
         """Return True if a batch size lies strictly between the smallest and largest of the fit."""
         return self.batch_sizes[0] < batch_size < self.batch_sizes[-1]
 
 
-def steps_to_target(sweep: SweepTables) -> pd.DataFrame:
+def steps_to_target(sweep: SweepTables, target: float | None = None) -> pd.DataFrame:
     """Return one row per reporting trial that ended: where it reached the target, or a bound.
 
     A trial that was pruned or used up its budget is censored: its last evaluation is a bound. One
-    below the target at its first evaluation is early. Diverged trials have no row.
+    below the target at its first evaluation is early. Diverged trials have no row. The target is
+    the sweep's, or a higher one, which the same trials passed before.
     """
-    target, window = sweep.plan.settings.target, sweep.plan.settings.evaluation.window
+    target, window = target or sweep.plan.settings.target, sweep.plan.settings.evaluation.window
     assert target is not None
     trials, rows = report_trials(sweep.trials).set_index("id", drop=False), []
     ended = trials[trials["state"].isin(["COMPLETE", "PRUNED"])].to_dict("index")
@@ -78,8 +98,49 @@ def steps_to_target(sweep: SweepTables) -> pd.DataFrame:
         row |= {"tokens": tokens, "seconds": seconds * tokens, "is_censored": crossed is None}
         row["steps"] = tokens / (row["batch_size"] * sweep.plan.tokens_per_sequence)
         row["is_early"] = crossed is not None and crossed <= means_at[0]
+        row["interpolation_error"] = interpolation_error(evaluated, losses, target, window)
         rows.append(row | {"trained_tokens": float(evaluated[-1])})
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"is_censored": bool, "is_early": bool})
+
+
+def interpolation_error(
+    tokens: Sequence[float], losses: Sequence[float], target: float, window: int = 1
+) -> float:
+    """Return the relative error of a crossing that interpolation may make; NaN without one.
+
+    It is the difference to the crossing of the parabola, in log tokens, through the evaluations
+    before and after the crossing and the next one.
+    """
+    linear = crossing_tokens(tokens, losses, target, window)
+    when, values = smoothed(tokens, losses, window)
+    k = int(np.searchsorted(when, linear)) if linear else 0
+    if not 0 < k < len(when) - 1:
+        return math.nan
+    logs = np.log(when[k - 1 : k + 2])
+    # The parabola of log tokens as a function of the loss; equal losses have none.
+    if len(set(values[k - 1 : k + 2])) < 3:
+        return math.nan
+    curved = float(Polynomial.fit(values[k - 1 : k + 2] - target, logs, 2)(0.0))
+    return abs(math.expm1(curved - math.log(linear or 1.0)))
+
+
+def _excess(log_sizes: Floats, log_tokens: Floats, excess: float) -> Estimate | None:
+    """Interpolate the log batch size above the best at which the log tokens exceed the least."""
+
+    def crossing(means: Floats) -> float:
+        best = int(means.argmin())
+        above = np.flatnonzero(means[best:] - means[best] >= excess)
+        if not len(above):
+            return math.inf
+        k = best + int(above[0])
+        share = (means[best] + excess - means[k - 1]) / (means[k] - means[k - 1])
+        return float(log_sizes[k - 1] + share * (log_sizes[k] - log_sizes[k - 1]))
+
+    value, seeds = crossing(log_tokens.mean(0)), len(log_tokens)
+    if not math.isfinite(value):
+        return None
+    draws = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    return _estimate(value, np.array([crossing(log_tokens[draw].mean(0)) for draw in draws]), seeds)
 
 
 def fit_curve(trials: pd.DataFrame, target: float) -> StepsCurve:
@@ -276,9 +337,21 @@ def noise_records(sweep: SweepTables) -> pd.DataFrame:
 
 def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
     """Yield each cell's noise scale over the later half of training, all seeds together."""
-    groups = noise_records(sweep).groupby(["label", "batch_size"], sort=False)
-    for (label, batch_size), lines in groups:
-        late = lines[lines["tokens"] >= lines["tokens"].max() / 2].sort_values(["seed", "tokens"])
-        if len(late) >= 4:
-            scale = noise_scale(late["trace"].to_list(), late["square"].to_list())
-            yield {"label": label, "batch_size": batch_size, "scale": scale}
+    for (label, batch_size), lines in noise_records(sweep).groupby(CELL, sort=False):
+        late = lines[lines["tokens"] >= lines["tokens"].max() / 2]
+        if len(late) >= LEAST_RECORDS:
+            yield {"label": label, "batch_size": batch_size, "scale": _scale_of(late)}
+
+
+def noise_by_part(records: pd.DataFrame) -> Iterator[tuple[int, float, NoiseScale]]:
+    """Yield batch size, mean tokens and noise scale of each third of training, all seeds."""
+    for _, lines in records.groupby("batch_size"):
+        parts = pd.cut(lines["tokens"], 3, labels=False)
+        for _, part in lines.groupby(parts):
+            if len(part) >= LEAST_RECORDS:
+                yield int(part["batch_size"].iloc[0]), float(part["tokens"].mean()), _scale_of(part)
+
+
+def _scale_of(records: pd.DataFrame) -> NoiseScale:
+    ordered = records.sort_values(["seed", "tokens"])
+    return noise_scale(ordered["trace"].to_list(), ordered["square"].to_list())

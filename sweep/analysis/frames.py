@@ -50,6 +50,7 @@ def load_tables(path: str | Path) -> SweepTables:
     common = {
         **asdict(plan.settings.traits),
         "target": plan.settings.target,
+        "optimizer": plan.settings.optimizer.name,
         "parameters": plan.model.get("parameters"),
         "attempts": 0,
     }
@@ -187,17 +188,6 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     is_dominated = ((excess <= 0).all(axis=2) & (excess < 0).any(axis=2)).any(axis=0)
     cells["is_on_front"] = ~(np.isnan(ends).any(axis=1) | is_dominated)
     return cells
-
-
-def recommend(cells: pd.DataFrame) -> dict[str, list[dict[Any, Any]]]:
-    """Return the best of the comparable cells by each question of the summary; several if tied."""
-    usable = cells[cells["is_comparable"]]
-    loss = usable["final_valid_loss"]
-    seconds = usable["seconds_total"]
-    close = seconds[loss <= loss.min() + 0.01 * abs(loss.min())]
-    measures = {"best quality": loss, "fastest": seconds, "balanced": close}
-    best = {name: values.index[values == values.min()] for name, values in measures.items()}
-    return {name: cells.loc[rows].to_dict("records") for name, rows in best.items() if len(rows)}
 
 
 def find_gains(sweep: SweepTables) -> list[dict[str, Any]]:

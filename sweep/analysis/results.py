@@ -16,6 +16,7 @@ from sweep.analysis.answer import (
     build_answer,
     decide_trials,
     describe,
+    join,
 )
 from sweep.analysis.checks import (
     CURVE_CHECKS,
@@ -103,12 +104,8 @@ class Sweep(SweepTables):
         if reasons := result.answer.reasons:
             more = f" {len(reasons) - 1} more reasons are below." if len(reasons) > 1 else ""
             lines.append(f"This is provisional: {reasons[0]}{more}")
-        if result.curve and result.curve.fit and result.supports_curve:
-            lines.append(
-                f"To a validation loss of {result.curve.target:g} the critical batch size is "
-                f"{result.curve.fit.b_crit:.4g} sequences: training there takes twice the least "
-                "tokens and twice the least steps."
-            )
+        if result.curve:
+            lines += _describe_curve(result.curve, result.supports_curve)
         return lines
 
     def _with_scope(self, result: PolicyResult) -> PolicyResult:
@@ -261,6 +258,25 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
         return None, None
     command = command_with(plan, batches=batches, seeds="auto")
     return command, float(seconds[nearest]) * tuning
+
+
+def _describe_curve(curve: StepsCurve, is_supported: bool) -> list[str]:
+    measured = [
+        f"{estimate:.3g} sequences ({excess:.0%})"
+        for excess, estimate in curve.excess.items()
+        if estimate is not None
+    ]
+    lines = []
+    if measured:
+        text = "exceed their least at batch size"
+        lines.append(f"The tokens to a loss of {curve.target:g} {text} {join(measured)}.")
+    if curve.fit and is_supported:
+        lines.append(
+            f"To a validation loss of {curve.target:g} the critical batch size is "
+            f"{curve.fit.b_crit:.4g} sequences: training there takes twice the least tokens and "
+            "twice the least steps."
+        )
+    return lines
 
 
 def _without_answer(sweep: SweepTables) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sweep.analysis.frames import policy_labels
 from sweep.analysis.rates import TunedRate, tuned_rates
@@ -19,11 +20,15 @@ from sweep.plan.plan import LEAST_SEEDS
 
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
+MOST_CHANCE = 0.01  # of random columns that a formula of log rows may fit
+MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
+LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 
-# The batch sizes at fault, and evidence; None if a rule does not apply. A rule gets one cell per
+# The batch sizes at fault, evidence, and a remedy if it is not that of checks.toml; None if a rule
+# does not apply. A rule gets one cell per
 # batch size, the best with a value in every column that the rule needs.
-Verdict = tuple[Iterable[Any], str] | None
+Verdict = tuple[Iterable[Any], str] | tuple[Iterable[Any], str, str] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +37,7 @@ class TrialTable:
     cells: pd.DataFrame  # means over the completed trials of equal settings, tuning excluded
     best: pd.DataFrame  # the cell of least loss of each batch size, ascending
     wrong_steps: pd.DataFrame  # the cells whose column steps is not true_steps
-    log_formula: list[int]  # a, b, c that explain the column steps; empty if none do
+    log_formula: str  # in the steps T, which explains the column steps; empty if none does
     rates: tuple[TunedRate, ...]  # the grid of learning rates of each batch size
     is_own: bool  # whether it is a trials.csv, whose counts are exact
     has_target: bool  # whether the loss is the log of the tokens to a target
@@ -84,23 +89,41 @@ def prepare(table: pd.DataFrame) -> TrialTable:
     tolerance = 0.0 if is_own else (TOKENS_TOLERANCE * cells["true_steps"]).clip(lower=1)
     wrong = cells[(cells["steps"] - cells["true_steps"]).abs() > tolerance]
     counted = cells.dropna(subset=["steps", "true_steps"])
-    formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else []
+    formula = explain_log_rows(counted["steps"], counted["true_steps"]) if len(wrong) else ""
     best = best.sort_values("batch_size")
     return TrialTable(rows, cells, best, wrong, formula, tuned_rates(rows), is_own, has_target)
 
 
-def explain_log_rows(rows: pd.Series, steps: pd.Series) -> list[int]:
-    """Find round a, b, c with rows = T/a + T/max(b, T/c) + 1, rounded down, T each of `steps`."""
+def explain_log_rows(rows: pd.Series, steps: pd.Series) -> str:
+    """Find a formula of the rows of a log in the steps T; empty if chance could explain it too.
+
+    The formulas are T/a, T/a + 1 and T/a + T/max(b, T/c) + 1 with round a, b, c, rounded down. The
+    chance is that of a column of random numbers from 1 to T to fit one of the formulas.
+    """
     true = np.floor(steps.to_numpy(float) + 1e-6).astype(np.int64)
     if len(set(true)) < 3:
-        return []  # fewer points fit some formula by chance
+        return ""  # a line through two points explains anything
     larger = (digit * 10**power for power in range(4) for digit in (10, 20, 25, 50))
-    formulas = np.array(list(product((1, 2, 5, *larger), repeat=3)))
-    for some in (slice(3), slice(None)):  # few formulas fit the first three cells
-        a, b, c = formulas.T[:, :, None]
-        fitted = true[some] // a + true[some] // np.maximum(b, true[some] // c) + 1
-        formulas = formulas[(fitted == rows.to_numpy()[some]).all(axis=1)]
-    return [int(number) for number in formulas[:1].ravel()]
+    numbers = np.array([1, 2, 5, *larger])
+    triples = np.array(list(product(numbers, repeat=3)))
+    a, b, c = triples.T[:, :, None]
+    families: list[tuple[NDArray[np.int64], Callable[[int], str]]] = [
+        (true // numbers[1:, None], lambda i: f"T/{numbers[1 + i]}"),
+        (true // numbers[:, None] + 1, lambda i: f"T/{numbers[i]} + 1"),
+        (true // a + true // np.maximum(b, true // c) + 1, lambda i: _log_formula(*triples[i])),
+    ]
+    columns = math.prod(map(float, np.maximum(true, 1)))
+    tried = 0
+    for fitted, write in families:
+        tried += len(np.unique(fitted, axis=0))
+        is_fit = (fitted == rows.to_numpy()).all(axis=1)
+        if is_fit.any():
+            return write(int(is_fit.argmax())) if tried / columns < MOST_CHANCE else ""
+    return ""
+
+
+def _log_formula(a: int, b: int, c: int) -> str:
+    return f"T/{a} + T/max({b}, T/{c}) + 1"
 
 
 def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
@@ -125,9 +148,9 @@ def _compare(
 def steps_are_log_rows(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if not table.log_formula:
         return (), "The column steps does not look like a count of log rows."
-    (a, b, c), row = table.log_formula, table.wrong_steps.iloc[0]
+    row = table.wrong_steps.iloc[0]
     return table.cells["batch_size"], (
-        f"The column steps counts rows of a log: it is T/{a} + T/max({b}, T/{c}) + 1, where T = "
+        f"The column steps counts rows of a log: it is {table.log_formula}, where T = "
         f"tokens / (batch size × context) are the optimizer steps ({row['steps']:,.0f} rows for "
         f"{row['true_steps']:,.0f} steps at batch size {row['batch_size']:g})."
     )
@@ -188,7 +211,11 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     edges = [rate for rate in rates if not rate.is_inside and (rate.best or table.is_own)]
     texts = [f"Batch size {rate.batch_size}: {_describe_optimum(rate)}." for rate in edges or rates]
     texts += [f"Batch size {size:g}: no rate was tuned." for size in sorted(untuned)]
-    return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts)
+    highest = [rate.batch_size for rate in edges if rate.best == rate.trials["learning_rate"].max()]
+    remedy = ""
+    if highest and len(highest) == len(edges) and not untuned:
+        remedy = "The rates are too low. Raise them: another --out with a higher [tuning] centre."
+    return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts), remedy
 
 
 def _describe_optimum(rate: TunedRate) -> str:
@@ -263,6 +290,8 @@ def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def adamw_time_scale(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    if "optimizer" in table.rows and table.rows["optimizer"].str.contains("sgd", case=False).any():
+        return None  # its decay is not decoupled from the gradient
     cells = cells[cells["weight_decay"] > 0]
     scale = 1 / (cells["learning_rate"] * cells["weight_decay"] * cells["true_steps"])
     return _compare(cells, scale, MOST_TIME_SCALES, "1/(rate × weight decay × steps)")
@@ -273,6 +302,11 @@ def beta2_half_life(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     tokens_per_step = cells["batch_size"] * cells["context_length"]
     tokens = tokens_per_step * math.log(0.5) / np.log(cells["adam_beta2"])
     return _compare(cells, tokens, MOST_TIME_SCALES, "Half-life in tokens", ",.0f")
+
+
+def clip_rate_differs(table: TrialTable, cells: pd.DataFrame) -> Verdict:
+    rates = cells["clipped_step_fraction"].clip(lower=LEAST_CLIP_RATE)
+    return _compare(cells, rates, MOST_CLIP_RATES, "Share of clipped steps, at least 0.001")
 
 
 def best_of_evaluations(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -363,7 +397,7 @@ IN_ORDER: tuple[Callable[[TrialTable, pd.DataFrame], Verdict], ...] = (
     *(steps_are_log_rows, tokens_mismatch, equal_steps_not_tokens, tokens_differ),
     *(fixed_learning_rate, scaled_learning_rate, learning_rate_at_edge, tuning_incomplete),
     *(single_seed, warmup_fraction, seconds_per_step_outlier, adamw_time_scale),
-    *(beta2_half_life, best_of_evaluations, missing_batch_size, diverged),
+    *(beta2_half_life, clip_rate_differs, best_of_evaluations, missing_batch_size, diverged),
     *(batch_size_at_edge, many_epochs, initial_loss, mixed_execution, uneven_times),
 )
 RULES = {rule.__name__: rule for rule in IN_ORDER}

@@ -374,15 +374,16 @@ def report(
 
 @click.command()
 @click.argument("table", type=Path, metavar="FILE.csv|.md|DIR")
+@click.option("--lr", type=float, metavar="RATE", help="The rate, if the table does not give it.")
 @json_option
-def audit(table: Path, json: bool) -> None:
+def audit(table: Path, lr: float | None, json: bool) -> None:
     """Check a published table of batch-size results for impossible or confounded entries.
 
     docs/audit.md lists the columns and the checks.
     """
     from sweep.analysis.audit import audit as audit_tables
 
-    print_document(audit_tables(table), json)
+    print_document(audit_tables(table, lr), json)
 
 
 @click.command()

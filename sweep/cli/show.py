@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from sweep.cli.options import print_document
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.orchestration.status import sweep_status, time_left
-from sweep.plan.plan import Plan, PlannedTrial, answering_command
+from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
 from sweep.plan.rates import describe_policy
 from sweep.trial.folder import State, SweepFolder
 
@@ -87,6 +87,15 @@ def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> st
     return f"{format_seconds(total)} ({ends})"
 
 
+def _most_time(plan: Plan) -> str:
+    """Write the time of the most trials of `--seeds auto`, and its limit."""
+    seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
+    counts, hours = most_trials(plan), plan.settings.answer.max_hours
+    known = [count * (seconds[size] or 0.0) for size, count in counts.items()]
+    text = "unknown time" if None in seconds.values() else format_seconds(sum(known))
+    return f"{text}, and no seeds after {hours:g} hours" if hours else text
+
+
 def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     """Return lines below the plan's table by subject; None or "" if one does not apply."""
     settings, target, code = plan.settings, plan.settings.target, plan.code or {}
@@ -94,7 +103,10 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
     tokens = "they differ (equal counts lose over 1 % of the budget), so no claim can be made"
     packages = [" ".join(package) for package in code.get("packages", {}).items()]
     total = _total_time(plan.trials, plan.forecast_factor)
-    if any(row.id is None for row in plan.trials):
+    if settings.seeds == "auto":
+        counts = most_trials(plan)
+        total = f"at least {total}; at most {sum(counts.values())} trials, {_most_time(plan)}"
+    elif any(row.id is None for row in plan.trials):
         total += "; tuning trials that follow from these are not counted"
     answer = "This plan cannot tell which batch size is best. The command that can"
     return {f"Rate, {p}": describe_policy(p, settings.tuning.dimensions) for p in policies} | {

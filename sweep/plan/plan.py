@@ -8,7 +8,9 @@ from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings, parse_settings
 from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
-from sweep.plan.rates import GRID, Policy, parse_policy
+from sweep.plan.curves import NEIGHBOURS
+from sweep.plan.decision import TUNING_SEEDS
+from sweep.plan.rates import EXTENSIONS, GRID, REFINEMENTS, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
@@ -318,6 +320,18 @@ def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
             values = value if isinstance(value, list | tuple) else [value]
             words.append(",".join(map(str, values)))
     return tuple(words)
+
+
+def most_trials(plan: Plan) -> dict[int, int]:
+    """Return the most trials of each batch size with `--seeds auto`."""
+    tuned = {row.batch_size for row in plan.trials if row.policy == "tuned"}
+    searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS
+    refined = (TUNING_SEEDS - 1) * (2 * NEIGHBOURS + 1) + REFINEMENTS
+    return {
+        row.batch_size: plan.settings.answer.max_seeds
+        + (searched + refined if row.batch_size in tuned else 0)
+        for row in plan.trials
+    }
 
 
 def command_with(plan: Plan, **flags: Any) -> str:

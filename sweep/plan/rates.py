@@ -21,6 +21,7 @@ BETA2_TOKENS = 8192  # β2(B) = β2^(B·T/8192): 5,675,422 tokens of half-life a
 RULES: dict[str, str] = read_toml(__file__, "policies.toml")
 GRID = (1.0, 0.5, 2.0, 0.25, 4.0)
 CONFIRMATION = (0.5, 1.0, 2.0)  # factors on a winner that was found at fewer tokens
+REFINEMENTS = 4  # rates between those of the grid, at most; √2 needs two, and the best may move
 EXTENSIONS = 4  # most steps of a factor 2 beyond either end of the grid
 FINEST = math.sqrt(2)  # ratio of neighbouring rates at which refinement ends
 RUNGS = (Fraction(1, 4), Fraction(1, 2))  # shares of a trial at which the worse ones are pruned

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer
-from sweep.analysis.critical_batch_size import noise_records
+from sweep.analysis.critical_batch_size import noise_by_part, noise_records
 from sweep.analysis.frames import CELL_KEYS, report_trials
 from sweep.analysis.results import PolicyResult, Sweep, leading
 from sweep.config.numbers import format_count
@@ -262,21 +262,27 @@ def plot_rates(policies: Policies) -> Figure | None:
 
 
 def plot_noise(sweep: Sweep, policies: Policies) -> Figure | None:
-    """Plot the gradient noise scale against tokens, at tuned rates if there are any."""
+    """Plot the gradient noise scale of each third of training with its interval, if resolved."""
     records = noise_records(sweep)
     measured = [policy for policy in policies if policy.label in set(records["label"])]
-    if not measured:
+    result = leading(measured)
+    if result is None:
         return None
-    records = records[records["label"] == _leading_label(measured)]
+    own = records[records["label"] == result.label]
+    parts = [part for part in noise_by_part(own) if part[2].value is not None]
+    if not parts:
+        return None
     figure, (axis,) = new_figure()
-    for batch, color in batch_colors(records["batch_size"]).items():
-        group = records[records["batch_size"] == batch].groupby("tokens")[["trace", "square"]]
-        smooth = group.mean().rolling(3, center=True, min_periods=1).mean()
-        ratio = (smooth["trace"] / smooth["square"]).where(smooth["square"] > 0)
-        axis.plot(ratio.index, ratio, "o-", color=color, label=f"batch {batch}")
+    colors = batch_colors(own["batch_size"])
+    for batch, tokens, scale in parts:
+        assert scale.value is not None
+        offset = 1 + 0.01 * list(colors).index(batch)  # intervals do not hide each other
+        style: dict[str, Any] = {"color": colors[batch], "label": f"batch {batch}"}
+        axis.plot([tokens * offset] * 2, scale.value[1:], linewidth=2, color=colors[batch])
+        axis.plot(tokens * offset, scale.value.value, "o", **style)
     _set_log_scale(axis, "y")
     _set_token_axis(axis)
-    axis.set_ylabel("gradient noise scale [sequences]")
+    axis.set_ylabel("gradient noise scale [sequences], 95 %")
     return with_legend(figure)
 
 
@@ -384,8 +390,3 @@ def _mark_diverged(axis: Axes, trials: pd.DataFrame, x: str) -> None:
 def _loss_unit(sweep: Sweep) -> str:
     label = sweep.plan.settings.traits.loss_label
     return f"[{label}]" if label else ""
-
-
-def _leading_label(policies: Policies) -> str:
-    result = leading(policies)
-    return result.label if result else ""

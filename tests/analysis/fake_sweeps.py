@@ -137,7 +137,7 @@ def fake_result(
         "best_valid_loss": end + 0.01,
         "bits_per_byte": (end + 0.02) / math.log(2) / 3.9 if has_bytes else None,
         "bytes_per_token": 3.9 if has_bytes else None,
-        "clipped_step_fraction": 0.25 / row.batch_size,
+        "clipped_step_fraction": 0.25 / math.sqrt(row.batch_size),
         "tokens_per_second": per_second,
         "peak_memory_bytes": 400 * 2**20 + row.microbatch_size * 3 * 2**20,
         "data_sha256": sha256_of(plan.data) if plan.data else None,

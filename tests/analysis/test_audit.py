@@ -4,6 +4,7 @@ import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -53,6 +54,7 @@ def clean_rows(**changes):
         "seeds": lambda b: 3,
         "weight_decay": lambda b: 0.1 * (b / 32) ** 0.5,
         "adam_beta2": lambda b: 0.999 ** (b / 32),
+        "clipped_step_fraction": lambda b: 0.05,
     }
     columns = {name: rule for name, rule in (sound | changes).items() if rule is not None}
     return [{name: rule(batch) for name, rule in columns.items()} for batch in BATCHES]
@@ -101,6 +103,7 @@ def test_every_fault_of_the_published_table_is_found_and_nothing_else():
     assert document["not_checked"] == [
         {"code": "adamw_time_scale", "missing_columns": ["weight_decay"]},
         {"code": "beta2_half_life", "missing_columns": ["adam_beta2"]},
+        {"code": "clip_rate_differs", "missing_columns": ["clipped_step_fraction"]},
     ]
     says = {code: finding["message"] for code, finding in findings.items()}
     assert "T/50 + T/max(200, T/100) + 1" in says["steps_are_log_rows"]
@@ -113,7 +116,8 @@ def test_every_fault_of_the_published_table_is_found_and_nothing_else():
 
 def test_time_scales_are_checked_if_their_columns_are_given():
     with PUBLISHED.open() as file:
-        rows = [{**row, "weight_decay": 0.1, "adam_beta2": 0.999} for row in csv.DictReader(file)]
+        added = {"weight_decay": 0.1, "adam_beta2": 0.999, "clipped_step_fraction": 0.1}
+        rows = [{**row, **added} for row in csv.DictReader(file)]
     failed, missing = find(rows)
     assert missing == {}
     evidence = failed["adamw_time_scale"].evidence
@@ -251,6 +255,7 @@ FAULTS = [
     ("seconds_per_step_outlier", [128], {"hours": lambda b: 9 if b == 128 else 4 / b**0.3}),
     ("adamw_time_scale", [8, 32, 128, 512], {"weight_decay": lambda b: 0.1}),
     ("beta2_half_life", [8, 32, 128, 512], {"adam_beta2": lambda b: 0.95}),
+    ("clip_rate_differs", list(BATCHES), {"clipped_step_fraction": lambda b: 8 * 0.9 / b}),
     ("best_of_evaluations", [32], {"best_valid_loss": lambda b: LOSS[b] - 0.005 * (b == 32)}),
     ("best_of_evaluations", [8, 32, 128, 512], {"final_valid_loss": None}),
     ("missing_batch_size", [512], {"status": lambda b: "CUDA OOM" if b == 512 else "ok"} | NO_BEST),
@@ -332,8 +337,42 @@ def test_tuning_trials_count_for_the_rates_tried_and_nothing_else():
 def test_two_points_are_too_few_to_explain():
     steps = pd.Series([1_280_000.0, 20_000.0, 5_000.0])
     rows = pd.Series([25_701.0, 501.0, 126.0])
-    assert explain_log_rows(rows, steps) == [50, 200, 100]
-    assert explain_log_rows(rows + 1, steps) == explain_log_rows(rows[:2], steps[:2]) == []
+    assert explain_log_rows(rows, steps) == "T/50 + T/max(200, T/100) + 1"
+    assert explain_log_rows(rows + 1, steps) == explain_log_rows(rows[:2], steps[:2]) == ""
+
+
+@pytest.mark.parametrize(("divisor", "more", "formula"), [(10, 0, "T/10"), (50, 1, "T/50 + 1")])
+def test_rows_of_a_log_that_has_one_interval_are_explained(divisor, more, formula):
+    steps = pd.Series([12_800.0, 3_200.0, 800.0])
+    assert explain_log_rows(steps // divisor + more, steps) == formula
+
+
+def test_a_formula_is_offered_only_if_chance_could_not_fit_one():
+    rng = np.random.default_rng(0)
+    for steps in ([100, 50, 25], [100, 90, 80, 70], [1000, 500, 250], [20, 10, 5]):
+        random = [rng.integers(1, np.array(steps) + 1) for _ in range(200)]
+        fits = [explain_log_rows(pd.Series(r * 1.0), pd.Series(steps) * 1.0) for r in random]
+        assert sum(map(bool, fits)) < 8, steps  # two are expected at most
+
+
+def test_sgd_has_no_adamw_time_scale():
+    rows = clean_rows(weight_decay=lambda b: 0.1)
+    assert "adamw_time_scale" in faults(rows)
+    assert "adamw_time_scale" not in faults([{**row, "Optimizer": "SGD"} for row in rows])
+
+
+def test_batch_sizes_in_tokens_are_divided_by_the_context():
+    rows, _ = read(["Batch size (tokens)", "ctx", "iters"], [["524,288", "1024", "640"]])
+    assert rows["batch_size"].to_list() == [512] and rows["steps"].to_list() == [640]
+    rows, _ = read(["Batch size (M tokens)", "ctx"], [["0.524288", "1024"]])
+    assert rows["batch_size"].to_list() == [512]
+
+
+def test_a_rate_that_stands_outside_of_the_table_can_be_given(tmp_path):
+    page = tmp_path / "sweep.csv"
+    page.write_text("batch_size,steps,loss\n8,100,1.0\n16,50,1.1\n")
+    assert "fixed_learning_rate" in {item["code"] for item in audit(page, 3e-4)["findings"]}
+    assert "fixed_learning_rate" in {item["code"] for item in audit(page)["not_checked"]}
 
 
 def test_seeds_as_rows_are_counted_and_one_that_failed_is_missing():
@@ -425,6 +464,7 @@ def test_clean_tables_have_no_findings(
             row["weight_decay"] = 0.1 * (batch / 32) ** (1 - exponent) / factor
             row["warmup_steps"] = max(1, math.floor(fraction * steps + 0.5))
             row["adam_beta2"] = 0.5 ** (batch * context / half_life)
+            row["clipped_step_fraction"] = 0.01
             rows.append(row)
     assert find(rows) == ({}, {})
 

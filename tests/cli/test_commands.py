@@ -12,11 +12,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from sweep.analysis.frames import write_trials_csv
+from sweep.analysis.results import load_sweep
 from sweep.cli import sweep
 from sweep.tracking.store import default_tracking_uri
 from sweep.trial.files import canonical_json, seal
 from sweep.trial.folder import State, SweepFolder
 from sweep.trial.lease import Lease
+from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.contracts.figures import NOT_IN_A_WORKER, ROOT
 from tests.servers import load_stored_sweep
 
@@ -158,9 +161,12 @@ def test_a_report_does_not_replace_published_results(call, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in published.rglob("*")} == before
 
 
-def test_run_names_the_checks_that_fail_and_keeps_the_files_that_it_was_told_to(call, tmp_path):
-    assert call("run", *QUADRATIC, "--out", "s", "--quiet", "--keep", "none")[0] == 0
-    assert "FAIL single_seed (fixed 0.05): " in call.stderr and "Remedy: " in call.stderr
+def test_run_ends_with_the_answer_and_keeps_the_files_that_it_was_told_to(call, tmp_path):
+    code, text = call("run", *QUADRATIC, "--out", "s", "--quiet", "--keep", "none")
+    lines = text[text.index("Provisionally, use batch size ") :].splitlines()
+    assert code == 0 and 3 <= len(lines) <= 6
+    assert lines[-2].startswith("This is provisional: The learning rate is 0.05")
+    assert lines[-1].startswith("Next, at least ") and lines[-1].endswith("--seeds auto")
     assert not list(tmp_path.glob("s/trials/*/*.safetensors"))
     assert call("run", *QUADRATIC, "--out", "s", "--keep", "weights")[0] == 2
     assert call("run", *QUADRATIC, "--out", "s")[0] == 0
@@ -216,7 +222,7 @@ def test_a_finished_sweep_is_recognised_without_torch_mlflow_or_matplotlib(finis
     program = (
         "import sys; from sweep.cli import sweep; "
         "code = sweep.main(sys.argv[1:], standalone_mode=False); "
-        "slow = {'torch', 'mlflow', 'matplotlib', 'pandas'} & set(sys.modules); "
+        "slow = {'torch', 'mlflow', 'matplotlib'} & set(sys.modules); "
         "sys.exit(f'imported {slow}' if slow else code)"
     )
     again = ("run", *QUADRATIC, *OWN, "--out", str(folder.path))
@@ -354,7 +360,7 @@ def test_audit_refuses_what_is_no_table(refuse, tmp_path, name):
 
 
 ARGUMENTS = {"audit": ["x"], "clean": ["x"], "log": ["x", "y"], "status": ["x"], "ui": ["x"]}
-ARGUMENTS["data"] = ["info"]
+ARGUMENTS |= {"data": ["info"], "answer": ["x"]}
 OPTIONS = [
     (name, option)
     for name, command in sweep.commands.items()
@@ -377,3 +383,18 @@ def test_a_variable_does_what_the_flag_does(monkeypatch, command, option):
     words = option.opts[0].strip("-").replace("-", "_").upper()
     monkeypatch.setenv(f"SWEEP_{command.upper()}_{words}", value)
     assert flags_of(command) == by_flag != without
+
+
+def test_a_table_and_a_folder_are_answered(call, tmp_path):
+    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, batches="4,16,64")
+    write_trials_csv(load_sweep(tmp_path / "s"), tmp_path / "trials.csv")
+    code, text = call("answer", "trials.csv", "--json")
+    answers = [json.loads(text), json.loads(call("answer", "s", "--json")[1])]
+    assert code == 0 and answers[0]["policy"] == answers[1]["policy"] == "tuned"
+    assert answers[0]["batch_sizes"] == answers[1]["batch_sizes"]
+    code, text = call("answer", "trials.csv", "--tolerance", "9")
+    assert code == 0 and text.startswith("Use batch size 64: the fastest of those")
+
+
+def test_a_table_that_cannot_be_answered_is_refused(refuse):
+    assert "must be a CSV file or a sweep folder" in refuse("answer", "nothing.csv")

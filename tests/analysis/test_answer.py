@@ -1,0 +1,197 @@
+"""The answer from tables of trials whose truth is known, through the public function."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import sweep
+from studies.answer.error_rates import SPREAD, Case, tune
+from sweep.analysis.answer import describe
+from sweep.analysis.frames import TRIAL_COLUMNS
+from sweep.analysis.results import judge_trials
+from sweep.analysis.scaling import describe_costs, rate_exponent, rule_costs
+from sweep.errors import SweepError
+from tests.analysis.fake_sweeps import write_fake_sweep
+from tests.analysis.noisy_quadratic import quadratic_loss
+
+RATES = {2: 1e-3, 4: 1.4e-3, 8: 2e-3}
+
+
+def table(losses, noise=0.001, seeds=5, seconds=None, **changes):
+    """Trials of a tuned sweep with the given losses at the best rates, which are RATES."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for size, loss in losses.items():
+        best = RATES.get(size, 1e-3)
+        for place in range(-2, 3):
+            row = {"stage": "tune", "seed": 1000, "learning_rate": best * 2.0 ** (place / 2)}
+            value = loss + 0.1 * (place / 2 * math.log(2)) ** 2 + noise * rng.normal()
+            rows.append({**row, "batch_size": size, "final_valid_loss": value})
+        for seed in range(seeds):
+            row = {"stage": "report", "seed": seed, "learning_rate": best, "batch_size": size}
+            row["seconds_training"] = (seconds or {}).get(size, 10.0) * (1 + 0.01 * seed)
+            rows.append({**row, "final_valid_loss": loss + noise * rng.normal()})
+    return pd.DataFrame(rows).assign(policy="tuned", state="COMPLETE", **changes)
+
+
+CLOSE = {2: 1.0, 4: 1.001, 8: 1.5}
+
+
+def test_the_fastest_within_the_tolerance_is_recommended():
+    answer = sweep.answer(table(CLOSE, noise=1e-4, seconds={2: 30.0, 4: 20.0, 8: 10.0}))
+    assert answer.recommended == 4 and not answer.provisional and answer.decided
+    verdicts = {row.batch_size: row.tolerance_verdict for row in answer.batch_sizes}
+    assert verdicts == {2: "within", 4: "within", 8: "outside"}
+    assert answer[2].seconds == pytest.approx(30.6)  # the median
+    text = " ".join(describe(answer))
+    assert text.startswith("Use batch size 4: the fastest of those within 0.01 of the best.")
+    assert "Batch size 8 is worse than the best by at least 0.4" in text
+
+
+@pytest.mark.parametrize(
+    ("times", "reason"),
+    [([10.0, 10.1, 20.0, 10.0, 10.0], "times are not known"), ([np.nan] * 5, "not measured")],
+)
+def test_without_reliable_times_the_largest_within_the_tolerance_is_recommended(times, reason):
+    trials = table(CLOSE, noise=1e-4, seconds={2: 1.0, 4: 20.0})
+    is_it = (trials["batch_size"] == 2) & (trials["stage"] == "report")
+    trials.loc[is_it, "seconds_training"] = times
+    answer = sweep.answer(trials)
+    assert answer.recommended == 4 and reason in answer.basis
+
+
+def test_while_none_is_within_the_least_worst_case_is_recommended_provisionally():
+    answer = sweep.answer(table({2: 1.0, 4: 1.004, 8: 1.5}, noise=0.02, seeds=3))
+    worst = {row.batch_size: row.gap_to_best[1] for row in answer.batch_sizes}
+    assert answer.provisional and not answer.decided
+    assert answer.recommended == min(worst, key=worst.__getitem__)
+    assert answer[8].tolerance_verdict == "outside" and answer.candidates == [2, 4]
+
+
+def test_the_best_at_an_end_is_the_best_of_those_tried():
+    text = " ".join(describe(sweep.answer(table({2: 1.0, 4: 1.2, 8: 1.5}))))
+    assert "the best of those tried" in text and "smaller ones were not tried" in text
+    text = " ".join(describe(sweep.answer(table({2: 1.2, 4: 1.0, 8: 1.5}))))
+    assert "not tried" not in text
+
+
+def test_a_rate_that_gives_up_loss_is_corrected_and_named():
+    trials = table({2: 1.0, 4: 1.001, 8: 1.5}, noise=1e-4)
+    is_it = (trials["batch_size"] == 2) & (trials["stage"] == "report")
+    trials.loc[is_it, "learning_rate"] *= 2  # gives up 0.1·ln²2 = 0.048
+    trials.loc[is_it, "final_valid_loss"] += 0.1 * math.log(2) ** 2
+    answer = sweep.answer(trials)
+    assert answer[2].estimated_regret == pytest.approx(0.048, abs=2e-3)
+    assert 2 in answer.candidates and answer[2].gap == pytest.approx(-0.001, abs=2e-3)
+    low, high = answer[2].learning_rate_interval
+    assert low < 1e-3 * 1.05 and high > 1e-3 * 0.95 and answer[2].learning_rate > high
+
+
+def test_larger_is_better_if_asked():
+    trials = table({2: 1.0, 4: 1.2, 8: 1.5}).assign(accuracy=lambda t: 5 - t["final_valid_loss"])
+    trials = trials.drop(columns="final_valid_loss")
+    answer = sweep.answer(trials, "accuracy", "maximize", tolerance=0.05)
+    assert answer.recommended == 2 and answer[2].mean == pytest.approx(4.0, abs=0.01)
+    assert answer[8].gap_to_best[0] > 0.4
+    assert (answer.metric, answer.direction) == ("accuracy", "maximize")
+
+
+def test_the_unit_is_that_of_the_table():
+    assert sweep.answer(table(CLOSE, loss_unit="nats")).unit == "nats"
+    assert "0.01 nats" in describe(sweep.answer(table(CLOSE, loss_unit="nats")))[0]
+    assert sweep.answer(table(CLOSE)).unit == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.drop(columns="seed"), "column seed"),
+        (lambda t: t.drop(columns="final_valid_loss"), "column final_valid_loss"),
+    ],
+)
+def test_missing_columns_are_named(change, says):
+    with pytest.raises(SweepError, match=says):
+        sweep.answer(change(table(CLOSE)))
+    with pytest.raises(SweepError, match="minimize or maximize"):
+        sweep.answer(table(CLOSE), direction="down")
+
+
+def test_one_batch_size_has_no_answer():
+    assert sweep.answer(table({2: 1.0})) is None
+
+
+def test_seeds_that_differ_between_batch_sizes_count_as_looks():
+    even = sweep.answer(table(CLOSE, seeds=5))
+    trials = table(CLOSE, seeds=5)
+    uneven = sweep.answer(trials[~((trials["batch_size"] == 8) & (trials["seed"] > 2))])
+    widths = [a[2].gap_to_best[1] - a[2].gap_to_best[0] for a in (even, uneven)]
+    assert widths[1] > widths[0]
+
+
+def test_simulated_sweeps_are_answered_as_the_truth_has_it():
+    """A few sweeps of the study, through the table."""
+    case, rng = Case(8, best=SPREAD, sigma=0.002), np.random.default_rng(0)
+    for _ in range(3):
+        search = tune(case, rng)
+        rows = []
+        for index, tried in enumerate(search):
+            tuned = [(rate, loss) for rate, losses in tried.items() for loss in losses.values()]
+            used = min(tuned, key=lambda pair: pair[1])[0]
+            expected = case.expected(np.full((5, 1), math.log(used)))[index, 0]
+            reports = (expected + 0.002 * rng.normal(size=8)).tolist()
+            kind = [("tune", 1000, *pair) for pair in tuned]
+            kind += [("report", seed, used, loss) for seed, loss in enumerate(reports)]
+            names = ("stage", "seed", "learning_rate", "final_valid_loss")
+            rows += [{**dict(zip(names, k, strict=True)), "batch_size": 2**index} for k in kind]
+        answer = sweep.answer(pd.DataFrame(rows).assign(policy="tuned", state="COMPLETE"))
+        assert 1 in answer.candidates
+        for index, best in enumerate(SPREAD):
+            gap = best - min(SPREAD[:index] + SPREAD[index + 1 :])
+            low, high = answer[2**index].gap_to_best
+            assert low <= gap <= high
+
+
+def test_the_exponent_of_the_best_rate_is_found():
+    write_rates = table({2: 1.0, 4: 1.0, 8: 1.0}, noise=0.0)
+    (result,) = sweep_of(write_rates)
+    exponent = rate_exponent(result.rates)
+    assert exponent.value == pytest.approx(0.5, abs=0.02) and exponent.low < 0.5 < exponent.high
+    assert rate_exponent(result.rates[:2]) is None
+
+
+def sweep_of(trials):
+    return judge_trials(trials.reindex(columns=list(TRIAL_COLUMNS)))
+
+
+def test_the_cost_of_rules_is_that_of_the_closed_form(tmp_path):
+    """On the noisy quadratic model the loss of any rate is known."""
+    plan = write_fake_sweep(tmp_path / "s", experiment="quadratic", lrs=("0.1",))
+    tokens, grid = 4096, np.geomspace(0.02, 1.6, 40)
+    rows = [
+        {"stage": "tune", "batch_size": size, "seed": 1000, "learning_rate": rate}
+        | {"final_valid_loss": float(quadratic_loss([tokens / size], size, [rate], 100)[0])}
+        for size in (8, 32, 128)
+        for rate in grid
+    ]
+    trials = pd.DataFrame(rows).assign(policy="tuned", state="COMPLETE")
+    (result,) = sweep_of(trials)
+    costs = rule_costs(plan, result.rates, {8: 0.01})
+    assert {cost.rule for cost in costs} == {"same", "sqrt", "linear"}
+    best = {rate.batch_size: rate.optimum for rate in result.rates}
+    for cost in costs:
+        exponent = {"same": 0.0, "sqrt": 0.5, "linear": 1.0}[cost.rule]
+        for size, chosen in cost.rates.items():
+            assert chosen == pytest.approx(best[cost.anchor] * (size / cost.anchor) ** exponent)
+            if not grid[0] <= chosen <= grid[-1]:
+                assert cost.costs[size] is None
+                continue
+            least = min(r["final_valid_loss"] for r in rows if r["batch_size"] == size)
+            truth = quadratic_loss([tokens / size], size, [chosen], 100)[0] - least
+            assert cost.costs[size].value == pytest.approx(truth, abs=0.02 * abs(truth) + 1e-3)
+    assert (
+        ("No" in describe_costs(costs, 1e-9)
+        and "Yes" in describe_costs(costs, 1e9))
+        or any(None in cost.costs.values() for cost in costs)
+    )
