@@ -11,6 +11,7 @@ import pandas as pd
 from pydantic.fields import FieldInfo
 
 from sweep.analysis.frames import COLUMNS
+from sweep.analysis.results import answer_of
 from sweep.cli import sweep
 from sweep.config.experiment import (
     AnswerSettings,
@@ -221,28 +222,30 @@ def readme_with_results() -> str:
 
 
 def results_section() -> str:
-    """Return the published sweep as a table and a figure."""
+    """Return what the tool says about the published sweep, as a quotation, a table and a figure."""
     folder = README.parent / PUBLISHED
     trials = pd.read_csv(folder / "trials.csv")
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    answer, sentences = answer_of(folder / "trials.csv", "final_valid_loss", "minimize", None)
+    assert answer is not None
     reports = trials[(trials["stage"] == "report") & (trials["state"] == "COMPLETE")]
-    fixed, tuned = (reports[reports["policy"] == policy] for policy in ("fixed", "tuned"))
-    losses = tuned.pivot(index="seed", columns="batch_size", values="final_valid_loss")
-    best = losses.mean().idxmin()
+    fixed = reports[reports["policy"] == "fixed"]
     lines = [
-        f"Five batch sizes of a model with {plan['model']['parameters']:,} parameters on a sample "
-        f"of TinyStories, {len(losses)} seeds each ([report]({PUBLISHED}/report.md)):",
+        f"A model with {plan['model']['parameters']:,} parameters on a sample of TinyStories "
+        f"([report]({PUBLISHED}/report.md)). The answer of the tool:",
         "",
-        "| batch size | tuned learning rate | validation loss | difference to the best | "
+        *(f"> {sentence}  " for sentence in sentences),
+        "",
+        "| batch size | seeds | tuned learning rate | validation loss | given up, 95 % | "
         f"validation loss at the fixed rate {fixed['learning_rate'].iloc[0]:g} |",
-        "| --: | --: | --: | --: | --: |",
+        "| --: | --: | --: | --: | --: | --: |",
     ]
-    for batch, group in tuned.groupby("batch_size"):
-        difference = (losses[batch] - losses[best]).mean()
-        at_fixed = fixed[fixed["batch_size"] == batch]["final_valid_loss"].mean()
+    for row in answer.batch_sizes:
+        at_fixed = fixed[fixed["batch_size"] == row.batch_size]["final_valid_loss"].mean()
+        low, high = row.gap_to_best
         lines.append(
-            f"| {batch} | {group['learning_rate'].iloc[0]:.2g} | {losses[batch].mean():.4f} | "
-            f"{'best' if batch == best else f'{difference:+.4f}'} | {at_fixed:.4f} |"
+            f"| {row.batch_size} | {row.seeds} | {row.learning_rate:.2g} | {row.mean:.4f} | "
+            f"{low:+.3f} to {high:+.3f} | {at_fixed:.4f} |"
         )
     lines += ["", f"![final validation loss against batch size]({PUBLISHED}/figures/loss.png)"]
     return "\n".join(lines)

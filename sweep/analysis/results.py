@@ -86,6 +86,16 @@ class Sweep(SweepTables):
         results = judge_trials(self.trials, metric, steps, command, plan.has_looks)
         return tuple(self._with_scope(result) for result in results)
 
+    @cached_property
+    def other_curves(self) -> tuple[StepsCurve, ...]:
+        """The leading policy's curves of other, higher targets, which the same trials passed."""
+        result, curves = self.leading, []
+        for target in self.plan.settings.answer.other_targets if result else ():
+            assert result is not None
+            steps = steps_to_target(self, target)
+            curves.append(fit_curve(steps[steps["label"] == result.label], target))
+        return tuple(curves)
+
     @property
     def leading(self) -> PolicyResult | None:
         """The policy that the report opens with: the one with tuned rates, if there is one."""

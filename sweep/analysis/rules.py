@@ -185,6 +185,8 @@ def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     rates, sizes = table.rows["learning_rate"].dropna(), cells["batch_size"]
+    if table.is_own and table.rows["batch_size"].nunique() < 2:
+        return None
     is_fixed = rates.nunique() == 1 and sizes.nunique() > 1
     if table.is_own:
         is_fixed = set(table.rows["policy"]) == {"fixed"}
@@ -198,7 +200,8 @@ def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 def scaled_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     rules = [p for p in table.rows["policy"].unique() if p.startswith(("sqrt", "linear"))]
     text = f"The rate follows {', '.join(rules)}, so the rule is tested as much as the batch sizes."
-    return (table.rows["batch_size"], text) if rules else None
+    has_several = table.rows["batch_size"].nunique() > 1
+    return (table.rows["batch_size"], text) if rules and has_several else None
 
 
 def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -290,7 +293,8 @@ def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def adamw_time_scale(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    if "optimizer" in table.rows and table.rows["optimizer"].str.contains("sgd", case=False).any():
+    names = table.rows.get("optimizer", pd.Series(dtype=str)).astype(str)
+    if names.str.contains("sgd", case=False).any():
         return None  # its decay is not decoupled from the gradient
     cells = cells[cells["weight_decay"] > 0]
     scale = 1 / (cells["learning_rate"] * cells["weight_decay"] * cells["true_steps"])

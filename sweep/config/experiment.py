@@ -93,6 +93,8 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
     """Most seeds per batch size with --seeds auto."""
     max_hours: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Start no further seeds after this many hours of a command, with --seeds auto."""
+    # higher losses whose steps are read from the trials that reach the target
+    other_targets: tuple[Annotated[float, Field(gt=0, strict=True)], ...] = ()
 
 
 class GrpoSettings(Settings, use_attribute_docstrings=True):
@@ -236,6 +238,8 @@ class Experiment(Settings, use_attribute_docstrings=True):
                 raise ValueError(f"target does not apply to {workload}. Leave it out")
             if self.schedule.name != "constant":
                 raise ValueError("schedule.name must be constant with a target. Leave it out")
+            if any(other <= self.target for other in self.answer.other_targets):
+                raise ValueError("answer.other_targets must be above the target. Raise them")
             if tuning.budget is not None:
                 raise ValueError("tuning.budget does not apply with a target. Leave it out")
         if grpo is None:

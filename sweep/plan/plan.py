@@ -345,10 +345,15 @@ def command_with(plan: Plan, **flags: Any) -> str:
 
 
 def answering_command(plan: Plan) -> str | None:
-    """Return the command that tunes the rate at each batch size; None if the plan does so."""
+    """Return the command that tunes the rate at each batch size.
+
+    None if the plan does so, or has one batch size, which is a question of its own.
+    """
     reports = [row for row in plan.trials if row.stage == "report"]
     batches = sorted({row.batch_size for row in plan.trials})
     last = ("tuned", LEAST_SEEDS - 1)
-    if {row.batch_size for row in reports if (row.policy, row.seed) == last} == {*batches}:
+    if len(batches) < 2 or {
+        row.batch_size for row in reports if (row.policy, row.seed) == last
+    } == {*batches}:
         return None
     return command_with(plan, batches=batches, lr="tuned", seeds="auto")

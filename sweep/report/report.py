@@ -68,6 +68,7 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
         gains=frames.find_gains(sweep) if sweep.plan.settings.traits.samples else (),
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
+        other_curves=sweep.other_curves if curves else (),
         steps=[row for curve in curves.values() for row in _steps(curve)],
         equal_losses=[
             (measure, label, *losses_at(sweep, curve.trials, measure))
