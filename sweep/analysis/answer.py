@@ -14,10 +14,11 @@ import pandas as pd
 
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.statistics import Estimate
-from sweep.plan.curves import Floats, stack_points
+from sweep.plan.curves import stack_points
 from sweep.plan.decision import LOOKS, Decision, decide
 
 UNEVEN = 1.25  # longest over shortest time of equal trials above which times are not known
+BEST = "the best of those tried"
 WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"
 
 
@@ -38,6 +39,15 @@ class Metric:
     def margin(self) -> float:
         """The tolerance on the scale of the values."""
         return math.log1p(self.tolerance) if self.is_ratio else self.tolerance
+
+    @property
+    def sign(self) -> int:
+        """1 if less is better, else −1: values are the metric times the sign."""
+        return -1 if self.direction == "maximize" else 1
+
+    def value(self, mean: float) -> float:
+        """Return the metric for a mean of values."""
+        return math.exp(mean) if self.is_ratio else self.sign * mean
 
     def gap(self, difference: float) -> float:
         """Return a difference of values in the unit of the tolerance."""
@@ -143,46 +153,12 @@ def build_answer(
     made: Decision,
     metric: Metric,
     reasons: Sequence[str] = (),
-    scope: str = "",
 ) -> Answer:
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
-    sign = -1 if metric.direction == "maximize" else 1
     by_size = {size: reports[reports["batch_size"] == size] for size in sizes}
-    within, outside = made.is_within(metric.margin), made.is_outside(metric.margin)
-    may_be_best = made.may_be_best | np.isnan(made.gap_low)
-    estimates = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
-    rows = []
-    for i, size in enumerate(sizes):
-        own, mean = by_size[size], float(made.mean[i])
-        complete = own[np.isfinite(own["value"])]
-        interval = regret = regret_interval = None
-        if made.rates is not None and math.isfinite(made.rates.regret_high[i]):
-            ends = made.rates.optimum_low[i], made.rates.optimum_high[i]
-            interval = math.exp(ends[0]), math.exp(ends[1])
-            regret = metric.gap(float(made.rates.regret[i]))
-            ends = made.rates.regret_low[i], made.rates.regret_high[i]
-            regret_interval = metric.gap(float(ends[0])), metric.gap(float(ends[1]))
-        value = math.exp(mean) if metric.is_ratio else sign * mean
-        microbatch = own["microbatch_size"].min()
-        rows.append(
-            BatchSizeAnswer(
-                batch_size=size,
-                mean=value if math.isfinite(mean) else None,
-                seeds=len(complete),
-                gap=_gap(metric, _lead(estimates, i)),
-                gap_to_best=(_gap(metric, made.gap_low[i]), _gap(metric, made.gap_high[i])),
-                may_be_best=bool(may_be_best[i]),
-                tolerance_verdict=WITHIN if within[i] else OUTSIDE if outside[i] else UNDECIDED,
-                learning_rate=float(own["learning_rate"].iloc[0]),
-                learning_rate_interval=interval,
-                estimated_regret=regret,
-                regret_interval=regret_interval,
-                microbatch_size=None if math.isnan(microbatch) else int(microbatch),
-                seconds=_finite(complete["seconds_training"].median()),
-            )
-        )
+    rows = [_describe_size(i, by_size[size], made, metric) for i, size in enumerate(sizes)]
     recommended, basis = _recommend(rows, by_size, made, metric)
-    eligible = [row for row in rows if row.tolerance_verdict == WITHIN]
+    verdicts = {row.tolerance_verdict for row in rows}
     return Answer(
         policy=policy,
         metric=metric.name,
@@ -191,20 +167,51 @@ def build_answer(
         tolerance=metric.tolerance,
         candidates=[row.batch_size for row in rows if row.may_be_best],
         recommended=recommended,
-        provisional=bool(reasons) or not eligible,
+        provisional=bool(reasons) or WITHIN not in verdicts,
         basis=basis,
         reasons=list(reasons),
-        decided=all(row.tolerance_verdict != UNDECIDED for row in rows),
-        scope=scope,
+        decided=UNDECIDED not in verdicts,
+        scope="",
         batch_sizes=rows,
         settle=None,
         settle_seconds=None,
-        pairs=_pairs(sizes, made, sign, metric.margin),
+        pairs=_pairs(sizes, made, metric),
     )
 
 
-def _lead(estimates: Floats, index: int) -> float:
-    """Return an estimate minus the least of the others; NaN if one is infinite."""
+def _describe_size(
+    index: int, trials: pd.DataFrame, made: Decision, metric: Metric
+) -> BatchSizeAnswer:
+    mean, low, high = (float(ends[index]) for ends in (made.mean, made.gap_low, made.gap_high))
+    within, outside = made.is_within(metric.margin)[index], made.is_outside(metric.margin)[index]
+    interval = regret = regret_interval = None
+    if made.rates is not None and math.isfinite(made.rates.regret_high[index]):
+        bounds = {name: float(values[index]) for name, values in vars(made.rates).items()}
+        interval = math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"])
+        regret = metric.gap(bounds["regret"])
+        regret_interval = metric.gap(bounds["regret_low"]), metric.gap(bounds["regret_high"])
+    complete = trials[np.isfinite(trials["value"])]
+    microbatch = trials["microbatch_size"].min()
+    return BatchSizeAnswer(
+        batch_size=int(trials["batch_size"].iloc[0]),
+        mean=metric.value(mean) if math.isfinite(mean) else None,
+        seeds=len(complete),
+        gap=_gap(metric, _lead(made, index)),
+        gap_to_best=(_gap(metric, low), _gap(metric, high)),
+        may_be_best=bool(made.may_be_best[index] or math.isnan(low)),
+        tolerance_verdict=WITHIN if within else OUTSIDE if outside else UNDECIDED,
+        learning_rate=float(trials["learning_rate"].iloc[0]),
+        learning_rate_interval=interval,
+        estimated_regret=regret,
+        regret_interval=regret_interval,
+        microbatch_size=None if math.isnan(microbatch) else int(microbatch),
+        seconds=_finite(complete["seconds_training"].median()),
+    )
+
+
+def _lead(made: Decision, index: int) -> float:
+    """Return an estimated best loss minus the least of the others; NaN if one is missing."""
+    estimates = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
     least = float(np.delete(estimates, index).min())
     return float(estimates[index]) - least if math.isfinite(least) else math.nan
 
@@ -236,7 +243,7 @@ def _recommend(
         return rows[best].batch_size, f"no batch size is known to be {close}, and this one {reason}"
     if len(eligible) == 1:
         if sum(row.may_be_best for row in rows) == 1:
-            return eligible[0], "the best of those tried"
+            return eligible[0], BEST
         return eligible[0], f"the only one that is known to be {close}"
     seconds = {size: by_size[size]["seconds_training"].dropna() for size in eligible}
     spreads = {size: times.max() / times.min() for size, times in seconds.items() if len(times) > 1}
@@ -250,13 +257,13 @@ def _recommend(
     return fastest, f"the fastest of those {close}"
 
 
-def _pairs(sizes: Sequence[int], made: Decision, sign: int, margin: float) -> list[Pair]:
-    pairs = []
+def _pairs(sizes: Sequence[int], made: Decision, metric: Metric) -> list[Pair]:
+    pairs, sign = [], metric.sign
     for i, j in combinations(range(len(sizes)), 2):
         value, half = sign * float(made.difference[j, i]), float(made.half_width[j, i])
         if math.isfinite(value) and math.isfinite(half):
             difference = Estimate(value, value - half, value + half)
-            pairs.append(Pair((sizes[i], sizes[j]), difference, margin))
+            pairs.append(Pair((sizes[i], sizes[j]), difference, metric.margin))
     return pairs
 
 
@@ -268,14 +275,14 @@ def describe(answer: Answer) -> list[str]:
     lines = [f"{start} batch size {answer.recommended}: {answer.basis}."]
     if all(row.gap_to_best[1] is None for row in rows):
         return [*lines, _without_intervals(answer)]
-    text = "It is the best of those tried" if best == [answer.recommended] else ""
-    if not text:
-        names = f"Batch size {best[0]}" if len(best) == 1 else f"Batch sizes {join(best)}"
-        text = f"{names} may be the best" if len(best) < len(rows) else "Any may be the best"
+    names = f"Batch size {best[0]}" if len(best) == 1 else f"Batch sizes {join(best)}"
+    texts = [f"{names} may be the best." if len(best) < len(rows) else "Any may be the best."]
+    if best == [answer.recommended]:
+        texts = [] if answer.basis == BEST else ["It is the best of those tried."]
     ends = {"smaller": rows[0].batch_size in best, "larger": rows[-1].batch_size in best}
     if untried := [side for side, is_best in ends.items() if is_best]:
-        text += f"; {join(untried)} ones were not tried"
-    lines.append(f"{text}.")
+        texts.append(f"{join(untried).capitalize()} batch sizes were not tried.")
+    lines += [" ".join(texts)] if texts else []
     if outside := [row for row in rows if row.tolerance_verdict == OUTSIDE]:
         first, *rest = (
             (row.batch_size, metric.write_least(row.gap_to_best[0] or 0.0)) for row in outside

@@ -105,7 +105,8 @@ def run(
             print_plan(planned.command_rows(), to_stderr=True)
         if not yes:
             _confirm(planned.command_rows(), folder, retried_causes)
-        with Progress(folder, None if planned.is_tuned else planned.requested, quiet) as progress:
+        is_open = planned.is_tuned or planned.adds_seeds
+        with Progress(folder, None if is_open else planned.requested, quiet) as progress:
             summary = run_plan(
                 planned,
                 folder,
@@ -151,7 +152,8 @@ def _confirm(plan: "Plan", folder: "SweepFolder", retried_causes: "frozenset[Cau
         if row.id is None or is_to_run(folder.trial(row.id).read_status(), retried_causes)
     ]
     seconds, is_unknown = sum(time or 0.0 for time in times), None in times
-    question = f"This takes an estimated {format_seconds(seconds)}."
+    least = "at least " if plan.settings.seeds == "auto" else ""
+    question = f"This takes an estimated {least}{format_seconds(seconds)}."
     if is_unknown:
         question = "The time that this takes is not known."
     if not is_unknown and seconds <= CONFIRM_SECONDS:

@@ -74,7 +74,7 @@ def test_a_tuned_sweep_with_three_seeds_and_clear_differences_recommends_the_bes
 def test_a_best_batch_size_at_the_end_of_those_tried_is_named_and_recommended(checked):
     result = checked({4: 1.40, 16: 1.45, 64: 1.60})
     assert "batch_size_at_edge" in failed(result) and result.answer.recommended == 4
-    assert "smaller ones were not tried" in " ".join(describe(result.answer))
+    assert "Smaller batch sizes were not tried" in " ".join(describe(result.answer))
 
 
 def test_seeds_with_equal_results_fail_the_check_of_seeds(checked):
