@@ -112,7 +112,8 @@ def test_each_batch_size_is_tuned_by_as_many_trials_and_reported_on_other_seeds(
         assert None not in losses_of(whole, ordered[index - 1 : index + 2]).values()
         reports = rows_of(whole, "report", batch)
         assert [row.seed for row in reports] == [0, 1]
-        assert {row.learning_rate for row in reports} == {best.learning_rate}
+        (rate,) = {row.learning_rate for row in reports}
+        assert ordered[index - 1].learning_rate < rate < ordered[index + 1].learning_rate
 
 
 def test_the_worse_half_is_pruned_at_equal_tokens_and_keeps_its_curve(whole):
@@ -154,7 +155,10 @@ def test_an_interrupted_sweep_continues_as_if_it_had_not_been(whole, tune):
 def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
     whole, tune, faulty, monkeypatch
 ):
-    monkeypatch.setenv("FAULTY_RATE", repr(reported_rates(whole)[16]))
+    rows = rows_of(whole, "tune", 16)
+    losses = losses_of(whole, rows)
+    best = min((row for row in rows if losses[row.id]), key=lambda row: losses[row.id])
+    monkeypatch.setenv("FAULTY_RATE", repr(best.learning_rate))
     failed = tune(workload="faulty:RaisesOnceAtTheBestRate")
     assert failed.exit_code == 1
     assert set(reported_rates(failed)) == {32}
@@ -246,7 +250,8 @@ def test_more_dimensions_are_searched_together(tune):
     (reported,) = {
         (row.learning_rate, row.beta2, row.weight_decay) for row in rows_of(summary, "report")
     }
-    assert reported == (best.learning_rate, best.beta2, best.weight_decay)
+    assert reported[1:] == (best.beta2, best.weight_decay)
+    assert best.learning_rate / 2 < reported[0] < best.learning_rate * 2
 
 
 def test_if_every_rate_diverges_nothing_is_reported_and_the_search_ends(tune, faulty):
