@@ -62,7 +62,7 @@ class EvaluationSettings(Settings):
     sequences: Positive | None = None  # per evaluation; by default derived from the budget
     # gradient-noise measurements per trial
     noise_points: Annotated[int, Field(ge=0, le=1000, strict=True)] = 10
-    noise_share: Share = 0.005  # share of the budget's sequences for gradient-noise measurements
+    noise_share: Share = 0.02  # most of the budget's sequences that these measurements may take
     # consecutive evaluations that are averaged before comparison with the target
     window: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
 

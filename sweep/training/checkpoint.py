@@ -52,6 +52,7 @@ class Progress:
     points_above_start: int = 0
     points_at_target: int = 0  # milestone evaluations in a row
     recent_losses: list[float] = field(default_factory=list)  # recent evaluations, for a target
+    noise_squares: list[float] = field(default_factory=list)  # Ĝ² of the noise measurements
     seconds_compile: float = 0.0
     seconds_training: float = 0.0
     seconds_evaluation: float = 0.0

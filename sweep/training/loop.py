@@ -105,7 +105,7 @@ def train(
         step.warm_up()
         progress.charge("compile")
     steps = Steps(config, step, progress)
-    noise = NoiseProbe(config, step)
+    noise = NoiseProbe(config, step, progress)
     train_points = frozenset(milestone_steps(config.steps, science.evaluation.train_points))
     valid_points = frozenset(milestone_steps(config.steps, science.evaluation.points))
     step_tokens = science.batch_size * config.tokens_per_sequence

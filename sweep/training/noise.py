@@ -2,70 +2,82 @@
 
 From K gradients g_k, each the mean over b sequences, with mean ḡ over B = K·b sequences:
 trΣ̂ = b/(K-1) · Σ|g_k - ḡ|², Ĝ² = |ḡ|² - trΣ̂/B; both unbiased (McCandlish et al. 2018, A.1).
-`sweep.analysis.critical_batch_size` averages both over the training and divides last.
+`sweep.analysis.critical_batch_size` averages both over the training and divides last. The size of
+a measurement depends on those before it, never on its own gradients, so that it stays unbiased.
 """
 
+import math
+import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import largest_divisor, milestone_steps
+from sweep.training.checkpoint import Progress
 from sweep.training.parallel import is_part, own_part
 from sweep.training.step import TrainingStep
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch
 
 BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
-LEAST_PROBED, MOST_PROBED = 8, 512  # sequences per noise measurement
+LEAST_PROBED, MOST_PROBED = 8, 4096  # sequences per noise measurement
 LEAST_PART, MOST_PARTS = 4, 16  # smaller parts are far slower than the same sequences in a step
+GROWTH = 16  # the last measurement may be this much larger than the first
+RESOLVED = 3  # standard errors of the mean Ĝ²
 
 
-class ProbeSizes(NamedTuple):
-    points: int  # measurements, evenly spaced; the same at every batch size of a sweep
-    sequences: int  # per measurement; the same at every batch size
-    part: int  # sequences per gradient, on each device
-
-
-def probe_sizes(
-    sequences: int, points: int, share: float, microbatch_size: int, devices: int = 1
-) -> ProbeSizes:
-    """Return the sizes of at most `points` measurements in a `share` of the budget's sequences."""
+def probe_sizes(sequences: int, points: int, share: float) -> tuple[int, int]:
+    """Return how many measurements fit into a `share` of the sequences, and the largest's size."""
     points = min(points, int(share * sequences / LEAST_PROBED))
-    if not points:
-        return ProbeSizes(0, 0, 0)
-    count = min(MOST_PROBED, int(share * sequences / points))
-    parts = min(MOST_PARTS, count // LEAST_PART)
-    part = max(1, count // parts // devices)
-    return ProbeSizes(points, parts * part * devices, largest_divisor(part, microbatch_size))
+    return points, min(MOST_PROBED, int(share * sequences / points)) if points else 0
+
+
+def growing_size(most: int, squares: Sequence[float]) -> int:
+    """Return the size of a measurement after those with Ĝ² `squares`: double while unresolved."""
+    unresolved = sum(not _is_resolved(squares[: n + 1]) for n in range(len(squares)))
+    return int(min(most, max(LEAST_PROBED, most / GROWTH) * 2**unresolved))
+
+
+def _is_resolved(squares: Sequence[float]) -> bool:
+    if len(squares) < 3:
+        return False
+    error = statistics.stdev(squares) / math.sqrt(len(squares))
+    return statistics.fmean(squares) > RESOLVED * error
+
+
+def part_size(sequences: int, microbatch_size: int, devices: int) -> tuple[int, int]:
+    """Return the sequences of each device in a measurement, and how many give one gradient."""
+    parts = min(MOST_PARTS, sequences // LEAST_PART)
+    size = max(1, sequences // parts // devices)
+    return parts * size, largest_divisor(size, microbatch_size)
 
 
 class NoiseProbe:
-    """Measures the gradient noise at milestones, on the same sequences at every batch size."""
+    """Measures the gradient noise at milestones, on nested sequences at all batch sizes."""
 
-    def __init__(self, config: TrialConfig, step: TrainingStep) -> None:
+    def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         science, length = config.science, config.tokens_per_sequence
         is_possible = step.rollouts is None and step.parallel.shows_gradients
         points = science.evaluation.noise_points if is_possible else 0
         sequences = (config.token_budget or science.tokens) // length
-        share = science.evaluation.noise_share
-        self._step = step
-        self._sizes = probe_sizes(sequences, points, share, step.microbatch_size, ranks.count())
-        self.steps = milestone_steps(config.steps, self._sizes.points)
+        self._points, self._most = probe_sizes(sequences, points, science.evaluation.noise_share)
+        self._step, self._squares = step, progress.noise_squares
+        self.steps = milestone_steps(config.steps, self._points)
         epochs = step.workload.epochs() if self.steps else None
         self._first = BEYOND_TRAINING
         if epochs:  # the last sequences of the first epoch, which a shorter training does not see
             windows = round(science.tokens // length / epochs)
-            self._first = max(0, windows - self._sizes.points * self._sizes.sequences)
+            self._first = max(0, windows - self._points * self._most)
 
     def metrics(self, t: int) -> dict[str, float]:
-        sizes = self._sizes
-        count = sizes.sequences // ranks.count()
-        first = self._first + self.steps.index(t) * sizes.sequences + ranks.rank() * count
-        batch = self._step.workload.build_batch(first, count)
-        trace, square = measure_noise(self._step, batch, sizes.part)
+        sequences = growing_size(self._most, ranks.broadcast(self._squares))
+        count, size = part_size(sequences, self._step.microbatch_size, ranks.count())
+        milestone = self._first + self.steps.index(t) * self._most
+        batch = self._step.workload.build_batch(milestone + ranks.rank() * count, count)
+        trace, square = measure_noise(self._step, batch, size)
+        self._squares.append(square)
         return {"noise/trace": trace, "noise/square": square}
 
 
