@@ -279,7 +279,8 @@ def describe(answer: Answer) -> list[str]:
     texts = [f"{names} may be the best." if len(best) < len(rows) else "Any may be the best."]
     if best == [answer.recommended]:
         texts = [] if answer.basis == BEST else ["It is the best of those tried."]
-    ends = {"smaller": rows[0].batch_size in best, "larger": rows[-1].batch_size in best}
+    smallest, largest = rows[0].batch_size, rows[-1].batch_size
+    ends = {"smaller": smallest in best and smallest > 1, "larger": largest in best}
     if untried := [side for side, is_best in ends.items() if is_best]:
         texts.append(f"{join(untried).capitalize()} batch sizes were not tried.")
     lines += [" ".join(texts)] if texts else []
@@ -291,7 +292,8 @@ def describe(answer: Answer) -> list[str]:
         lines.append(", ".join([start, *(f"{size} by {gap}" for size, gap in rest)]) + ".")
     if undecided := [row.batch_size for row in rows if row.tolerance_verdict == UNDECIDED]:
         close = f"within {metric.write(answer.tolerance)} of the best"
-        lines.append(f"It is undecided whether {join(undecided)} lie {close}.")
+        verb = "lies" if len(undecided) == 1 else "lie"
+        lines.append(f"It is undecided whether {join(undecided)} {verb} {close}.")
     unclear = [
         r.batch_size for r in rows if r.tolerance_verdict == UNDECIDED and _is_unclear(r, answer)
     ]

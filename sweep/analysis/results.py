@@ -42,6 +42,7 @@ from sweep.config.numbers import format_count
 from sweep.errors import SweepError
 from sweep.plan.decision import Decision, next_look
 from sweep.plan.plan import LEAST_SEEDS, answering_command, command_with
+from sweep.trial.folder import State
 
 LOSS_METRIC = Metric()
 TARGET_METRIC = Metric("tokens_to_target", unit="ratio")
@@ -158,10 +159,9 @@ def answer(
         tolerance: how far from the best is good enough, in the unit of the metric.
         unit: by default that of the column loss_unit, if there is one.
     """
-    if missing := sorted({*REQUIRED, metric} - {*trials}):
-        raise SweepError(f"trials must have the column {missing[0]}. Add it.")
     if direction not in ("minimize", "maximize"):
         raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
+    _check_table(trials, metric)
     if unit is None:
         units = trials["loss_unit"].dropna().to_list() if "loss_unit" in trials else []
         unit = str(units[0]) if units and metric == "final_valid_loss" else ""
@@ -171,6 +171,40 @@ def answer(
     results = judge_trials(table, Metric(metric, direction, unit, tolerance))
     result = leading(results)
     return result.answer if result else None
+
+
+def _check_table(trials: pd.DataFrame, metric: str) -> None:
+    """Refuse a table of which rows would be left out, or counted twice, without a word."""
+    if missing := sorted({*REQUIRED, metric} - {*trials}):
+        raise SweepError(f"trials must have the column {missing[0]}. Add it.")
+    columns = ("batch_size", "learning_rate", metric)
+    sizes, rates, values = (pd.to_numeric(trials[name], errors="coerce") for name in columns)
+    is_allowed = {
+        "stage must be report or tune": trials["stage"].isin(["report", "tune"]),
+        f"state must be one of {', '.join(State)}": trials["state"].isin([*State, np.nan]),
+        "policy must be a name": trials["policy"].notna(),
+        "batch_size must be a positive whole number": (sizes >= 1) & (sizes % 1 == 0),
+        "learning_rate must be a positive number": (rates > 0) & np.isfinite(rates),
+        f"{metric} must be a number or empty": values.notna() | trials[metric].isna(),
+    }
+    for rule, is_met in is_allowed.items():
+        if not is_met.all():
+            value = trials.loc[~is_met, rule.partition(" ")[0]].iloc[0]
+            raise SweepError(f"{rule}, got {value} in row {int((~is_met).to_numpy().argmax())}.")
+    reports = report_trials(trials)
+    if (twice := reports.duplicated(["label", "batch_size", "seed"])).any():
+        row = reports[twice].iloc[0]
+        raise SweepError(
+            "trials must have one reporting trial of each policy, batch size and seed, got several "
+            f"of {row['label']}, {row['batch_size']}, seed {row['seed']}. Give other rates the "
+            "stage tune, and number the seeds."
+        )
+    cells = reports.groupby(["label", "batch_size"])["learning_rate"].nunique()
+    if len(several := cells[cells > 1]):
+        raise SweepError(
+            f"The reporting trials of a policy must have one learning_rate at each batch size, got "
+            f"{several.iloc[0]} at batch size {several.index[0][1]}."
+        )
 
 
 def answer_of(
@@ -185,7 +219,10 @@ def answer_of(
     except (OSError, ValueError) as error:
         raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None
     made = answer(table, metric, direction, 0.01 if tolerance is None else tolerance)
-    missing = "Nothing can be compared: fewer than two batch sizes have results."
+    missing = (
+        "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
+        "stage report and state COMPLETE."
+    )
     return made, describe(made) if made else [missing]
 
 
@@ -214,7 +251,10 @@ def judge_trials(
         result = PolicyResult(str(label), checks, table.rates, None, curve)
         if decided := decide_trials(reports, table.rates, has_looks):
             checks += _check_rates(*decided, reports)
-            reasons = [f"{check.evidence} {check.remedy}".strip() for check in result.blocking]
+            reasons = [  # the tuning command follows as the next step
+                f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
+                for check in result.blocking
+            ]
             made = build_answer(str(label), reports, *decided, metric, reasons)
             result = replace(result, answer=made)
         results.append(result)

@@ -26,8 +26,8 @@ LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 
 # The batch sizes at fault, evidence, and a remedy if it is not that of checks.toml; None if a rule
-# does not apply. A rule gets one cell per
-# batch size, the best with a value in every column that the rule needs.
+# does not apply. A rule gets one cell per batch size, the best with a value in every column that
+# the rule needs.
 Verdict = tuple[Iterable[Any], str] | tuple[Iterable[Any], str, str] | None
 
 
@@ -212,11 +212,14 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     elif not rates:
         return None
     edges = [rate for rate in rates if not rate.is_inside and (rate.best or table.is_own)]
-    texts = [f"Batch size {rate.batch_size}: {_describe_optimum(rate)}." for rate in edges or rates]
+    described = edges if edges or untuned else rates
+    texts = [f"Batch size {rate.batch_size}: {_describe_optimum(rate)}." for rate in described]
     texts += [f"Batch size {size:g}: no rate was tuned." for size in sorted(untuned)]
     highest = [rate.batch_size for rate in edges if rate.best == rate.trials["learning_rate"].max()]
     remedy = ""
-    if highest and len(highest) == len(edges) and not untuned:
+    if untuned and not edges:
+        remedy = "Tune their rates: the trials of stage tune belong in the table."
+    elif highest and len(highest) == len(edges) and not untuned:
         remedy = "The rates are too low. Raise them: another --out with a higher [tuning] centre."
     return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts), remedy
 
@@ -352,7 +355,7 @@ def batch_size_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     sizes, best = cells["batch_size"], cells["batch_size"][cells["loss"] == cells["loss"].min()]
     if len(sizes) < 3:
         return None
-    is_at_edge = best.isin([sizes.min(), sizes.max()]).all()
+    is_at_edge = best.isin([sizes.min(), sizes.max()]).all() and best.min() > 1
     text = f"The least loss is at batch size {best.iloc[0]:g} of {sizes.min():g} to "
     return best if is_at_edge else (), f"{text}{sizes.max():g}."
 

@@ -19,6 +19,7 @@ LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decide
 MISFIT = 2.0  # times the variance of a loss from which on the curve does not fit
 TUNING_SEEDS = 4  # most tuning seeds of the rates near the best
 DRAWS = 40_000  # of a simulated critical value
+ROUNDING = 1e-12  # of a loss, relative
 NOISY = 10.0  # standard deviation of a noisy batch size over that of the others
 
 Flags = NDArray[np.bool_]
@@ -74,8 +75,9 @@ def decide(
     critical = np.full(count.shape, np.inf)
     for seeds, value in critical_values(k, tuple(sorted({*counts, *looks}))).items():
         critical[count == seeds] = value
-    # Without seeds, or with seeds that are all equal, nothing is known about the error.
-    variance = np.where(variance > 0, variance, np.inf)
+    # Without seeds, or with seeds that are equal but for rounding, the error is not known.
+    size = np.abs(np.nan_to_num(losses)).max((-2, -1))[..., None, None]
+    variance = np.where(variance > (ROUNDING * size) ** 2, variance, np.inf)
     half_width = critical * np.sqrt(variance / np.maximum(count, 1))
     _, mean, own = _moments(losses)
     own = np.nan_to_num(own)

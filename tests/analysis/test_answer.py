@@ -109,13 +109,31 @@ def test_the_unit_is_that_of_the_table():
     [
         (lambda t: t.drop(columns="seed"), "column seed"),
         (lambda t: t.drop(columns="final_valid_loss"), "column final_valid_loss"),
+        (lambda t: t.assign(stage="train"), "stage must be report or tune, got train"),
+        (lambda t: t.assign(state="DONE"), "state must be one of .*, got DONE"),
+        (lambda t: t.assign(policy=None), "policy must be a name"),
+        (lambda t: t.assign(batch_size=t["batch_size"] / 4), "whole number, got 0.5 in row 0"),
+        (lambda t: t.assign(learning_rate=0.0), "learning_rate must be a positive number"),
+        (lambda t: t.assign(final_valid_loss="low"), "must be a number or empty, got low"),
+        (lambda t: pd.concat([t, t]), "several of tuned, 2, seed 0"),
+        (lambda t: t.assign(learning_rate=[*np.linspace(1, 2, len(t))]), "one learning_rate"),
     ],
 )
-def test_missing_columns_are_named(change, says):
+def test_a_table_that_cannot_be_read_as_a_whole_is_refused(change, says):
     with pytest.raises(SweepError, match=says):
         sweep.answer(change(table(CLOSE)))
     with pytest.raises(SweepError, match="minimize or maximize"):
         sweep.answer(table(CLOSE), direction="down")
+
+
+def test_seeds_that_differ_by_rounding_only_say_nothing_about_the_error():
+    trials = table(CLOSE)
+    is_it = trials["stage"] == "report"
+    first = trials[is_it].groupby("batch_size")["final_valid_loss"].transform("first")
+    trials.loc[is_it, "final_valid_loss"] = first
+    answer = sweep.answer(trials)
+    assert all(row.gap_to_best == (None, None) for row in answer.batch_sizes)
+    assert answer.provisional and answer.candidates == [2, 4, 8]
 
 
 def test_one_batch_size_has_no_answer():

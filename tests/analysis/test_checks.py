@@ -75,6 +75,9 @@ def test_a_best_batch_size_at_the_end_of_those_tried_is_named_and_recommended(ch
     result = checked({4: 1.40, 16: 1.45, 64: 1.60})
     assert "batch_size_at_edge" in failed(result) and result.answer.recommended == 4
     assert "Smaller batch sizes were not tried" in " ".join(describe(result.answer))
+    result = checked({1: 1.40, 16: 1.45, 64: 1.60})  # there is none below 1
+    assert "batch_size_at_edge" not in failed(result) and result.answer.recommended == 1
+    assert "not tried" not in " ".join(describe(result.answer))
 
 
 def test_seeds_with_equal_results_fail_the_check_of_seeds(checked):
