@@ -89,7 +89,7 @@ publish:  ## SWEEP=results/x NAME=y: copy a finished sweep to results/published/
 	@if [ -e "results/published/$(NAME)" ]; then \
 	  echo "results/published/$(NAME) exists already. Remove it, or choose another NAME." >&2; exit 2; fi
 	@mkdir -p "results/published/$(NAME)"
-	@cp -r "$(SWEEP)/plan.json" "$(SWEEP)/trials.csv" "$(SWEEP)/report.md" "$(SWEEP)/figures" "results/published/$(NAME)"
+	@cp -r "$(SWEEP)/plan.json" "$(SWEEP)/trials.csv" "$(SWEEP)/report.md" "$(SWEEP)/answer.json" "$(SWEEP)/figures" "results/published/$(NAME)"
 	@# 256 colours: a third of the size
 	@$(BIN)/python -c "import sys; from PIL import Image; [Image.open(p).convert('RGB').quantize(256).save(p, optimize=True) for p in sys.argv[1:]]" results/published/$(NAME)/figures/*.png
 	@du -sh "results/published/$(NAME)"
