@@ -354,11 +354,14 @@ def scope_of(sweep: SweepTables, label: str) -> str:
     parts.append(f"{settings.schedule.name} schedule")
     tuned = sweep.trials[(sweep.trials["stage"] == "tune") & (sweep.trials["policy"] == "tuned")]
     if set(reports["policy"]) == {"tuned"} and len(tuned):
-        counts = tuned.groupby("batch_size").size()
-        tried = " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))
         names = " and ".join(settings.tuning.dimensions)
-        parts.append(f"{names} tuned by {tried} trials")
-    seeds = reports["seed"].nunique()
-    parts.append(f"{seeds} seeds" if seeds > 1 else "one seed")
+        parts.append(f"{names} tuned by {_range(tuned.groupby('batch_size').size())} trials")
+    seeds = _range(reports.groupby("batch_size")["seed"].nunique())
+    parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."
     return f"{', '.join(parts)}. {other}"
+
+
+def _range(counts: pd.Series) -> str:
+    """Write `9 to 26`, or `9` if all counts are equal."""
+    return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))
