@@ -293,6 +293,8 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
     if any(check.code == "missing_batch_size" for check in result.blocking):
         return command_with(plan), None
     best, most = result.answer.recommended, plan.settings.answer.max_seeds
+    if any(check.code == "learning_rate_at_edge" for check in result.blocking):
+        return None, None  # the check's remedy says what to do
     undecided = [row for row in rows if row.tolerance_verdict == UNDECIDED]
     if undecided or result.blocking:
         open_rows = [row for row in rows if row in undecided or row.batch_size == best]

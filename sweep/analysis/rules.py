@@ -215,7 +215,7 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     described = edges if edges or untuned else rates
     texts = [f"Batch size {rate.batch_size}: {_describe_optimum(rate)}." for rate in described]
     texts += [f"Batch size {size:g}: no rate was tuned." for size in sorted(untuned)]
-    highest = [rate.batch_size for rate in edges if rate.best == rate.trials["learning_rate"].max()]
+    highest = [rate for rate in edges if rate.is_highest_best]
     remedy = ""
     if untuned and not edges:
         remedy = "Tune their rates: the trials of stage tune belong in the table."

@@ -109,12 +109,15 @@ def next_trainings(
     Batch sizes that are undecided get more, and the best of all. If the regret of a rate is not
     known to within half of the tolerance, tuning comes first: rates next to the best one if the
     curve does not fit, else tuning seeds. All have the shape (..., k). Nothing changes once every
-    batch size is decided, or no number may grow.
+    batch size is decided, or more trainings cannot decide.
     """
     is_decided = made.is_within(tolerance) | made.is_outside(tolerance)
     is_open = ~is_decided & np.isfinite(made.mean)
     estimate = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
     is_best = estimate == estimate.min(-1, keepdims=True)
+    if made.rates is not None:  # seeds decide about none of several whose regret is unbounded
+        is_unbounded = np.isinf(made.rates.regret_high) & np.isfinite(made.mean)
+        is_open &= ~is_unbounded | (is_unbounded.sum(-1, keepdims=True) < 2)
     is_open |= is_best & is_open.any(-1, keepdims=True)
     wanted, needs_rates = tuning_seeds, np.zeros(is_open.shape, bool)
     if made.rates is not None:

@@ -45,7 +45,7 @@ def test_the_lowest_point_and_the_regret_of_an_exact_curve_are_found(
     bounds = bounds_of(bowl(rates, best, curvature, ratio), used=used)
     assert math.exp(bounds.optimum) == pytest.approx(best, rel=2e-3)
     (regret,) = bowl([used], best, curvature, ratio)[used].values()
-    assert bounds.level == pytest.approx(1.5, abs=1e-4 * curvature)
+    assert bounds.level == pytest.approx(1.5, abs=3e-4 * curvature)  # of the grid
     slack = 2e-3 * curvature
     assert bounds.regret == pytest.approx(regret - 1.5, abs=slack)
     assert bounds.regret_low - slack <= regret - 1.5 <= bounds.regret_high + slack

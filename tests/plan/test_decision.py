@@ -157,6 +157,18 @@ def test_an_uncertain_rate_gets_tuning_seeds_before_the_batch_size_gets_seeds():
     assert list(seeds) == [5, 5] and list(tuning) == [4, 4]
 
 
+def test_no_seeds_follow_where_the_best_rates_lie_at_ends_of_their_grids():
+    logs = np.log([0.5, 1.0, 2.0])
+    rates = np.array([[1.02, 1.01, 1.0], [1.02, 1.01, 1.0], [1.01, 1.0, 1.01]])
+    ends = np.array([[np.nan, np.nan], [np.nan, np.nan], logs[[0, 2]]])
+    noise = np.random.default_rng(1).normal(size=(3, 3))
+    losses = np.array([[1.0], [1.005], [1.01]]) + 0.01 * (noise - noise.mean(-1, keepdims=True))
+    all_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, np.full((3, 2), np.nan), np.ones(3))
+    assert list(next_of(losses, 0.01, all_at_ends)[0]) == [3, 3, 3]
+    two_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, ends, np.ones(3))
+    assert list(next_of(losses, 0.01, two_at_ends, tuning=4)[0]) == [5, 3, 5]  # 2 may be outside
+
+
 SIMULATED = {
     "all equal": Case(20, curvature=0.8, sigma=0.002),
     "all equal, looks": Case(0),
