@@ -199,6 +199,8 @@ def cases() -> Iterator[tuple[str, Case]]:
     for curvature, sigma, noisy in itertools.product((0.05, 0.8), (0.002, 0.02), (1.0, 10.0)):
         for seeds in (5, 20):
             yield "errors", Case(seeds, EQUAL, curvature, 2.5, sigma, noisy)
+    for ratio, seeds in itertools.product((1.0, 1.6), (20, 0)):
+        yield "errors", Case(seeds, EQUAL, 0.8, ratio, 0.002)
     for seeds, noisy in itertools.product((3, 5, 8), (1.0, 10.0)):
         yield "power", Case(seeds, (0.0, 0.024, 0.0, 0.0, 0.0), noisy=noisy)
     for sigma, seeds in itertools.product((0.002, 0.006), (3, 5, 8, 12, 20, 0)):

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.rates import TunedRate
+from sweep.analysis.rules import MOST_TIME_RATIO
 from sweep.analysis.statistics import Estimate
-from sweep.plan.curves import stack_points
+from sweep.plan.curves import rate_points, stack_points
 from sweep.plan.decision import LOOKS, Decision, decide
 
-UNEVEN = 1.25  # longest over shortest time of equal trials above which times are not known
 BEST = "the best of those tried"
 WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"
 
@@ -59,9 +59,7 @@ class Metric:
         return self.write(math.floor(gap / unit) * unit)
 
     def write(self, gap: float) -> str:
-        return (
-            f"{100 * gap:.1f} % more tokens" if self.is_ratio else f"{gap:.3g} {self.unit}".rstrip()
-        )
+        return f"{100 * gap:.1f} %" if self.is_ratio else f"{gap:.3g} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class BatchSizeAnswer:
     estimated_regret: float | None  # that the rate used gives up; None without a fitted curve
     regret_interval: tuple[float, float] | None
     microbatch_size: int | None
-    seconds: float | None  # of training, median over seeds
+    seconds: float | None  # of training, median over seeds; None if they differ too much
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,8 @@ def decide_trials(
     used = reports.groupby("batch_size")["learning_rate"].first().reindex(sizes)
     seeds = table.notna().sum(axis=1)
     looks = LOOKS if has_looks or seeds.nunique() > 1 else ()
-    is_tuned = set(sizes) <= set(points)
-    stacked = stack_points([points[size] for size in sizes]) if is_tuned else None
+    untuned = rate_points({})
+    stacked = stack_points([points.get(size, untuned) for size in sizes]) if points else None
     return sizes, decide(table.to_numpy(float), stacked, np.log(used.to_numpy(float)), looks)
 
 
@@ -153,6 +151,7 @@ def build_answer(
     made: Decision,
     metric: Metric,
     reasons: Sequence[str] = (),
+    scope: str = "",
 ) -> Answer:
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
     by_size = {size: reports[reports["batch_size"] == size] for size in sizes}
@@ -171,7 +170,7 @@ def build_answer(
         basis=basis,
         reasons=list(reasons),
         decided=UNDECIDED not in verdicts,
-        scope="",
+        scope=scope,
         batch_sizes=rows,
         settle=None,
         settle_seconds=None,
@@ -198,14 +197,14 @@ def _describe_size(
         seeds=len(complete),
         gap=_gap(metric, _lead(made, index)),
         gap_to_best=(_gap(metric, low), _gap(metric, high)),
-        may_be_best=bool(made.may_be_best[index] or math.isnan(low)),
+        may_be_best=bool(made.may_be_best[index]),
         tolerance_verdict=WITHIN if within else OUTSIDE if outside else UNDECIDED,
         learning_rate=float(trials["learning_rate"].iloc[0]),
         learning_rate_interval=interval,
         estimated_regret=regret,
         regret_interval=regret_interval,
         microbatch_size=None if math.isnan(microbatch) else int(microbatch),
-        seconds=_finite(complete["seconds_training"].median()),
+        seconds=_typical_time(complete),
     )
 
 
@@ -216,8 +215,15 @@ def _lead(made: Decision, index: int) -> float:
     return float(estimates[index]) - least if math.isfinite(least) else math.nan
 
 
-def _finite(number: float) -> float | None:
-    return float(number) if math.isfinite(number) else None
+def _times(trials: pd.DataFrame) -> pd.Series:
+    return trials["seconds_training"][trials["seconds_training"] > 0]
+
+
+def _typical_time(trials: pd.DataFrame) -> float | None:
+    """Return the median of training times; None without any, or if they differ too much."""
+    times = _times(trials)
+    is_known = len(times) > 0 and times.max() <= MOST_TIME_RATIO * times.min()
+    return float(times.median()) if is_known else None
 
 
 def _gap(metric: Metric, difference: float) -> float | None:
@@ -234,7 +240,9 @@ def _recommend(
     close = f"within {metric.write(metric.tolerance)} of the best"
     eligible = [row.batch_size for row in rows if row.tolerance_verdict == WITHIN]
     if not eligible:
-        worst = np.where(np.isnan(made.gap_high), math.inf, made.gap_high)
+        # The worst case of a batch size whose regret is unbounded leaves out that it may be better.
+        is_bounded = np.isfinite(made.regrets[1])
+        worst = np.where(is_bounded & np.isfinite(made.gap_high), made.gap_high, math.inf)
         means = np.where(np.isnan(made.mean), math.inf, made.best_estimate)
         best = min(range(len(rows)), key=lambda i: (worst[i], means[i]))
         reason = (
@@ -242,18 +250,19 @@ def _recommend(
         )
         return rows[best].batch_size, f"no batch size is known to be {close}, and this one {reason}"
     if len(eligible) == 1:
-        if sum(row.may_be_best for row in rows) == 1:
+        if [row.batch_size for row in rows if row.may_be_best] == eligible:
             return eligible[0], BEST
         return eligible[0], f"the only one that is known to be {close}"
-    seconds = {size: by_size[size]["seconds_training"].dropna() for size in eligible}
-    spreads = {size: times.max() / times.min() for size, times in seconds.items() if len(times) > 1}
-    if len(spreads) < len(eligible):
-        return eligible[-1], f"the largest of those {close}; their times were not measured"
-    if max(spreads.values()) > UNEVEN:
-        size = max(spreads, key=spreads.__getitem__)
-        why = f"equal trials at batch size {size} differ by a factor of {spreads[size]:.1f}"
-        return eligible[-1], f"the largest of those {close}; times are not known, because {why}"
-    fastest = min(eligible, key=lambda size: float(seconds[size].median()))
+    seconds = {row.batch_size: row.seconds for row in rows}
+    for size in eligible:
+        times = _times(by_size[size])
+        if len(times) < 2:
+            return eligible[-1], f"the largest of those {close}; their times were not measured"
+        if seconds[size] is None:
+            spread = times.max() / times.min()
+            why = f"equal trials at batch size {size} differ by a factor of {spread:.1f}"
+            return eligible[-1], f"the largest of those {close}; times are not known, because {why}"
+    fastest = min(eligible, key=lambda size: seconds[size] or math.inf)
     return fastest, f"the fastest of those {close}"
 
 
@@ -268,15 +277,22 @@ def _pairs(sizes: Sequence[int], made: Decision, metric: Metric) -> list[Pair]:
 
 
 def describe(answer: Answer) -> list[str]:
-    """Write the answer in a few sentences, the recommendation first."""
+    """Write the answer in a few sentences, the recommendation first, then why it is provisional."""
+    starts = ["This is provisional", *["Also"] * len(answer.reasons)]
+    pairs = zip(starts, answer.reasons, strict=False)
+    return [*_describe_sizes(answer), *(f"{start}: {reason}" for start, reason in pairs)]
+
+
+def _describe_sizes(answer: Answer) -> list[str]:
     metric = Metric(answer.metric, answer.direction, answer.unit, answer.tolerance)
     rows, best = answer.batch_sizes, answer.candidates
+    compared = [row for row in rows if row.mean is not None]
     start = "Provisionally, use" if answer.provisional else "Use"
     lines = [f"{start} batch size {answer.recommended}: {answer.basis}."]
-    if all(row.gap_to_best[1] is None for row in rows):
-        return [*lines, _without_intervals(answer)]
+    if all(row.gap_to_best == (None, None) for row in rows):
+        return [_without_intervals(answer), *lines]
     names = f"Batch size {best[0]}" if len(best) == 1 else f"Batch sizes {join(best)}"
-    texts = [f"{names} may be the best." if len(best) < len(rows) else "Any may be the best."]
+    texts = [f"{names} may be the best." if len(best) < len(compared) else "Any may be the best."]
     if best == [answer.recommended]:
         texts = [] if answer.basis == BEST else ["It is the best of those tried."]
     smallest, largest = rows[0].batch_size, rows[-1].batch_size
@@ -285,26 +301,35 @@ def describe(answer: Answer) -> list[str]:
         texts.append(f"{join(untried).capitalize()} batch sizes were not tried.")
     lines += [" ".join(texts)] if texts else []
     if outside := [row for row in rows if row.tolerance_verdict == OUTSIDE]:
+        by = "" if metric.is_ratio else "by "
         first, *rest = (
             (row.batch_size, metric.write_least(row.gap_to_best[0] or 0.0)) for row in outside
         )
         start = f"Batch size {first[0]} is worse than the best by at least {first[1]}"
-        lines.append(", ".join([start, *(f"{size} by {gap}" for size, gap in rest)]) + ".")
-    if undecided := [row.batch_size for row in rows if row.tolerance_verdict == UNDECIDED]:
+        if metric.is_ratio:
+            start = f"Batch size {first[0]} takes at least {first[1]} more tokens than the best"
+        lines.append(", ".join([start, *(f"{size} {by}{gap}" for size, gap in rest)]) + ".")
+    open_rows = [row for row in compared if row.tolerance_verdict == UNDECIDED]
+    if open_rows:
         close = f"within {metric.write(answer.tolerance)} of the best"
-        verb = "lies" if len(undecided) == 1 else "lie"
-        lines.append(f"It is undecided whether {join(undecided)} {verb} {close}.")
-    unclear = [
-        r.batch_size for r in rows if r.tolerance_verdict == UNDECIDED and _is_unclear(r, answer)
-    ]
-    if unclear:
+        verb = "lies" if len(open_rows) == 1 else "lie"
+        names = join(row.batch_size for row in open_rows)
+        lines.append(f"It is undecided whether {names} {verb} {close}.")
+    rows = [row for row in compared if row in open_rows or row.regret_interval is None]
+    unclear = [row.batch_size for row in rows if _is_unclear(row, answer)]
+    if unclear and open_rows:
         lines[-1] += f" At {join(unclear)} the best learning rate is not known well enough."
+    if failed := [row.batch_size for row in answer.batch_sizes if row.mean is None]:
+        names = f"Batch size {failed[0]} is" if len(failed) == 1 else f"{join(failed)} are"
+        lines.append(f"{names} not compared: not every seed has a result.")
     return lines
 
 
 def _is_unclear(row: BatchSizeAnswer, answer: Answer) -> bool:
     """Return True if more seeds alone cannot decide: the rate may give up too much."""
-    low, high = row.regret_interval or (0.0, 0.0)
+    if row.regret_interval is None:  # no curve fits, if the rates were tuned
+        return any(other.regret_interval for other in answer.batch_sizes)
+    low, high = row.regret_interval
     return high - low > answer.tolerance / 2
 
 

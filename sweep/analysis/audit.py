@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sweep.analysis.checks import FAIL, check_rows
@@ -86,10 +87,11 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         header = text.lstrip().partition("\n")[0]
-        ours = {"id", "stage", "policy", "state", "cause", "seconds_training"}  # in any version
+        ours = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
         if ours <= set(header.strip().split(",")):
             trials = pd.read_csv(io.StringIO(text), dtype={"seed": str})
             # An older table may lack columns.
+            trials = trials[pd.to_numeric(trials["batch_size"], errors="coerce") >= 1]
             return [("trials.csv", trials.reindex(columns=list(TRIAL_COLUMNS)), [])]
         if path.suffix.lower() in (".md", ".markdown"):
             tables = dict(_markdown_tables(text.splitlines()))
@@ -139,8 +141,9 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
             table[column] = [_number(column, title, text) for text in texts]
             is_unread = table[column].isna() & texts.str.contains("[1-9]")
             unread += [f"{text} ({title})" for text in texts[is_unread]]
-    if "token" in titles.get("batch_size", "").lower():
-        table["batch_size"] /= table["context_length"]
+    if re.search(r"\btok", titles.get("batch_size", "").lower().replace("_", " ")):
+        title = titles["batch_size"]
+        table["batch_size"] = _sequences(cells[title], title, table)
     status = table["status"]
     for loss in (cells[titles[name]] for name in LOSSES if name in titles):
         status = status + " " + loss.where(loss.str.contains(FAILED), "")  # a loss of NaN or OOM
@@ -159,6 +162,24 @@ def read_table(cells: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return table[has_batch].reset_index(drop=True), listed
 
 
+def _sequences(texts: pd.Series, title: str, table: pd.DataFrame) -> pd.Series:
+    """Return batch sizes in sequences from those in tokens; in tokens where the context is missing.
+
+    A k is 1,000 or 1,024: that which gives more powers of two and then more whole numbers. The
+    rest is rounded, because tokens are written with few digits.
+    """
+    in_cells = texts.str.extract(r"\d\s*([kKMGB])(?![A-Za-z])", expand=False)
+    suffix = in_cells.fillna(_split_title(title)[1][:1]).str.upper()
+    powers = suffix.map({"K": 1, "M": 2, "G": 3, "B": 3}).fillna(0)
+    sequences = table["batch_size"] / table["context_length"].fillna(1)
+    readings = [sequences, sequences * 1.024**powers]
+    counts = [
+        ((np.log2(sizes) % 1 == 0).sum(), (sizes % 1 == 0).sum())
+        for sizes in (reading.round(6) for reading in readings)
+    ]
+    return readings[counts.index(max(counts))].round()
+
+
 def _split_title(title: str) -> tuple[str, str]:
     """Return a header in plain lower-case words, and the text in its parentheses."""
     plain = title.replace("β", "beta").replace("η", "eta").replace("λ", "lambda")
@@ -172,11 +193,11 @@ def _number(column: str, title: str, text: str) -> float:
     if column == "hours" and re.fullmatch(DURATION, plain):
         parts = re.findall(rf"(\d+(?:\.\d+)?)\s*{UNIT}", plain)
         return sum(float(number) * UNIT_HOURS[unit[0]] for number, unit in parts)
-    is_whole = column in COUNTS and not _split_title(title)[1]
-    if is_whole and re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", plain):
+    has_scale = re.match(r"[kKMGB](?![A-Za-z])", _split_title(title)[1])
+    if column in COUNTS and not has_scale and re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", plain):
         return math.nan  # 640.000 may be 640,000
     if column == "clipped_step_fraction":
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", plain)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]-?\d+)?)\s*(%?)(?:\s*(?:±|\+/-).*)?", plain)
         is_percent = match is not None and ("%" in title or bool(match[2]))
         return float(match[1]) / (100 if is_percent else 1) if match else math.nan
     match = re.fullmatch(NUMBER, plain)

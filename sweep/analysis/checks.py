@@ -14,8 +14,8 @@ from scipy.special import fdtrc
 
 from sweep.analysis.critical_batch_size import StepsCurve
 from sweep.analysis.rules import RULES, TrialTable
-from sweep.analysis.statistics import ALPHA
 from sweep.config import read_toml
+from sweep.plan.decision import ALPHA
 from sweep.plan.rates import PATIENCE
 
 TABLE: dict[str, dict[str, Any]] = read_toml(__file__, "checks.toml")
@@ -79,7 +79,22 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
     return checks
 
 
-def check_fit(curve: StepsCurve) -> list[Check]:
+def check_curve(curve: StepsCurve) -> list[Check]:
+    """Check steps to a target, which need the curves of the trials: CURVE_CHECKS."""
+    return _check_fit(curve) + _check_crossings(curve)
+
+
+def supports_crossings(curve: StepsCurve) -> bool:
+    """Return True if the measured crossings may be read."""
+    return all(check.status == PASS for check in _check_crossings(curve))
+
+
+def supports_fit(curve: StepsCurve) -> bool:
+    """Return True if the fitted curve may be read."""
+    return not any(check.status == FAIL for check in check_curve(curve))
+
+
+def _check_fit(curve: StepsCurve) -> list[Check]:
     fit, sizes = curve.fit, curve.batch_sizes
     if fit is None:
         off = build_check("off_the_curve", curve.no_fit)
@@ -107,7 +122,7 @@ def check_fit(curve: StepsCurve) -> list[Check]:
     ]
 
 
-def check_crossings(curve: StepsCurve) -> list[Check]:
+def _check_crossings(curve: StepsCurve) -> list[Check]:
     trials, censored = curve.trials, int(curve.trials["is_censored"].sum())
     sizes = sorted(set(trials["batch_size"][trials["is_early"]]))
     reached = (

@@ -30,6 +30,7 @@ COLUMNS = (
     *("is_early", "interpolation_error", "trained_tokens", "id"),
 )
 EXCESSES = (0.2, 1.0)  # more tokens than the least
+FLAT = math.log(1.05)  # growth of the tokens from the smallest batch size to the next
 Data = tuple[Floats, Floats, NDArray[np.bool_]]  # batch sizes, log steps, whether censored
 
 
@@ -64,13 +65,23 @@ class StepsCurve:
     @property
     def excess(self) -> dict[float, Estimate | None]:
         """Batch sizes at which the tokens exceed their least by each of EXCESSES, as measured."""
+        sizes, logs = self._log_tokens
+        if not len(logs):
+            return dict.fromkeys(EXCESSES)
+        return {excess: _excess(sizes, logs, math.log1p(excess)) for excess in EXCESSES}
+
+    @property
+    def is_excess_bound(self) -> bool:
+        """Whether smaller batch sizes would take fewer tokens, so that `excess` is too large."""
+        means = self._log_tokens[1].mean(0) if len(self._log_tokens[1]) else np.zeros(0)
+        return len(means) > 1 and means.argmin() == 0 and means[1] - means[0] > FLAT
+
+    @property
+    def _log_tokens(self) -> tuple[Floats, Floats]:
+        """Log batch sizes, (k,), and log tokens to the target of their common seeds, (seeds, k)."""
         whole = self.trials.groupby("batch_size").filter(lambda rows: not rows["is_censored"].any())
         tokens = whole.pivot_table(index="seed", columns="batch_size", values="tokens").dropna()
-        if tokens.empty:
-            return dict.fromkeys(EXCESSES)
-        logs = np.log(tokens.to_numpy(float))
-        sizes = np.log(tokens.columns.to_numpy(float))
-        return {excess: _excess(sizes, logs, math.log1p(excess)) for excess in EXCESSES}
+        return np.log(tokens.columns.to_numpy(float)), np.log(tokens.to_numpy(float))
 
     def covers(self, batch_size: float) -> bool:
         """Return True if a batch size lies strictly between the smallest and largest of the fit."""

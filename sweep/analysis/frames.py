@@ -52,6 +52,7 @@ def load_tables(path: str | Path) -> SweepTables:
         "target": plan.settings.target,
         "optimizer": plan.settings.optimizer.name,
         "parameters": plan.model.get("parameters"),
+        "has_looks": plan.has_looks,
         "attempts": 0,
     }
     for row in plan.known_trials:

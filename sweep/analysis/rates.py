@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from sweep.plan.curves import RateBounds, RatePoints, bound_rates, rate_points
+from sweep.plan.curves import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,9 @@ class TunedRate:
 
     @property
     def optimum(self) -> float | None:
-        """The lowest point of the curve that fits best, or None."""
-        return float(np.exp(self.fit.optimum)) if np.isfinite(self.fit.optimum) else None
+        """The lowest point of the curve that fits best, below rates that diverged; or None."""
+        has_fit = bool(np.isfinite(self.fit.optimum))
+        return float(np.exp(best_log_rates(self.points))) if has_fit else None
 
 
 def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:

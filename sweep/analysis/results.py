@@ -1,5 +1,6 @@
 """The results of a sweep: the checks and the answer of each policy."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.answer import (
-    UNDECIDED,
     Answer,
     Metric,
     build_answer,
@@ -23,9 +23,10 @@ from sweep.analysis.checks import (
     FAIL,
     Check,
     build_check,
-    check_crossings,
-    check_fit,
+    check_curve,
     check_rows,
+    supports_crossings,
+    supports_fit,
 )
 from sweep.analysis.critical_batch_size import StepsCurve, fit_curve, steps_to_target
 from sweep.analysis.frames import (
@@ -40,13 +41,15 @@ from sweep.analysis.rules import prepare, rows_of_trials
 from sweep.analysis.statistics import mean_of
 from sweep.config.numbers import format_count
 from sweep.errors import SweepError
-from sweep.plan.decision import Decision, next_look
-from sweep.plan.plan import LEAST_SEEDS, answering_command, command_with
+from sweep.plan.curves import rate_points, rates_between
+from sweep.plan.decision import Decision, next_trainings
+from sweep.plan.plan import LEAST_SEEDS, Plan, answering_command, command_with
 from sweep.trial.folder import State
 
 LOSS_METRIC = Metric()
-TARGET_METRIC = Metric("tokens_to_target", unit="ratio")
+TARGET_METRIC = Metric("tokens_to_target", unit="ratio", tolerance=0.05)
 TUNING_TRIALS = 8  # of a batch size, about
+TEXTS = ("policy", "cause", "loss_unit", "optimizer", "execution", "device", "git_commit")
 REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
 
 
@@ -55,7 +58,8 @@ class PolicyResult:
     label: str  # "tuned", "fixed 3e-4", "sqrt:0.001@32"
     checks: list[Check]
     rates: tuple[TunedRate, ...]  # empty unless the rates were tuned
-    answer: Answer | None  # None with fewer than two batch sizes that have results
+    decision: Decision | None  # None with fewer than two batch sizes that have results
+    answer: Answer | None  # the same
     curve: StepsCurve | None  # None without a target
 
     @property
@@ -66,11 +70,6 @@ class PolicyResult:
     def blocking(self) -> list[Check]:
         """The failed checks that make a recommendation provisional."""
         return [check for check in self.failed if check.blocks_claims]
-
-    @property
-    def supports_curve(self) -> bool:
-        """Whether the fitted curve of steps to a target may be read."""
-        return not {check.code for check in self.failed} & {*CURVE_CHECKS}
 
 
 class Sweep(SweepTables):
@@ -83,19 +82,18 @@ class Sweep(SweepTables):
         steps = None if settings.target is None else steps_to_target(self)
         metric = Metric(unit=settings.traits.loss_unit) if steps is None else TARGET_METRIC
         metric = replace(metric, tolerance=settings.tolerance)
-        command = answering_command(plan) or ""
-        results = judge_trials(self.trials, metric, steps, command, plan.has_looks)
+        results = judge_trials(self.trials, metric, steps, answering_command(plan) or "")
         return tuple(self._with_scope(result) for result in results)
 
     @cached_property
     def other_curves(self) -> tuple[StepsCurve, ...]:
         """The leading policy's curves of other, higher targets, which the same trials passed."""
-        result, curves = self.leading, []
-        for target in self.plan.settings.answer.other_targets if result else ():
-            assert result is not None
-            steps = steps_to_target(self, target)
-            curves.append(fit_curve(steps[steps["label"] == result.label], target))
-        return tuple(curves)
+        result, targets = self.leading, self.plan.settings.answer.other_targets
+        if result is None:
+            return ()
+        steps = [steps_to_target(self, target) for target in targets]
+        rows = [trials[trials["label"] == result.label] for trials in steps]
+        return tuple(map(fit_curve, rows, targets))
 
     @property
     def leading(self) -> PolicyResult | None:
@@ -112,18 +110,15 @@ class Sweep(SweepTables):
         if result is None or result.answer is None:
             return [_without_answer(self)]
         lines = describe(result.answer)
-        if reasons := result.answer.reasons:
-            more = f" {len(reasons) - 1} more reasons are below." if len(reasons) > 1 else ""
-            lines.append(f"This is provisional: {reasons[0]}{more}")
         if result.curve:
-            lines += _describe_curve(result.curve, result.supports_curve)
+            lines += _describe_curve(result.curve)
         return lines
 
     def _with_scope(self, result: PolicyResult) -> PolicyResult:
         if result.answer is None:
             return result
         settle, seconds = _settle(self, result)
-        scope = scope_of(self, result.label)
+        scope = scope_of(self.trials, result.label, self.plan)
         answer = replace(result.answer, scope=scope, settle=settle, settle_seconds=seconds)
         return replace(result, answer=answer)
 
@@ -139,7 +134,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def leading(results: Sequence[PolicyResult]) -> PolicyResult | None:
-    ordered = sorted(results, key=lambda result: (not result.rates, result.answer is None))
+    ordered = sorted(results, key=lambda result: (result.answer is None, not result.rates))
     return ordered[0] if ordered else None
 
 
@@ -147,50 +142,66 @@ def answer(
     trials: pd.DataFrame,
     metric: str = "final_valid_loss",
     direction: str = "minimize",
-    tolerance: float = 0.01,
-    unit: str | None = None,
+    tolerance: float | None = None,
 ) -> Answer | None:
     """Answer from a table of trials; None if fewer than two batch sizes have results.
 
     Args:
         trials: stage, policy, batch_size, seed, learning_rate, state and the metric; also
-            seconds_training, and the other columns of trials.csv if they are known.
+            seconds_training, and the other columns of trials.csv if they are known. With a column
+            target, the final loss is replaced by the tokens to the target.
         direction: minimize or maximize.
-        tolerance: how far from the best is good enough, in the unit of the metric.
-        unit: by default that of the column loss_unit, if there is one.
+        tolerance: how far from the best is good enough, in the unit of the metric, by default 0.01;
+            for the tokens to a target a share of them, by default 0.05.
     """
     if direction not in ("minimize", "maximize"):
         raise SweepError(f"direction must be minimize or maximize, got {direction!r}.")
-    _check_table(trials, metric)
-    if unit is None:
-        units = trials["loss_unit"].dropna().to_list() if "loss_unit" in trials else []
-        unit = str(units[0]) if units and metric == "final_valid_loss" else ""
-    sign = -1 if direction == "maximize" else 1
-    table = trials.assign(final_valid_loss=sign * trials[metric].astype(float))
-    table = table.reindex(columns=list(TRIAL_COLUMNS))
-    results = judge_trials(table, Metric(metric, direction, unit, tolerance))
-    result = leading(results)
+    if tolerance is not None and not 0 < tolerance < math.inf:
+        raise SweepError(f"tolerance must be a positive number, got {tolerance:g}.")
+    table = _read_table(trials, metric)
+    units = table["loss_unit"].dropna().to_list()
+    unit = str(units[0]) if units and metric == LOSS_METRIC.name else ""
+    compared = Metric(metric, direction, unit, tolerance or 0.01)
+    if metric == LOSS_METRIC.name and table["target"].notna().any():
+        compared = replace(TARGET_METRIC, tolerance=tolerance or TARGET_METRIC.tolerance)
+    else:
+        table = table.assign(final_valid_loss=compared.sign * table[metric], target=math.nan)
+    result = leading(judge_trials(table.reindex(columns=list(TRIAL_COLUMNS)), compared))
     return result.answer if result else None
 
 
-def _check_table(trials: pd.DataFrame, metric: str) -> None:
-    """Refuse a table of which rows would be left out, or counted twice, without a word."""
+def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Convert the columns to those of trials.csv.
+
+    Refuse a table of which rows would be left out, or counted twice, without a word.
+    """
     if missing := sorted({*REQUIRED, metric} - {*trials}):
         raise SweepError(f"trials must have the column {missing[0]}. Add it.")
-    columns = ("batch_size", "learning_rate", metric)
-    sizes, rates, values = (pd.to_numeric(trials[name], errors="coerce") for name in columns)
-    is_allowed = {
+    trials = trials.reset_index(drop=True).reindex(columns=[*{**TRIAL_COLUMNS, metric: ""}])
+    dtypes = {**TRIAL_COLUMNS, "seed": "object", metric: "float64"}
+    converted, is_allowed = {}, {}
+    for name, dtype in dtypes.items():
+        values, is_given = trials[name], trials[name].notna()
+        if dtype.startswith(("int", "float")):
+            converted[name] = pd.to_numeric(values, errors="coerce").astype(float)
+            is_allowed[f"{name} must be a number or empty"] = converted[name].notna() | ~is_given
+        else:
+            texts = [str(value) if name in TEXTS else value for value in values]
+            converted[name] = pd.Series(texts, dtype=object).where(is_given, None)
+    sizes, rates = converted["batch_size"], converted["learning_rate"]
+    is_allowed |= {
         "stage must be report or tune": trials["stage"].isin(["report", "tune"]),
         f"state must be one of {', '.join(State)}": trials["state"].isin([*State, np.nan]),
         "policy must be a name": trials["policy"].notna(),
         "batch_size must be a positive whole number": (sizes >= 1) & (sizes % 1 == 0),
         "learning_rate must be a positive number": (rates > 0) & np.isfinite(rates),
-        f"{metric} must be a number or empty": values.notna() | trials[metric].isna(),
+        "execution must be a JSON object or empty": converted["execution"].map(_is_json_object),
     }
     for rule, is_met in is_allowed.items():
         if not is_met.all():
             value = trials.loc[~is_met, rule.partition(" ")[0]].iloc[0]
             raise SweepError(f"{rule}, got {value} in row {int((~is_met).to_numpy().argmax())}.")
+    trials = pd.DataFrame(converted).astype({"batch_size": "int64"})
     reports = report_trials(trials)
     if (twice := reports.duplicated(["label", "batch_size", "seed"])).any():
         row = reports[twice].iloc[0]
@@ -205,6 +216,14 @@ def _check_table(trials: pd.DataFrame, metric: str) -> None:
             f"The reporting trials of a policy must have one learning_rate at each batch size, got "
             f"{several.iloc[0]} at batch size {several.index[0][1]}."
         )
+    return trials
+
+
+def _is_json_object(text: str | None) -> bool:
+    try:
+        return text is None or isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def answer_of(
@@ -213,12 +232,15 @@ def answer_of(
     """Return the answer of a table of trials or of a sweep folder, and its sentences."""
     if path.is_dir():
         sweep = load_sweep(path)
-        return sweep.answer(), sweep.sentences()
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None
-    made = answer(table, metric, direction, 0.01 if tolerance is None else tolerance)
+        if (metric, direction, tolerance) == (LOSS_METRIC.name, LOSS_METRIC.direction, None):
+            return sweep.answer(), sweep.sentences()
+        table = sweep.trials
+    else:
+        try:
+            table = pd.read_csv(path)
+        except (OSError, ValueError) as error:
+            raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None
+    made = answer(table, metric, direction, tolerance)
     missing = (
         "Nothing can be compared: no policy has results of two batch sizes, which are trials of "
         "stage report and state COMPLETE."
@@ -231,7 +253,6 @@ def judge_trials(
     metric: Metric = LOSS_METRIC,
     steps: pd.DataFrame | None = None,
     tuning_command: str = "",
-    has_looks: bool = False,
 ) -> list[PolicyResult]:
     """Check each policy of a trials.csv and answer; `steps` are those of `steps_to_target`."""
     rows, results = rows_of_trials(trials), []
@@ -240,7 +261,7 @@ def judge_trials(
         checks = check_rows(table, tuning_command)
         if steps is not None:
             curve = fit_curve(steps[steps["label"] == label], own["target"].max())
-            checks += check_fit(curve) + check_crossings(curve)
+            checks += check_curve(curve)
         elif own["has_target"].any():
             missing, evidence = ("metrics.jsonl",), "Not checked: the curves are missing."
             checks += [build_check(c, evidence, missing_columns=missing) for c in CURVE_CHECKS]
@@ -248,15 +269,16 @@ def judge_trials(
         reports = own[(own["stage"] == "report") & has_ended]
         loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
         reports = reports.assign(value=loss).dropna(subset=["value"])
-        result = PolicyResult(str(label), checks, table.rates, None, curve)
-        if decided := decide_trials(reports, table.rates, has_looks):
+        result = PolicyResult(str(label), checks, table.rates, None, None, curve)
+        if decided := decide_trials(reports, table.rates, bool(own["has_looks"].eq(True).any())):
             checks += _check_rates(*decided, reports)
             reasons = [  # the tuning command follows as the next step
                 f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
                 for check in result.blocking
             ]
-            made = build_answer(str(label), reports, *decided, metric, reasons)
-            result = replace(result, answer=made)
+            scope = scope_of(trials, str(label))
+            made = build_answer(str(label), reports, *decided, metric, reasons, scope)
+            result = replace(result, decision=decided[1], answer=made)
         results.append(result)
     return results
 
@@ -268,16 +290,14 @@ def _check_rates(sizes: list[int], made: Decision, reports: pd.DataFrame) -> lis
         return []
     used = np.log(reports.groupby("batch_size")["learning_rate"].first().reindex(sizes).to_numpy())
     rounding = 0.005  # rates are written with three digits
-    is_off = (used < bounds.optimum_low - rounding) | (used > bounds.optimum_high + rounding)
-    texts = [
-        f"{size}: {math.exp(rate):.3g}, best {math.exp(low):.3g} to {math.exp(high):.3g}"
-        for size, rate, low, high in zip(
-            sizes, used, bounds.optimum_low, bounds.optimum_high, strict=True
-        )
-        if math.isfinite(low)
-    ]
-    off = [size for size, is_it in zip(sizes, is_off, strict=True) if is_it]
-    evidence = f"Rates used, and intervals of the best ones: {'; '.join(texts) or 'none'}."
+    ends = zip(sizes, used, bounds.optimum_low, bounds.optimum_high, strict=True)
+    texts, off = [], []
+    for size, rate, low, high in ends:
+        if not low - rounding <= rate <= high + rounding:
+            off.append(size)
+        best = f"{math.exp(low):.3g} to {math.exp(high):.3g}" if low <= high else "not known"
+        texts.append(f"{size}: {math.exp(rate):.3g}, best {best}")
+    evidence = f"Rates used, and intervals of the best ones: {'; '.join(texts)}."
     return [build_check("rate_off_optimum", evidence, bool(off), off)]
 
 
@@ -290,16 +310,14 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
     tuning = TUNING_TRIALS + LEAST_SEEDS
     if not result.rates:
         return answering_command(plan), float(seconds.sum() * tuning)
-    if any(check.code == "missing_batch_size" for check in result.blocking):
-        return command_with(plan), None
-    best, most = result.answer.recommended, plan.settings.answer.max_seeds
-    if any(check.code == "learning_rate_at_edge" for check in result.blocking):
+    blocking = {check.code for check in result.blocking}
+    if "learning_rate_at_edge" in blocking:
         return None, None  # the check's remedy says what to do
-    undecided = [row for row in rows if row.tolerance_verdict == UNDECIDED]
-    if undecided or result.blocking:
-        open_rows = [row for row in rows if row in undecided or row.batch_size == best]
-        more = {row.batch_size: next_look(row.seeds, most) - row.seeds for row in open_rows}
-        added = sum(count * float(seconds[size]) for size, count in more.items())
+    if "missing_batch_size" in blocking:
+        return command_with(plan), None
+    if blocking or not result.answer.decided:
+        counts = _count_next(plan, result)
+        added = sum(count * float(seconds[size]) for size, count in counts.items())
         return (command_with(plan, seeds="auto"), added) if added else (None, None)
     sizes, candidates = [row.batch_size for row in rows], result.answer.candidates
     if sizes[0] in candidates and sizes[0] > 1:
@@ -312,17 +330,35 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
     return command, float(seconds[nearest]) * tuning
 
 
-def _describe_curve(curve: StepsCurve, is_supported: bool) -> list[str]:
+def _count_next(plan: Plan, result: PolicyResult) -> dict[int, int]:
+    """Return the trainings that `--seeds auto` would add next, by batch size."""
+    assert result.answer is not None and result.decision is not None
+    rows, points = result.answer.batch_sizes, {r.batch_size: r.points for r in result.rates}
+    near = [points.get(row.batch_size, rate_points({})) for row in rows]
+    seeds = np.array([row.seeds for row in rows])
+    tuning_seeds = np.array([int(of_size.seeds) for of_size in near])
+    refined = np.array([len(rates_between(of_size)) for of_size in near])
+    more_seeds, more_tuning, needs_rates = next_trainings(
+        *(result.decision, seeds, tuning_seeds, refined > 0),
+        *(plan.settings.margin, plan.settings.answer.max_seeds),
+    )
+    near_rates = np.array([np.isfinite(of_size.losses).sum() for of_size in near])
+    counts = more_seeds - seeds + (more_tuning - tuning_seeds) * near_rates + needs_rates * refined
+    return {row.batch_size: int(count) for row, count in zip(rows, counts, strict=True)}
+
+
+def _describe_curve(curve: StepsCurve) -> list[str]:
+    most = "at most " if curve.is_excess_bound else ""
     measured = [
-        f"{estimate:.3g} sequences ({excess:.0%})"
+        f"{excess:.0%} at a batch size of {most}{estimate:.3g} sequences"
         for excess, estimate in curve.excess.items()
-        if estimate is not None
+        if estimate is not None and supports_crossings(curve)
     ]
     lines = []
     if measured:
-        text = "exceed their least at batch size"
-        lines.append(f"The tokens to a loss of {curve.target:g} {text} {join(measured)}.")
-    if curve.fit and is_supported:
+        text = f"The tokens to a loss of {curve.target:g} exceed their least by"
+        lines.append(f"{text} {join(measured)}.")
+    if curve.fit and supports_fit(curve):
         lines.append(
             f"To a validation loss of {curve.target:g} the critical batch size is "
             f"{curve.fit.b_crit:.4g} sequences: training there takes twice the least tokens and "
@@ -339,8 +375,9 @@ def _without_answer(sweep: SweepTables) -> str:
         states = reports["state"].fillna("unknown").value_counts()
         counts = ", ".join(f"{count} {state}" for state, count in states.items())
         return f"Nothing can be compared yet: {counts or 'no reporting trial is planned'}."
-    size = complete["batch_size"].iloc[0]
-    gains = [gain for gain in find_gains(sweep)] if sweep.plan.settings.traits.samples else []
+    size, label = complete[["batch_size", "label"]].iloc[0]
+    complete = complete[(complete["batch_size"] == size) & (complete["label"] == label)]
+    gains = find_gains(sweep) if sweep.plan.settings.traits.samples else []
     if gains and gains[0]["difference"] is not None:
         gain = gains[0]["difference"]
         return f"At batch size {size} training changed the mean reward by {gain:+.3f}."
@@ -348,16 +385,26 @@ def _without_answer(sweep: SweepTables) -> str:
     return f"At batch size {size} the final validation loss is {loss:.4f}. Nothing is compared."
 
 
-def scope_of(sweep: SweepTables, label: str) -> str:
-    settings, plan, reports = sweep.plan.settings, sweep.plan, report_trials(sweep.trials)
+def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
+    """Say what was measured, as far as it is known."""
+    reports = report_trials(trials)
     reports = reports[reports["label"] == label]
-    parts = [f"model {settings.model.name}", f"data {settings.data or settings.workload}"]
-    parts += [f"{format_count(plan.token_budget)} tokens", f"optimizer {settings.optimizer.name}"]
-    parts.append(f"{settings.schedule.name} schedule")
-    tuned = sweep.trials[(sweep.trials["stage"] == "tune") & (sweep.trials["policy"] == "tuned")]
+    tuned = trials[(trials["stage"] == "tune") & (trials["policy"] == "tuned")]
+    names, tokens, parts = ["lr"], reports["tokens"].max(), []
+    if plan:
+        settings, tokens = plan.settings, plan.token_budget
+        names = [*settings.tuning.dimensions]
+        parts = [f"model {settings.model.name}", f"data {settings.data or settings.workload}"]
+        parts += [f"optimizer {settings.optimizer.name}", f"{settings.schedule.name} schedule"]
+    has_target = bool(reports["target"].notna().any())
+    if has_target:
+        parts.append(f"target {reports['target'].max():g}")
+    if plan or (tokens > 0 and not has_target):
+        parts.append(f"{format_count(int(tokens))} tokens")
     if set(reports["policy"]) == {"tuned"} and len(tuned):
-        names = " and ".join(settings.tuning.dimensions)
-        parts.append(f"{names} tuned by {_range(tuned.groupby('batch_size').size())} trials")
+        text = f"{' and '.join(names)} tuned by {_range(tuned.groupby('batch_size').size())} trials"
+        budget = plan.settings.tuning.budget if plan else None
+        parts.append(f"{text} of {format_count(budget)} tokens" if budget else text)
     seeds = _range(reports.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."

@@ -23,6 +23,7 @@ TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 MOST_CHANCE = 0.01  # of random columns that a formula of log rows may fit
 MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
 LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
+MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 
 # The batch sizes at fault, evidence, and a remedy if it is not that of checks.toml; None if a rule
@@ -108,11 +109,11 @@ def explain_log_rows(rows: pd.Series, steps: pd.Series) -> str:
     triples = np.array(list(product(numbers, repeat=3)))
     a, b, c = triples.T[:, :, None]
     families: list[tuple[NDArray[np.int64], Callable[[int], str]]] = [
-        (true // numbers[1:, None], lambda i: f"T/{numbers[1 + i]}"),
+        (true // numbers[3:, None], lambda i: f"T/{numbers[3 + i]}"),  # T/2 may be two devices
         (true // numbers[:, None] + 1, lambda i: f"T/{numbers[i]} + 1"),
         (true // a + true // np.maximum(b, true // c) + 1, lambda i: _log_formula(*triples[i])),
     ]
-    columns = math.prod(map(float, np.maximum(true, 1)))
+    columns = math.prod(map(float, np.maximum(np.unique(true), 1)))
     tried = 0
     for fitted, write in families:
         tried += len(np.unique(fitted, axis=0))
@@ -250,17 +251,25 @@ def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     seeds = table.cells.groupby("batch_size")["seeds"].max().dropna().reset_index()
-    few = seeds["batch_size"][seeds["seeds"] < LEAST_SEEDS].to_list()
+    if seeds.empty:
+        return None
+    blamed = seeds["batch_size"][seeds["seeds"] < LEAST_SEEDS].to_list()
+    text = f"Seeds: {_range(seeds, seeds['seeds'], 'g')}."
     ended = table.rows[(table.rows["stage"] != "tune") & table.rows["loss"].notna()]
-    losses = ended.groupby(["batch_size", "learning_rate"])["loss"].agg(["count", "nunique"])
+    finite = ended[np.isfinite(ended["loss"])]
+    losses = finite.groupby(["batch_size", "learning_rate"])["loss"].agg(["count", "nunique"])
     equal = losses[(losses["count"] > 1) & (losses["nunique"] == 1)].index.get_level_values(0)
-    same = (
-        f" All seeds gave the same loss at {', '.join(f'{n:g}' for n in equal)}."
-        if len(equal)
-        else ""
-    )
-    text = f"Seeds: {_range(seeds, seeds['seeds'], 'g')}.{same}"
-    return None if seeds.empty else ([*few, *(equal if table.is_own else ())], text)
+    if len(equal):
+        text += f" All seeds gave the same loss at {', '.join(f'{n:g}' for n in equal)}."
+    if not table.is_own or ended.empty:
+        return blamed, text
+    has_seed = pd.crosstab(ended["batch_size"], ended["seed"]) > 0
+    in_common = has_seed.astype(int) @ has_seed.T.astype(int)
+    if len(apart := in_common.index[(in_common < LEAST_SEEDS).any(axis=1)]) and not blamed:
+        sizes = ", ".join(map("{:g}".format, apart))
+        text += f" Fewer than {LEAST_SEEDS} seeds are common to all of the batch sizes {sizes}."
+        blamed = [*apart]
+    return [*blamed, *equal], text
 
 
 def warmup_fraction(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -296,16 +305,23 @@ def seconds_per_step_outlier(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def adamw_time_scale(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    names = table.rows.get("optimizer", pd.Series(dtype=str)).astype(str)
-    if names.str.contains("sgd", case=False).any():
-        return None  # its decay is not decoupled from the gradient
-    cells = cells[cells["weight_decay"] > 0]
+    cells = _without_sgd(table, cells[cells["weight_decay"] > 0])
     scale = 1 / (cells["learning_rate"] * cells["weight_decay"] * cells["true_steps"])
     return _compare(cells, scale, MOST_TIME_SCALES, "1/(rate × weight decay × steps)")
 
 
+def _without_sgd(table: TrialTable, cells: pd.DataFrame) -> pd.DataFrame:
+    """Leave out cells of SGD, which has no β2 and whose decay is part of the gradient."""
+    if "optimizer" not in table.rows:
+        return cells
+    is_sgd = table.rows["optimizer"].astype(str).str.contains("sgd", case=False)
+    keys = ["batch_size", "learning_rate"]
+    excluded = pd.MultiIndex.from_frame(table.rows.loc[is_sgd, keys])
+    return cells[~pd.MultiIndex.from_frame(cells[keys]).isin(excluded)]
+
+
 def beta2_half_life(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    cells = cells[cells["adam_beta2"] < 1]
+    cells = _without_sgd(table, cells[cells["adam_beta2"] < 1])
     tokens_per_step = cells["batch_size"] * cells["context_length"]
     tokens = tokens_per_step * math.log(0.5) / np.log(cells["adam_beta2"])
     return _compare(cells, tokens, MOST_TIME_SCALES, "Half-life in tokens", ",.0f")
@@ -335,6 +351,8 @@ def missing_batch_size(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     # A rate that diverged next to one that did not belongs to tuning: nothing is missing.
     is_needed = keys.isin(keys[done.index]) | ~rows["batch_size"].isin(done["batch_size"])
     lost = rows[rows["is_failed"] & (rows["is_out_of_memory"] | is_needed)]
+    if table.is_own:  # running the same command again would not train them: see `diverged`
+        lost = lost[~lost["has_diverged"]]
     reasons = dict(zip(lost["batch_size"], lost["status"].str[:40], strict=True))
     undecided = set(table.rows["batch_size"]) - set(rows["batch_size"])
     reasons |= dict.fromkeys(undecided, "no rate decided yet")
@@ -392,12 +410,12 @@ def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def uneven_times(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     rows = table.rows[(table.rows["stage"] != "tune") & ~table.rows["is_failed"]]
-    seconds = rows.groupby("batch_size")["seconds_total"]
+    seconds = rows.groupby("batch_size")["seconds_training"]
     ratios = (seconds.max() / seconds.min())[seconds.count() > 1].rename("ratio").reset_index()
     if ratios.empty:
         return None
     text = f"Longest over shortest time of the seeds: {_range(ratios, ratios['ratio'], '.2f')}."
-    return ratios["batch_size"][ratios["ratio"] > 1.25], text
+    return ratios["batch_size"][ratios["ratio"] > MOST_TIME_RATIO], text
 
 
 IN_ORDER: tuple[Callable[[TrialTable, pd.DataFrame], Verdict], ...] = (

@@ -9,9 +9,11 @@ from scipy.interpolate import PchipInterpolator
 from scipy.special import stdtrit
 from scipy.stats import linregress
 
+from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, join
 from sweep.analysis.rates import TunedRate
-from sweep.analysis.statistics import ALPHA, Estimate
+from sweep.analysis.statistics import Estimate
 from sweep.config import read_toml
+from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan
 
 RULES: dict[str, str] = read_toml(__file__, "scaling.toml")  # name and source of each rule
@@ -46,7 +48,7 @@ def rule_costs(
     """Return the cost of each rule anchored at each batch size; `sigma` is of a loss over seeds.
 
     A cost is the loss at the rule's rate, interpolated in log rates between the tuning trials,
-    minus the least loss of the tuning trials.
+    minus that at the lowest point of the fitted curve.
     """
     fitted = {rate.batch_size: rate for rate in rates if rate.optimum is not None}
     by_rule: dict[str, dict[int | None, dict[int, float]]] = {}
@@ -76,12 +78,12 @@ def _step_law(plan: Plan) -> float | None:
 
 
 def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimate | None:
-    losses = rate.trials[np.isfinite(rate.trials["loss"])]
-    means = losses[losses["seed"] == losses["seed"].min()].groupby("learning_rate")["loss"].mean()
+    means = rate.trials.groupby("learning_rate")["loss"].mean()
+    means = means[np.isfinite(means)]
     if len(means) < 2 or not means.index[0] <= chosen <= means.index[-1]:
         return None
     curve = PchipInterpolator(np.log(means.index), means.to_numpy())
-    cost = float(curve(math.log(chosen))) - float(means.min())
+    cost = float(curve(math.log(chosen))) - float(curve(math.log(rate.optimum or math.nan)))
     half = 1.96 * math.sqrt(2) * sigma.get(rate.batch_size, math.nan)
     return Estimate(cost, cost - half, cost + half)
 
@@ -90,16 +92,26 @@ def describe_costs(costs: Sequence[RuleCost], margin: float) -> str:
     """Say which rules would have kept every batch size within the tolerance of losses."""
     if not costs:
         return ""
-    largest: dict[str, list[float]] = {}
+    verdicts: dict[str, list[str]] = {}
     for cost in costs:
-        values = [math.inf if c is None else c.value for c in cost.costs.values()]
-        largest.setdefault(cost.rule, []).append(max(values))
-    good = [name for name, values in largest.items() if max(values) <= margin]
-    if good:
-        names = ", ".join(good)
-        return f"Yes, within the tolerance, by the rule {names} from any of the batch sizes."
-    partly = [name for name, values in largest.items() if min(values) <= margin]
-    if partly:
-        names = ", ".join(partly)
-        return f"Only with luck: from some batch sizes the rule {names} stays within the tolerance."
+        verdicts.setdefault(cost.rule, []).append(_verdict(cost, margin))
+    names = {name: {*of_anchors} for name, of_anchors in verdicts.items()}
+    if good := [name for name, own in names.items() if own == {WITHIN}]:
+        return f"Yes, within the tolerance, by {join(good)} from any of the batch sizes."
+    if partly := [name for name, own in names.items() if WITHIN in own]:
+        return f"Only with luck, from some batch sizes within the tolerance: by {join(partly)}."
+    open_rules = [name for name, own in names.items() if UNDECIDED in own]
+    if open_rules:
+        lost = [name for name in names if name not in open_rules]
+        text = f"It is not known whether {join(open_rules)} would have stayed within the tolerance"
+        return f"{text}; {join(lost)} would not." if lost else f"{text}."
     return "No: from no batch size does any of these rules stay within the tolerance everywhere."
+
+
+def _verdict(cost: RuleCost, margin: float) -> str:
+    """Judge the rates that a rule chooses at all batch sizes but its anchor."""
+    others = [estimate for size, estimate in cost.costs.items() if size != cost.anchor]
+    if any(estimate and estimate.low > margin for estimate in others):
+        return OUTSIDE
+    is_within = all(estimate and estimate.high <= margin for estimate in others)
+    return WITHIN if is_within else UNDECIDED

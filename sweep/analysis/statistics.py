@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-ALPHA = 0.05
+from sweep.plan.decision import ALPHA
 
 
 class Estimate(NamedTuple):

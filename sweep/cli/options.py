@@ -60,8 +60,12 @@ def build_option(setting: "FlaggedField") -> click.Option:
     return click.Option(words, help=text, metavar=metavar)
 
 
-def print_document(document: dict[str, Any], as_json: bool = True) -> None:
-    click.echo(json.dumps(document, indent=1) if as_json else "\n".join(_lines_of(document)))
+def print_document(document: dict[str, Any] | None, as_json: bool = True) -> None:
+    click.echo(
+        json.dumps(document, indent=1)
+        if as_json or document is None
+        else "\n".join(_lines_of(document))
+    )
 
 
 def _lines_of(mapping: dict[str, Any], indent: str = "") -> Iterator[str]:

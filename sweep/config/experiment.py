@@ -89,8 +89,8 @@ class AnswerSettings(Settings, use_attribute_docstrings=True):
 
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
-    max_seeds: Annotated[Count, Field(ge=3, le=1000), RunFlag(Group.TUNING)] = 20
-    """Most seeds per batch size with --seeds auto."""
+    max_seeds: Annotated[Count, Field(ge=3, le=20), RunFlag(Group.TUNING)] = 20
+    """Most seeds per batch size with --seeds auto, at most 20."""
     max_hours: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Start no further seeds after this many hours of a command, with --seeds auto."""
     # higher losses whose steps are read from the trials that reach the target
@@ -233,6 +233,8 @@ class Experiment(Settings, use_attribute_docstrings=True):
             raise ValueError("tuning.budget must be at most the budget. Lower it")
         if not is_user_code and (workload == "grpo") != (grpo is not None):
             raise ValueError("group_size and [grpo] need the workload grpo. Leave them out")
+        if self.target is None and self.answer.other_targets:
+            raise ValueError("answer.other_targets need a target. Add one, or leave them out")
         if self.target is not None:
             if self.traits.samples:
                 raise ValueError(f"target does not apply to {workload}. Leave it out")

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 STEEPNESS = 2.5
-RATIOS = STEEPNESS ** np.array([0.0, -0.5, 0.5, -1.0, 1.0])  # curvature above over that below
+RATIOS = np.array([1.0, 1 / STEEPNESS, STEEPNESS])  # curvature above over that below
 SLACK = 6.0
 NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to
 LEAST_RATES = 3
-FINEST = 1.1  # ratio of neighbouring rates that is not refined any further
+LEAST_GAP = 1.1  # ratio of neighbouring rates between which no rate is added
+TIE = 1e-7  # of the squares without a curve: the accuracy of the grid
 PARAMETERS = 4  # level, lowest point, curvature and ratio
 GRID, ROUNDS = 41, 3  # lowest points that are tried in each round; a round narrows their range
 
@@ -96,18 +97,20 @@ def rate_points(tried: Mapping[float, Mapping[int, float]]) -> RatePoints:
 def stack_points(points: Sequence[RatePoints]) -> RatePoints:
     """Combine the points of k batch sizes."""
     names = [field.name for field in fields(RatePoints)]
-    return RatePoints(*(np.stack([getattr(one, name) for one in points]) for name in names))
+    return RatePoints(*(np.stack([getattr(row, name) for row in points]) for name in names))
 
 
 def rates_between(points: RatePoints) -> list[float]:
     """Return the rates halfway, in logarithms, between the best one and its neighbours.
 
-    `points` are those of one batch size. Gaps below FINEST are not halved.
+    `points` are those of one batch size. Gaps below LEAST_GAP are not halved.
     """
+    if not np.isfinite(points.losses).any():
+        return []
     log_rates = points.log_rates[np.isfinite(points.losses)]
     best = int(np.nanargmin(points.losses))
     near = [pair for pair in pairwise(log_rates) if points.log_rates[best] in pair]
-    return [math.exp((a + b) / 2) for a, b in near if b - a > math.log(FINEST)]
+    return [math.exp((a + b) / 2) for a, b in near if b - a > math.log(LEAST_GAP)]
 
 
 def best_log_rates(points: RatePoints) -> Floats:
@@ -131,83 +134,137 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
     has_fit = (count >= LEAST_RATES) & np.isfinite(points.ends).all(-1)
     ends = np.where(has_fit[..., None], points.ends, [0.0, 1.0])
     start, end = ends[..., 0, None], ends[..., 1, None]
-    low, high = (np.repeat(side, len(RATIOS), axis=-1) for side in (start, end))
+    low, high = (np.repeat(side, len(RATIOS) + 1, axis=-1) for side in (start, end))
     for _ in range(ROUNDS):
         step = (high - low) / (GRID - 1)
-        lowest = low[..., None] + step[..., None] * np.arange(GRID)  # (..., k, ratios, GRID)
+        lowest = low[..., None] + step[..., None] * np.arange(GRID)  # (..., k, families, GRID)
         fit = _fit(points, is_given, lowest)
-        least_of_ratio = fit.squares.min(-1)
-        least = least_of_ratio.min(-1)
+        least_of_family = fit.squares.min(-1)
+        least = least_of_family.min(-1)
         # A curve that fits badly shows more noise than the seeds do.
         misfit = np.where(count > PARAMETERS, least / np.maximum(count - PARAMETERS, 1), 0.0)
         slack = SLACK * np.maximum(variance / points.seeds, misfit)
-        first, last = _ends(lowest, fit.squares <= (least_of_ratio + slack[..., None])[..., None])
+        first, last = _ends(lowest, fit.squares <= (least_of_family + slack[..., None])[..., None])
         low, high = np.maximum(first - step, start), np.minimum(last + step, end)
     bound = (least + slack)[..., None, None]
-    is_possible = fit.squares <= bound
-    half = np.sqrt(np.maximum(bound - fit.unbounded_squares, 0.0) / fit.gram)
-    bowl = _bowl(used[..., None, None] - lowest)
-    regret, smallest, largest = (
-        np.maximum(fit.curvature + sign * half, 0.0) * bowl for sign in (0, -1, 1)
-    )
+    distance = used[..., None, None] - lowest
+    smallest, largest = fit.regrets_between(distance, bound)
     # Of curves that fit equally well the first counts, which is a parabola.
-    is_best = fit.squares <= (least + 1e-12 * fit.total)[..., None, None]
+    is_best = fit.squares <= (least + TIE * fit.total)[..., None, None]
     index = is_best.reshape(*count.shape, -1).argmax(-1)[..., None]
 
     def at_best(values: Floats) -> Floats:
-        flat = np.broadcast_to(values, lowest.shape).reshape(*count.shape, -1)
+        flat = values.reshape(*count.shape, -1)
         return np.where(has_fit, np.take_along_axis(flat, index, -1)[..., 0], np.nan)
 
-    first, last = _ends(lowest, is_possible)
-    least_regret = np.where(is_possible, smallest, np.inf).min((-2, -1))
-    most_regret = np.where(is_possible, largest, 0.0).max((-2, -1))
+    first, last = _ends(lowest, fit.squares <= bound)
+    below, above = at_best(fit.below), at_best(fit.above)
     return RateBounds(
         optimum=at_best(lowest),
         level=at_best(fit.level),
-        curvature=at_best(np.maximum(fit.curvature, 0.0)),
-        ratio=at_best(RATIOS[:, None]),
+        curvature=below,
+        ratio=np.where(below > 0, above / np.where(below > 0, below, 1.0), 1.0),
         optimum_low=np.where(has_fit, first.min(-1), np.nan),
         optimum_high=np.where(has_fit, last.max(-1), np.nan),
-        regret=at_best(regret),
-        regret_low=np.where(has_fit, least_regret, 0.0),
-        regret_high=np.where(has_fit, most_regret, np.inf),
+        regret=at_best(np.where(distance > 0, fit.above, fit.below) * np.square(distance)),
+        regret_low=np.where(has_fit, smallest.min((-2, -1)), 0.0),
+        regret_high=np.where(has_fit, largest.max((-2, -1)), np.inf),
         misfit=misfit,
     )
 
 
 class _Fit(NamedTuple):
-    """Least squares for each ratio and lowest point, (..., k, ratios, GRID)."""
+    """Least squares at each lowest point, for each family of curves, (..., k, families, GRID).
+
+    The curves of a family have the same ratio of the curvature above to that below, one of RATIOS;
+    those of the last family any ratio up to STEEPNESS.
+    """
 
     level: Floats
-    curvature: Floats  # may be negative
-    gram: Floats  # sum of squares of the centred bowl
-    unbounded_squares: Floats  # residuals with that curvature
-    squares: Floats  # residuals with a curvature that is not negative
+    below: Floats  # curvatures of the best curve, not negative
+    above: Floats
+    squares: Floats  # its residuals; infinite in the last family if its ratio is not allowed
+    free_below: Floats  # curvatures that may be negative, and of any ratio in the last family
+    free_above: Floats
+    free_squares: Floats
+    variance_below: Floats  # of the free curvatures, for residuals of variance 1
+    covariance: Floats
+    variance_above: Floats
     total: Floats  # squares without a curve, (..., k)
+
+    def regrets_between(self, distance: Floats, bound: Floats) -> tuple[Floats, Floats]:
+        """Return the least and the largest regret of curves with residuals up to `bound`.
+
+        `distance` is that from the lowest point to the log rate used. Without such a curve the
+        regrets are infinite and 0.
+        """
+        is_above = distance > 0
+        side, other = (
+            np.where(is_above, *pair)
+            for pair in ((self.free_above, self.free_below), (self.free_below, self.free_above))
+        )
+        variance = np.maximum(np.where(is_above, self.variance_above, self.variance_below), 1e-300)
+        scale = np.sqrt(np.maximum(bound - self.free_squares, 0.0) / variance)
+        best = np.where(is_above, self.above, self.below)
+        ends = []
+        for sign, without, choose in ((-1, np.inf, np.minimum), (1, 0.0, np.maximum)):
+            end, there = side + sign * scale * variance, other + sign * scale * self.covariance
+            is_allowed = _is_allowed(end, there)
+            is_allowed[..., :-1, :] = True  # the ratio is fixed
+            is_possible = is_allowed & (self.free_squares <= bound)
+            end = np.where(is_possible, np.maximum(end, 0.0), without)
+            end = choose(end, np.where(self.squares <= bound, best, without))
+            regret = np.where(np.isfinite(end), end, 0.0) * np.square(distance)
+            ends.append(np.where(np.isfinite(end), regret, without))
+        return ends[0], ends[1]
+
+
+def _is_allowed(curvature: Floats, other: Floats) -> NDArray[np.bool_]:
+    return (other <= STEEPNESS * curvature) & (curvature <= STEEPNESS * other)
 
 
 def _fit(points: RatePoints, is_given: NDArray[np.bool_], lowest: Floats) -> _Fit:
-    log_rates = np.where(is_given, points.log_rates, 0.0)[..., None, None, :]
-    weights = is_given / np.maximum(is_given.sum(-1, keepdims=True), 1)
-    losses = np.where(is_given, points.losses, 0.0)
+    is_in = is_given[..., None, None, :]
+    weights = is_in / np.maximum(is_in.sum(-1, keepdims=True), 1)
+    losses = np.where(is_in, points.losses[..., None, None, :], 0.0)
     mean = (weights * losses).sum(-1)
-    residual = np.where(is_given, losses - mean[..., None], 0.0)[..., None, None, :]
-    bowl = _bowl(np.moveaxis(log_rates - lowest[..., None], -1, 0))
-    bowl = np.moveaxis(bowl, 0, -1)  # (..., k, ratios, GRID, rates)
-    mean_bowl = (weights[..., None, None, :] * bowl).sum(-1)
-    bowl = np.where(is_given[..., None, None, :], bowl - mean_bowl[..., None], 0.0)
-    gram = np.maximum(np.square(bowl).sum(-1), 1e-300)
+    residual = np.where(is_in, losses - mean[..., None], 0.0)
+    log_rates = np.where(is_in, points.log_rates[..., None, None, :], 0.0)
+    distance = log_rates - lowest[..., None]  # (..., k, families, GRID, rates)
+    bowls = [np.where(side, np.square(distance), 0.0) for side in (distance < 0, distance > 0)]
+    means = [(weights * bowl).sum(-1) for bowl in bowls]
+    x, y = (np.where(is_in, b - m[..., None], 0.0) for b, m in zip(bowls, means, strict=True))
+    xx, xy, yy, xr, yr = (
+        (a * b).sum(-1) for a, b in ((x, x), (x, y), (y, y), (x, residual), (y, residual))
+    )
     total = np.square(residual).sum(-1)
-    curvature = (bowl * residual).sum(-1) / gram
-    unbounded = total - curvature**2 * gram
-    squares = np.where(curvature > 0, unbounded, total)
-    level = mean[..., None, None] - np.maximum(curvature, 0.0) * mean_bowl
-    return _Fit(level, curvature, gram, unbounded, squares, total[..., 0, 0])
 
-
-def _bowl(distance: Floats) -> Floats:
-    """Return the curve of curvature 1 at distances above the lowest point, (..., ratios, GRID)."""
-    return np.where(distance > 0, RATIOS[:, None], 1.0) * np.square(distance)
+    ratios = np.r_[RATIOS, 1.0][:, None]  # the last one is not used
+    gram = np.maximum(xx + 2 * ratios * xy + ratios**2 * yy, 1e-300)
+    curvature = (xr + ratios * yr) / gram
+    determinant = xx * yy - xy**2
+    is_free = (np.arange(len(ratios)) == len(RATIOS))[:, None]
+    is_regular = determinant > 1e-9 * xx * yy
+    determinant = np.where(is_regular, determinant, 1.0)
+    free_below = np.where(is_free, (yy * xr - xy * yr) / determinant, curvature)
+    free_above = np.where(is_free, (xx * yr - xy * xr) / determinant, ratios * curvature)
+    free_squares = total - free_below * xr - free_above * yr
+    free_squares = np.where(is_free & ~is_regular, np.inf, free_squares)
+    is_allowed = np.where(is_free, _is_allowed(free_below, free_above), curvature > 0)
+    below, above = (np.where(is_allowed, free, 0.0) for free in (free_below, free_above))
+    return _Fit(
+        level=mean - below * means[0] - above * means[1],
+        below=below,
+        above=above,
+        squares=np.where(is_allowed, free_squares, np.where(is_free, np.inf, total)),
+        free_below=free_below,
+        free_above=free_above,
+        free_squares=free_squares,
+        variance_below=np.where(is_free, yy / determinant, 1 / gram),
+        covariance=np.where(is_free, -xy / determinant, ratios / gram),
+        variance_above=np.where(is_free, xx / determinant, ratios**2 / gram),
+        total=total[..., 0, 0],
+    )
 
 
 def _ends(points: Floats, is_in: NDArray[np.bool_]) -> tuple[Floats, Floats]:

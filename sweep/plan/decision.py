@@ -7,7 +7,7 @@ All arrays may hold many sweeps at once.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ ALPHA = 0.05
 LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decides what to run next
 MISFIT = 2.0  # times the variance of a loss from which on the curve does not fit
 TUNING_SEEDS = 4  # most tuning seeds of the rates near the best
-DRAWS = 40_000  # of a simulated critical value
+DRAWS, CHUNK = 40_000, 2_000  # of a simulated critical value; those that are made at once
 ROUNDING = 1e-12  # of a loss, relative
 NOISY = 10.0  # standard deviation of a noisy batch size over that of the others
 
@@ -40,13 +40,33 @@ class Decision:
 
     @property
     def may_be_best(self) -> Flags:
-        return np.asarray(self.gap_low <= 0)
+        # If pairs share different seeds, every gap may lie above 0: the least one counts.
+        least = np.fmin.reduce(self.gap_low, -1, keepdims=True)
+        return np.asarray(self.gap_low <= np.maximum(least, 0))
 
     def is_within(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_high <= tolerance)
 
     def is_outside(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_low > tolerance)
+
+    @property
+    def regrets(self) -> tuple[Floats, Floats]:
+        """The least and the largest regret of the rate used, (..., k)."""
+        if self.rates is None:
+            return np.zeros(self.mean.shape), np.zeros(self.mean.shape)
+        return self.rates.regret_low, self.rates.regret_high
+
+    def may_be_decided(self, tolerance: float) -> Flags:
+        """Whether differences inside their intervals would decide if seeds had no error."""
+        least, most = self.regrets
+        is_pair = np.isfinite(self.difference) & ~np.eye(self.mean.shape[-1], dtype=bool)
+        with np.errstate(invalid="ignore"):  # the difference of two that are unbounded is NaN
+            low = self.difference - self.half_width - least[..., :, None] + most[..., None, :]
+            high = self.difference + self.half_width - most[..., :, None] + least[..., None, :]
+        may_be_within = ((low <= tolerance) | ~is_pair).all(-1)
+        may_be_outside = (high > tolerance) & is_pair
+        return np.asarray((may_be_within & is_pair.any(-1)) | may_be_outside.any(-1))
 
     @property
     def best_estimate(self) -> Floats:
@@ -61,14 +81,17 @@ def decide(
 
     Args:
         losses: of the reporting trials, (..., k, seeds); NaN for missing seeds. A batch size with
-            an infinite loss is not compared.
+            an infinite loss is not compared. If two that are compared share no seed, both gaps are
+            unbounded above.
         points: losses of the rates near the best, (..., k); None if the rates were not tuned.
         log_rates: those used, (..., k).
         looks: numbers of seeds at which the sweep might have ended; empty if fixed in advance.
     """
-    k = losses.shape[-2]
     losses = np.where(np.isinf(losses).any(-1, keepdims=True), np.nan, losses)
-    is_other = ~np.eye(k, dtype=bool)
+    is_other = ~np.eye(losses.shape[-2], dtype=bool)
+    _, mean, own = _moments(losses)
+    is_compared = np.isfinite(mean)
+    k = max(2, int(is_compared.sum(-1).max()))
     count, difference, variance = _moments(losses[..., :, None, :] - losses[..., None, :, :])
     variance = np.fmax(variance, _without_noisiest(variance)[..., None, None])
     counts = np.unique(count[(count > 1) & is_other]).tolist()
@@ -79,21 +102,21 @@ def decide(
     size = np.abs(np.nan_to_num(losses)).max((-2, -1))[..., None, None]
     variance = np.where(variance > (ROUNDING * size) ** 2, variance, np.inf)
     half_width = critical * np.sqrt(variance / np.maximum(count, 1))
-    _, mean, own = _moments(losses)
     own = np.nan_to_num(own)
     rest = (own.sum(-1, keepdims=True) - own.max(-1, keepdims=True)) / max(1, k - 1)
     own = np.maximum(own, rest)
     rates = None if points is None else bound_rates(points, own, log_rates)
-    zeros = np.zeros(mean.shape)
-    least, most = (rates.regret_low, rates.regret_high) if rates else (zeros, zeros)
-    is_pair = is_other & np.isfinite(difference)
+    made = Decision(mean, own, difference, half_width, rates, mean, mean)
+    least, most = made.regrets
+    is_known = np.isfinite(difference)
     low = difference - half_width - most[..., :, None] + least[..., None, :]
     high = difference + half_width - least[..., :, None] + most[..., None, :]
+    is_pair = is_other & is_compared[..., :, None] & is_compared[..., None, :]
     gap_low, gap_high = (
         np.where(is_pair.any(-1), np.where(is_pair, end, -np.inf).max(-1), np.nan)
-        for end in (low, high)
+        for end in (np.where(is_known, low, -np.inf), np.where(is_known, high, np.inf))
     )
-    return Decision(mean, own, difference, half_width, rates, gap_low, gap_high)
+    return replace(made, gap_low=gap_low, gap_high=gap_high)
 
 
 def next_trainings(
@@ -108,16 +131,15 @@ def next_trainings(
 
     Batch sizes that are undecided get more, and the best of all. If the regret of a rate is not
     known to within half of the tolerance, tuning comes first: rates next to the best one if the
-    curve does not fit, else tuning seeds. All have the shape (..., k). Nothing changes once every
-    batch size is decided, or more trainings cannot decide.
+    curve does not fit, else tuning seeds. Seeds follow only where they may decide. All have the
+    shape (..., k). Nothing changes once every batch size is decided, or nothing may decide more.
     """
     is_decided = made.is_within(tolerance) | made.is_outside(tolerance)
     is_open = ~is_decided & np.isfinite(made.mean)
     estimate = np.where(np.isfinite(made.mean), made.best_estimate, np.inf)
     is_best = estimate == estimate.min(-1, keepdims=True)
-    if made.rates is not None:  # seeds decide about none of several whose regret is unbounded
-        is_unbounded = np.isinf(made.rates.regret_high) & np.isfinite(made.mean)
-        is_open &= ~is_unbounded | (is_unbounded.sum(-1, keepdims=True) < 2)
+    needs_seeds = is_open & made.may_be_decided(tolerance)
+    needs_seeds |= is_best & needs_seeds.any(-1, keepdims=True)
     is_open |= is_best & is_open.any(-1, keepdims=True)
     wanted, needs_rates = tuning_seeds, np.zeros(is_open.shape, bool)
     if made.rates is not None:
@@ -129,9 +151,9 @@ def next_trainings(
         grows = is_unclear & ~needs_rates & (doubled > tuning_seeds)
         wanted = np.where(grows, doubled, tuning_seeds)
     is_tuning = ((wanted > tuning_seeds) | needs_rates).any(-1, keepdims=True)
-    fewest = np.where(is_open, seeds, most_seeds).min(-1, keepdims=True)
+    fewest = np.where(needs_seeds, seeds, most_seeds).min(-1, keepdims=True)
     look = np.vectorize(next_look)(fewest, most_seeds)
-    grown = np.where(is_open, np.maximum(seeds, look), seeds)
+    grown = np.where(needs_seeds, np.maximum(seeds, look), seeds)
     return np.where(is_tuning, seeds, grown), wanted, needs_rates
 
 
@@ -158,11 +180,11 @@ def _without_noisiest(variance: Floats) -> Floats:
     is_pair = np.isfinite(variance) & ~np.eye(variance.shape[-1], dtype=bool)
     sums, pairs = np.where(is_pair, variance, 0.0).sum(-1), is_pair.sum(-1)
     noisiest = (sums / np.maximum(pairs, 1)).argmax(-1)[..., None]
-    rest, left = (
+    rest, count = (
         numbers.sum(-1) - 2 * np.take_along_axis(numbers, noisiest, -1)[..., 0]
         for numbers in (sums, pairs)
     )
-    return np.where(left > 0, rest / np.maximum(left, 1), 0.0)
+    return np.where(count > 0, rest / np.maximum(count, 1), 0.0)
 
 
 @functools.cache
@@ -175,19 +197,21 @@ def critical_values(k: int, looks: tuple[int, ...]) -> dict[int, float]:
     """
     if not looks:
         return {}
-    normal = np.random.default_rng(0).standard_normal((DRAWS, k, looks[-1]))
     patterns = [np.r_[1 / NOISY, np.ones(k - 1)]]
     if k > 3:
         patterns += [np.r_[ratio, ratio, np.ones(k - 2)] for ratio in (3.0, NOISY)]
         patterns += [np.where(np.arange(k) < k // 2, 3.0, 1.0), np.geomspace(1, NOISY, k)]
     largest = np.empty((len(looks), len(patterns), DRAWS))
-    for index, seeds in enumerate(looks):
-        mean = normal[..., :seeds].mean(-1)
-        rest = normal[..., :seeds] - mean[..., None]
-        covariance = rest @ rest.swapaxes(1, 2) / (seeds - 1)
-        for pattern, sd in enumerate(patterns):
-            values = _largest_statistic(mean * sd, covariance * np.outer(sd, sd), seeds)
-            largest[index, pattern] = values
+    rng = np.random.default_rng(0)
+    for start in range(0, DRAWS, CHUNK):
+        normal = rng.standard_normal((CHUNK, k, looks[-1]))
+        for index, seeds in enumerate(looks):
+            mean = normal[..., :seeds].mean(-1)
+            rest = normal[..., :seeds] - mean[..., None]
+            covariance = rest @ rest.swapaxes(1, 2) / (seeds - 1)
+            for pattern, sd in enumerate(patterns):
+                values = _largest_statistic(mean * sd, covariance * np.outer(sd, sd), seeds)
+                largest[index, pattern, start : start + CHUNK] = values
     low, high = ALPHA / len(looks), ALPHA
     level = ALPHA
     while high - low > 1e-4:

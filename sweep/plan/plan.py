@@ -10,7 +10,7 @@ from sweep.config.trial import Execution, Science, TrialConfig, tokenizer_of
 from sweep.errors import SweepError
 from sweep.plan.curves import NEIGHBOURS
 from sweep.plan.decision import TUNING_SEEDS
-from sweep.plan.rates import EXTENSIONS, GRID, REFINEMENTS, Policy, parse_policy
+from sweep.plan.rates import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import SweepFolder
@@ -325,7 +325,13 @@ def typed_command(experiment: str, flags: Mapping[str, Any]) -> tuple[str, ...]:
 def most_trials(plan: Plan) -> dict[int, int]:
     """Return the most trials of each batch size with `--seeds auto`."""
     tuned = {row.batch_size for row in plan.trials if row.policy == "tuned"}
+    tuning = plan.settings.tuning
     searched = len(GRID) + 2 * EXTENSIONS + REFINEMENTS
+    is_joint = len(tuning.dimensions) > 1
+    if is_joint:
+        searched = max(searched, tuning.trials)
+    if is_joint or tuning.budget:  # the winner and its neighbours at the full budget
+        searched += len(CONFIRMATION) + 2 * EXTENSIONS + REFINEMENTS
     refined = (TUNING_SEEDS - 1) * (2 * NEIGHBOURS + 1) + REFINEMENTS
     return {
         row.batch_size: plan.settings.answer.max_seeds

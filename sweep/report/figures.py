@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer
+from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
+from sweep.analysis.checks import supports_fit
 from sweep.analysis.critical_batch_size import noise_by_part, noise_records
 from sweep.analysis.frames import CELL_KEYS, report_trials
 from sweep.analysis.results import PolicyResult, Sweep, leading
@@ -72,9 +73,18 @@ def plot_answer(answer: Answer) -> Figure:
     margin = scale * answer.tolerance
     for row in answer.batch_sizes:
         color, marker = VERDICTS[row.tolerance_verdict]
-        has_interval = row.gap_to_best[1] is not None
-        ends = [scale * max(0.0, end) for end in row.gap_to_best if end is not None]
+        low, high = row.gap_to_best
+        has_interval = (low, high) != (None, None)
+        ends = [scale * max(0.0, end) for end in (low or 0.0, high) if end is not None]
+        ends *= has_interval
         gaps.plot([row.batch_size] * len(ends), ends, color=color, linewidth=2)
+        if has_interval and high is None:  # unbounded above
+            gaps.annotate(
+                *("", (row.batch_size, 0.99), (row.batch_size, ends[0])),
+                xycoords=gaps.get_xaxis_transform(),
+                textcoords="data",
+                arrowprops={"arrowstyle": "->", "color": color, "linewidth": 2},
+            )
         style: dict[str, Any] = {"color": color, "fillstyle": "full" if has_interval else "none"}
         style["label"] = row.tolerance_verdict if has_interval else "no interval"
         if row.gap is not None:
@@ -92,12 +102,17 @@ def plot_answer(answer: Answer) -> Figure:
     what = "tokens" if is_ratio else answer.metric.replace("_", " ")
     gaps.set_ylabel(f"{what} given up against the best [{unit}]".replace(" []", ""))
     gaps.minorticks_off()
-    times.set(ylim=(0, None), ylabel="time of training, median [seconds]")
+    longest = max((row.seconds or 0.0 for row in answer.batch_sizes), default=0.0) or 1.0
+    times.set(ylim=(0, 1.1 * longest), ylabel="time of training, median [seconds]")
+    if unknown := [row.batch_size for row in answer.batch_sizes if row.seconds is None]:
+        text = f"not known at batch size {join(unknown)}"
+        times.text(0.02, 0.03, text, transform=times.transAxes, color=GREY)
     for axis in (gaps, times):
         _set_batch_axis(axis, sizes)
         axis.axvline(
             answer.recommended, color=GREY, linestyle=":", linewidth=1, label="recommended"
         )
+    times.set_xlim(gaps.get_xlim())
     return with_legend(figure)
 
 
@@ -305,7 +320,7 @@ def plot_steps(policies: Policies) -> Figure | None:
         fitted = curve.fit.s_min.value + linear
         axis.plot(grid, fitted, color=color, linewidth=1, label="S_min+E_min/B")
         axis.plot(grid, linear, ":", color=GREY, linewidth=1, label="E_min/B")
-        if curve.covers(critical.value):
+        if supports_fit(curve) and curve.covers(critical.value):
             label = f"B_crit {critical.value:.3g}"
             axis.axvline(critical.value, color=color, linewidth=1, linestyle="--", label=label)
             low, high = np.clip(critical[1:], sizes[0], sizes[-1])

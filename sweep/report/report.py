@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sweep.analysis import frames
+from sweep.analysis.checks import supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
 from sweep.analysis.frames import short
 from sweep.analysis.results import Sweep, load_sweep, scope_of
@@ -57,10 +58,10 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
         version=__version__,
         figures=figures,
         sweep=sweep,
-        policies=sweep.policies,
+        policies=sorted(sweep.policies, key=lambda policy: policy is not sweep.leading),
         answer=answer,
         lines=sweep.sentences(),
-        scope=scope_of(sweep, sweep.leading.label) if sweep.leading else "",
+        scope=scope_of(sweep.trials, sweep.leading.label, sweep.plan) if sweep.leading else "",
         warmup_fractions=[row.warmup_steps / row.steps for row in sweep.plan.known_trials],
         cells=cells.to_dict("records"),
         all_trials=sweep.trials.to_dict("records"),
@@ -69,6 +70,8 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
         other_curves=sweep.other_curves if curves else (),
+        supports_crossings=supports_crossings,
+        supports_fit=supports_fit,
         steps=[row for curve in curves.values() for row in _steps(curve)],
         equal_losses=[
             (measure, label, *losses_at(sweep, curve.trials, measure))
@@ -194,9 +197,8 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
-    "gap": lambda ends, answer: _write_gap(ends, 100 if answer.unit == "ratio" else 1),
+    "gap": lambda ends, answer: _write_gap(ends, answer.unit == "ratio"),
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
-    "p_value": lambda value: f"{value:.3f}" if value >= 0.001 else "< 0.001",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
     "short_count": format_count,
     "seconds": format_seconds,
@@ -206,15 +208,17 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
 
 def _write_cost(cost: Estimate) -> str:
     half = cost.high - cost.value
-    return f"{cost.value:.3f}" + (f" ± {half:.3f}" if math.isfinite(half) else "")
+    return f"{round(cost.value, 3) + 0.0:.3f}" + (f" ± {half:.3f}" if math.isfinite(half) else "")
 
 
-def _write_gap(interval: tuple[float | None, float | None], scale: float) -> str:
-    low, high = interval
-    if low is None or high is None:
-        return MISSING
-    ends = f"{scale * low:+.4f} to {scale * high:+.4f}"
-    return f"{scale * low:+.1f} % to {scale * high:+.1f} %" if scale > 1 else ends
+def _write_gap(interval: tuple[float | None, float | None], is_share: bool) -> str:
+    ends = [
+        None if end is None else f"{100 * end:+.1f} %" if is_share else f"{end:+.4f}"
+        for end in interval
+    ]
+    if ends[0] is None:
+        return MISSING if ends[1] is None else f"{ends[1]} or less"
+    return f"{ends[0]} or more" if ends[1] is None else f"{ends[0]} to {ends[1]}"
 
 
 MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}

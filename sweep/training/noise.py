@@ -66,15 +66,17 @@ class NoiseProbe:
         self._step, self._squares = step, progress.noise_squares
         self.steps = milestone_steps(config.steps, self._points)
         epochs = step.workload.epochs() if self.steps else None
+        # On many devices the least measurement takes more than its share.
+        self._stride = max(self._most, 2 * ranks.count())
         self._first = BEYOND_TRAINING
         if epochs:  # the last sequences of the first epoch, which a shorter training does not see
             windows = round(science.tokens // length / epochs)
-            self._first = max(0, windows - self._points * self._most)
+            self._first = max(0, windows - self._points * self._stride)
 
     def metrics(self, t: int) -> dict[str, float]:
         sequences = growing_size(self._most, ranks.broadcast(self._squares))
         count, size = part_size(sequences, self._step.microbatch_size, ranks.count())
-        milestone = self._first + self.steps.index(t) * self._most
+        milestone = self._first + self.steps.index(t) * self._stride
         batch = self._step.workload.build_batch(milestone + ranks.rank() * count, count)
         trace, square = measure_noise(self._step, batch, size)
         self._squares.append(square)

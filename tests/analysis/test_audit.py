@@ -350,7 +350,8 @@ def test_rows_of_a_log_that_has_one_interval_are_explained(divisor, more, formul
 def test_a_formula_is_offered_only_if_chance_could_not_fit_one():
     rng = np.random.default_rng(0)
     for steps in ([100, 50, 25], [100, 90, 80, 70], [1000, 500, 250], [20, 10, 5]):
-        random = [rng.integers(1, np.array(steps) + 1) for _ in range(200)]
+        steps = np.repeat(steps, 2)  # two rates at each batch size are no further evidence
+        random = [np.repeat(rng.integers(1, steps[::2] + 1), 2) for _ in range(200)]
         fits = [explain_log_rows(pd.Series(r * 1.0), pd.Series(steps) * 1.0) for r in random]
         assert sum(map(bool, fits)) < 8, steps  # two are expected at most
 
@@ -359,6 +360,39 @@ def test_sgd_has_no_adamw_time_scale():
     rows = clean_rows(weight_decay=lambda b: 0.1)
     assert "adamw_time_scale" in faults(rows)
     assert "adamw_time_scale" not in faults([{**row, "Optimizer": "SGD"} for row in rows])
+    mixed = [{**row, "Optimizer": "SGD" if row["batch_size"] == 8 else "adamw"} for row in rows]
+    assert "adamw_time_scale" in faults(mixed)
+
+
+def test_sgd_has_no_half_life_of_a_second_moment():
+    rows = clean_rows(adam_beta2=lambda b: 0.999)
+    assert "beta2_half_life" in faults(rows)
+    assert "beta2_half_life" not in faults([{**row, "Optimizer": "sgd"} for row in rows])
+
+
+def test_half_of_the_steps_may_be_those_of_two_devices_and_are_no_log_rows():
+    halved = faults(clean_rows(steps=lambda b: BUDGET // (b * 256) // 2))
+    assert "tokens_mismatch" in halved and "steps_are_log_rows" not in halved
+
+
+def test_thousands_are_not_guessed_below_headers_with_words_in_parentheses():
+    rows, notes = read(["B", "Steps (optimizer)"], [["8", "64.000"], ["16", "32.000"]])
+    assert rows["steps"].isna().all() and "64.000" in notes[0]
+    rows, _ = read(["B", "Tokens (M)"], [["8", "1.024"]])
+    assert rows["token_budget"].tolist() == [1_024_000]
+
+
+@pytest.mark.parametrize(
+    ("title", "cell", "share"),
+    [
+        ("Clip rate", "1e-3", 0.001),
+        ("Clip rate", "0.02 ± 0.01", 0.02),
+        ("Steps clipped", "2 %", 0.02),
+    ],
+)
+def test_shares_of_clipped_steps_are_read_as_people_write_them(title, cell, share):
+    rows, _ = read(["B", title], [["8", cell]])
+    assert rows["clipped_step_fraction"].tolist() == [pytest.approx(share)]
 
 
 def test_batch_sizes_in_tokens_are_divided_by_the_context():
@@ -366,6 +400,21 @@ def test_batch_sizes_in_tokens_are_divided_by_the_context():
     assert rows["batch_size"].to_list() == [512] and rows["steps"].to_list() == [640]
     rows, _ = read(["Batch size (M tokens)", "ctx"], [["0.524288", "1024"]])
     assert rows["batch_size"].to_list() == [512]
+
+
+@pytest.mark.parametrize(
+    ("title", "cells", "context", "sizes"),
+    [
+        ("Batch size (tokens)", ["0.5M", "1M", "2M", "3.2M"], "2048", [256, 512, 1024, 1638]),
+        ("Batch (k tokens)", ["64", "128"], "1024", [64, 128]),
+        ("BS (tok)", ["65536"], "1024", [64]),
+        ("batch_size_tokens", ["100000"], "100", [1000]),
+        ("Tokens per batch", ["65,536"], "", [65536]),  # the context is missing
+    ],
+)
+def test_tokens_per_batch_are_read_as_people_write_them(title, cells, context, sizes):
+    rows, _ = read([title, "ctx"], [[cell, context] for cell in cells])
+    assert rows["batch_size"].tolist() == sizes
 
 
 def test_a_rate_that_stands_outside_of_the_table_can_be_given(tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from scipy.stats import binom
 
 from sweep.analysis.audit import audit
 from sweep.analysis.checks import CURVE_CHECKS, PASS
-from sweep.analysis.critical_batch_size import fit_steps
+from sweep.analysis.critical_batch_size import fit_curve, fit_steps, steps_to_target
 from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import load_sweep
 from sweep.errors import SweepError
@@ -288,6 +289,36 @@ def test_steps_off_the_curve_make_no_claim(to_target):
     reached, sweep = to_target(taken)
     (check,) = (check for check in reached.failed if check.code == "off_the_curve")
     assert 256 in check.batch_sizes and not states_the_critical_batch_size(sweep)
+
+
+def curve_of(sizes, s_min=100, e_min=10_000):
+    """The tokens of an exact hyperbola, of which B_crit is e_min/s_min."""
+    rows = [
+        {"batch_size": size, "seed": seed, "steps": steps, "tokens": steps * size}
+        for size, steps in zip(sizes, hyperbola(s_min, e_min, np.array(sizes)), strict=True)
+        for seed in range(3)
+    ]
+    return fit_curve(pd.DataFrame(rows).assign(is_censored=False), 3.0)
+
+
+def test_measured_batch_sizes_are_those_of_the_closed_form_if_the_tokens_level_off():
+    curve = curve_of([1, 2, 4, 8, 16, 32, 64, 128, 256])
+    # The tokens exceed those of batch size 1, which are 1 % more than E_min.
+    assert curve.excess[0.2].value == pytest.approx(1.2 * 101 - 100, rel=0.06)
+    assert curve.excess[1.0].value == pytest.approx(2 * 101 - 100, rel=0.06)
+    assert not curve.is_excess_bound
+
+
+def test_measured_batch_sizes_are_bounds_if_smaller_ones_would_take_fewer_tokens():
+    curve = curve_of([64, 128, 256, 512])
+    assert curve.is_excess_bound and curve.excess[0.2].value > 20
+
+
+def test_higher_targets_are_read_from_the_same_trials(to_target):
+    reached, sweep = to_target()
+    curve = fit_curve(steps_to_target(sweep, 2 * TARGET), 2 * TARGET)
+    ratio = curve.fit.e_min.value / reached.curve.fit.e_min.value
+    assert ratio == pytest.approx(2 ** (-1 / 0.3), rel=0.1)  # of the loss that the trials follow
 
 
 def test_pruned_seeds_are_data_and_not_missing(to_target, tmp_path):

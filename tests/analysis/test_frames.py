@@ -29,7 +29,10 @@ final_train_loss, final_valid_loss, best_valid_loss, bits_per_byte, clipped_step
 seconds_total, seconds_compile, seconds_training, seconds_evaluation, seconds_checkpoint,
 tokens_per_second, mfu, peak_memory_bytes, device, torch_version, git_commit, data_sha256"""
 
-OF_THE_SWEEP = {"tokens_per_sequence", "target", "optimizer", "expected_initial_loss", "loss_unit"}
+OF_THE_SWEEP = {
+    *("tokens_per_sequence", "target", "optimizer", "expected_initial_loss", "loss_unit"),
+    "has_looks",
+}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from studies.answer.error_rates import EDGE, SPREAD, Case, simulate
+from studies.answer.error_rates import EDGE, EQUAL, Case, cases, simulate
 from sweep.plan.curves import RatePoints
 from sweep.plan.decision import (
     ALPHA,
@@ -79,6 +79,31 @@ def test_without_spread_over_seeds_nothing_is_decided(seeds):
     made = decide(np.array([seeds, [2.0] * len(seeds)]), None, RATES[:2])
     assert np.isinf(made.half_width[0, 1])
     assert not (made.is_within(1.0) | made.is_outside(0.0)).any()
+
+
+def test_batch_sizes_without_common_seeds_are_not_known_to_be_within():
+    losses = np.full((3, 10), np.nan)
+    losses[:2, :5] = [1.0, 1.1, 1.2, 1.3, 1.4], [1.01, 1.1, 1.21, 1.3, 1.41]
+    losses[2, 5:] = [0.5, 0.51, 0.52, 0.5, 0.51]
+    made = decide(losses, None, RATES)
+    assert np.isinf(made.gap_high).all() and made.may_be_best[:2].any()
+    assert not made.is_within(0.1).any()
+
+
+def test_a_batch_size_of_which_a_seed_diverged_is_not_counted():
+    losses = np.vstack([LOSSES, [[1.0, np.inf, 1.0]]])
+    with_diverged, without = (decide(rows, None, np.zeros(len(rows))) for rows in (losses, LOSSES))
+    assert np.isnan(with_diverged.gap_low[3]) and not with_diverged.may_be_best[3]
+    np.testing.assert_array_equal(with_diverged.half_width[:3, :3], without.half_width)
+
+
+def test_some_batch_size_may_be_the_best_even_if_pairs_contradict_each_other():
+    rng, losses = np.random.default_rng(0), np.full((3, 60), np.nan)
+    for first, (i, j) in enumerate([(0, 1), (1, 2), (2, 0)]):  # i is better than j by 1
+        own = slice(20 * first, 20 * first + 20)
+        losses[[i, j], own] = rng.normal([[0], [1]], 0.1, (2, 20))
+    made = decide(losses, None, RATES)
+    assert (made.gap_low > 0).all() and made.may_be_best.sum() == 1
 
 
 def test_the_regret_of_the_rates_widens_and_shifts_the_gaps():
@@ -165,16 +190,19 @@ def test_no_seeds_follow_where_the_best_rates_lie_at_ends_of_their_grids():
     losses = np.array([[1.0], [1.005], [1.01]]) + 0.01 * (noise - noise.mean(-1, keepdims=True))
     all_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, np.full((3, 2), np.nan), np.ones(3))
     assert list(next_of(losses, 0.01, all_at_ends)[0]) == [3, 3, 3]
+    one_at_end = RatePoints(np.tile(logs, (3, 1)), rates, ends[[2, 2, 0]], np.ones(3))
+    close = np.array([[1.0], [1.0], [1.5]]) + 1e-4 * (noise - noise.mean(-1, keepdims=True))
+    assert list(next_of(close, 0.01, one_at_end)[0]) == [3, 3, 3]  # without it 1 and 2 are within
     two_at_ends = RatePoints(np.tile(logs, (3, 1)), rates, ends, np.ones(3))
     assert list(next_of(losses, 0.01, two_at_ends, tuning=4)[0]) == [5, 3, 5]  # 2 may be outside
 
 
 SIMULATED = {
-    "all equal": Case(20, curvature=0.8, sigma=0.002),
-    "all equal, looks": Case(0),
-    "steep above the best rate": Case(10, ratio=2.5),
-    "a noisy batch size": Case(5, best=SPREAD, noisy=10.0),
-    "others at the tolerance": Case(0, best=EDGE, sigma=0.002),
+    "steep above the best rate and quiet": Case(20, curvature=0.8, ratio=2.5, sigma=0.002),
+    "looks": Case(0),
+    "three batch sizes": Case(5, EQUAL[:3]),
+    "a noisy batch size": Case(5, noisy=10.0),
+    "others at the tolerance": Case(0, best=EDGE),
 }
 
 
@@ -182,6 +210,7 @@ SIMULATED = {
 @pytest.mark.parametrize("name", SIMULATED)
 def test_wrong_answers_are_rare(name):
     """At most 5 % of sweeps, with a margin of 3 standard errors for 2,000 sweeps."""
+    assert SIMULATED[name] in [case for _, case in cases()]  # of docs/statistics.md
     result = simulate(SIMULATED[name], 2000)
     most = ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 2000)
     assert result.not_covered <= most and result.wrong <= most
