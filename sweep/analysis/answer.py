@@ -15,6 +15,7 @@ import pandas as pd
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import MOST_TIME_RATIO
 from sweep.analysis.statistics import Estimate
+from sweep.config.experiment import TOLERANCE
 from sweep.plan.curves import rate_points, stack_points
 from sweep.plan.decision import LOOKS, Decision, decide
 
@@ -24,12 +25,12 @@ WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"
 
 @dataclass(frozen=True)
 class Metric:
-    """What batch sizes are compared by. A tolerance on a ratio is a share of the best value."""
+    """The compared quantity. A tolerance on a ratio is a share of the best value."""
 
     name: str = "final_valid_loss"
     direction: str = "minimize"
     unit: str = "nats"  # "ratio": values are logarithms, and gaps are shares of the best value
-    tolerance: float = 0.01
+    tolerance: float = TOLERANCE
 
     @property
     def is_ratio(self) -> bool:
@@ -65,18 +66,18 @@ class Metric:
 @dataclass(frozen=True)
 class BatchSizeAnswer:
     batch_size: int
-    mean: float | None  # of the metric at the rate used; None if no seed completed or one diverged
+    mean: float | None  # metric at the rate used; None if no seed completed or one diverged
     seeds: int  # complete
     gap: float | None  # to the best of the others, at the best rates; the best one's is negative
     gap_to_best: tuple[float | None, float | None]  # its interval; None: unbounded
     may_be_best: bool
     tolerance_verdict: str  # within, outside or undecided
     learning_rate: float | None  # used
-    learning_rate_interval: tuple[float, float] | None  # of the best rate
-    estimated_regret: float | None  # that the rate used gives up; None without a fitted curve
+    learning_rate_interval: tuple[float, float] | None  # interval of the best rate
+    estimated_regret: float | None  # loss that the rate used gives up; None without a fit
     regret_interval: tuple[float, float] | None
     microbatch_size: int | None
-    seconds: float | None  # of training, median over seeds; None if they differ too much
+    seconds: float | None  # median training time over seeds; None if times differ too much
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Answer:
     direction: str
     unit: str
     tolerance: float
-    candidates: list[int]  # that may be the best
+    candidates: list[int]  # batch sizes that may be the best
     recommended: int
     provisional: bool
     basis: str  # why this one of the batch sizes, a clause
@@ -113,7 +114,7 @@ class Answer:
     scope: str
     batch_sizes: list[BatchSizeAnswer]
     settle: str | None  # the command that would settle what is open
-    settle_seconds: float | None  # that it takes at least
+    settle_seconds: float | None  # its least time
     pairs: list[Pair]
 
     def as_json(self) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def _recommend(
     eligible = [row.batch_size for row in rows if row.tolerance_verdict == WITHIN]
     if not eligible:
         # The worst case of a batch size whose regret is unbounded leaves out that it may be better.
-        is_bounded = np.isfinite(made.regrets[1])
+        is_bounded = np.isfinite(0.0 if made.rates is None else made.rates.regret_high)
         worst = np.where(is_bounded & np.isfinite(made.gap_high), made.gap_high, math.inf)
         means = np.where(np.isnan(made.mean), math.inf, made.best_estimate)
         best = min(range(len(rows)), key=lambda i: (worst[i], means[i]))
@@ -278,9 +279,11 @@ def _pairs(sizes: Sequence[int], made: Decision, metric: Metric) -> list[Pair]:
 
 def describe(answer: Answer) -> list[str]:
     """Write the answer in a few sentences, the recommendation first, then why it is provisional."""
-    starts = ["This is provisional", *["Also"] * len(answer.reasons)]
-    pairs = zip(starts, answer.reasons, strict=False)
-    return [*_describe_sizes(answer), *(f"{start}: {reason}" for start, reason in pairs)]
+    reasons = [
+        f"{'Also' if index else 'This is provisional'}: {reason}"
+        for index, reason in enumerate(answer.reasons)
+    ]
+    return [*_describe_sizes(answer), *reasons]
 
 
 def _describe_sizes(answer: Answer) -> list[str]:
@@ -315,11 +318,11 @@ def _describe_sizes(answer: Answer) -> list[str]:
         verb = "lies" if len(open_rows) == 1 else "lie"
         names = join(row.batch_size for row in open_rows)
         lines.append(f"It is undecided whether {names} {verb} {close}.")
-    rows = [row for row in compared if row in open_rows or row.regret_interval is None]
-    unclear = [row.batch_size for row in rows if _is_unclear(row, answer)]
+    may_matter = [row for row in compared if row in open_rows or row.regret_interval is None]
+    unclear = [row.batch_size for row in may_matter if _is_unclear(row, answer)]
     if unclear and open_rows:
         lines[-1] += f" At {join(unclear)} the best learning rate is not known well enough."
-    if failed := [row.batch_size for row in answer.batch_sizes if row.mean is None]:
+    if failed := [row.batch_size for row in rows if row.mean is None]:
         names = f"Batch size {failed[0]} is" if len(failed) == 1 else f"{join(failed)} are"
         lines.append(f"{names} not compared: not every seed has a result.")
     return lines

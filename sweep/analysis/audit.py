@@ -90,8 +90,8 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
         ours = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
         if ours <= set(header.strip().split(",")):
             trials = pd.read_csv(io.StringIO(text), dtype={"seed": str})
-            # An older table may lack columns.
             trials = trials[pd.to_numeric(trials["batch_size"], errors="coerce") >= 1]
+            # A table of an older version may lack columns.
             return [("trials.csv", trials.reindex(columns=list(TRIAL_COLUMNS)), [])]
         if path.suffix.lower() in (".md", ".markdown"):
             tables = dict(_markdown_tables(text.splitlines()))

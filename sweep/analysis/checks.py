@@ -24,7 +24,7 @@ CURVE_CHECKS = (
     *("critical_batch_size", "off_the_curve", "target_not_reached", "crossing_too_early"),
     "crossing_unresolved",
 )
-MOST_INTERPOLATION_ERROR = 0.01  # of the tokens to a target
+MOST_INTERPOLATION_ERROR = 0.01  # relative error of the tokens to a target
 DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "final_valid_loss"}
 
 
@@ -32,7 +32,7 @@ DERIVED_FROM = {"true_steps": "steps", "outcome": "final_valid_loss", "loss": "f
 class Check:
     code: str
     status: str  # PASS, FAIL or NOT APPLICABLE
-    condition: str  # what must hold, a sentence
+    condition: str  # a sentence
     evidence: str  # the numbers, one or more sentences
     remedy: str  # a sentence or a command; empty unless the check fails
     blocks_claims: bool  # no claim about the best batch size is made while it fails

@@ -39,6 +39,7 @@ from sweep.analysis.frames import (
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, rows_of_trials
 from sweep.analysis.statistics import mean_of
+from sweep.config.experiment import TARGET_TOLERANCE
 from sweep.config.numbers import format_count
 from sweep.errors import SweepError
 from sweep.plan.curves import rate_points, rates_between
@@ -47,9 +48,8 @@ from sweep.plan.plan import LEAST_SEEDS, Plan, answering_command, command_with
 from sweep.trial.folder import State
 
 LOSS_METRIC = Metric()
-TARGET_METRIC = Metric("tokens_to_target", unit="ratio", tolerance=0.05)
-TUNING_TRIALS = 8  # of a batch size, about
-TEXTS = ("policy", "cause", "loss_unit", "optimizer", "execution", "device", "git_commit")
+TARGET_METRIC = Metric("tokens_to_target", unit="ratio", tolerance=TARGET_TOLERANCE)
+TUNING_TRIALS = 8  # typical number at each batch size
 REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
 
 
@@ -105,7 +105,7 @@ class Sweep(SweepTables):
         return self.leading.answer if self.leading else None
 
     def sentences(self) -> list[str]:
-        """What the sweep shows, in a few sentences: the answer, or what there is instead."""
+        """Return the answer in a few sentences, or a description of the sweep without one."""
         result = self.leading
         if result is None or result.answer is None:
             return [_without_answer(self)]
@@ -161,7 +161,7 @@ def answer(
     table = _read_table(trials, metric)
     units = table["loss_unit"].dropna().to_list()
     unit = str(units[0]) if units and metric == LOSS_METRIC.name else ""
-    compared = Metric(metric, direction, unit, tolerance or 0.01)
+    compared = Metric(metric, direction, unit, tolerance or LOSS_METRIC.tolerance)
     if metric == LOSS_METRIC.name and table["target"].notna().any():
         compared = replace(TARGET_METRIC, tolerance=tolerance or TARGET_METRIC.tolerance)
     else:
@@ -186,13 +186,16 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
             converted[name] = pd.to_numeric(values, errors="coerce").astype(float)
             is_allowed[f"{name} must be a number or empty"] = converted[name].notna() | ~is_given
         else:
-            texts = [str(value) if name in TEXTS else value for value in values]
+            texts = [value if name == "seed" else str(value) for value in values]
             converted[name] = pd.Series(texts, dtype=object).where(is_given, None)
     sizes, rates = converted["batch_size"], converted["learning_rate"]
     is_allowed |= {
         "stage must be report or tune": trials["stage"].isin(["report", "tune"]),
         f"state must be one of {', '.join(State)}": trials["state"].isin([*State, np.nan]),
         "policy must be a name": trials["policy"].notna(),
+        "has_looks must be True, False or empty": converted["has_looks"].isin(
+            ["True", "False", None]
+        ),
         "batch_size must be a positive whole number": (sizes >= 1) & (sizes % 1 == 0),
         "learning_rate must be a positive number": (rates > 0) & np.isfinite(rates),
         "execution must be a JSON object or empty": converted["execution"].map(_is_json_object),
@@ -270,7 +273,9 @@ def judge_trials(
         loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
         reports = reports.assign(value=loss).dropna(subset=["value"])
         result = PolicyResult(str(label), checks, table.rates, None, None, curve)
-        if decided := decide_trials(reports, table.rates, bool(own["has_looks"].eq(True).any())):
+        if decided := decide_trials(
+            reports, table.rates, bool(own["has_looks"].astype(str).eq("True").any())
+        ):
             checks += _check_rates(*decided, reports)
             reasons = [  # the tuning command follows as the next step
                 f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
@@ -317,7 +322,7 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
         return command_with(plan), None
     if blocking or not result.answer.decided:
         counts = _count_next(plan, result)
-        added = sum(count * float(seconds[size]) for size, count in counts.items())
+        added = sum(count * float(seconds[size]) for size, count in counts.items() if count)
         return (command_with(plan, seeds="auto"), added) if added else (None, None)
     sizes, candidates = [row.batch_size for row in rows], result.answer.candidates
     if sizes[0] in candidates and sizes[0] > 1:

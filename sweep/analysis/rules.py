@@ -20,7 +20,7 @@ from sweep.plan.plan import LEAST_SEEDS
 
 LOSSES = ("final_valid_loss", "best_valid_loss", "final_train_loss")  # the first that has values
 TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
-MOST_CHANCE = 0.01  # of random columns that a formula of log rows may fit
+MOST_CHANCE = 0.01  # largest share of random columns that a formula of log rows may fit
 MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
 LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
 MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials

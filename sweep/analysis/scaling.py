@@ -34,12 +34,12 @@ def rate_exponent(rates: Sequence[TunedRate]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class RuleCost:
-    """What one rule would have cost, with the best rate of one batch size given."""
+    """The cost of one rule, with the best rate of one batch size given."""
 
     rule: str
     anchor: int | None  # batch size whose best rate is given; None if the rule needs none
     rates: dict[int, float]  # by batch size
-    costs: dict[int, Estimate | None]  # of the loss, None outside of the measured rates
+    costs: dict[int, Estimate | None]  # loss given up; None outside of the measured rates
 
 
 def rule_costs(

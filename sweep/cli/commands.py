@@ -404,7 +404,7 @@ def audit(table: Path, lr: float | None, json: bool) -> None:
 )
 @json_option
 def answer(table: Path, metric: str, direction: str, tolerance: float | None, json: bool) -> None:
-    """Say which batch size to use, from a table of trials or a sweep folder.
+    """Recommend a batch size from a table of trials or a sweep folder.
 
     The columns stage, policy, batch_size, seed, learning_rate, state and the metric are needed.
     """

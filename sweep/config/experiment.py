@@ -28,6 +28,8 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
+TOLERANCE = 0.01  # default, in the unit of the loss
+TARGET_TOLERANCE = 0.05  # default with a target, a share of the tokens
 Precision = Literal["fp32", "bf16", "bf16-pure"]  # from wide to narrow
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
@@ -85,7 +87,7 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
 
 
 class AnswerSettings(Settings, use_attribute_docstrings=True):
-    """What counts as good enough, and what `--seeds auto` may spend. Not part of a trial's id."""
+    """The tolerance, and the limits of `--seeds auto`. Not part of a trial's id."""
 
     tolerance: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
     """Good enough: so far from the best loss, 0.01; with a target a share of the tokens, 0.05."""
@@ -106,7 +108,7 @@ class GrpoSettings(Settings, use_attribute_docstrings=True):
     """Completions per prompt."""
     prompt_tokens: Positive = 32  # length of every prompt, padded on the left
     new_tokens: Positive = 64  # longest completion
-    temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0  # of sampling
+    temperature: Annotated[float, Field(gt=0, le=10, strict=True)] = 1.0  # sampling temperature
     top_p: Annotated[float, Field(gt=0, le=1, strict=True)] = 1.0  # nucleus sampling; 1: off
     # grpo: mean over completions of means over tokens; dapo: mean over all tokens of the batch;
     # dr_grpo: sum over tokens, divided by batch_size · new_tokens
@@ -157,7 +159,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
     """One question: which batch size, for this model, data, budget and policy."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # by default the file's
-    question: str = ""  # what the sweep should answer, for people
+    question: str = ""  # shown to people
     budget: Annotated[Count, RunFlag()]
     """Training tokens of every trial: 327M, 3.2768e8."""
     batches: Annotated[tuple[int, ...], BeforeValidator(parse_batches), Flag()]
@@ -203,7 +205,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
     @property
     def tolerance(self) -> float:
         """How far from the best is good enough: a loss, or a share of the tokens to the target."""
-        return self.answer.tolerance or (0.01 if self.target is None else 0.05)
+        return self.answer.tolerance or (TOLERANCE if self.target is None else TARGET_TOLERANCE)
 
     @property
     def margin(self) -> float:

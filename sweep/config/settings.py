@@ -39,7 +39,7 @@ class Flag:
     group: Group = Group.EVERYDAY
     name: str | None = None  # without the dashes; None: the field's own
     metavar: str | None = None  # placeholder of the value
-    commands: tuple[str, ...] = ("run", "plan", "forecast", "probe")  # that take it
+    commands: tuple[str, ...] = ("run", "plan", "forecast", "probe")  # commands with this flag
 
 
 RunFlag = partial(Flag, commands=("run", "plan"))

@@ -149,7 +149,7 @@ def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Tok
 
 def prepare_data(
     identity: dict[str, Any],
-    path: str | None,  # of text that is a file or folder
+    path: str | None,  # file or folder of text
     tokenizer: TokenizerSettings,
     on_progress: Callable[[str], None] = lambda work: None,
     pretrained: str | Path | None = None,  # the model whose tokenizer is used

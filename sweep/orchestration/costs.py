@@ -208,7 +208,7 @@ def cost_on_cluster(
     hours = nodes * gpus * makespan / 3600
     return {
         "devices": nodes * gpus,
-        "trials": len(rows),  # that are still to run
+        "trials": len(rows),  # still to run
         "makespan_seconds": makespan,
         "device_hours": hours,
         "busy_device_hours": per_trial * sum(map(sum, rounds)) / 3600,

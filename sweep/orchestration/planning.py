@@ -78,7 +78,7 @@ class Planned:
 
     plan: Plan
     requested: tuple[str, ...]
-    experiment: Experiment  # of this command
+    experiment: Experiment  # the one that this command asks for
 
     @property
     def adds_seeds(self) -> bool:

@@ -22,7 +22,7 @@ SLACK = 6.0
 NEIGHBOURS = 2  # rates on each side of the best that a curve is fitted to
 LEAST_RATES = 3
 LEAST_GAP = 1.1  # ratio of neighbouring rates between which no rate is added
-TIE = 1e-7  # of the squares without a curve: the accuracy of the grid
+TIE = 1e-7  # residuals of equal fits differ by this share of the total: the grid's accuracy
 PARAMETERS = 4  # level, lowest point, curvature and ratio
 GRID, ROUNDS = 41, 3  # lowest points that are tried in each round; a round narrows their range
 
@@ -41,14 +41,14 @@ class RatePoints:
 class RateBounds:
     """The curves of each batch size, (..., k): best log rate, and regret of the rate used."""
 
-    optimum: Floats  # of the curve that fits best, as the next three; NaN without a fit
+    optimum: Floats  # this and the next three are the best curve's; NaN without a fit
     level: Floats  # its loss
     curvature: Floats  # loss per squared log rate below the optimum
     ratio: Floats  # curvature above the optimum over that below
-    optimum_low: Floats  # of the possible curves
+    optimum_low: Floats  # least and largest optimum of the possible curves
     optimum_high: Floats
     regret: Floats  # loss that the rate used gives up, of the curve that fits best
-    regret_low: Floats  # of the possible curves; 0 without a fit
+    regret_low: Floats  # least and largest regret of the possible curves; 0 without a fit
     regret_high: Floats  # infinite without a fit
     misfit: Floats  # squared residual per degree of freedom of the curve that fits best
 
@@ -187,7 +187,7 @@ class _Fit(NamedTuple):
     free_below: Floats  # curvatures that may be negative, and of any ratio in the last family
     free_above: Floats
     free_squares: Floats
-    variance_below: Floats  # of the free curvatures, for residuals of variance 1
+    variance_below: Floats  # covariance matrix of the free curvatures, for residuals of variance 1
     covariance: Floats
     variance_above: Floats
     total: Floats  # squares without a curve, (..., k)

@@ -1,4 +1,4 @@
-"""What the losses of a sweep decide about its batch sizes, and which trainings would decide more.
+"""Decide about batch sizes from the losses of a sweep, and choose the trainings to add.
 
 The intervals hold for all batch sizes together and, if seeds were added until the answer was
 clear, for all looks together: docs/statistics.md has their derivation and simulated error rates.
@@ -7,7 +7,7 @@ All arrays may hold many sweeps at once.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ ALPHA = 0.05
 LOOKS = (3, 5, 8, 12, 20)  # seeds per batch size at which `--seeds auto` decides what to run next
 MISFIT = 2.0  # times the variance of a loss from which on the curve does not fit
 TUNING_SEEDS = 4  # most tuning seeds of the rates near the best
-DRAWS, CHUNK = 40_000, 2_000  # of a simulated critical value; those that are made at once
-ROUNDING = 1e-12  # of a loss, relative
+DRAWS = 40_000  # simulated sweeps per critical value
+CHUNK = 2_000  # sweeps simulated at once
+ROUNDING = 1e-12  # relative error of a loss
 NOISY = 10.0  # standard deviation of a noisy batch size over that of the others
 
 Flags = NDArray[np.bool_]
@@ -33,9 +34,11 @@ class Decision:
     mean: Floats  # at the rate used, (..., k)
     variance: Floats  # over seeds, at least that of the quieter batch sizes, (..., k)
     difference: Floats  # mean of row minus column over their common seeds, (..., k, k)
-    half_width: Floats  # of its interval; infinite below two common seeds, (..., k, k)
+    half_width: Floats  # half the interval's width; infinite below two common seeds, (..., k, k)
     rates: RateBounds | None  # (..., k); None if the rates were not tuned
-    gap_low: Floats  # of the loss at the best rate minus the least of the others', (..., k)
+    gap_low: (
+        Floats  # interval of the loss at the best rate minus the least of the others', (..., k)
+    )
     gap_high: Floats
 
     @property
@@ -50,23 +53,11 @@ class Decision:
     def is_outside(self, tolerance: float) -> Flags:
         return np.asarray(self.gap_low > tolerance)
 
-    @property
-    def regrets(self) -> tuple[Floats, Floats]:
-        """The least and the largest regret of the rate used, (..., k)."""
-        if self.rates is None:
-            return np.zeros(self.mean.shape), np.zeros(self.mean.shape)
-        return self.rates.regret_low, self.rates.regret_high
-
     def may_be_decided(self, tolerance: float) -> Flags:
-        """Whether differences inside their intervals would decide if seeds had no error."""
-        least, most = self.regrets
-        is_pair = np.isfinite(self.difference) & ~np.eye(self.mean.shape[-1], dtype=bool)
-        with np.errstate(invalid="ignore"):  # the difference of two that are unbounded is NaN
-            low = self.difference - self.half_width - least[..., :, None] + most[..., None, :]
-            high = self.difference + self.half_width - most[..., :, None] + least[..., None, :]
-        may_be_within = ((low <= tolerance) | ~is_pair).all(-1)
-        may_be_outside = (high > tolerance) & is_pair
-        return np.asarray((may_be_within & is_pair.any(-1)) | may_be_outside.any(-1))
+        """Return whether some differences inside the intervals would decide without seed noise."""
+        with np.errstate(invalid="ignore"):  # NaN, which decides nothing, if two are unbounded
+            low, high = _gaps(self.mean, self.difference, -self.half_width, self.rates)
+        return np.asarray((high <= tolerance) | (low > tolerance))
 
     @property
     def best_estimate(self) -> Floats:
@@ -90,8 +81,7 @@ def decide(
     losses = np.where(np.isinf(losses).any(-1, keepdims=True), np.nan, losses)
     is_other = ~np.eye(losses.shape[-2], dtype=bool)
     _, mean, own = _moments(losses)
-    is_compared = np.isfinite(mean)
-    k = max(2, int(is_compared.sum(-1).max()))
+    k = max(2, int(np.isfinite(mean).sum(-1).max()))
     count, difference, variance = _moments(losses[..., :, None, :] - losses[..., None, :, :])
     variance = np.fmax(variance, _without_noisiest(variance)[..., None, None])
     counts = np.unique(count[(count > 1) & is_other]).tolist()
@@ -106,17 +96,27 @@ def decide(
     rest = (own.sum(-1, keepdims=True) - own.max(-1, keepdims=True)) / max(1, k - 1)
     own = np.maximum(own, rest)
     rates = None if points is None else bound_rates(points, own, log_rates)
-    made = Decision(mean, own, difference, half_width, rates, mean, mean)
-    least, most = made.regrets
-    is_known = np.isfinite(difference)
+    gaps = _gaps(mean, difference, half_width, rates)
+    return Decision(mean, own, difference, half_width, rates, *gaps)
+
+
+def _gaps(
+    mean: Floats, difference: Floats, half_width: Floats, rates: RateBounds | None
+) -> tuple[Floats, Floats]:
+    """Return the ends of each gap to the best of the others, NaN if it is not compared."""
+    least = most = np.zeros(mean.shape)
+    if rates is not None:
+        least, most = rates.regret_low, rates.regret_high
     low = difference - half_width - most[..., :, None] + least[..., None, :]
     high = difference + half_width - least[..., :, None] + most[..., None, :]
-    is_pair = is_other & is_compared[..., :, None] & is_compared[..., None, :]
+    is_compared, has_seeds = np.isfinite(mean), np.isfinite(difference)  # in common
+    is_pair = is_compared[..., :, None] & is_compared[..., None, :]
+    is_pair &= ~np.eye(mean.shape[-1], dtype=bool)
+    ends = np.where(has_seeds, low, -np.inf), np.where(has_seeds, high, np.inf)
     gap_low, gap_high = (
-        np.where(is_pair.any(-1), np.where(is_pair, end, -np.inf).max(-1), np.nan)
-        for end in (np.where(is_known, low, -np.inf), np.where(is_known, high, np.inf))
+        np.where(is_pair.any(-1), np.where(is_pair, end, -np.inf).max(-1), np.nan) for end in ends
     )
-    return replace(made, gap_low=gap_low, gap_high=gap_high)
+    return gap_low, gap_high
 
 
 def next_trainings(

@@ -202,7 +202,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
         measured = points.dropna(subset=metric) if metric in points else points.iloc[:0]
         for (label, batch, _), rows in measured.groupby(["label", "batch_size", "curve"]):
             groups = rows.groupby("tokens")[metric]
-            means = groups.mean()[groups.size() == rows["id"].nunique()]  # of all seeds
+            means = groups.mean()[groups.size() == rows["id"].nunique()]  # all seeds
             _, _, line = styles[label]
             axis.plot(means.index, means, line, color=colors[batch], label=f"batch {batch}")
         axis.set_ylabel(title)

@@ -165,7 +165,7 @@ class Mirror(threading.Thread):
             "sweep.state": str(status.state),
             "sweep.cause": str(status.cause or ""),
             "sweep.status": json.dumps(asdict(shortened)),
-            "sweep.files": " ".join(files) if is_finished else "",  # that belong to this state
+            "sweep.files": " ".join(files) if is_finished else "",  # files of this state
         }
         is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
         if run is None or not (is_finished and is_current):

@@ -29,7 +29,7 @@ POSITIONS = 1 << 41  # offset from the numbers of completions, which use the sam
 class Prompt:
     text: str
     ids: tuple[int, ...] | None = None  # None: the tokenizer encodes the text
-    facts: dict[str, Any] = field(default_factory=dict)  # what the reward needs
+    facts: dict[str, Any] = field(default_factory=dict)  # input of the reward
 
 
 class Completion(NamedTuple):

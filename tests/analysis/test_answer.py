@@ -228,7 +228,8 @@ def test_the_options_count_for_a_folder_too(looked):
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("seconds_training", "12 s"), ("tokens", "1.28M"), ("execution", "{")]
+    ("column", "value"),
+    [("seconds_training", "12 s"), ("tokens", "1.28M"), ("execution", "{"), ("has_looks", "yes")],
 )
 def test_an_optional_column_that_cannot_be_read_is_refused(column, value):
     with pytest.raises(SweepError, match=f"{column} must be .*, got {value} in row 0"):
