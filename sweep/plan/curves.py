@@ -227,17 +227,15 @@ def _fit(points: RatePoints, is_given: NDArray[np.bool_], lowest: Floats) -> _Fi
     is_in = is_given[..., None, None, :]
     weights = is_in / np.maximum(is_in.sum(-1, keepdims=True), 1)
     losses = np.where(is_in, points.losses[..., None, None, :], 0.0)
-    mean = (weights * losses).sum(-1)
+    mean = _dot(weights, losses)
     residual = np.where(is_in, losses - mean[..., None], 0.0)
     log_rates = np.where(is_in, points.log_rates[..., None, None, :], 0.0)
     distance = log_rates - lowest[..., None]  # (..., k, families, GRID, rates)
     bowls = [np.where(side, np.square(distance), 0.0) for side in (distance < 0, distance > 0)]
-    means = [(weights * bowl).sum(-1) for bowl in bowls]
+    means = [_dot(weights, bowl) for bowl in bowls]
     x, y = (np.where(is_in, b - m[..., None], 0.0) for b, m in zip(bowls, means, strict=True))
-    xx, xy, yy, xr, yr = (
-        (a * b).sum(-1) for a, b in ((x, x), (x, y), (y, y), (x, residual), (y, residual))
-    )
-    total = np.square(residual).sum(-1)
+    xx, xy, yy = _dot(x, x), _dot(x, y), _dot(y, y)
+    xr, yr, total = _dot(x, residual), _dot(y, residual), _dot(residual, residual)
 
     ratios = np.r_[RATIOS, 1.0][:, None]  # the last one is not used
     gram = np.maximum(xx + 2 * ratios * xy + ratios**2 * yy, 1e-300)
@@ -265,6 +263,10 @@ def _fit(points: RatePoints, is_given: NDArray[np.bool_], lowest: Floats) -> _Fi
         variance_above=np.where(is_free, xx / determinant, ratios**2 / gram),
         total=total[..., 0, 0],
     )
+
+
+def _dot(left: Floats, right: Floats) -> Floats:
+    return np.asarray(np.einsum("...r,...r", left, right))
 
 
 def _ends(points: Floats, is_in: NDArray[np.bool_]) -> tuple[Floats, Floats]:
