@@ -77,7 +77,7 @@ class BatchSizeAnswer:
     estimated_regret: float | None  # loss that the rate used gives up; None without a fit
     regret_interval: tuple[float, float] | None
     microbatch_size: int | None
-    seconds: float | None  # median training time over seeds; None if times differ too much
+    seconds: float | None  # median time of training, or to the target; None if they differ too much
 
 
 @dataclass(frozen=True)

@@ -272,6 +272,9 @@ def judge_trials(
         reports = own[(own["stage"] == "report") & has_ended]
         loss = reports["final_valid_loss"].mask(reports["has_diverged"], math.inf).astype(float)
         reports = reports.assign(value=loss).dropna(subset=["value"])
+        if own["has_target"].any():  # without the time from the target to the last evaluation
+            share = np.exp(reports["value"]) / reports["token_budget"].astype(float)
+            reports["seconds_training"] *= share.fillna(1.0)
         result = PolicyResult(str(label), checks, table.rates, None, None, curve)
         if decided := decide_trials(
             reports, table.rates, bool(own["has_looks"].astype(str).eq("True").any())
@@ -355,13 +358,13 @@ def _count_next(plan: Plan, result: PolicyResult) -> dict[int, int]:
 def _describe_curve(curve: StepsCurve) -> list[str]:
     most = "at most " if curve.is_excess_bound else ""
     measured = [
-        f"{excess:.0%} at a batch size of {most}{estimate:.3g} sequences"
+        f"by {100 * excess:.0f} % at {most}{estimate:.3g} sequences per step"
         for excess, estimate in curve.excess.items()
         if estimate is not None and supports_crossings(curve)
     ]
     lines = []
     if measured:
-        text = f"The tokens to a loss of {curve.target:g} exceed their least by"
+        text = f"The tokens to a loss of {curve.target:g} exceed their least"
         lines.append(f"{text} {join(measured)}.")
     if curve.fit and supports_fit(curve):
         lines.append(

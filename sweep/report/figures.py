@@ -69,7 +69,7 @@ def plot_answer(answer: Answer) -> Figure:
     figure, (gaps, times) = new_figure(panels=2)
     sizes = [row.batch_size for row in answer.batch_sizes]
     is_ratio = answer.unit == "ratio"
-    scale = 100 if is_ratio else 1
+    scale, unit = (100, " %") if is_ratio else (1, "")
     margin = scale * answer.tolerance
     for row in answer.batch_sizes:
         color, marker = VERDICTS[row.tolerance_verdict]
@@ -91,19 +91,20 @@ def plot_answer(answer: Answer) -> Figure:
             gaps.plot(row.batch_size, scale * max(0.0, row.gap), marker, clip_on=False, **style)
         if row.seconds is not None:
             times.plot(row.batch_size, row.seconds, marker, color=color)
-    gaps.axhspan(0, margin, color=GREEN, alpha=0.12, label=f"tolerance, {margin:g}")
+    gaps.axhspan(0, margin, color=GREEN, alpha=0.12, label=f"tolerance, {margin:g}{unit}")
     gaps.set_yscale("symlog", linthresh=2 * margin)
     top = max(gaps.dataLim.y1, 2 * margin)
     decades = [digit * 10.0**power for power in range(-6, 4) for digit in (1, 3)]
     ticks = [0.0, margin, *(tick for tick in decades if 2 * margin <= tick <= top)]
     gaps.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     gaps.set_ylim(0, 1.3 * top)
-    unit = "%" if is_ratio else answer.unit
     what = "tokens" if is_ratio else answer.metric.replace("_", " ")
-    gaps.set_ylabel(f"{what} given up against the best [{unit}]".replace(" []", ""))
+    given_up = f"{what} given up against the best [{unit.strip() or answer.unit}]"
+    gaps.set_ylabel(given_up.replace(" []", ""))
     gaps.minorticks_off()
     longest = max((row.seconds or 0.0 for row in answer.batch_sizes), default=0.0) or 1.0
-    times.set(ylim=(0, 1.1 * longest), ylabel="time of training, median [seconds]")
+    purpose = "to the target" if is_ratio else "of training"
+    times.set(ylim=(0, 1.1 * longest), ylabel=f"time {purpose}, median [seconds]")
     if unknown := [row.batch_size for row in answer.batch_sizes if row.seconds is None]:
         text = f"not known at batch size {join(unknown)}"
         times.text(0.02, 0.03, text, transform=times.transAxes, color=GREY)
@@ -272,6 +273,8 @@ def plot_rates(policies: Policies) -> Figure | None:
     _set_log_scale(axis, "x")
     _set_log_scale(axis, "y", least_ratio=2)
     measure = "training tokens to the target" if has_target else "final validation loss"
+    if has_target:
+        axis.yaxis.set_major_formatter(lambda value, _: format_count(value))
     axis.set(xlabel="peak learning rate", ylabel=f"{measure}, tuning seed")
     return with_legend(figure)
 

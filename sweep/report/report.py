@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sweep.analysis import frames
-from sweep.analysis.checks import supports_crossings, supports_fit
+from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
 from sweep.analysis.frames import short
 from sweep.analysis.results import Sweep, load_sweep, scope_of
@@ -70,6 +70,7 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
         final_prompts=FINAL_PROMPTS,
         noise=list(noise_scales(sweep)),
         other_curves=sweep.other_curves if curves else (),
+        check_curve=check_curve,
         supports_crossings=supports_crossings,
         supports_fit=supports_fit,
         steps=[row for curve in curves.values() for row in _steps(curve)],

@@ -192,6 +192,16 @@ def test_a_batch_size_that_missed_the_target_is_not_compared():
     assert by_loss.metric == "loss" and by_loss[2].mean == pytest.approx(13.0, abs=0.01)
 
 
+def test_the_time_of_a_training_to_a_target_ends_at_the_target():
+    trials = table({2: 13.0, 4: 13.001}, noise=1e-4, target=3.0)
+    trials["tokens_to_target"] = np.exp(trials["final_valid_loss"])
+    assert sweep.answer(trials)[2].seconds == pytest.approx(10.2)
+    trained = trials["tokens_to_target"] * np.where(trials["batch_size"] == 2, 1.25, 2.0)
+    answer = sweep.answer(trials.assign(tokens=trained))
+    assert answer[2].seconds == pytest.approx(10.2 / 1.25)
+    assert answer[4].seconds == pytest.approx(10.2 / 2) and answer.recommended == 4
+
+
 def test_times_that_differ_too_much_are_not_known():
     trials = table(CLOSE, seconds={2: 10.0, 4: 10.0, 8: 10.0})
     trials.loc[(trials["batch_size"] == 8) & (trials["seed"] == 1), "seconds_training"] = 20.0
