@@ -55,8 +55,9 @@ class Metric:
         return math.expm1(difference) if self.is_ratio else difference
 
     def write_least(self, gap: float) -> str:
-        """Write a lower bound, rounded down to three digits."""
+        """Write a lower bound, rounded down to three digits, or to a tenth of a percent."""
         unit = 10.0 ** (math.floor(math.log10(gap)) - 2) if gap > 0 else 1.0
+        unit = 0.001 if self.is_ratio else unit
         return self.write(math.floor(gap / unit) * unit)
 
     def write(self, gap: float) -> str:
@@ -205,7 +206,7 @@ def _describe_size(
         estimated_regret=regret,
         regret_interval=regret_interval,
         microbatch_size=None if math.isnan(microbatch) else int(microbatch),
-        seconds=_typical_time(complete),
+        seconds=typical_time(_times(complete)),
     )
 
 
@@ -220,9 +221,8 @@ def _times(trials: pd.DataFrame) -> pd.Series:
     return trials["seconds_training"][trials["seconds_training"] > 0]
 
 
-def _typical_time(trials: pd.DataFrame) -> float | None:
-    """Return the median of training times; None without any, or if they differ too much."""
-    times = _times(trials)
+def typical_time(times: pd.Series) -> float | None:
+    """Return the median of the times of equal trials; None if they differ too much."""
     is_known = len(times) > 0 and times.max() <= MOST_TIME_RATIO * times.min()
     return float(times.median()) if is_known else None
 
@@ -292,8 +292,11 @@ def _describe_sizes(answer: Answer) -> list[str]:
     compared = [row for row in rows if row.mean is not None]
     start = "Provisionally, use" if answer.provisional else "Use"
     lines = [f"{start} batch size {answer.recommended}: {answer.basis}."]
+    is_tuned = any(row.regret_interval for row in rows)
+    if not is_tuned:
+        lines.insert(0, _describe_losses(answer))
     if all(row.gap_to_best == (None, None) for row in rows):
-        return [_without_intervals(answer), *lines]
+        return lines
     names = f"Batch size {best[0]}" if len(best) == 1 else f"Batch sizes {join(best)}"
     texts = [f"{names} may be the best." if len(best) < len(compared) else "Any may be the best."]
     if best == [answer.recommended]:
@@ -308,9 +311,11 @@ def _describe_sizes(answer: Answer) -> list[str]:
         first, *rest = (
             (row.batch_size, metric.write_least(row.gap_to_best[0] or 0.0)) for row in outside
         )
-        start = f"Batch size {first[0]} is worse than the best by at least {first[1]}"
+        start = f"{'Batch' if is_tuned else 'At these rates, batch'} size {first[0]}"
         if metric.is_ratio:
-            start = f"Batch size {first[0]} takes at least {first[1]} more tokens than the best"
+            start += f" takes at least {first[1]} more tokens than the best"
+        else:
+            start += f" is worse than the best by at least {first[1]}"
         lines.append(", ".join([start, *(f"{size} {by}{gap}" for size, gap in rest)]) + ".")
     open_rows = [row for row in compared if row.tolerance_verdict == UNDECIDED]
     if open_rows:
@@ -324,7 +329,7 @@ def _describe_sizes(answer: Answer) -> list[str]:
         lines[-1] += f" At {join(unclear)} the best learning rate is not known well enough."
     if failed := [row.batch_size for row in rows if row.mean is None]:
         names = f"Batch size {failed[0]} is" if len(failed) == 1 else f"{join(failed)} are"
-        lines.append(f"{names} not compared: not every seed has a result.")
+        lines.append(f"{names} not compared: a seed diverged or has no result.")
     return lines
 
 
@@ -336,10 +341,12 @@ def _is_unclear(row: BatchSizeAnswer, answer: Answer) -> bool:
     return high - low > answer.tolerance / 2
 
 
-def _without_intervals(answer: Answer) -> str:
+def _describe_losses(answer: Answer) -> str:
+    """Say what was measured, of rates that were not tuned or whose best is not known."""
     measured = [row for row in answer.batch_sizes if row.mean is not None]
     means = join(f"{row.mean:.4g} at batch size {row.batch_size}" for row in measured)
-    return f"The {answer.metric.replace('_', ' ')} was {means}; its error is not known."
+    cause = "the best rates are not known" if answer.pairs else "its error is not known"
+    return f"The {answer.metric.replace('_', ' ')} was {means}; {cause}."
 
 
 def join(items: Iterable[Any]) -> str:

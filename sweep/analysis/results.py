@@ -110,6 +110,10 @@ class Sweep(SweepTables):
         if result is None or result.answer is None:
             return [_without_answer(self)]
         lines = describe(result.answer)
+        most = self.plan.settings.answer.max_seeds
+        seeds = max(row.seeds for row in result.answer.batch_sizes)
+        if not (result.answer.decided or result.answer.settle) and seeds >= most:
+            lines.append(f"The sweep ended at {seeds} seeds, its limit (--max-seeds).")
         if result.curve:
             lines += _describe_curve(result.curve)
         return lines
@@ -198,6 +202,7 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
         ),
         "batch_size must be a positive whole number": (sizes >= 1) & (sizes % 1 == 0),
         "learning_rate must be a positive number": (rates > 0) & np.isfinite(rates),
+        "tokens_to_target must be positive or empty": ~(converted["tokens_to_target"] <= 0),
         "execution must be a JSON object or empty": converted["execution"].map(_is_json_object),
     }
     for rule, is_met in is_allowed.items():
@@ -320,7 +325,7 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
         return answering_command(plan), float(seconds.sum() * tuning)
     blocking = {check.code for check in result.blocking}
     if "learning_rate_at_edge" in blocking:
-        return None, None  # the check's remedy says what to do
+        return _tune_beyond(sweep, result), float(seconds.sum() * tuning)
     if "missing_batch_size" in blocking:
         return command_with(plan), None
     if blocking or not result.answer.decided:
@@ -336,6 +341,19 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
         return None, None
     command = command_with(plan, batches=batches, seeds="auto")
     return command, float(seconds[nearest]) * tuning
+
+
+def _tune_beyond(sweep: SweepTables, result: PolicyResult) -> str | None:
+    """Return the command that tunes again around the best rates, which are at one end."""
+    edges = [rate for rate in result.rates if not rate.is_inside]
+    best = [rate.best for rate in edges if rate.best]
+    sides = {rate.is_highest_best for rate in edges}
+    if not best or len(best) < len(edges) or len(sides) > 1:
+        return None  # the check's remedy says what to do
+    centre = max(best) if sides == {True} else min(best)
+    words = sweep.plan.commands[-1] if sweep.plan.commands else ()
+    out = words[words.index("--out") + 1] if "--out" in words else f"results/{sweep.name}"
+    return command_with(sweep.plan, tune_centre=f"{centre:.3g}", out=f"{out}-2")
 
 
 def _count_next(plan: Plan, result: PolicyResult) -> dict[int, int]:
@@ -364,13 +382,13 @@ def _describe_curve(curve: StepsCurve) -> list[str]:
     ]
     lines = []
     if measured:
-        text = f"The tokens to a loss of {curve.target:g} exceed their least"
+        text = f"Measured: the tokens to a loss of {curve.target:g} exceed their least"
         lines.append(f"{text} {join(measured)}.")
     if curve.fit and supports_fit(curve):
         lines.append(
-            f"To a validation loss of {curve.target:g} the critical batch size is "
-            f"{curve.fit.b_crit:.4g} sequences: training there takes twice the least tokens and "
-            "twice the least steps."
+            f"Fitted: by the curve S_min + E_min/B, which is {100 * curve.fit.largest_misfit:.1f} "
+            f"% off at most, the critical batch size is {curve.fit.b_crit:.3g} sequences; it takes "
+            "twice the least tokens and twice the least steps of the curve."
         )
     return lines
 

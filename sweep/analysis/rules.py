@@ -53,7 +53,8 @@ def rows_of_trials(trials: pd.DataFrame) -> pd.DataFrame:
     rows["state"] = rows["state"].astype(object).fillna("unknown")
     rows["cause"] = rows["cause"].astype(object).fillna("")
     rows["status"] = (rows["state"] + " " + rows["cause"]).str.strip()
-    rows["has_diverged"] = rows["cause"] == "diverged"
+    is_infinite = np.isinf(rows["final_valid_loss"].astype(float))
+    rows["has_diverged"] = (rows["cause"] == "diverged") | is_infinite
     rows["is_out_of_memory"] = rows["cause"] == "out_of_memory"
     rows["is_failed"] = rows["state"] != "COMPLETE"
     rows["hours"] = rows["seconds_training"] / 3600
@@ -133,6 +134,8 @@ def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:
         return f"{low} at every batch size"
     by_size = pd.Series(values.to_numpy(), cells["batch_size"])
     first, last = by_size.idxmin(), by_size.idxmax()
+    if first == last:
+        return f"{low} to {high} at batch size {first:g}"
     return f"{low} at batch size {first:g} to {high} at batch size {last:g}"
 
 
@@ -221,7 +224,7 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     if untuned and not edges:
         remedy = "Tune their rates: the trials of stage tune belong in the table."
     elif highest and len(highest) == len(edges) and not untuned:
-        remedy = "The rates are too low. Raise them: another --out with a higher [tuning] centre."
+        remedy = "The rates are too low. Raise them: another --out with a higher --tune-centre."
     return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts), remedy
 
 
@@ -410,7 +413,8 @@ def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 def uneven_times(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     rows = table.rows[(table.rows["stage"] != "tune") & ~table.rows["is_failed"]]
-    seconds = rows.groupby("batch_size")["seconds_training"]
+    tokens = rows["token_budget"] if table.has_target else 1.0  # they end at different tokens
+    seconds = (rows["seconds_training"] / tokens).groupby(rows["batch_size"])
     ratios = (seconds.max() / seconds.min())[seconds.count() > 1].rename("ratio").reset_index()
     if ratios.empty:
         return None

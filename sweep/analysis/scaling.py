@@ -16,6 +16,7 @@ from sweep.config import read_toml
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan
 
+NOT_MEASURED = "not measured"
 RULES: dict[str, str] = read_toml(__file__, "scaling.toml")  # name and source of each rule
 
 
@@ -41,6 +42,14 @@ class RuleCost:
     rates: dict[int, float]  # by batch size
     costs: dict[int, Estimate | None]  # loss given up; None outside of the measured rates
 
+    def verdict(self, margin: float) -> str:
+        if any(cost and cost.low > margin for cost in self.costs.values()):
+            return OUTSIDE
+        if None in self.costs.values():
+            return NOT_MEASURED
+        is_within = all(cost and cost.high <= margin for cost in self.costs.values())
+        return WITHIN if is_within else UNDECIDED
+
 
 def rule_costs(
     plan: Plan, rates: Sequence[TunedRate], sigma: Mapping[int, float]
@@ -48,7 +57,8 @@ def rule_costs(
     """Return the cost of each rule anchored at each batch size; `sigma` is of a loss over seeds.
 
     A cost is the loss at the rule's rate, interpolated in log rates between the tuning trials,
-    minus that at the lowest point of the fitted curve.
+    minus that at the lowest point of the fitted curve. The standard error is that of linear
+    interpolation.
     """
     fitted = {rate.batch_size: rate for rate in rates if rate.optimum is not None}
     by_rule: dict[str, dict[int | None, dict[int, float]]] = {}
@@ -78,13 +88,16 @@ def _step_law(plan: Plan) -> float | None:
 
 
 def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimate | None:
-    means = rate.trials.groupby("learning_rate")["loss"].mean()
-    means = means[np.isfinite(means)]
-    if len(means) < 2 or not means.index[0] <= chosen <= means.index[-1]:
+    losses = rate.trials.groupby("learning_rate")["loss"].agg(["mean", "count"])
+    losses = losses[np.isfinite(losses["mean"])]
+    if len(losses) < 2 or not losses.index[0] <= chosen <= losses.index[-1]:
         return None
-    curve = PchipInterpolator(np.log(means.index), means.to_numpy())
-    cost = float(curve(math.log(chosen))) - float(curve(math.log(rate.optimum or math.nan)))
-    half = 1.96 * math.sqrt(2) * sigma.get(rate.batch_size, math.nan)
+    ends = np.log([rate.optimum or math.nan, chosen])
+    curve = PchipInterpolator(np.log(losses.index), losses["mean"].to_numpy())
+    weights = [np.interp(ends, np.log(losses.index), own) for own in np.eye(len(losses))]
+    variance = float((np.diff(weights)[:, 0] ** 2 / losses["count"]).sum())
+    cost = float(np.diff(curve(ends))[0])
+    half = 1.96 * math.sqrt(variance) * sigma.get(rate.batch_size, math.nan)
     return Estimate(cost, cost - half, cost + half)
 
 
@@ -92,26 +105,22 @@ def describe_costs(costs: Sequence[RuleCost], margin: float) -> str:
     """Say which rules would have kept every batch size within the tolerance of losses."""
     if not costs:
         return ""
-    verdicts: dict[str, list[str]] = {}
+    anchors: dict[str, dict[str, list[int | None]]] = {}  # by rule and verdict
     for cost in costs:
-        verdicts.setdefault(cost.rule, []).append(_verdict(cost, margin))
-    names = {name: {*of_anchors} for name, of_anchors in verdicts.items()}
-    if good := [name for name, own in names.items() if own == {WITHIN}]:
+        of_rule = anchors.setdefault(cost.rule, {})
+        of_rule.setdefault(cost.verdict(margin), []).append(cost.anchor)
+    if good := [name for name, own in anchors.items() if {*own} == {WITHIN}]:
         return f"Yes, within the tolerance, by {join(good)} from any of the batch sizes."
-    if partly := [name for name, own in names.items() if WITHIN in own]:
-        return f"Only with luck, from some batch sizes within the tolerance: by {join(partly)}."
-    open_rules = [name for name, own in names.items() if UNDECIDED in own]
-    if open_rules:
-        lost = [name for name in names if name not in open_rules]
-        text = f"It is not known whether {join(open_rules)} would have stayed within the tolerance"
-        return f"{text}; {join(lost)} would not." if lost else f"{text}."
-    return "No: from no batch size does any of these rules stay within the tolerance everywhere."
-
-
-def _verdict(cost: RuleCost, margin: float) -> str:
-    """Judge the rates that a rule chooses at all batch sizes but its anchor."""
-    others = [estimate for size, estimate in cost.costs.items() if size != cost.anchor]
-    if any(estimate and estimate.low > margin for estimate in others):
-        return OUTSIDE
-    is_within = all(estimate and estimate.high <= margin for estimate in others)
-    return WITHIN if is_within else UNDECIDED
+    if partly := [(name, own[WITHIN]) for name, own in anchors.items() if WITHIN in own]:
+        names = join(f"{name} from batch size {join(sizes)}" for name, sizes in partly)
+        return f"Only with luck, within the tolerance by {names}."
+    texts = {
+        UNDECIDED: "{} may have stayed within the tolerance",
+        NOT_MEASURED: "{} would have used rates that were not measured",
+        OUTSIDE: "{} would have left the tolerance",
+    }
+    rules: dict[str, list[str]] = {}  # by the first of these verdicts that a rule has
+    for name, own in anchors.items():
+        rules.setdefault(next(verdict for verdict in texts if verdict in own), []).append(name)
+    parts = [text.format(join(rules[key])) for key, text in texts.items() if key in rules]
+    return f"{'No' if {*rules} == {OUTSIDE} else 'It is not known'}: {'; '.join(parts)}."

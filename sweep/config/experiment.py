@@ -81,8 +81,10 @@ class TuningSettings(Settings, use_attribute_docstrings=True):
     budget: Annotated[Count | None, RunFlag(Group.TUNING, "tune-budget")] = None
     """Tokens of each tuning trial; by default the budget."""
     trials: Annotated[int, Field(ge=5, le=1000, strict=True)] = 15  # if several dimensions
-    # centre of the grid of rates at every batch size; by default one that suits tinystories
-    centre: Annotated[float, Field(gt=0, le=1e6, strict=True)] | None = None
+    centre: Annotated[
+        float | None, Field(gt=0, le=1e6), RunFlag(Group.TUNING, "tune-centre", "RATE")
+    ] = None
+    """Centre of the grid of rates at every batch size; by default one that suits tinystories."""
     prune: bool = True  # end the worse half at 1/4 and at 1/2 of the tokens
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from sweep.plan.curves import Floats, RateBounds, RatePoints, bound_rates
 
@@ -197,6 +198,8 @@ def critical_values(k: int, looks: tuple[int, ...]) -> dict[int, float]:
     """
     if not looks:
         return {}
+    if k == 2 and len(looks) == 1:
+        return {looks[0]: float(stdtrit(looks[0] - 1, 1 - ALPHA / 2))}  # that of the paired t test
     patterns = [np.r_[1 / NOISY, np.ones(k - 1)]]
     if k > 3:
         patterns += [np.r_[ratio, ratio, np.ones(k - 2)] for ratio in (3.0, NOISY)]

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from sweep.analysis import frames
+from sweep.analysis.answer import Answer, BatchSizeAnswer, typical_time
 from sweep.analysis.checks import check_curve, supports_crossings, supports_fit
 from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scales
 from sweep.analysis.frames import short
@@ -75,7 +76,7 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
         supports_fit=supports_fit,
         steps=[row for curve in curves.values() for row in _steps(curve)],
         equal_losses=[
-            (measure, label, *losses_at(sweep, curve.trials, measure))
+            (measure, label, *losses_at(sweep, _comparable(curve.trials, measure), measure))
             for measure in ("tokens", "steps", "seconds")
             for label, curve in curves.items()
         ],
@@ -119,7 +120,8 @@ def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
     table["seeds"] = batches.size()
     table["bound"] = batches["steps"].min()
     table["reached"] = reached.size().reindex(table.index, fill_value=0)
-    table[["tokens", "steps", "seconds"]] = reached[["tokens", "steps", "seconds"]].mean()
+    table[["tokens", "steps"]] = reached[["tokens", "steps"]].mean()
+    table["seconds"] = reached["seconds"].agg(typical_time).astype(float)
     table["steps_sd"] = reached["steps"].std()
     table["is_whole"] = table["reached"] == table["seeds"]
     sizes = list(curve.batch_sizes)
@@ -127,6 +129,12 @@ def _steps(curve: StepsCurve) -> list[dict[Any, Any]]:
     table["slope"] = pd.Series(fit.slopes, sizes[1:]) if fit else np.nan
     table["residual"] = pd.Series(fit.residuals.mean(0), sizes) if fit else np.nan
     return table.reset_index().to_dict("records")
+
+
+def _comparable(trials: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Return the trials of batch sizes whose seconds are known, if these are the measure."""
+    times = trials.groupby("batch_size")["seconds"].agg(typical_time).dropna()
+    return trials if measure != "seconds" else trials[trials["batch_size"].isin(times.index)]
 
 
 def render(template: str, **context: Any) -> str:
@@ -198,7 +206,8 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
-    "gap": lambda ends, answer: _write_gap(ends, answer.unit == "ratio"),
+    "gap": lambda ends, answer: _write_gap(ends, answer),
+    "regret": lambda row, answer: _write_regret(row, answer),
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
     "short_count": format_count,
@@ -207,15 +216,27 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
 }
 
 
+def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
+    if row.regret_interval is None:
+        return MISSING
+    values = (row.estimated_regret or 0.0, *row.regret_interval)
+    if answer.unit == "ratio":
+        return "{:.1f} % [{:.1f}, {:.1f}]".format(*(100 * value for value in values))
+    return "{:.4f} [{:.4f}, {:.4f}]".format(*values)
+
+
 def _write_cost(cost: Estimate) -> str:
     half = cost.high - cost.value
-    return f"{round(cost.value, 3) + 0.0:.3f}" + (f" ± {half:.3f}" if math.isfinite(half) else "")
+    return f"{round(cost.value, 3) + 0.0:.3f}" + (f" ± {half:.3f}" if half > 0 else "")
 
 
-def _write_gap(interval: tuple[float | None, float | None], is_share: bool) -> str:
+def _write_gap(interval: tuple[float | None, float | None], answer: Answer) -> str:
+    """Write an interval, rounded outwards."""
+    is_share = answer.unit == "ratio"
+    digits, factor, form = (3, 100, "{:+.1f} %") if is_share else (4, 1, "{:+.4f}")
     ends = [
-        None if end is None else f"{100 * end:+.1f} %" if is_share else f"{end:+.4f}"
-        for end in interval
+        None if end is None else form.format(factor * away(end * 10**digits) / 10**digits)
+        for end, away in zip(interval, (math.floor, math.ceil), strict=True)
     ]
     if ends[0] is None:
         return MISSING if ends[1] is None else f"{ends[1]} or less"

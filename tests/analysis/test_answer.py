@@ -1,6 +1,7 @@
 """The answer from tables of trials whose truth is known, through the public function."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -178,6 +179,29 @@ def test_an_untuned_batch_size_may_be_far_better_and_is_not_recommended():
     assert "At 8 the best learning rate is not known" in " ".join(describe(answer))
 
 
+@pytest.mark.parametrize("loss", [math.inf, -math.inf])
+def test_an_infinite_loss_counts_as_diverged(loss):
+    trials = table(CLOSE)
+    trials.loc[(trials["batch_size"] == 8) & (trials["seed"] == 4), "final_valid_loss"] = loss
+    answer = sweep.answer(trials)
+    assert answer.provisional and answer[8].mean is None and answer[2].mean is not None
+
+
+def test_untuned_rates_open_with_the_losses_and_limit_the_differences_to_them():
+    trials = table({2: 1.0, 4: 1.2, 8: 1.5}).query("stage == 'report'")
+    answer = sweep.answer(trials.assign(policy="fixed", learning_rate=1e-3))
+    first, second, *rest = describe(answer)
+    assert all(f"{loss} at batch size" in first for loss in ("1", "1.2", "1.5"))
+    assert second.startswith("Provisionally, use batch size 2")
+    assert any(line.startswith("At these rates, batch size 4 is worse") for line in rest)
+
+
+def test_tokens_to_a_target_are_positive():
+    trials = table({2: 13.0, 4: 13.1}, target=3.0).assign(tokens_to_target=0)
+    with pytest.raises(SweepError, match="tokens_to_target must be positive or empty, got 0"):
+        sweep.answer(trials)
+
+
 def test_a_batch_size_that_missed_the_target_is_not_compared():
     trials = table({2: 13.0, 4: 13.001, 8: 13.1}, target=3.0)
     trials["tokens_to_target"] = np.exp(trials["final_valid_loss"])
@@ -309,5 +333,10 @@ def test_the_cost_of_rules_is_that_of_the_closed_form(tmp_path):
     assert not any(None in cost.costs.values() for cost in costs)
     assert describe_costs(costs, 1e-6).startswith("No")
     assert describe_costs(costs, 1e9).startswith("Yes")
-    noisy = rule_costs(plan, result.rates, dict.fromkeys((8, 32, 128), 10.0))
-    assert describe_costs(noisy, 0.1).startswith("It is not known")
+    for cost in rule_costs(plan, result.rates, dict.fromkeys((8, 32, 128), 10.0)):
+        others = [own for size, own in cost.costs.items() if size != cost.anchor]
+        assert all(own.high - own.low > 1 for own in others)
+        assert cost.costs[cost.anchor].low == cost.costs[cost.anchor].high == 0  # by definition
+        assert cost.verdict(0.1) == "undecided"
+        unmeasured = replace(cost, costs={**cost.costs, 8: None})
+        assert unmeasured.verdict(1e9) == "not measured"

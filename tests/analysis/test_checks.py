@@ -11,6 +11,7 @@ from sweep.analysis.checks import CURVE_CHECKS, FAIL, NOT_APPLICABLE, TABLE
 from sweep.analysis.frames import write_trials_csv
 from sweep.analysis.results import judge_trials, load_sweep
 from sweep.analysis.rules import RULES
+from sweep.plan.rates import GRID
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 LOSSES = {4: 1.50, 16: 1.45, 64: 1.60}
@@ -117,6 +118,22 @@ def test_a_failed_check_makes_the_answer_provisional_and_names_its_remedy(
     result = checked(**{"losses": LOSSES, **change})
     assert codes <= blocking(result) and result.answer.provisional
     assert any(remedy in find(result, code).remedy for code in codes)
+
+
+def test_rates_that_are_all_too_low_are_tuned_again_around_the_highest(tmp_path):
+    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, tuning={"centre": 1e-5})
+    answer = load_sweep(tmp_path / "s").answer()
+    highest = 1e-5 * max(GRID)
+    assert f"--tune-centre {highest:.3g} --out results/s-2" in answer.settle
+    assert answer.settle_seconds > 0
+
+
+def test_an_open_answer_at_the_most_seeds_says_that_they_are_the_limit(tmp_path):
+    most = {"answer": {"max_seeds": 3, "tolerance": 1e-6}}
+    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, **most)
+    sweep = load_sweep(tmp_path / "s")
+    assert not sweep.answer().decided
+    assert (sweep.answer().settle is None) == any("limit" in line for line in sweep.sentences())
 
 
 def test_a_rate_that_diverged_bounds_its_grid(checked):

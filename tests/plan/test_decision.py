@@ -125,6 +125,12 @@ def test_the_regret_of_the_rates_widens_and_shifts_the_gaps():
     assert off.best_estimate[1] == pytest.approx(0.2 - 0.1, abs=0.01)
 
 
+def test_two_batch_sizes_have_the_critical_values_of_the_paired_t_test():
+    assert critical_values(2, (3,)) == pytest.approx({3: 4.3027}, rel=1e-4)
+    looks = critical_values(2, LOOKS)
+    assert all(value > critical_values(2, (seeds,))[seeds] for seeds, value in looks.items())
+
+
 @pytest.mark.parametrize("k", [2, 3, 5, 8])
 def test_critical_values_fall_with_seeds_and_rise_with_looks(k):
     values = critical_values(k, LOOKS)
