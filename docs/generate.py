@@ -33,6 +33,7 @@ from sweep.config.models import (
 )
 from sweep.config.settings import Settings, settings_of
 from sweep.config.trial import Execution, Services
+from sweep.report.report import write_gap
 
 PAGE = Path(__file__).parent / "cli.md"
 SETTINGS = Path(__file__).parent / "settings.md"
@@ -242,10 +243,9 @@ def results_section() -> str:
     ]
     for row in answer.batch_sizes:
         at_fixed = fixed[fixed["batch_size"] == row.batch_size]["final_valid_loss"].mean()
-        low, high = row.gap_to_best
         lines.append(
             f"| {row.batch_size} | {row.seeds} | {row.learning_rate:.2g} | {row.mean:.4f} | "
-            f"{low:+.3f} to {high:+.3f} | {at_fixed:.4f} |"
+            f"{write_gap(row.gap_to_best, answer)} | {at_fixed:.4f} |"
         )
     lines += ["", f"![final validation loss against batch size]({PUBLISHED}/figures/loss.png)"]
     return "\n".join(lines)

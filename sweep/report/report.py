@@ -206,7 +206,7 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
-    "gap": lambda ends, answer: _write_gap(ends, answer),
+    "gap": lambda ends, answer: write_gap(ends, answer),
     "regret": lambda row, answer: _write_regret(row, answer),
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
@@ -230,7 +230,7 @@ def _write_cost(cost: Estimate) -> str:
     return f"{round(cost.value, 3) + 0.0:.3f}" + (f" ± {half:.3f}" if half > 0 else "")
 
 
-def _write_gap(interval: tuple[float | None, float | None], answer: Answer) -> str:
+def write_gap(interval: tuple[float | None, float | None], answer: Answer) -> str:
     """Write an interval, rounded outwards."""
     is_share = answer.unit == "ratio"
     digits, factor, form = (3, 100, "{:+.1f} %") if is_share else (4, 1, "{:+.4f}")

@@ -128,12 +128,13 @@ def test_rates_that_are_all_too_low_are_tuned_again_around_the_highest(tmp_path)
     assert answer.settle_seconds > 0
 
 
-def test_an_open_answer_at_the_most_seeds_says_that_they_are_the_limit(tmp_path):
-    most = {"answer": {"max_seeds": 3, "tolerance": 1e-6}}
-    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, **most)
+@pytest.mark.parametrize(("max_seeds", "is_limit"), [(3, True), (5, False)])
+def test_an_open_answer_says_if_its_seeds_are_the_limit(tmp_path, max_seeds, is_limit):
+    settings = {"answer": {"max_seeds": max_seeds, "tolerance": 0.03}}
+    write_fake_sweep(tmp_path / "s", lrs=("tuned",), seeds=3, **settings)
     sweep = load_sweep(tmp_path / "s")
-    assert not sweep.answer().decided
-    assert (sweep.answer().settle is None) == any("limit" in line for line in sweep.sentences())
+    assert not sweep.answer().decided and (sweep.answer().settle is None) == is_limit
+    assert any("--max-seeds" in line for line in sweep.sentences()) == is_limit
 
 
 def test_a_rate_that_diverged_bounds_its_grid(checked):
