@@ -131,8 +131,9 @@ def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     figure, (speed, memory) = new_figure(panels=2)
     _plot_by_batch(speed, sweep, cells, "tokens_per_second")
     _plot_by_batch(memory, sweep, cells, "peak_memory_bytes", 2.0**30)
-    speed.set(ylabel="training tokens per second", ylim=(0, None))
-    memory.set(ylabel="peak memory [GiB]", ylim=(0, None))
+    for axis, label in ((speed, "training tokens per second"), (memory, "peak memory [GiB]")):
+        axis.axhline(0, linewidth=0)  # the margin at the top is a share of the whole height
+        axis.set(ylabel=label, ylim=(0, None))
     speed.yaxis.set_major_formatter(lambda value, _: format_count(value))
     return with_legend(figure)
 
