@@ -325,7 +325,8 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
         return answering_command(plan), float(seconds.sum() * tuning)
     blocking = {check.code for check in result.blocking}
     if "learning_rate_at_edge" in blocking:
-        return _tune_beyond(sweep, result), float(seconds.sum() * tuning)
+        command = _tune_beyond(sweep, result)
+        return command, float(seconds.sum() * tuning) if command else None
     if "missing_batch_size" in blocking:
         return command_with(plan), None
     if blocking or not result.answer.decided:
