@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -324,8 +325,8 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
     if not result.rates:
         return answering_command(plan), float(seconds.sum() * tuning)
     blocking = {check.code for check in result.blocking}
-    if "learning_rate_at_edge" in blocking:
-        command = _tune_beyond(sweep, result)
+    if {"learning_rate_at_edge", "tokens_differ"} & blocking:
+        command = _repeat(sweep, result, blocking)
         return command, float(seconds.sum() * tuning) if command else None
     if "missing_batch_size" in blocking:
         return command_with(plan), None
@@ -344,17 +345,23 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
     return command, float(seconds[nearest]) * tuning
 
 
-def _tune_beyond(sweep: SweepTables, result: PolicyResult) -> str | None:
-    """Return the command that tunes again around the best rates, which are at one end."""
+def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str | None:
+    """Return the command of a new sweep with equal tokens, and rates around best ones at an end."""
+    plan, flags = sweep.plan, dict[str, Any]()
+    if "tokens_differ" in blocking:
+        sizes = {row.batch_size for row in plan.trials}
+        common = math.lcm(*sizes) * plan.tokens_per_sequence
+        flags["budget"] = max(1, round(plan.token_budget / common)) * common
     edges = [rate for rate in result.rates if not rate.is_inside]
     best = [rate.best for rate in edges if rate.best]
     sides = {rate.is_highest_best for rate in edges}
-    if not best or len(best) < len(edges) or len(sides) > 1:
-        return None  # the check's remedy says what to do
-    centre = max(best) if sides == {True} else min(best)
-    words = sweep.plan.commands[-1] if sweep.plan.commands else ()
+    if "learning_rate_at_edge" in blocking:
+        if not best or len(best) < len(edges) or len(sides) > 1:
+            return None  # the check's remedy says what to do
+        flags["tune_centre"] = f"{max(best) if sides == {True} else min(best):.3g}"
+    words = plan.commands[-1] if plan.commands else ()
     out = words[words.index("--out") + 1] if "--out" in words else f"results/{sweep.name}"
-    return command_with(sweep.plan, tune_centre=f"{centre:.3g}", out=f"{out}-2")
+    return command_with(plan, **flags, out=f"{out}-2")
 
 
 def _count_next(plan: Plan, result: PolicyResult) -> dict[int, int]:

@@ -1,5 +1,6 @@
 """Each condition is judged once: a claim needs its checks, and the audit agrees with the report."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,13 @@ def test_rates_that_are_all_too_low_are_tuned_again_around_the_highest(tmp_path)
     highest = 1e-5 * max(GRID)
     assert f"--tune-centre {highest:.3g} --out results/s-2" in answer.settle
     assert answer.settle_seconds > 0
+
+
+def test_unequal_tokens_are_repeated_with_a_budget_that_all_batch_sizes_divide(checked):
+    result = checked({7: 1.5, 16: 1.45, 60: 1.6})
+    words = result.answer.settle.split()
+    assert words[words.index("--out") + 1].endswith("-2")
+    assert int(words[words.index("--budget") + 1]) % (math.lcm(7, 16, 60) * 64) == 0
 
 
 @pytest.mark.parametrize(("max_seeds", "is_limit"), [(3, True), (5, False)])
