@@ -51,8 +51,8 @@ class Case:
     is_continued: bool = False  # an answer at three seeds was given first, as for a fixed number
 
     def describe(self) -> str:
-        given = {name: value for name, value in vars(self).items() if value != getattr(Case, name)}
-        return ", ".join(f"{name} {value}" for name, value in given.items()) or "the usual case"
+        changed = [(n, value) for n, value in vars(self).items() if value != getattr(Case, n)]
+        return ", ".join(f"{name} {value}" for name, value in changed) or "the usual case"
 
     @property
     def deviations(self) -> Floats:
@@ -126,14 +126,14 @@ def _simulate(case: Case, sweeps: int, rng: np.random.Generator) -> Result:
     shape = (*used.shape, case.seeds or MOST_SEEDS)
     losses = case.expected(used[..., None]) + case.draw(shape, rng)
     trainings = float(np.mean([sum(map(len, search)) for search in searches]))
-    given = [decide(losses[..., : LOOKS[0]], points, used)] if case.is_continued else []
+    answers = [decide(losses[..., : LOOKS[0]], points, used)] if case.is_continued else []
     if case.seeds:
         made = decide(losses, points, used)
         trainings += case.seeds * len(case.best)
     else:
         made, added = decide_in_looks(case, losses, searches, used, rng)
         trainings += float(added.sum(-1).mean())
-    return judge(case, [*given, made], trainings)
+    return judge(case, [*answers, made], trainings)
 
 
 def decide_in_looks(
@@ -149,8 +149,8 @@ def decide_in_looks(
             points[index] = rate_points(searches[index[0]][index[1]])
             between[index] = rates_between(points[index])
         stacked = stack_points([stack_points(row) for row in points])
-        shown = np.where(np.arange(MOST_SEEDS) < seeds[..., None], losses, np.nan)
-        made = decide(shown, stacked, used, LOOKS)
+        measured = np.where(np.arange(MOST_SEEDS) < seeds[..., None], losses, np.nan)
+        made = decide(measured, stacked, used, LOOKS)
         is_refinable = np.array([list(map(bool, row)) for row in between])
         more_seeds, more, needs_rates = next_trainings(
             made, seeds, tuning_seeds, is_refinable, TOLERANCE, MOST_SEEDS
@@ -172,12 +172,12 @@ def decide_in_looks(
         seeds, tuning_seeds = more_seeds, more
 
 
-def judge(case: Case, given: Sequence[Decision], trainings: float) -> Result:
-    """Compare the answers that were given, of which the last one counts, with the truth."""
+def judge(case: Case, answers: Sequence[Decision], trainings: float) -> Result:
+    """Compare the answers of one sweep with the truth; the last one decides and has the power."""
     best = np.array(case.best)
     gap = np.array([best[i] - np.delete(best, i).min() for i in range(len(best))])
     is_covered, is_wrong = np.array(True), np.array(False)
-    for made in given:
+    for made in answers:
         within, outside = made.is_within(TOLERANCE), made.is_outside(TOLERANCE)
         is_covered = is_covered & (made.gap_low <= gap + 1e-12) & (gap - 1e-12 <= made.gap_high)
         is_wrong = is_wrong | ~made.may_be_best & (gap <= 0)

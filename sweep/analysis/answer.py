@@ -222,7 +222,7 @@ def _times(trials: pd.DataFrame) -> pd.Series:
 
 
 def typical_time(times: pd.Series) -> float | None:
-    """Return the median of the times of equal trials; None if they differ too much."""
+    """Return the median of the times of equal trials; None without any, or if they differ."""
     is_known = len(times) > 0 and times.max() <= MOST_TIME_RATIO * times.min()
     return float(times.median()) if is_known else None
 

@@ -346,16 +346,16 @@ def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float
 
 
 def _repeat(sweep: SweepTables, result: PolicyResult, blocking: set[str]) -> str | None:
-    """Return the command of a new sweep with equal tokens, and rates around best ones at an end."""
+    """Return the command of a new sweep with equal tokens, or with rates around those at an end."""
     plan, flags = sweep.plan, dict[str, Any]()
     if "tokens_differ" in blocking:
         sizes = {row.batch_size for row in plan.trials}
         common = math.lcm(*sizes) * plan.tokens_per_sequence
         flags["budget"] = max(1, round(plan.token_budget / common)) * common
-    edges = [rate for rate in result.rates if not rate.is_inside]
-    best = [rate.best for rate in edges if rate.best]
-    sides = {rate.is_highest_best for rate in edges}
     if "learning_rate_at_edge" in blocking:
+        edges = [rate for rate in result.rates if not rate.is_inside]
+        best = [rate.best for rate in edges if rate.best]
+        sides = {rate.is_highest_best for rate in edges}
         if not best or len(best) < len(edges) or len(sides) > 1:
             return None  # the check's remedy says what to do
         flags["tune_centre"] = f"{max(best) if sides == {True} else min(best):.3g}"

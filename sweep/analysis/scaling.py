@@ -43,6 +43,7 @@ class RuleCost:
     costs: dict[int, Estimate | None]  # loss given up; None outside of the measured rates
 
     def verdict(self, margin: float) -> str:
+        """Return whether all costs are within the margin: WITHIN, OUTSIDE, or not known."""
         if any(cost and cost.low > margin for cost in self.costs.values()):
             return OUTSIDE
         if None in self.costs.values():

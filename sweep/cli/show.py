@@ -91,8 +91,8 @@ def _most_time(plan: Plan) -> str:
     """Write the time of the most trials of `--seeds auto`, and its limit."""
     seconds = {row.batch_size: row.forecast_seconds for row in plan.trials}
     counts, hours = most_trials(plan), plan.settings.answer.max_hours
-    known = [count * (seconds[size] or 0.0) for size, count in counts.items()]
-    text = "unknown time" if None in seconds.values() else format_seconds(sum(known))
+    times = [count * (seconds[size] or 0.0) for size, count in counts.items()]
+    text = "unknown time" if None in seconds.values() else format_seconds(sum(times))
     return f"{text}, and no seeds after {hours:g} hours" if hours else text
 
 

@@ -29,7 +29,7 @@ OnPoint = Callable[[Measurement], object]
 
 
 class Probe:
-    """Points of one configuration, each measured once by `measure`, and what follows from them."""
+    """Measures points of one configuration, each once, and searches the largest that fits."""
 
     def __init__(self, measure: Measure, limit_bytes: int, on_point: OnPoint) -> None:
         self._measure, self._limit_bytes, self._on_point = measure, limit_bytes, on_point

@@ -149,7 +149,7 @@ def bound_rates(points: RatePoints, variance: Floats, used: Floats) -> RateBound
     bound = (least + slack)[..., None, None]
     distance = used[..., None, None] - lowest
     smallest, largest = fit.regrets_between(distance, bound)
-    # Of curves that fit equally well the first counts, which is a parabola.
+    # If several curves fit equally well, the first counts, which is a parabola.
     is_best = fit.squares <= (least + TIE * fit.total)[..., None, None]
     index = is_best.reshape(*count.shape, -1).argmax(-1)[..., None]
 

