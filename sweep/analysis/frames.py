@@ -15,7 +15,7 @@ from sweep.analysis.statistics import mean_of
 from sweep.config import read_toml
 from sweep.errors import CorruptFile, SweepError
 from sweep.plan.plan import Plan, parse_plan
-from sweep.trial.files import canonical_json, read_metrics, replacing, sha256_of_file
+from sweep.trial.files import canonical_json, replacing
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
@@ -64,7 +64,7 @@ def load_tables(path: str | Path) -> SweepTables:
             sequences = row.devices * int(record["microbatch_size"])
             record["gradient_accumulation_steps"] = row.batch_size // sequences
         records.append(record)
-        curves[trial.id] = _read_curve(trial, record.get("metrics_sha256"), warnings)
+        curves[trial.id] = _read_curve(trial, warnings)
     trials = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
     is_given = trials.notna()
     gaps = {n for n, kind in TRIAL_COLUMNS.items() if kind == "int64" and not is_given[n].all()}
@@ -86,26 +86,29 @@ def write_trials_csv(sweep: SweepTables, path: Path) -> None:
     """Write every trial, with the columns of columns.toml."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == "int64"}
     table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
+    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == "object"]
+    table[texts] = table[texts].map(_without_formula)
     with replacing(path) as part:
         table.to_csv(part, index=False, lineterminator="\n")
+
+
+def _without_formula(value: Any) -> Any:
+    """Quote a text that a spreadsheet would execute."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
 
 
 def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     """Return result.json or, without one, state.json."""
     try:
-        result = trial.read_result()
-        if result and result["id"] == trial.id:
-            return result
+        if result := trial.read_result():
+            if all(map(_is_of_kind, TRIAL_COLUMNS.values(), map(result.get, TRIAL_COLUMNS))):
+                return result
+            raise CorruptFile("a column has another type")
     except CorruptFile:
-        result = {}
-    name = f"trial {trial.id}: "
-    if result is not None:
-        warnings.append(f"{name}result.json is damaged or was changed; its numbers are left out.")
-    try:
-        status = trial.read_status()
-    except CorruptFile:
-        warnings.append(f"{name}its state cannot be read; left out.")
-        return {"state": None}
+        problem = "result.json is damaged or was changed; its numbers are left out"
+        warnings.append(f"trial {trial.id}: {problem}.")
+    status = trial.read_status()
     record: dict[str, Any] = {"state": str(status.state), "attempts": status.attempts}
     if status.cause:
         record |= {"cause": str(status.cause), "message": status.message[:MESSAGE_CHARACTERS]}
@@ -114,17 +117,17 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
     return record
 
 
-def _read_curve(trial: TrialFolder, sha256: str | None, warnings: list[str]) -> pd.DataFrame:
+def _is_of_kind(kind: str, value: Any) -> bool:
+    return value is None or kind == "object" or isinstance(value, int | float)
+
+
+def _read_curve(trial: TrialFolder, warnings: list[str]) -> pd.DataFrame:
     """Return the lines of metrics.jsonl; null and absent values are NaN."""
     try:
-        lines = read_metrics(trial.metrics_path)
-        points = pd.DataFrame([{**line} for line in lines], dtype=float)
-    except (ValueError, TypeError):
+        return pd.DataFrame(trial.read_metrics(), dtype=float)
+    except CorruptFile:
         warnings.append(f"trial {trial.id}: metrics.jsonl is damaged; its curve is left out.")
         return pd.DataFrame()
-    if sha256 and lines and sha256_of_file(trial.metrics_path) != sha256:
-        warnings.append(f"trial {trial.id}: metrics.jsonl was changed after result.json.")
-    return points
 
 
 def curves_by_trial(sweep: SweepTables, metric: str) -> Iterator[tuple[str, Any, Any]]:

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweep.cli.options import SettingsCommand, print_document
+from sweep.cli.options import SettingsCommand, echo, print_document
 from sweep.config.numbers import format_bytes, format_seconds
 from sweep.errors import SweepError
 
@@ -112,7 +113,7 @@ def run(
                 folder,
                 services,
                 retried_causes=retried_causes,
-                on_prepare=lambda work: None if quiet else click.echo(work, err=True),
+                on_prepare=lambda work: None if quiet else echo(work, err=True),
                 on_change=progress.update,
                 on_finished=lambda: _report(folder),
             )
@@ -121,9 +122,9 @@ def run(
     document = sweep_status(folder) | {"report": str(folder.path / "report.md")}
     print_results(document, folder, json)
     if summary.untracked:
-        click.echo(summary.untracked, err=True)
+        echo(summary.untracked, err=True)
     if summary.is_interrupted:
-        click.echo("Interrupted. The same command resumes.", err=True)
+        echo("Interrupted. The same command resumes.", err=True)
     return summary.exit_code
 
 
@@ -203,7 +204,7 @@ def plan(
     if out:
         with holding(folder):
             save_plan(planned.plan, folder)
-        click.echo(f"Written to {folder.plan_path}.", err=json)
+        echo(f"Written to {folder.plan_path}.", err=json)
 
 
 @click.command(cls=SettingsCommand)
@@ -234,7 +235,7 @@ def probe(experiment: str, out: Path | None, json: bool, **settings: Any) -> Non
 def _show_point(point: "Measurement") -> None:
     peak = "" if point.peak_bytes is None else f", peak {format_bytes(point.peak_bytes)}"
     sizes = f"batch size {point.batch_size} in microbatches of {point.microbatch_size}"
-    click.echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
+    echo(f"{sizes}: {point.status}{peak} {point.message}".rstrip(), err=True)
 
 
 def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> None:
@@ -243,9 +244,9 @@ def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> Non
     if json:
         print_document(document)
     else:
-        click.echo(markdown_of(document), nl=False)
+        echo(markdown_of(document), nl=False)
     if out is not None:
-        click.echo(f"\nWritten to {write_memory(document, out)}.", err=json)
+        echo(f"\nWritten to {write_memory(document, out)}.", err=json)
 
 
 @click.command()
@@ -267,7 +268,7 @@ def stop(folder: "SweepFolder") -> None:
 
     command = LeaseWatch(folder.lock_path)
     if command.is_alive():
-        click.echo("Waiting until the command has its data or a checkpoint.", err=True)
+        echo("Waiting until the command has its data or a checkpoint.", err=True)
         while command.is_alive():
             with contextlib.suppress(FileNotFoundError):  # it has removed its new folder
                 folder.stop_path.touch()
@@ -275,12 +276,12 @@ def stop(folder: "SweepFolder") -> None:
         folder.stop_path.unlink(missing_ok=True)
         if not folder.plan_path.exists():
             return  # it was still preparing
-    open_trials = (trial for trial in folder.trials() if not trial.result_path.exists())
+    open_trials = (trial for trial in folder.trials() if not trial.find_result())
     alive = [trial for trial in open_trials if LeaseWatch(trial.lease_path).is_alive()]
     for trial in alive:  # attempts that run without a command, such as SLURM jobs
         trial.ask_to_stop(int(read_owner(trial.lease_path).get("fencing", 0)))
     asked = f" {len(alive)} attempts without a command were asked to stop." if alive else ""
-    click.echo(f"No command runs this sweep.{asked} The same `sweep run` resumes it.")
+    echo(f"No command runs this sweep.{asked} The same `sweep run` resumes it.")
 
 
 @click.command()
@@ -292,7 +293,7 @@ def log(folder: "SweepFolder", trial: str) -> None:
     path = folder.trial(trial_id).log_path
     if not path.exists():
         raise SweepError(f"trial {trial_id} has no log, because it has not started.")
-    click.echo(path.read_text(errors="replace"), nl=False)
+    echo(path.read_text(errors="replace"), nl=False)
 
 
 @click.command()
@@ -305,7 +306,8 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     from sweep.trial.folder import State
     from sweep.trial.lease import Lease, is_locked
 
-    unneeded = dict.fromkeys(folder.path.glob(".*.part"), "half-written")
+    parts = chain(folder.path.glob(".*.part*"), folder.path.glob("figures/.*.part"))
+    unneeded = dict.fromkeys(parts, "half-written")
     for trial in folder.trials():
         state = trial.read_status().state
         if state is State.COMPLETE:  # tuning may still continue a pruned one
@@ -318,7 +320,7 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     total = 0
     for path, reason in unneeded.items():
         size = sum(part.stat().st_size for part in (path, *path.rglob("*")) if part.is_file())
-        click.echo(f"{format_bytes(size):>10}  {reason}: {path}")
+        echo(f"{format_bytes(size):>10}  {reason}: {path}")
         total += size
     subject = f"{len(unneeded)} files, {format_bytes(total)}"
     if unneeded and not yes:
@@ -330,7 +332,7 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
             remove(path)
             if path.exists():
                 raise SweepError(f"{path} cannot be removed. Check its permissions.")
-    click.echo(f"Removed {subject}.")
+    echo(f"Removed {subject}.")
 
 
 @click.command(cls=SettingsCommand)
@@ -357,21 +359,21 @@ def report(
     if folder is None and from_mlflow and experiment:
         with tempfile.TemporaryDirectory() as parent:
             restored = restore_sweep(from_mlflow, experiment, run, Path(parent))
-            click.echo(write_report(restored.path, out or experiment))
+            echo(str(write_report(restored.path, out or experiment)))
         return
     if folder is None or from_mlflow or experiment or run:
         raise SweepError("report needs either DIR or --from-mlflow URI with --experiment NAME.")
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
-    click.echo(write_report(folder.path, out))
+    echo(str(write_report(folder.path, out)))
     if is_locked(folder.lock_path):
-        click.echo("A running command mirrors this sweep.", err=True)
+        echo("A running command mirrors this sweep.", err=True)
         return
     with Lease(folder.lock_path):  # bare workers and outages leave gaps in the store
         plan = parse_plan(folder.require_plan(), str(folder.plan_path))
         undelivered = Mirror(folder, plan, tracking_uri).deliver()
     if undelivered:
-        click.echo(undelivered, err=True)
+        echo(undelivered, err=True)
 
 
 @click.command()
@@ -414,7 +416,7 @@ def answer(table: Path, metric: str, direction: str, tolerance: float | None, js
     if json:
         print_document(made.as_json() if made else None)
     else:
-        click.echo("\n".join(sentences))
+        echo("\n".join(sentences))
 
 
 @click.command()
@@ -425,7 +427,7 @@ def ui(folder: "SweepFolder", port: int) -> int:
     from sweep.tracking.store import ui_command
 
     folder.require_plan()
-    click.echo(f"http://127.0.0.1:{port}  (Ctrl-C ends it)", err=True)
+    echo(f"http://127.0.0.1:{port}  (Ctrl-C ends it)", err=True)
     return subprocess.run(ui_command(folder, port), check=False).returncode
 
 
@@ -446,7 +448,7 @@ def data(action: str, source: str, json: bool, **settings: Any) -> None:
     tokenizer = tokenizer_of(load_experiment(overrides={"data": source, **settings}))
     assert tokenizer, "the experiment has data"
     if action == "prepare":
-        prepare_data(identify_data(source), source, tokenizer, partial(click.echo, err=True))
+        prepare_data(identify_data(source), source, tokenizer, partial(echo, err=True))
     print_document(describe_data(source, tokenizer), json)
 
 

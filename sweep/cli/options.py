@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
+from sweep.errors import printable
+
 if TYPE_CHECKING:
     from sweep.config.settings import FlaggedField, Group
 
@@ -60,8 +62,13 @@ def build_option(setting: "FlaggedField") -> click.Option:
     return click.Option(words, help=text, metavar=metavar)
 
 
+def echo(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print text that may contain anything."""
+    click.echo(printable(text), err=err, nl=nl)
+
+
 def print_document(document: dict[str, Any] | None, as_json: bool = True) -> None:
-    click.echo(
+    echo(
         json.dumps(document, indent=1)
         if as_json or document is None
         else "\n".join(_lines_of(document))

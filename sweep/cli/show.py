@@ -6,13 +6,14 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Column, Table
 
-from sweep.cli.options import print_document
+from sweep.cli.options import echo, print_document
 from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.errors import printable
 from sweep.orchestration.status import sweep_status, time_left
 from sweep.plan.plan import Plan, PlannedTrial, answering_command, most_trials
 from sweep.plan.rates import describe_policy
@@ -41,11 +42,12 @@ def print_plan(
     device = f"{execution.device}, {execution.threads} threads"
     if execution.devices > 1:
         device = f"{execution.devices} × {device} each, {execution.strategy} ZeRO {execution.zero}"
-    console.print(
-        f"[bold]{plan.experiment}[/]: {plan.model['name']}, {plan.model['parameters']:,} "
-        f"parameters, {settings.data or settings.workload}, {plan.tokens_per_sequence} tokens per "
-        f"sequence, {settings.precision} on {device}"
+    text = (
+        f"{plan.model['name']}, {plan.model['parameters']:,} parameters, "
+        f"{settings.data or settings.workload}, {plan.tokens_per_sequence} tokens per sequence, "
+        f"{settings.precision} on {device}"
     )
+    console.print(f"[bold]{plan.experiment}[/]: {escape(printable(text))}")
     columns = ("lr", "seeds", "tokens", "steps", "warmup", "microbatch × devices × accumulation")
     table = build_table("batch size", *columns, "memory (eager)", "time (estimate)")
     groups: dict[tuple[str, str, int], list[PlannedTrial]] = {}
@@ -73,7 +75,7 @@ def print_plan(
         notes["Device-hours"] = f"{cost['device_hours']:.4g}"
         notes["Price"] = "" if cost["price"] is None else f"{cost['price']:.4g}"
     lines = [f"{subject}: {text}" for subject, text in notes.items() if text]
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    console.print(printable("\n".join(lines)), markup=False, soft_wrap=True)
 
 
 def _total_time(rows: Sequence[PlannedTrial], factor: float | None = None) -> str:
@@ -154,14 +156,15 @@ def print_status(document: dict[str, Any], as_json: bool) -> None:
         print_document(document)
         return
     console, eta = build_console(), document["eta_seconds"]
-    console.print(f"[bold]{document['sweep']}[/]: {document['state']}{_time_text(eta)}")
+    name = escape(printable(document["sweep"]))
+    console.print(f"[bold]{name}[/]: {document['state']}{_time_text(eta)}")
     console.print(status_table(document["trials"]))
     for row in document["trials"]:
         if row["state"] == State.FAILED:
             trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
-            console.print(f"{trial}: {row['cause']}: {row['message']}", markup=False)
+            echo(f"{trial}: {row['cause']}: {row['message']}")
     if "report" in document:
-        click.echo(f"Report: {document['report']}")
+        echo(f"Report: {document['report']}")
 
 
 def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) -> None:
@@ -174,11 +177,11 @@ def print_results(document: dict[str, Any], folder: SweepFolder, as_json: bool) 
         print_document(document | {"answer": answer and answer.as_json()})
         return
     print_status(document, as_json=False)
-    click.echo("\n" + "\n".join(sweep.sentences()))
+    echo("\n" + "\n".join(sweep.sentences()))
     if answer and answer.settle:
         seconds = answer.settle_seconds
         cost = f", at least {format_seconds(seconds)}" if seconds else ""
-        click.echo(f"Next{cost}: {answer.settle}")
+        echo(f"Next{cost}: {answer.settle}")
 
 
 class Progress(AbstractContextManager["Progress"]):

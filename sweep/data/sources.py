@@ -128,11 +128,18 @@ def open_data(identity: dict[str, Any], path: str | None) -> dict[str, Reader]:
         return {split: partial(read_text, download(split)) for split in reversed(SPLITS)}
     if identity["name"] == "hf":
         readers = _open_hub(identity["repository"], identity["revision"])
-    elif path is None or _identify_files(files := find_files(path)) != identity:
-        raise SweepError(f"data {path!r} has changed since the sweep was planned. Restore it.")
     else:
+        check_unchanged(identity, path)
+        files = find_files(str(path))
         readers = {role: partial(read_files, paths) for role, paths in files.items()}
     return readers if "valid" in readers else split_documents(*readers.values())
+
+
+def check_unchanged(identity: dict[str, Any], path: str | None) -> None:
+    """Refuse files whose content is not the identified one; other sources cannot change."""
+    is_path = identity["name"] == "path"
+    if is_path and (path is None or _identify_files(find_files(path)) != identity):
+        raise SweepError(f"data {path!r} has changed since the sweep was planned. Restore it.")
 
 
 def _read_stories(identity: dict[str, Any], split: str) -> Iterator[Piece]:

@@ -2,7 +2,7 @@
 
     tokens/<key>/  train.bin  valid.bin  little-endian uint16 (vocabulary ≤ 65,536) or uint32
                    tokenizer.json        except for bytes
-                   data.json             counts; written last
+                   data.json             counts and hashes; written last
 
 A tokenizer is byte-level BPE by the library `tokenizers`, a pretrained model's, or plain bytes. Id
 0 ends each document; in a pretrained tokenizer, the end-of-text id and id 0 are exchanged.
@@ -21,12 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweep.config.trial import TokenizerSettings
-from sweep.data.sources import SEPARATOR, SPLITS, Piece, Reader, identify_data, open_data
+from sweep.data.sources import (
+    SEPARATOR,
+    SPLITS,
+    Piece,
+    Reader,
+    check_unchanged,
+    identify_data,
+    open_data,
+)
 from sweep.errors import SweepError
 from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
 
 TOKENIZER = "tokenizer.json"
-TOKENS_FORMAT = 1
+TOKENS_FORMAT = 2
 SEPARATOR_ID = 0
 Ints = NDArray[np.int64]
 TRAINING_BYTES = 1 << 28  # BPE learns its merges from this much of the training split
@@ -131,8 +139,10 @@ class TokenizedText:
                 )
 
 
-def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> TokenizedText | None:
-    """Return the prepared data if it is in the cache; write nothing."""
+def find_prepared(
+    identity: dict[str, Any], tokenizer: TokenizerSettings, verify: bool = False
+) -> TokenizedText | None:
+    """Return the prepared data if the cache has them, with intact files if `verify`."""
     folder = _folder(identity, tokenizer)
     try:
         data = read_json(folder / "data.json")
@@ -140,6 +150,9 @@ def find_prepared(identity: dict[str, Any], tokenizer: TokenizerSettings) -> Tok
             np.memmap(folder / f"{split}.bin", data["dtype"], "r", shape=data[f"{split}_tokens"])
             for split in SPLITS
         )
+        hashes = data["sha256_of_files"].items()
+        if verify and any(sha256_of_file(folder / name) != sha256 for name, sha256 in hashes):
+            return None
     except (OSError, SweepError, ValueError):  # absent or damaged
         return None
     path = folder / TOKENIZER if tokenizer.kind != "bytes" else None
@@ -154,22 +167,25 @@ def prepare_data(
     on_progress: Callable[[str], None] = lambda work: None,
     pretrained: str | Path | None = None,  # the model whose tokenizer is used
 ) -> TokenizedText:
-    """Return the tokens of a data set; download and tokenize it unless it is in the cache."""
+    """Return the tokens of a data set; download and tokenize it unless the cache has them."""
     check_tokenizer(tokenizer)
-    if text := find_prepared(identity, tokenizer):
+    if text := find_prepared(identity, tokenizer, verify=True):
         return text
     folder = _folder(identity, tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f"{folder.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the lock of a killed process is free
-            if text := find_prepared(identity, tokenizer):
+            if text := find_prepared(identity, tokenizer, verify=True):
                 return text
-            shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, or damaged
+            if folder.exists():  # left by a killed process, or damaged
+                on_progress(f"{folder} is incomplete or damaged; preparing the data again")
+                shutil.rmtree(folder)
             folder.mkdir()
             try:
                 on_progress("reading the data")
                 _write(open_data(identity, path), tokenizer, pretrained, folder, on_progress)
+                check_unchanged(identity, path)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -202,6 +218,8 @@ def _write(
         if counts["documents"] == 0:
             raise SweepError(f"the {split} data must hold a document, got none.")
         data |= {f"{split}_{name}": count for name, count in counts.items()}
+    files = {file.name: sha256_of_file(file) for file in sorted(folder.iterdir())}
+    data["sha256_of_files"] = files
     write_json(folder / "data.json", data)
 
 

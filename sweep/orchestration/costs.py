@@ -70,7 +70,7 @@ def estimate_seconds(plan: Plan, folder: SweepFolder) -> tuple[list[float | None
 
     The plan must have absolute paths. The error is a factor; None if a step cannot run here.
     """
-    results = [folder.trial(str(row.id)).read_result() or {} for row in plan.known_trials]
+    results = [folder.trial(str(row.id)).find_result() or {} for row in plan.known_trials]
     complete = [r for r in results if r.get("state") == "COMPLETE" and r["seconds_training"]]
     if complete:
         by_batch: dict[int, list[float]] = {}

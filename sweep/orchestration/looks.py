@@ -73,7 +73,7 @@ def trial_value(folder: SweepFolder, row: PlannedTrial, target: float | None) ->
         return math.nan if target is None else math.inf
     if status.state is not State.COMPLETE:
         return None
-    result = trial.read_result() or {}
+    result = trial.find_result() or {}
     if target is None:
         return float(result["final_valid_loss"])
     tokens = result.get("tokens_to_target")

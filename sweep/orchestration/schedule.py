@@ -122,7 +122,7 @@ class Scheduler:
             if not self._is_held(trial):
                 self._waiting.remove(trial)
                 trial.listed()
-                if not trial.result_path.exists():
+                if not trial.find_result():
                     return trial
                 trial.write_status(trial.read_status().changed(message=""))  # with its result
         return None
@@ -142,7 +142,7 @@ class Scheduler:
             return None
         batch, points = config.science.batch_size, config.science.evaluation.points
         rows = (row for row in self.plan.known_trials if row.batch_size == batch)
-        results = (self.folder.trial(str(row.id)).read_result() or {} for row in rows)
+        results = (self.folder.trial(str(row.id)).find_result() or {} for row in rows)
         tokens = [r["tokens_to_target"] for r in results if r.get("tokens_to_target")]
         if not tokens:
             return None
@@ -159,7 +159,7 @@ class Scheduler:
             )
             if self.is_stopping:
                 outcome = retry.Outcome("stopped", "killed while stopping")
-        lacks_result = outcome.kind == "complete" and not trial.result_path.exists()
+        lacks_result = outcome.kind == "complete" and not trial.find_result()
         if outcome.kind == "superseded" or lacks_result:
             outcome = retry.Outcome("lost", outcome.message or "the attempt left no result.json")
         config, before = trial.read_config(), trial.read_status()

@@ -2,27 +2,27 @@
 
 from typing import Any
 
-from sweep.trial.files import read_metrics
+from sweep.plan.plan import PlannedTrial, parse_plan
 from sweep.trial.folder import State, SweepFolder, TrialFolder, overall_state
 from sweep.trial.lease import is_locked, read_owner
 
 
 def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     """Return the document that `sweep status --json` prints."""
-    plan = folder.require_plan()
+    plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     has_runner = is_locked(folder.lock_path)
-    rows = [_trial_status(folder.trial(row["id"]), row, has_runner) for row in plan["trials"]]
+    rows = [_trial_status(folder.trial(str(row.id)), row, has_runner) for row in plan.known_trials]
     rates = {r["batch_size"]: r["tokens_per_second"] for r in rows if r["tokens_per_second"]}
-    for row, planned in zip(rows, plan["trials"], strict=True):
+    for row, planned in zip(rows, plan.known_trials, strict=True):
         rate = row["tokens_per_second"] or rates.get(row["batch_size"])
         if not State(row["state"]).is_finished:
-            remaining = planned["tokens"] - row["tokens"]
-            row["eta_seconds"] = remaining / rate if rate else planned["forecast_seconds"]
+            remaining = planned.tokens - row["tokens"]
+            row["eta_seconds"] = remaining / rate if rate else planned.forecast_seconds
     seconds, ends = time_left(rows), [(row["state"], row["cause"]) for row in rows]
-    tuned = [row for row in plan["trials"] if row["policy"] == "tuned"]
-    reported = {row["batch_size"] for row in tuned if row["stage"] == "report"}
-    target = plan["settings"].get("target")
-    unreported = (folder.trial(r["id"]) for r in tuned if r["batch_size"] not in reported)
+    tuned = [row for row in plan.known_trials if row.policy == "tuned"]
+    reported = {row.batch_size for row in tuned if row.stage == "report"}
+    target = plan.settings.target
+    unreported = (folder.trial(str(row.id)) for row in tuned if row.batch_size not in reported)
     if any(is_complete(trial, target) for trial in unreported):
         seconds = None
         ends.append((State.WAITING, None))  # tuning will plan more trials
@@ -31,18 +31,18 @@ def sweep_status(folder: SweepFolder) -> dict[str, Any]:
     return {"sweep": folder.name, "state": state, "eta_seconds": seconds, "trials": rows}
 
 
-def _trial_status(trial: TrialFolder, row: dict[str, Any], has_runner: bool) -> dict[str, Any]:
+def _trial_status(trial: TrialFolder, row: PlannedTrial, has_runner: bool) -> dict[str, Any]:
     status = trial.read_status()
     state = status.state
     if state is State.RUNNING and not is_locked(trial.lease_path):  # dead, or waits for a cluster
         has_started = read_owner(trial.lease_path).get("fencing") == status.fencing
         state = State.RUNNING if has_runner and has_started else State.WAITING
-    last = trial.read_result() if state.is_finished else None
+    last = trial.find_result() if state.is_finished else None
     if last is None:
-        lines = reversed(read_metrics(trial.metrics_path))
+        lines = reversed(trial.find_metrics())
         last = next((line for line in lines if "train/loss" in line), {})
     return {
-        **{key: row[key] for key in ("id", "stage", "batch_size", "seed", "learning_rate")},
+        **row.model_dump(include={"id", "stage", "batch_size", "seed", "learning_rate"}),
         "state": state,
         "cause": status.cause,
         "message": status.message,
@@ -55,7 +55,7 @@ def _trial_status(trial: TrialFolder, row: dict[str, Any], has_runner: bool) -> 
 
 def is_complete(trial: TrialFolder, target: float | None) -> bool:
     """Return True if a trial is complete, and reached the target if there is one."""
-    result = trial.read_result() or {}
+    result = trial.find_result() or {}
     return result.get("state") == State.COMPLETE and (
         target is None or bool(result["tokens_to_target"])
     )

@@ -28,7 +28,7 @@ from sweep.plan.curves import best_log_rates, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
 from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
-from sweep.trial.files import read_metrics, sha256_of
+from sweep.trial.files import sha256_of
 from sweep.trial.folder import Cause, State, SweepFolder, has_failed
 
 Pauses = dict[str, int | None]  # the step that each trial runs to, by id; None: the last
@@ -55,9 +55,9 @@ def read_tuning_trial(
 ) -> TuningTrial:
     """Read a tuning trial with what tuning minimizes: its final loss, or tokens to the target."""
     folder = sweep.trial(str(row.id))
-    status, result = folder.read_status(), folder.read_result() or {}
+    status, result = folder.read_status(), folder.find_result() or {}
     points: dict[int, tuple[int, float]] = {}  # tokens and loss of each evaluation, by step
-    for line in read_metrics(folder.metrics_path):
+    for line in folder.find_metrics():
         if "valid/loss" in line:
             loss = line["valid/loss"]
             points[line["step"]] = line["tokens"], math.inf if loss is None else float(loss)

@@ -2,7 +2,9 @@
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings, parse_settings
@@ -12,8 +14,7 @@ from sweep.plan.curves import NEIGHBOURS
 from sweep.plan.decision import TUNING_SEEDS
 from sweep.plan.rates import CONFIRMATION, EXTENSIONS, GRID, REFINEMENTS, Policy, parse_policy
 from sweep.plan.steps import choose_microbatch, tokens_per_trial, warmup_steps
-from sweep.trial.files import sha256_of
-from sweep.trial.folder import SweepFolder
+from sweep.trial.folder import TRIAL_ID, SweepFolder, trial_id
 
 TUNING_SEED = 1000
 # Settings that trials of one sweep may differ in, or that are identified in another way.
@@ -25,7 +26,7 @@ LEAST_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spr
 class PlannedTrial(Settings):
     """One row of the plan. `id` and `learning_rate` are null until tuning decides them."""
 
-    id: str | None = None
+    id: Annotated[str, Field(pattern=f"^{TRIAL_ID.pattern}$")] | None = None
     stage: Literal["report", "tune"] = "report"
     policy: str
     batch_size: int
@@ -111,8 +112,7 @@ class Plan(Inputs):
     def with_rate(self, row: PlannedTrial, rate: float, **tuned: float) -> PlannedTrial:
         """Return a row with its rate, other tuned values by field, and therefore its id."""
         row = row.model_copy(update={"learning_rate": rate, **tuned})
-        trial_id = sha256_of(self.science(row, rate).model_dump(mode="json"))[:12]
-        return row.model_copy(update={"id": trial_id})
+        return row.model_copy(update={"id": trial_id(self.science(row, rate))})
 
     def with_rate_of(self, winner: PlannedTrial, row: PlannedTrial) -> PlannedTrial:
         tuned = {"beta2": winner.beta2, "weight_decay": winner.weight_decay}

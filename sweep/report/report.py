@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,6 +25,7 @@ from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_co
 from sweep.analysis.statistics import Estimate
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
+from sweep.errors import printable
 from sweep.plan.plan import LEAST_SEEDS
 from sweep.plan.rates import describe_policy
 from sweep.report.figures import draw_figures, save_figure
@@ -82,7 +83,8 @@ def write_report_of(sweep: Sweep, out: Path) -> Path:
         ],
         **_rates(sweep),
     )
-    page = to_html(text, f"Batch-size sweep: {sweep.name}", out)
+    embedded = {f"figures/{name}.png" for name, figure in figures.items() if figure}
+    page = to_html(text, f"Batch-size sweep: {sweep.name}", out, embedded)
     document = json.dumps(answer and answer.as_json(), indent=1)
     for name, content in (("answer.json", document), ("report.html", page), ("report.md", text)):
         with replacing(out / name) as part:
@@ -142,15 +144,17 @@ def render(template: str, **context: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def to_html(markdown: str, title: str, folder: Path) -> str:
-    """Render Markdown as one XHTML page that embeds its figures, named relative to `folder`."""
+def to_html(markdown: str, title: str, folder: Path, embedded: Collection[str]) -> str:
+    """Render Markdown as one XHTML page, and embed these images, named relative to `folder`."""
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": True}).enable("table")
 
     def embed(match: re.Match[str]) -> str:
+        if match[1] not in embedded:
+            return 'src=""'
         data = base64.b64encode((folder / match[1]).read_bytes()).decode()
         return f'src="data:image/png;base64,{data}"'
 
-    body = re.sub(r'src="([^":]+)"', embed, parser.render(markdown))
+    body = re.sub(r'src="([^"]*)"', embed, parser.render(markdown))
     return HTML.get_template("page.html.j2").render(title=title, body=body)
 
 
@@ -163,8 +167,8 @@ def escape(value: Any) -> Any:
     if _is_missing(value):
         return MISSING
     if isinstance(value, Code) or not isinstance(value, str):
-        return value
-    line = re.sub(r"[\r\n]+", " ", value)
+        return printable(value) if isinstance(value, Code) else value
+    line = printable(re.sub(r"[\r\n]+", " ", value))
     return re.sub(r"\\|\||<(?=[a-zA-Z/!?])|\](?=[(\[])", r"\\\g<0>", line)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sweep.errors import SweepError
 from sweep.plan.plan import Plan, PlannedTrial, load_plan
 from sweep.tracking import store
-from sweep.trial.files import read_metrics, write_json
+from sweep.trial.files import POSITION, read_metrics, write_json
 from sweep.trial.folder import MESSAGE_CHARACTERS, State, SweepFolder, TrialFolder, overall_state
 from sweep.version import __version__
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS = 5.0  # between two passes
 METRICS_PER_REQUEST = 1000  # MLflow's limit per request
-POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
 NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
 TRIAL_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
@@ -139,8 +138,8 @@ class Mirror(threading.Thread):
         run_status = "RUNNING"
         if is_last:
             self._log_files(run, self.folder.path, store.REPORT_FILES)
-            if (figures := self.folder.path / "figures").is_dir():
-                self._client.log_artifacts(run.info.run_id, str(figures), "figures")
+            for figure in sorted((self.folder.path / "figures").glob("[!.]*.png")):
+                self._client.log_artifact(run.info.run_id, str(figure), "figures")
             ends = []
             for trial in self.folder.trials():
                 with contextlib.suppress(SweepError):  # `_mirror_trial` reports a damaged file
@@ -172,7 +171,7 @@ class Mirror(threading.Thread):
             run = self._mirror_lines(trial, row, length)
             if is_finished:
                 self._log_files(run, trial.path, TRIAL_FILES)
-            last = trial.result_path if trial.result_path.exists() else trial.state_path
+            last = trial.result_path if trial.find_result() else trial.state_path
             end_time = last.stat().st_mtime_ns // 10**6
             params = row.model_dump(exclude={"id", "forecast_bytes", "forecast_seconds"})
             self._update(trial.id, params, tags, run_status, end_time)
@@ -182,7 +181,7 @@ class Mirror(threading.Thread):
         from mlflow.entities import Metric
 
         run = self._runs.get(trial.id)
-        lines, result = read_metrics(trial.metrics_path), trial.read_result() or {}
+        lines, result = trial.read_metrics(), trial.find_result() or {}
         points, newest = [_point(line) for line in lines], None
         if run is not None:
             keys = [key for key in run.data.metrics if not key.startswith("final/")]

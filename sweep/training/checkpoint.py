@@ -17,14 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sweep.errors import CorruptFile, UnusableCheckpoint
 from sweep.plan.rates import CONFIRMED
+from sweep.training.device import is_out_of_memory
 from sweep.training.parallel import whole
 from sweep.training.step import TrainingStep
-from sweep.trial.files import MetricsLog, is_start_intact, remove, replacing, sync_folder
+from sweep.trial.files import MetricsLog, remove, replacing, sync_folder
 from sweep.trial.folder import TrialFolder
 from sweep.workloads import ranks
 
@@ -101,31 +102,37 @@ class CheckpointStore:
         self._step: int | None = None  # step of the newest checkpoint that was read or written
 
     def load(self, step: TrainingStep, progress: Progress) -> int:
-        """Restore the newest intact checkpoint; return its length of metrics.jsonl, or 0."""
-        failure: OSError | None = None  # while reading tensors, which may have changed some weights
-        for *_, path in self.folder.checkpoints():
-            stored, problem = None, ""
+        """Restore the newest intact checkpoint; return its length of metrics.jsonl, or 0.
+
+        Raises:
+            UnusableCheckpoint: if an intact one cannot be restored; it is removed, and the weights
+                may have changed.
+        """
+        for checkpoint in self.folder.checkpoints():
+            problem, path = "", checkpoint.path
             try:
-                notes = read_notes(path)
-                length = int(notes["metrics_length"])
-                if not is_start_intact(self.folder.metrics_path, length, notes["metrics_sha256"]):
-                    problem = "metrics.jsonl does not match"
-                elif not ranks.is_distributed() and (path / WHOLE).exists():
-                    stored = load_file(path / WHOLE)
-            except (OSError, KeyError, ValueError, SafetensorError) as error:
+                self.folder.verify_checkpoint(checkpoint)
+            except (CorruptFile, OSError) as error:
                 problem = str(error)
-            if not any(ranks.all_gather(bool(problem))):  # otherwise no process may use it
-                try:
-                    _restore(step, path, notes, stored)
-                    vars(progress).update(notes["progress"])
-                    self._step = progress.step
-                    return length
-                except OSError as error:
-                    failure, problem = error, str(error)
-            why = problem or "another process cannot read it"
-            print(f"checkpoint {path.name} is damaged ({why}); trying an older one", flush=True)
-        if failure:
-            raise failure
+            if any(ranks.all_gather(bool(problem))):  # no process may use it
+                why = problem or "another process cannot read it"
+                print(f"{path.name} is damaged ({why}); trying an older one", flush=True)
+                continue
+            try:
+                notes = json.loads((path / NOTES).read_text())
+                _restore(step, path, notes)
+                vars(progress).update(notes["progress"])
+            except Exception as error:  # written by another version, for example
+                if is_out_of_memory(error):
+                    raise
+                problem = f"{type(error).__name__}: {error}"
+            if any(ranks.all_gather(bool(problem))):
+                self.check()
+                if not ranks.rank():
+                    remove(path)
+                raise UnusableCheckpoint(f"{path.name} cannot be restored ({problem}); removed")
+            self._step = progress.step
+            return checkpoint.metrics_length
         return 0
 
     def save(self, step: TrainingStep, progress: Progress, log: MetricsLog | None) -> None:
@@ -154,15 +161,13 @@ class CheckpointStore:
             log.flush()
             notes = {
                 "progress": asdict(progress),
-                "metrics_length": log.length,
-                "metrics_sha256": log.sha256,
                 "processes": ranks.count(),
                 "average_steps": step.average.steps if step.average else 0,
                 "rng_python": [python for python, _ in rng_states],  # by rank
                 "rng_numpy": [numpy for _, numpy in rng_states],
-                "bytes": {file.name: file.stat().st_size for file in part.iterdir()},
             }
             (part / NOTES).write_text(json.dumps(notes, default=np.ndarray.tolist))
+            self.folder.seal_checkpoint(part, progress.step, log.length, log.sha256)
             for file_path in part.iterdir():
                 with file_path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -188,31 +193,20 @@ class CheckpointStore:
                     save_file(weights, str(part))
 
 
-def read_notes(folder: Path) -> dict[str, Any]:
-    """Return the notes of a checkpoint, all but its tensors; raise ValueError if a file is torn."""
-    notes: dict[str, Any] = json.loads((folder / NOTES).read_text())
-    for name, size in notes["bytes"].items():
-        if not (folder / name).exists() or (folder / name).stat().st_size != size:
-            raise ValueError(f"{name} is missing or torn")
-    return notes
-
-
-def _restore(
-    step: TrainingStep, folder: Path, notes: dict[str, Any], stored: dict[str, Tensor] | None
-) -> None:
-    """Fill the state from a checkpoint, whose tensors are `stored` if they lie in one file."""
+def _restore(step: TrainingStep, folder: Path, notes: dict[str, Any]) -> None:
     step.parallel.make_states(lambda count: step.backward(step.workload.random_batch(count)))
     tensors, rank = _tensors(step), ranks.rank()
     has_random_state = rank < notes["processes"]
     if not has_random_state:  # this process keeps its own
         tensors = {name: value for name, value in tensors.items() if not name.startswith("rng.")}
-    if stored is None:
+    if ranks.is_distributed() or not (folder / WHOLE).exists():
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
         from torch.distributed.checkpoint.state_dict_loader import load  # takes a second
 
         with _as_os_error():
             load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
     else:
+        stored = load_file(folder / WHOLE)
         for name, tensor in tensors.items():
             tensor.copy_(stored[name])
     step.parallel.load(tensors)

@@ -89,8 +89,11 @@ def train(
     should_stop: ShouldStop,
     started: float,  # start of the attempt, by `time.perf_counter`
     pause_step: int | None = None,
-) -> tuple[str, Progress]:
-    """Train; return `trained`, `diverged`, `paused` or `should_stop`'s answer, and the progress."""
+) -> tuple[str, Progress, str]:
+    """Train; return the ending, the progress, and the sha256 of metrics.jsonl on rank 0.
+
+    The ending is `trained`, `diverged`, `paused`, or what `should_stop` answered.
+    """
     science = config.science
     progress = Progress()
     length = store.load(step, progress)
@@ -165,4 +168,4 @@ def train(
     progress.charge("checkpoint")
     if log:
         log.close()
-    return ending, progress
+    return ending, progress, log.sha256 if log else ""

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import pretrained_path
-from sweep.errors import FolderInUse, Superseded, SweepError
+from sweep.errors import CorruptFile, FolderInUse, Superseded, SweepError, UnusableCheckpoint
 from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training import device as machine
@@ -56,7 +56,7 @@ def run_attempt(
             status = status or folder.read_status()
             store = CheckpointStore(folder, status.fencing)
             store.check()
-            if result := folder.read_result():  # the runner died before it recorded this
+            if result := folder.find_result():  # the runner died before it recorded this
                 return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
             if not ranks.is_distributed():  # otherwise the launcher's process has done this
                 stack.enter_context(Lease(folder.lease_path, status.fencing))
@@ -75,6 +75,9 @@ def run_attempt(
             return _run(config, status, store, should_stop)
         except (Superseded, FolderInUse) as error:
             return Outcome("superseded", str(error))
+        except UnusableCheckpoint as error:
+            traceback.print_exc()
+            return Outcome("preempted", str(error))
         except Exception as error:
             traceback.print_exc()
             message = " ".join(str(error).split()) or type(error).__name__
@@ -112,7 +115,9 @@ def _run(
         step = TrainingStep(config, device)
         if rank:  # equal weights in all processes, but different random numbers from now on
             _seed_everything(science.seed + rank * SEED_STRIDE_PER_RANK)
-        ending, progress = train(config, step, store, should_stop, started, status.pause_step)
+        ending, progress, metrics_sha256 = train(
+            config, step, store, should_stop, started, status.pause_step
+        )
         if ending not in ("trained", "diverged"):
             return Outcome(ending, f"checkpoint at step {progress.step} of {config.steps}")
         final = step.run_evaluation(step.workload.evaluate_finally) if ending == "trained" else None
@@ -129,7 +134,7 @@ def _run(
             progress.charge("checkpoint")
         message = "" if final else f"loss not finite, or above its start, at step {progress.step}"
         if not rank:
-            write_result(config, status, store, step, progress, final, message)
+            write_result(config, status, store, step, progress, final, message, metrics_sha256)
             if keep != "checkpoints":
                 store.folder.remove_checkpoints()
         return Outcome("complete" if final else "diverged", message)
@@ -239,11 +244,14 @@ def write_result(
     progress: Progress,
     final: FinalEvaluation | None,
     message: str,
+    metrics_sha256: str,
 ) -> None:
     folder, science = store.folder, config.science
     tokens = progress.step * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
     epochs = step.workload.epochs()
+    if files.sha256_of_file(folder.metrics_path) != metrics_sha256:
+        raise CorruptFile(f"{folder.metrics_path} was changed during training. Run it again.")
     nats = valid_tokens = valid_bytes = math.nan  # null in the file
     to_target = None
     if final is not None:
@@ -289,8 +297,9 @@ def write_result(
         "git_commit": git_commit(),
         "data_sha256": files.sha256_of(science.data) if science.data else None,
         "execution": config.execution.model_dump(mode="json"),
-        "metrics_sha256": files.sha256_of_file(folder.metrics_path),
-        "valid_losses_sha256": files.sha256_of_file(folder.losses_path) if final else None,
+        "metrics_sha256": metrics_sha256,
+        "valid_losses_sha256": files.find_sha256(folder.losses_path) if final else None,
+        "weights_sha256": files.find_sha256(folder.weights_path),
     }
     files.write_json(folder.result_path, files.with_nulls(record), store.check)
 

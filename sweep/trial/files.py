@@ -13,6 +13,11 @@ from typing import Any
 from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import CorruptFile, SweepError
 
+MAX_JSON_BYTES = 1 << 28  # read of a file; a plan of 10,000 trials has 1 << 23
+
+
+POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
+
 
 def cache_dir() -> Path:
     """Return `SWEEP_CACHE`, or `sweep` in the XDG cache folder. Does not create it."""
@@ -34,6 +39,10 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def find_sha256(path: Path) -> str | None:
+    return sha256_of_file(path) if path.exists() else None
+
+
 def seal(data: dict[str, Any]) -> dict[str, Any]:
     rest = {"format_version": FORMAT_VERSION, **data}
     return {**rest, "sha256": sha256_of(rest)}
@@ -43,15 +52,18 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a sealed JSON file; raise FileNotFoundError, or CorruptFile if it has changed."""
     damage = CorruptFile(f"{path} does not match its sha256. Restore it, or start again.")
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError
         data = dict(json.loads(path.read_bytes()))
         sha256, version = data.pop("sha256"), data["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
+        is_intact = sha256 == sha256_of(data)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damage from error
+    if not is_intact:
+        raise damage
     if version != FORMAT_VERSION:
         problem = f"must have format_version {FORMAT_VERSION}, got {version!r}"
         raise SweepError(f"{path} {problem}. Choose another --out.")
-    if sha256 != sha256_of(data):
-        raise damage
     return data
 
 
@@ -143,7 +155,17 @@ class MetricsLog:
 def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """Read the complete lines of the file, or of its first `length` bytes."""
     lines = _read_start(path, length).splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        points = [dict(json.loads(line)) for line in lines if line.endswith(b"\n")]
+        if all(map(_is_point, points)):
+            return points
+    raise CorruptFile(f"{path} is damaged: a line is not a point of curves.")
+
+
+def _is_point(line: dict[str, Any]) -> bool:
+    numbers = [value for value in line.values() if value is not None]
+    is_finite = all(isinstance(n, int | float) and abs(n) < math.inf for n in numbers)
+    return is_finite and all(line.get(name) is not None for name in POSITION)
 
 
 def is_start_intact(path: Path, length: int, sha256: str) -> bool:
@@ -152,4 +174,7 @@ def is_start_intact(path: Path, length: int, sha256: str) -> bool:
 
 
 def _read_start(path: Path, length: int | None) -> bytes:
-    return path.read_bytes()[:length] if path.exists() else b""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        return file.read(MAX_JSON_BYTES if length is None else length)

@@ -1,19 +1,51 @@
 """The folders of a sweep and of its trials, the states of a trial, and its initial weights."""
 
+import contextlib
 import os
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sweep.config.trial import TrialConfig
+from pydantic import BaseModel, ConfigDict
+from pydantic.dataclasses import dataclass
+
+from sweep.config.settings import parse_settings
+from sweep.config.trial import Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
-from sweep.trial.files import find_json, read_json, remove, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import (
+    find_json,
+    find_sha256,
+    is_start_intact,
+    read_metrics,
+    remove,
+    sha256_of,
+    sha256_of_file,
+    write_json,
+)
+from sweep.trial.lease import read_owner
 
 MESSAGE_CHARACTERS = 1000  # kept of a message by reports and tracking stores
 CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
+TRIAL_ID = re.compile(r"[0-9a-f]{12}")
+SEAL = "checkpoint.json"  # in a checkpoint: the hashes of its files
+
+# The files of a trial by the pattern of their names, and what notices that one has changed.
+TRIAL_FILES = {
+    "config.json": "its own sha256, and the trial's id, which is a hash of its settings",
+    "state.json": "its own sha256",
+    "lease.json": "its own sha256",
+    "stop.json": "its own sha256",
+    "metrics.jsonl": "the sha256 in result.json, or in the checkpoint from which a trial resumes",
+    "checkpoint-*": f"the sha256 of each file in its {SEAL}, which has its own",
+    "result.json": "its own sha256",
+    "valid_losses.npy": "the sha256 in result.json",
+    "weights.safetensors": "the sha256 in result.json",
+    "tokenizer.json": "the sha256 in config.json",
+    "log.txt": "nothing; only people read it",
+}
 
 
 class State(StrEnum):
@@ -62,10 +94,31 @@ class TrialStatus:  # state.json, which only the runner writes
         return replace(self, **fields)
 
 
+class Result(BaseModel):
+    """The keys of result.json that decide what happens next; docs/results.md lists all keys."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    state: State
+    cause: Cause | None
+    batch_size: int
+    steps: int
+    final_valid_loss: float | None  # given if COMPLETE
+    tokens_to_target: float | None
+    seconds_training: float
+    seconds_total: float
+    metrics_sha256: str
+
+
 class CheckpointName(NamedTuple):
     step: int
     metrics_length: int  # bytes of metrics.jsonl up to the checkpoint
     path: Path
+
+
+def trial_id(science: Science) -> str:
+    """Return the id of a trial: 12 hexadecimal digits, a hash of everything that is measured."""
+    return sha256_of(science.model_dump(mode="json"))[:12]
 
 
 class TrialFolder:
@@ -83,32 +136,87 @@ class TrialFolder:
         self.log_path = path / "log.txt"
 
     def read_config(self) -> TrialConfig:
-        if (data := find_json(self.config_path)) is None:
+        if (data := self._read(self.config_path)) is None:
             raise SweepError(f"{self.path} must be a trial folder with a config.json.")
         data.pop("format_version")
         sweep = SweepFolder(self.path.absolute().parents[1])
         for name in ("data_path", "init_path"):
             data[name] = sweep.locate(data.get(name))
-        return TrialConfig.model_validate(data)
+        config = parse_settings(TrialConfig, data, str(self.config_path))
+        if trial_id(config.science) != self.id:
+            problem = f"must hold the settings of trial {self.id}, but has other ones"
+            raise CorruptFile(f"{self.config_path} {problem}. Restore it from a copy.")
+        return config
 
     def write_config(self, config: TrialConfig) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.config_path, config.model_dump(mode="json"))
 
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        """Read a sealed file of this trial; None without one; CorruptFile if it is another's."""
+        data = find_json(path)
+        if data is not None and data.get("id") != self.id:
+            raise CorruptFile(
+                f"{path} belongs to trial {data.get('id')!r}. Restore it from a copy."
+            )
+        return data
+
     def read_status(self) -> TrialStatus:
-        """Read state.json. A trial without one is WAITING, and one with a result has ended."""
-        data = find_json(self.state_path) or asdict(TrialStatus())
-        data.pop("format_version", None)
-        if data["state"] in (State.WAITING, State.RUNNING) and (result := self.read_result()):
-            data |= {"state": result["state"], "cause": result["cause"], "message": ""}
-        cause = Cause(data["cause"]) if data["cause"] else None
-        return TrialStatus(**{**data, "state": State(data["state"]), "cause": cause})
+        """Read state.json. Without one a trial is WAITING.
+
+        Only its result makes a trial COMPLETE or diverged. A damaged file counts as missing.
+        """
+        try:
+            data = self._read(self.state_path) or asdict(TrialStatus())
+            names = data.keys() & TrialStatus.__dataclass_fields__.keys()
+            status = TrialStatus(**{name: data[name] for name in names})
+        except (CorruptFile, ValueError) as damage:
+            fencing = int(read_owner(self.lease_path).get("fencing", 0))
+            status = TrialStatus(message=" ".join(str(damage).split()), fencing=fencing)
+        needs_result = status.state is State.COMPLETE or status.cause is Cause.DIVERGED
+        if not (needs_result or status.state in (State.WAITING, State.RUNNING)):
+            return status
+        if result := self.find_result():
+            cause = Cause(result["cause"]) if result["cause"] else None
+            message = status.message if needs_result else ""
+            return status.changed(state=State(result["state"]), cause=cause, message=message)
+        if needs_result:
+            message = f"{self.result_path} is missing or damaged; the trial runs again"
+            return status.changed(state=State.WAITING, cause=None, message=message)
+        return status
 
     def write_status(self, status: TrialStatus) -> None:
-        write_json(self.state_path, asdict(status))
+        write_json(self.state_path, {"id": self.id, **asdict(status)})
 
     def read_result(self) -> dict[str, Any] | None:
-        return find_json(self.result_path)
+        """Read result.json; None if the trial has none, CorruptFile if it is damaged."""
+        if data := self._read(self.result_path):
+            try:
+                result = Result.model_validate(data)
+                if result.state is State.COMPLETE and result.final_valid_loss is None:
+                    raise ValueError("a complete trial has a loss")
+            except ValueError as error:
+                raise CorruptFile(f"{self.result_path} lacks what a result has.") from error
+        return data
+
+    def find_result(self) -> dict[str, Any] | None:
+        """Read result.json; None if the trial has none, or one that is damaged."""
+        with contextlib.suppress(CorruptFile):
+            return self.read_result()
+        return None
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Read metrics.jsonl; CorruptFile if it is damaged, or does not match the result."""
+        result = self.find_result()
+        if result and find_sha256(self.metrics_path) != result["metrics_sha256"]:
+            raise CorruptFile(f"{self.metrics_path} does not match the sha256 in result.json.")
+        return read_metrics(self.metrics_path)
+
+    def find_metrics(self) -> list[dict[str, Any]]:
+        """Read metrics.jsonl; empty if the trial has none, or one that is damaged."""
+        with contextlib.suppress(CorruptFile):
+            return self.read_metrics()
+        return []
 
     def checkpoints(self) -> list[CheckpointName]:
         """Return the checkpoints, newest first."""
@@ -116,13 +224,36 @@ class TrialFolder:
         names = [CheckpointName(int(m[1]), int(m[2]), self.path / m[0]) for m in matches if m]
         return sorted(names, reverse=True)
 
+    def seal_checkpoint(
+        self, path: Path, step: int, metrics_length: int, metrics_sha256: str
+    ) -> None:
+        """Write the hashes of a checkpoint's files, and of metrics.jsonl up to it, into it."""
+        files = {file.name: sha256_of_file(file) for file in sorted(path.iterdir())}
+        seal = {"id": self.id, "step": step, "metrics_length": metrics_length}
+        write_json(path / SEAL, {**seal, "metrics_sha256": metrics_sha256, "files": files})
+
+    def verify_checkpoint(self, checkpoint: CheckpointName) -> None:
+        """Raise CorruptFile or OSError unless a checkpoint and its metrics are as written."""
+        path = checkpoint.path
+        seal = self._read(path / SEAL) or {}
+        if [seal.get(key) for key in ("step", "metrics_length")] != [*checkpoint[:2]]:
+            raise CorruptFile(f"its {SEAL} is missing, or another checkpoint's")
+        if {file.name for file in path.iterdir()} != {SEAL, *seal["files"]}:
+            raise CorruptFile("a file is missing, or was added")
+        for name, sha256 in seal["files"].items():
+            if sha256_of_file(path / name) != sha256:
+                raise CorruptFile(f"{name} has changed")
+        length = checkpoint.metrics_length
+        if not is_start_intact(self.metrics_path, length, seal["metrics_sha256"]):
+            raise CorruptFile("metrics.jsonl does not match")
+
     def remove_checkpoints(self, kept: int = 0) -> None:
         for checkpoint in self.checkpoints()[kept:]:
             remove(checkpoint.path)
 
     def settled_length(self) -> int:
         """Return how many bytes of metrics.jsonl no resume will truncate."""
-        if self.result_path.exists() or self.read_status().state is State.PRUNED:
+        if self.find_result() or self.read_status().state is State.PRUNED:
             return self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
         kept = self.checkpoints()
         return kept[1].metrics_length if len(kept) > 1 else 0
@@ -133,11 +264,11 @@ class TrialFolder:
 
     def ask_to_stop(self, number: int) -> None:
         """Ask attempts up to this number, on any machine, to checkpoint and end."""
-        write_json(self.stop_path, {"fencing": number})
+        write_json(self.stop_path, {"id": self.id, "fencing": number})
 
     def is_asked_to_stop(self, number: int) -> bool:
-        is_asked = self.stop_path.name in self.listed()
-        return is_asked and read_json(self.stop_path)["fencing"] >= number
+        request = self._read(self.stop_path) if self.stop_path.name in self.listed() else None
+        return request is not None and request["fencing"] >= number
 
     def listed(self) -> list[str]:
         """List the folder, which makes a network file system notice new files at once."""
@@ -170,11 +301,18 @@ class SweepFolder:
         return data_path and os.path.normpath(self.path.absolute() / data_path)
 
     def trial(self, trial_id: str) -> TrialFolder:
+        if not TRIAL_ID.fullmatch(trial_id):
+            raise CorruptFile(
+                f"the id of a trial must have 12 hexadecimal digits, got {trial_id!r}."
+            )
         return TrialFolder(self.trials_path / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
         plan = find_json(self.plan_path)
-        if plan and not isinstance(plan.get("trials"), list):
+        rows = plan.get("trials") if plan else []
+        if not isinstance(rows, list) or not all(
+            isinstance(row, dict) and "id" in row for row in rows
+        ):
             raise CorruptFile(f"{self.plan_path} must list trials. Restore it from a copy.")
         return plan
 
@@ -197,8 +335,11 @@ def identify_start(path: str) -> dict[str, Any]:
     if folder.weights_path not in files:
         return {"weights": sha256_of({file.name: sha256_of_file(file) for file in files})}
     science = folder.read_config().science
+    weights = sha256_of_file(folder.weights_path)
+    if weights != (folder.read_result() or {}).get("weights_sha256"):
+        raise CorruptFile(f"{folder.weights_path} does not match the sha256 in result.json.")
     start = {
-        "weights": sha256_of_file(folder.weights_path),
+        "weights": weights,
         "model": science.model.model_dump(mode="json"),
         "tokenizer": science.tokenizer and science.tokenizer.model_dump(mode="json"),
     }

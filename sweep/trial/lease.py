@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sweep.errors import CorruptFile, FolderInUse
+from sweep.errors import FolderInUse, SweepError
 from sweep.trial.files import canonical_json, read_json, seal
 
 BEAT_SECONDS = 5.0  # between two increments of the counter
@@ -31,6 +31,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         else:
             raise _in_use(path)
         self._owner = {"pid": os.getpid(), "host": socket.gethostname(), "fencing": fencing}
+        self._owner["folder"] = path.absolute().parent.name
         self._ended = threading.Event()
         self._write(counter=0)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -67,10 +68,17 @@ def is_locked(path: Path) -> bool:
 
 
 def read_owner(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except (OSError, CorruptFile):
-        return {}
+    """Return the last line that an owner wrote; empty if it is damaged, or of another folder."""
+    with contextlib.suppress(OSError, SweepError):
+        owner = read_json(path)
+        numbers = (owner.get(name, 0) for name in ("pid", "fencing", "counter"))
+        if owner.get("folder") == path.absolute().parent.name and all(map(is_count, numbers)):
+            return owner
+    return {}
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 class LeaseWatch:

@@ -45,14 +45,13 @@ class LanguageWorkload:
     @cached_property
     def text(self) -> TokenizedText | None:
         config = self.config
-        science = config.science
-        if science.data is None or science.tokenizer is None:
+        data, tokenizer = config.science.data, config.science.tokenizer
+        if data is None or tokenizer is None:
             return None
-        if needs_datasets(science.data) and not find_prepared(science.data, science.tokenizer):
-            raise SweepError("the data is not tokenized here. Run `sweep data prepare` first.")
-        return prepare_data(
-            science.data, config.data_path, science.tokenizer, pretrained=config.init_path
-        )
+        if needs_datasets(data) and not find_prepared(data, tokenizer, verify=True):
+            problem = "the data is not tokenized here, or its tokens are damaged"
+            raise SweepError(f"{problem}. Run `sweep data prepare` first.")
+        return prepare_data(data, config.data_path, tokenizer, print, config.init_path)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
