@@ -6,6 +6,19 @@ import re
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
+# Parts of addresses: a token or a password of a server or of a database, and in parameters.
+SECRETS = re.compile(
+    r"(?<=http://)[^@/?#\s]*@|(?<=https://)[^@/?#\s]*@|(?<=://)([^:@/?#\s]*):[^@/?#\s]*(?=@)"
+    r"|(?<=[?&])(?!sslkey=)[^=&\s]*(?:pass|secret|token|key|sig|auth)[^=&\s]*=[^&\s'\"]*&?",
+    re.IGNORECASE,
+)
+
+
+def without_secrets(text: object) -> str:
+    """Remove passwords and tokens from the addresses in a text; a database's user name stays."""
+    return SECRETS.sub(lambda match: match[1] or "", str(text))
+
+
 def printable(text: object) -> str:
     """Replace characters that could act on a terminal instead of being shown."""
     return CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text))
@@ -17,6 +30,10 @@ class SweepError(Exception):
 
 class CorruptFile(SweepError):
     """A file does not contain what was written to it."""
+
+
+class StorageError(SweepError):
+    """A disk, a quota or a limit of the system stopped a write; the same command resumes."""
 
 
 class FolderInUse(SweepError):

@@ -15,7 +15,7 @@ from sweep.analysis.statistics import mean_of
 from sweep.config import read_toml
 from sweep.errors import CorruptFile, SweepError
 from sweep.plan.plan import Plan, parse_plan
-from sweep.trial.files import canonical_json, replacing
+from sweep.trial.files import canonical_json, refuse_links, replacing
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
@@ -41,6 +41,7 @@ def load_tables(path: str | Path) -> SweepTables:
         SweepError: if the folder holds no readable plan.json.
     """
     folder = SweepFolder(Path(path))
+    refuse_links(folder.path)
     plan = parse_plan(folder.require_plan(), str(folder.plan_path))
     if plan.known_trials and not folder.trials_path.exists():
         raise SweepError(f"{path} holds a published plan without its trials. Use `sweep audit`.")

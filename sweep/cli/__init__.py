@@ -1,12 +1,17 @@
 """The command line. A command may return its exit code; `main` turns errors into messages."""
 
+import shlex
 import signal
 import sys
+import tempfile
+import traceback
+from pathlib import Path
 
 import click
 
 from sweep.cli.commands import COMMANDS
-from sweep.errors import SweepError
+from sweep.cli.options import echo
+from sweep.errors import SweepError, without_secrets
 
 
 @click.group(
@@ -39,13 +44,29 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has ended
         code = 0
-    except (SweepError, OSError, click.ClickException) as error:
-        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        if isinstance(error, OSError):
-            text += ". Check the path, its permissions and the free disk space."
-        click.echo(f"Error: {' '.join(text.split())}", err=True)
-        code = 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         code = 130
+    except Exception as error:
+        text, code = _explain(error)
+        echo(f"Error: {' '.join(text.split())}", err=True)
     sys.exit(code or 0)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Return one sentence about an error, and the exit code."""
+    if isinstance(error, click.ClickException):
+        return error.format_message(), 2
+    from sweep.trial.files import storage_error
+
+    if problem := storage_error(error, Path()):
+        return f"{problem} The same command resumes.", 1
+    if isinstance(error, OSError):
+        return f"{error}. Check the path, its permissions and the free disk space.", 2
+    if isinstance(error, SweepError):
+        return str(error), 2
+    sentence = without_secrets(f"{type(error).__name__}: {str(error)[:200]}")
+    text = f"{shlex.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}"
+    report = Path(tempfile.mkdtemp(prefix="sweep-bug-")) / "report.txt"
+    report.write_text(without_secrets(text), "utf-8")
+    return f"this is a mistake in sweep ({sentence}). Please report it with {report}.", 1

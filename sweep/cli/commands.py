@@ -31,16 +31,20 @@ CONFIRM_SECONDS = 3600  # longest estimate that runs without a confirmation
 
 
 def sweep_folder(text: str) -> "SweepFolder":
+    from sweep.trial.files import refuse_links
     from sweep.trial.folder import SweepFolder
 
+    refuse_links(Path(text))
     return SweepFolder(Path(text))
 
 
 def out_folder(text: str) -> Path:
     from sweep.orchestration.planning import check_writable
+    from sweep.trial.files import refuse_links
 
     if not text:
         raise click.BadParameter(f"must be the path of a folder, got {text!r}")
+    refuse_links(Path(text))
     check_writable(Path(text))
     return Path(text)
 
@@ -123,7 +127,9 @@ def run(
     print_results(document, folder, json)
     if summary.untracked:
         echo(summary.untracked, err=True)
-    if summary.is_interrupted:
+    if summary.problem:
+        echo(f"Error: {summary.problem} The same command resumes.", err=True)
+    elif summary.is_interrupted:
         echo("Interrupted. The same command resumes.", err=True)
     return summary.exit_code
 
@@ -252,12 +258,17 @@ def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> Non
 @click.command()
 @folder_argument
 @json_option
-def status(folder: "SweepFolder", json: bool) -> None:
+@click.option("--verify", is_flag=True, help="Also check the hashes of all files.")
+def status(folder: "SweepFolder", json: bool, verify: bool) -> None:
     """Print every trial's state and the time left."""
     from sweep.cli.show import print_status
     from sweep.orchestration.status import sweep_status
+    from sweep.trial.verify import find_damage
 
-    print_status(sweep_status(folder), json)
+    document = sweep_status(folder)
+    if verify:
+        document["damage"] = find_damage(folder)
+    print_status(document, json)
 
 
 @click.command()

@@ -163,6 +163,10 @@ def print_status(document: dict[str, Any], as_json: bool) -> None:
         if row["state"] == State.FAILED:
             trial = f"Batch size {row['batch_size']}, seed {row['seed']}"
             echo(f"{trial}: {row['cause']}: {row['message']}")
+    for sentence in document.get("damage", ()):
+        echo(f"Damaged: {sentence}")
+    if "damage" in document:
+        echo("Some files are damaged." if document["damage"] else "All files are intact.")
     if "report" in document:
         echo(f"Report: {document['report']}")
 

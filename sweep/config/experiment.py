@@ -28,6 +28,7 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
+MAX_BYTES = 1 << 20  # of an experiment file
 TOLERANCE = 0.01  # default, in the unit of the loss
 TARGET_TOLERANCE = 0.05  # default with a target, a share of the tokens
 Precision = Literal["fp32", "bf16", "bf16-pure"]  # from wide to narrow
@@ -149,6 +150,13 @@ class WorkloadTraits:
         return cls(model.context)  # a user's `module:object`
 
 
+def user_objects(workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> list[str]:
+    """Return the user's own workload, model and reward, each as module:object."""
+    own_model = model.name if model.kind == "object" else ""
+    names = (workload, own_model, (grpo and grpo.reward) or "")
+    return [name for name in names if ":" in name]
+
+
 def _read_seeds(value: Any) -> Any:
     if value is None or value == "auto":
         return value
@@ -216,10 +224,7 @@ class Experiment(Settings, use_attribute_docstrings=True):
 
     @property
     def user_objects(self) -> list[str]:
-        """The user's own model, workload and reward, each as module:object."""
-        model = self.model.name if self.model.kind == "object" else ""
-        names = (self.workload, model, (self.grpo and self.grpo.reward) or "")
-        return [name for name in names if ":" in name]
+        return user_objects(self.workload, self.model, self.grpo)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -306,6 +311,8 @@ def _read_experiment(name: str) -> dict[str, Any]:
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
         raise SweepError(f"experiment must be a TOML file or one of {names}, got {name!r}.")
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES} bytes")
         return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of the encoding
         raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error

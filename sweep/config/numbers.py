@@ -4,6 +4,7 @@ from decimal import Decimal
 
 from sweep.errors import SweepError
 
+MOST_BATCHES = 64  # in one experiment
 SUFFIXES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SUFFIXES |= {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
@@ -38,8 +39,9 @@ def parse_batches(text: str | int | list[int] | tuple[int, ...]) -> tuple[int, .
         return tuple(2**e for e in range(first.bit_length() - 1, last.bit_length()))
     items = text if isinstance(text, list | tuple) else str(text).split(",")
     sizes = sorted(parse_count(item, "batches: each batch size") for item in items)
-    if not sizes or len({*sizes}) < len(sizes):
-        raise SweepError(f"batches must name each batch size once, got {text!r}. Write 1,8,32.")
+    if not 0 < len(sizes) <= MOST_BATCHES or len({*sizes}) < len(sizes):
+        expected = f"name each batch size once, and at most {MOST_BATCHES}"
+        raise SweepError(f"batches must {expected}, got {str(text)[:200]!r}. Write 1,8,32.")
     return tuple(sizes)
 
 

@@ -3,9 +3,11 @@
 import ast
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,6 +30,25 @@ def load_object(name: str) -> Any:
             f"{name!r} cannot be imported ({type(error).__name__}: {error}). "
             "Correct it, install it, or run from its folder."
         ) from error
+
+
+def describe_objects(names: Iterable[str]) -> str:
+    """Return each object's name with the file of its module and its hash; imports nothing."""
+    descriptions = []
+    for name in names:
+        top, *rest = name.partition(":")[0].split(".")
+        spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, os.getcwd()])
+        path = Path((spec and spec.origin) or top)
+        if rest:
+            path = path.parent.joinpath(*rest)
+            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        digest = sha256_of_source(path) if path.is_file() else "not found"
+        descriptions.append(f"{name} ({path}, sha256 {digest[:12]})")
+    return ", ".join(descriptions)
+
+
+def sha256_of_source(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
@@ -58,7 +79,7 @@ def identify_code(names: Iterable[str]) -> dict[str, Any]:
         is_library = "site-packages" in path.parts or Path(__file__).parents[1] in path.parents
         if root is None or is_library or (name := path.relative_to(root).as_posix()) in files:
             continue
-        files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        files[name] = sha256_of_source(path)
         for target in _imports(path, root):
             parts = [part for part in (target, *target.parents) if root in part.parents]
             sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)

@@ -3,6 +3,8 @@
 import math
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from sweep.config.experiment import (
     EvaluationSettings,
     Experiment,
@@ -12,11 +14,13 @@ from sweep.config.experiment import (
     ScheduleSettings,
     TokenizerKind,
     WorkloadTraits,
+    user_objects,
 )
 from sweep.config.models import ModelSettings
 from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
 
 FORMAT_VERSION = 2
+STALL_MINUTES = 30.0
 STORING = ("run", "plan", "report")  # commands that may mirror a sweep
 FORECASTING = ("run", "plan", "forecast")  # not probe, which measures one device
 
@@ -68,6 +72,10 @@ class Science(Settings):
     @property
     def traits(self) -> WorkloadTraits:
         return WorkloadTraits.of(self.workload, self.model, self.grpo)
+
+    @property
+    def user_objects(self) -> list[str]:
+        return user_objects(self.workload, self.model, self.grpo)
 
 
 class Execution(Settings, use_attribute_docstrings=True):
@@ -124,6 +132,10 @@ class Services(Settings, use_attribute_docstrings=True):
     """MLflow store: http://HOST:5000; by default a file in the folder."""
     storage: Annotated[str | None, RunFlag(Group.OUTPUT)] = None
     """Optuna storage: postgresql://…; by default a file in the folder."""
+    stall_minutes: Annotated[float, Field(gt=0, le=1e5), RunFlag(Group.DEVICES)] = STALL_MINUTES
+    """End an attempt that takes no step for so long, and for 10 times its longest step."""
+    no_user_code: Annotated[bool, Flag(Group.OUTPUT)] = False
+    """Refuse experiments that name code, as module:object."""
 
 
 class TrialConfig(Settings):

@@ -41,6 +41,8 @@ CSV_OPTIONS = {"usecols": ["text"], "converters": {"text": str}, "keep_default_n
 SPLITS = ("train", "valid")
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
+MOST_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
+LEAST_BOUND = 1 << 26  # characters that any file may hold
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
 # No tokenizer here merges a character with white space after it, so such a cut changes no ids.
@@ -165,6 +167,17 @@ def _table_format(path: Path) -> str | None:
 
 
 def read_files(paths: list[Path]) -> Iterator[Piece]:
+    most = max(LEAST_BOUND, MOST_EXPANSION * sum(path.stat().st_size for path in paths))
+    characters = 0
+    for piece in _read_files(paths):
+        characters += len(piece.text)
+        if characters > most:
+            expected = f"hold at most {MOST_EXPANSION} characters per byte of its files"
+            raise SweepError(f"data {str(paths[0])!r} must {expected}. Use other data.")
+        yield piece
+
+
+def _read_files(paths: list[Path]) -> Iterator[Piece]:
     for path in paths:
         if not (loader := _table_format(path)):
             yield from read_text(path)
@@ -193,6 +206,7 @@ def _read_rows(rows: Any, source: str) -> Iterator[Piece]:
             for text in batch["text"].to_pylist():
                 if not isinstance(text, str) or "\0" in text:
                     raise ValueError(f"the text {text!r:.40}")
+                text.encode()  # raises if it is not Unicode
                 if document := text.strip():
                     yield Piece(document)
 

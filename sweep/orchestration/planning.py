@@ -1,5 +1,6 @@
 """Plan a command on this machine; the execution is decided when plan.json is first written."""
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.experiment import Experiment, load_experiment
-from sweep.config.objects import identify_code, require_extra
+from sweep.config.objects import describe_objects, identify_code, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied
@@ -22,9 +23,10 @@ from sweep.plan.plan import (
     typed_command,
 )
 from sweep.training.process import run_job
-from sweep.trial.files import write_json
+from sweep.trial.files import refuse_links, write_json
 from sweep.trial.folder import SweepFolder, identify_start
 
+LOG = logging.getLogger(__name__)
 COMPILE_FLOPS = 10**13  # FLOPs of a plan, below which compiling on a CPU costs more than it saves
 LOSS_CHUNK_ROWS = {"cuda": 8192, "cpu": 1024, "mps": 1024}  # docs/performance.md
 
@@ -69,6 +71,14 @@ def read_request(
     execution = parse(Execution)
     parsed = load_experiment(experiment, settings)
     folder = SweepFolder(Path(out or Path("results") / parsed.name))
+    refuse_links(folder.path)
+    if objects := parsed.user_objects:
+        if services.no_user_code:
+            raise SweepError(
+                f"--no-user-code refuses the code that {experiment!r} names: {', '.join(objects)}. "
+                "Read it, then leave the flag out."
+            )
+        LOG.warning("This runs your code: %s.", describe_objects(objects))
     return Request(parsed, execution, services, folder, command)
 
 

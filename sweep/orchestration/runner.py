@@ -35,11 +35,14 @@ class Summary:
     folder: SweepFolder
     states: dict[str, TrialStatus]  # by id of the trials that the command named
     is_interrupted: bool = False  # the user stopped it, or its machines are gone
+    problem: str = ""  # one sentence about a failure of the storage, which stopped it
     untracked: str = ""  # one sentence about what the tracking server did not get
 
     @property
     def exit_code(self) -> int:
         """0 complete, pruned or diverged; 1 any other failure; 130 interrupted."""
+        if self.problem:
+            return 1
         if self.is_interrupted:
             return 130
         ends = [(status.state, status.cause) for status in self.states.values()]
@@ -134,7 +137,8 @@ def run_plan(
         if folder.stop_path.exists():
             raise KeyboardInterrupt
         plan = planning.save_plan(planned.plan, folder)
-        schedule = Scheduler(plan, folder, executor, retried_causes, on_change)
+        limits = {"stall_minutes": services.stall_minutes}
+        schedule = Scheduler(plan, folder, executor, retried_causes, on_change, **limits)
         mirror = Mirror(folder, plan, services.tracking_uri)
         mirror.start()
         try:
@@ -147,7 +151,7 @@ def run_plan(
         finally:
             untracked = mirror.close(10.0 if schedule.is_stopping else MIRROR_SECONDS)
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in requested}
-    return Summary(folder, states, schedule.is_ending, untracked)
+    return Summary(folder, states, schedule.is_ending, schedule.problem, untracked)
 
 
 def _run_all(
@@ -191,7 +195,7 @@ def _tune(
             if not is_without_answer(error):
                 raise
             if not is_warned:
-                LOG.warning("Optuna's storage does not answer. Tuning continues when it does.")
+                LOG.warning("Optuna's storage is locked or does not answer. Tuning waits for it.")
             is_warned = True
             time.sleep(2)
             continue

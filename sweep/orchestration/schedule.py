@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import STALL_MINUTES, TrialConfig
 from sweep.errors import WorkerDied
 from sweep.orchestration.executors import Executor
 from sweep.orchestration.planning import save_plan
@@ -34,10 +34,13 @@ class Scheduler:
         executor: Executor,
         retried_causes: frozenset[Cause] = frozenset(),  # causes of failure to retry
         on_change: Callable[[], None] = lambda: None,
+        stall_minutes: float = STALL_MINUTES,
     ) -> None:
+        self.stall_minutes = stall_minutes
         self.plan, self.folder, self.executor = plan, folder, executor
         self.retried_causes, self.on_change = retried_causes, on_change
-        self.is_stopping = False  # the user asked to stop
+        self.is_stopping = False  # the user asked to stop, or the storage failed
+        self.problem = ""  # of the storage
         self._waiting: list[TrialFolder] = []
         # Trial, slot, and the cgroup's count of out-of-memory kills when the attempt started.
         self._running: dict[Future[retry.Outcome], tuple[TrialFolder, dict[str, str], int]] = {}
@@ -133,7 +136,8 @@ class Scheduler:
         size, bound = status.microbatch_size or config.microbatch_size, self._microbatch_bound
         if bound and size > bound:
             status = status.changed(microbatch_size=retry.microbatch_within(bound, config))
-        trial.write_status(retry.begin_attempt(status).changed(pause_step=min(steps, default=None)))
+        limits = {"pause_step": min(steps, default=None), "stall_minutes": self.stall_minutes}
+        trial.write_status(retry.begin_attempt(status).changed(**limits))
         self._running[self.executor.submit(trial, slot)] = trial, slot, oom_kills()
 
     def _last_step(self, config: TrialConfig) -> int | None:
@@ -165,6 +169,9 @@ class Scheduler:
         config, before = trial.read_config(), trial.read_status()
         status, is_retried = retry.status_after(before, outcome, config, self._failures[trial.id])
         trial.write_status(status)
+        if outcome.kind == "storage":
+            self.problem = outcome.message
+            self.stop()
         if is_retried:
             self._waiting.insert(0, trial)
         elif outcome.kind == Cause.OUT_OF_MEMORY:

@@ -27,7 +27,14 @@ from sweep.plan import rates
 from sweep.plan.curves import best_log_rates, rate_points
 from sweep.plan.plan import TUNING_SEED, Plan, PlannedTrial
 from sweep.plan.retry import is_to_run
-from sweep.tracking.store import ANSWER_SECONDS, one_sentence, with_driver, without_password
+from sweep.tracking.store import (
+    ANSWER_SECONDS,
+    one_sentence,
+    set_aside_damaged,
+    sqlite_fault,
+    with_driver,
+    without_password,
+)
 from sweep.trial.files import sha256_of
 from sweep.trial.folder import Cause, State, SweepFolder, has_failed
 
@@ -153,6 +160,7 @@ class Tuning:
     def __init__(self, plan: Plan, schedule: Scheduler, storage: str | None, uid: str) -> None:
         self.schedule, self.folder, self.uid = schedule, schedule.folder, uid
         self.settings, self.target = plan.settings.tuning, plan.settings.target
+        self.is_default = storage is None  # a file in the folder
         self.storage_url = storage or f"sqlite:///{(self.folder.path / 'optuna.db').absolute()}"
         self.open_reports: dict[int, list[PlannedTrial]] = {}
         for row in plan.trials:
@@ -221,6 +229,8 @@ class Tuning:
 
     def _advance(self, studies: list[Study], least: int = 0) -> Pauses:
         """Bring studies a step further; empty once all settled with the same number of trials."""
+        if self.is_default:
+            set_aside_damaged(self.folder.path / "optuna.db")
         storage = open_storage(self.storage_url)
         for study in studies:
             study.record(storage)
@@ -317,12 +327,14 @@ def open_storage(url: str) -> BaseStorage:
     except Exception as error:  # databases, drivers and addresses raise anything
         raise SweepError(
             f"storage must be a database that Optuna can use, got {address!r} "
-            f"({one_sentence(error)}). Correct --storage."
+            f"({one_sentence(error)}). Correct --storage, or try again later."
         ) from error
 
 
 def is_without_answer(error: BaseException | None) -> bool:
-    """Return True if an error means that a database server does not answer at the moment."""
+    """Return True if a database server does not answer, or another process locks the file."""
+    if sqlite_fault(error) == "locked":
+        return True
     while error is not None:
         if isinstance(error, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError):
             return not isinstance(error.orig, sqlite3.Error)

@@ -9,10 +9,12 @@ from sweep.config.trial import TrialConfig
 from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import Cause, State, TrialStatus, has_failed
 
+LOG_END_BYTES = 1 << 16  # holds the stacks of all threads
+
 
 @dataclass(frozen=True)
 class Outcome:
-    kind: str  # complete, paused, stopped, superseded, or a cause of failure
+    kind: str  # complete, paused, stopped, storage, superseded, or a cause of failure
     message: str = ""  # one line for people
     has_begun: bool = True  # if False, it does not count as an attempt
 
@@ -26,6 +28,13 @@ def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outco
     """Judge a worker that ended without an outcome; `exit_code` is negative for a signal."""
     if memory_ran_out and exit_code == -signal.SIGKILL:
         return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
+    if (
+        exit_code == 1
+        and log
+        and log.exists()
+        and b"Timeout (" in log.read_bytes()[-LOG_END_BYTES:]
+    ):
+        return Outcome("lost", f"no step for --stall-minutes; {log} shows where it was")
     names = {-number.value: f"killed by {number.name}" for number in signal.Signals}
     how = names.get(exit_code, f"exit code {exit_code}") + (f"; see {log}" if log else "")
     return Outcome("lost", f"the worker ended without reporting: {how}")
@@ -39,7 +48,7 @@ def status_after(
         status = status.changed(attempts=status.attempts - 1)
     if outcome.kind == "complete":
         return status.changed(state=State.COMPLETE, cause=None, message=""), False
-    if outcome.kind in ("stopped", "paused"):
+    if outcome.kind in ("stopped", "paused", "storage"):
         return status.changed(state=State.WAITING, cause=None, message=outcome.message), False
     cause = Cause(outcome.kind)
     status = status.changed(state=State.FAILED, cause=cause, message=outcome.message)

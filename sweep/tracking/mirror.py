@@ -6,6 +6,7 @@ its own newest step. MLflow stores a point that is sent twice only once.
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from dataclasses import asdict
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+LOG = logging.getLogger(__name__)
 PAUSE_SECONDS = 5.0  # between two passes
 METRICS_PER_REQUEST = 1000  # MLflow's limit per request
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
@@ -46,6 +48,7 @@ class Mirror(threading.Thread):
         self._runs: dict[str, Run] = {}  # by trial id; the parent run's key is empty
         self._sent: dict[str, tuple[Any, ...]] = {}  # state of each trial at its last pass
         self._plan_time = 0  # modification time of the plan that the store has
+        self._is_locked = False  # was locked by another process, which was said
         self._error = "it has not answered in time"  # empty: the last pass sent everything
         self._deadline = float("inf")  # monotonic
         self._closing = threading.Event()
@@ -55,8 +58,8 @@ class Mirror(threading.Thread):
         """End the thread after a last pass; return a sentence if the store lacks something."""
         self._deadline = time.monotonic() + seconds
         self._closing.set()
-        if self.is_alive():
-            self.join(seconds)
+        while self.is_alive() and time.monotonic() < self._deadline:
+            self.join(min(seconds, 1.0))
         if self._record["mirrored_sha256"]:
             return ""
         reason = self._error or "the time limit has passed"
@@ -99,8 +102,15 @@ class Mirror(threading.Thread):
                 self._save_record(digest)
         except Exception as error:  # no failure of a store may reach training
             self._error, self._is_connected = store.one_sentence(error), False
+            if store.sqlite_fault(error) == "locked":
+                if not self._is_locked:
+                    LOG.warning("MLflow's database is locked by another process; waiting for it.")
+                self._is_locked = True
+                self._deadline = max(self._deadline, time.monotonic() + 30.0)
 
     def _connect(self) -> None:
+        if self._record["is_default"]:
+            store.set_aside_damaged(self.folder.path / "mlflow.db")
         client, name = store.connect(self._address), self.plan.experiment
         if experiment := client.get_experiment_by_name(name):
             self._experiment_id = experiment.experiment_id  # if deleted, MLflow refuses new runs
@@ -150,6 +160,7 @@ class Mirror(threading.Thread):
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
         trial = self.folder.trial(str(row.id))
+        result = trial.read_result() or {}  # refuses a damaged one
         status, length = trial.read_status(), trial.settled_length()
         run, is_finished = self._runs.get(trial.id), status.state.is_finished
         is_sent = self._sent.get(trial.id) == (status, length, is_last)
@@ -168,20 +179,22 @@ class Mirror(threading.Thread):
         }
         is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
         if run is None or not (is_finished and is_current):
-            run = self._mirror_lines(trial, row, length)
+            run = self._mirror_lines(trial, row, length, result)
             if is_finished:
                 self._log_files(run, trial.path, TRIAL_FILES)
-            last = trial.result_path if trial.find_result() else trial.state_path
+            last = trial.result_path if result else trial.state_path
             end_time = last.stat().st_mtime_ns // 10**6
             params = row.model_dump(exclude={"id", "forecast_bytes", "forecast_seconds"})
             self._update(trial.id, params, tags, run_status, end_time)
         self._sent[trial.id] = status, length, is_last
 
-    def _mirror_lines(self, trial: TrialFolder, row: PlannedTrial, length: int) -> "Run":
+    def _mirror_lines(
+        self, trial: TrialFolder, row: PlannedTrial, length: int, result: dict[str, Any]
+    ) -> "Run":
         from mlflow.entities import Metric
 
         run = self._runs.get(trial.id)
-        lines, result = trial.read_metrics(), trial.find_result() or {}
+        lines = trial.read_metrics()
         points, newest = [_point(line) for line in lines], None
         if run is not None:
             keys = [key for key in run.data.metrics if not key.startswith("final/")]

@@ -8,14 +8,15 @@ import json
 import logging
 import os
 import re
+import sqlite3
 import sys
 import uuid
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.config.objects import require_extra
-from sweep.errors import CorruptFile, SweepError
+from sweep.errors import CorruptFile, SweepError, without_secrets
 from sweep.trial.files import read_json, replacing, sha256_of, sha256_of_file
 from sweep.trial.folder import SweepFolder, TrialStatus
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+LOG = logging.getLogger(__name__)
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 ANSWER_SECONDS = "10"  # PGCONNECT_TIMEOUT unless the user sets it
 REPORT_FILES = ("report.md", "report.html", "trials.csv")
@@ -44,17 +46,13 @@ def without_password(address: str) -> str:
     if not re.fullmatch(r"[^@]*|[^@/?#]*://[^@/?#]*@[^@]*", address):
         encoded = "%40 for @, %2F for /, %3F for ?, %23 for #"
         raise SweepError(f"a password must be percent-encoded in an address. Write {encoded}.")
-    return re.sub(r"(?<=[?&])(ssl)?password=[^&]*&?", "", hide_passwords(address)).rstrip("?&")
-
-
-def hide_passwords(text: str) -> str:
-    return re.sub(r"(?<=://)([^:@/?#\s]*):[^@/?#\s]*@", r"\1@", text)
+    return without_secrets(address).rstrip("?&")
 
 
 def one_sentence(error: BaseException) -> str:
     """Return the first line of an error of a database, a driver or a server, shortened."""
     text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
-    return hide_passwords(text.splitlines()[0][:300])
+    return without_secrets(text.splitlines()[0])[:300]
 
 
 def with_driver(address: str) -> str:
@@ -63,6 +61,46 @@ def with_driver(address: str) -> str:
         require_extra("psycopg", "postgres", "postgresql://")
         return address.replace("postgresql", "postgresql+psycopg", 1)
     return address
+
+
+def sqlite_fault(error: BaseException | None) -> str | None:
+    """Return `locked` or `damaged` if SQLite's error of that kind led to this one."""
+    while error is not None:
+        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return "locked"
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                return "damaged"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def set_aside_damaged(path: Path) -> None:
+    """Rename a damaged SQLite database and say so; what it held is written again from the folder.
+
+    Raises:
+        sqlite3.Error: if another process has locked it, for example.
+    """
+    if not path.exists():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            if connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",):
+                return
+    except sqlite3.Error as error:
+        if sqlite_fault(error) != "damaged":
+            raise
+    LOG.warning("%s is damaged; it is written again. The old one: %s", path, set_aside(path))
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a database, with SQLite's journals, to a name that is free."""
+    names = (path.with_name(f"{path.stem}-old-{number}{path.suffix}") for number in count(1))
+    new = next(name for name in names if not name.exists())
+    for journal in path.parent.glob(f"{path.name}-*"):
+        journal.replace(new.with_name(journal.name.replace(path.name, new.name)))
+    path.replace(new)
+    return new
 
 
 def default_tracking_uri(folder: SweepFolder) -> str:
@@ -121,8 +159,7 @@ def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any
     if uri == record["tracking_uri"]:
         return record
     if record["is_default"] and uri == default and (folder.path / "mlflow.db").exists():
-        # The folder was moved, and its store names artifacts by their old paths.
-        (folder.path / "mlflow.db").replace(folder.path / "mlflow-moved.db")
+        set_aside(folder.path / "mlflow.db")  # moved; it names artifacts by their old paths
     return record | {"tracking_uri": uri, "is_default": uri == default, "mirrored_sha256": ""}
 
 

@@ -3,13 +3,18 @@
 import contextlib
 import os
 import socket
+import sys
 import threading
+import time
 from pathlib import Path
 
 from sweep.errors import SweepError
 from sweep.plan.retry import Outcome
-from sweep.training.process import ShouldStop, worker_environment
+from sweep.training.process import ShouldStop, safe_path, worker_environment
 from sweep.trial.folder import TrialFolder, TrialStatus
+
+LOG_BYTES = 1 << 26  # most that the log of one attempt keeps
+CUT = b"\n[Lines were cut here: an attempt's log has at most 64 MiB.]\n"
 
 
 def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldStop) -> Outcome:
@@ -18,16 +23,22 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
 
     folder = TrialFolder(path)
     number = (status or folder.read_status()).fencing
-    is_asked = threading.Event()
+    stops: list[str] = []
+    limit = LOG_BYTES + (folder.log_path.stat().st_size if folder.log_path.exists() else 0)
 
     def watch() -> None:
-        while not is_asked.wait(1.0):
+        while True:
+            time.sleep(1.0)
             with contextlib.suppress(OSError, SweepError):  # the file system may fail for a moment
-                if folder.is_asked_to_stop(number):
-                    is_asked.set()
+                if not stops and folder.is_asked_to_stop(number):
+                    stops.append("stopped")
+                if folder.log_path.stat().st_size > limit + len(CUT):
+                    os.truncate(folder.log_path, limit)
+                    with folder.log_path.open("ab") as log:
+                        log.write(CUT)
 
     def answer() -> str | None:
-        return should_stop() or ("stopped" if is_asked.is_set() else None)
+        return should_stop() or (stops[0] if stops else None)
 
     threading.Thread(target=watch, name="stop", daemon=True).start()
     return run_attempt(path, answer, status, is_logged=True)
@@ -40,5 +51,6 @@ def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
         problem = f"must be a folder that all machines share; {socket.gethostname()} cannot see it"
         return Outcome("error", f"{path} {problem}. Choose an --out on a shared file system.")
     os.environ.update(worker_environment())
+    sys.path[:] = safe_path()
     status = folder.read_status().changed(fencing=number)
     return attempt_trial(path, status, lambda: stops[0] if stops else None)

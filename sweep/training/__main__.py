@@ -52,7 +52,7 @@ def _run_trial(folder: TrialFolder) -> int:
         stops.append(number)
 
     failures = Counter[Cause]()
-    is_retried = is_to_run(status)
+    outcome, is_retried = Outcome("complete"), is_to_run(status)
     while is_retried and not stops:
         status = begin_attempt(status).changed(fencing=folder.read_status().fencing)
         killed_before = oom_kills()
@@ -60,7 +60,7 @@ def _run_trial(folder: TrialFolder) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         try:
-            outcome: Outcome = process.result()
+            outcome = process.result()
         except WorkerDied as error:
             outcome = judge_death(error.exit_code, oom_kills() > killed_before, folder.log_path)
         if outcome.kind == "superseded":
@@ -70,6 +70,8 @@ def _run_trial(folder: TrialFolder) -> int:
         status, is_retried = status_after(status, outcome, config, failures)
     print(f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}".rstrip())
     print(f"log: {folder.log_path}")
+    if outcome.kind == "storage":
+        return 1
     if status.state is State.WAITING:
         return 130
     return int(has_failed(status.state, status.cause))

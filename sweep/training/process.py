@@ -7,6 +7,7 @@ A request is one end of a pipe. A process between server and worker adds the exi
 
 import atexit
 import contextlib
+import faulthandler
 import hashlib
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,6 +55,39 @@ def worker_environment() -> dict[str, str]:
     return {name: value for name, value in settings.items() if name not in os.environ}
 
 
+def safe_path() -> list[str]:
+    """Return sys.path with the current folder last, where no file of it hides a library."""
+    current = os.getcwd()
+    others = [path for path in sys.path if path not in ("", current)]
+    return others if len(others) == len(sys.path) else [*others, current]
+
+
+class Watchdog:
+    """Ends this process, with its stack in the log, if it makes no progress for too long.
+
+    The timer is a thread of faulthandler, which also works while native code holds Python's lock.
+    """
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds, self._longest = 60 * minutes, 0.0
+        self._last = time.monotonic()
+        self._arm()
+
+    def _arm(self) -> None:
+        self._armed = time.monotonic()
+        seconds = max(self._seconds, 10 * self._longest)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # the log
+
+    def progress(self) -> None:
+        now = time.monotonic()
+        self._longest, self._last = max(self._longest, now - self._last), now
+        if now - self._armed > self._seconds / 100:
+            self._arm()
+
+    def end(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
+
 class FreshProcess:
     """Runs a module-level `function(*arguments, should_stop)` in a new process; starts at once."""
 
@@ -69,7 +104,7 @@ class FreshProcess:
             with theirs:
                 _pass_to_server(theirs)
             self.pid = int(self._pipe.recv())
-            self._pipe.send((settings, os.getcwd(), sys.path, ends_itself))
+            self._pipe.send((settings, os.getcwd(), safe_path(), ends_itself))
             self._pipe.send((function, arguments))
         except (OSError, EOFError) as error:
             raise WorkerDied(1, "the process that starts workers has ended") from error
@@ -136,12 +171,15 @@ def _supervise(pipe: Connection, control: socket.socket) -> None:
     process = FORK.Process(target=_run, args=(pipe,))
     process.start()
     process.join()
+    with contextlib.suppress(OSError):  # none is left
+        os.killpg(int(process.pid or 0), signal.SIGKILL)  # what the user's code has started
     with contextlib.suppress(OSError):
         pipe.send({"exit code": process.exitcode})
 
 
 def _run(pipe: Connection) -> None:
     stops: list[str] = []
+    os.setpgid(0, 0)  # a group, so that `_supervise` can end the children too
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
     signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
 
@@ -166,6 +204,10 @@ def _run(pipe: Connection) -> None:
         answer = {"error": f"{type(error).__name__}: {error}"}
     with contextlib.suppress(OSError):
         pipe.send(answer)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)  # without waiting for threads of the user's code
 
 
 def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 120.0) -> Any:

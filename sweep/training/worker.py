@@ -33,7 +33,7 @@ from sweep.plan.retry import Outcome, judge_death
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.loop import train
-from sweep.training.process import ShouldStop, oom_kills
+from sweep.training.process import ShouldStop, Watchdog, oom_kills
 from sweep.training.step import TrainingStep
 from sweep.trial import files
 from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
@@ -66,20 +66,30 @@ def run_attempt(
                             stream.flush()
                             os.dup2(file.fileno(), number)
                     faulthandler.enable()
+                files.refuse_links(path)
                 folder.remove_half_written()
+            watchdog = Watchdog(status.stall_minutes)
+            stack.callback(watchdog.end)
+
+            def poll() -> str | None:  # after every step
+                watchdog.progress()
+                return should_stop()
+
             config = folder.read_config()
             if status.microbatch_size:
                 config = config.for_attempt(status.microbatch_size)
             if config.execution.devices > 1 and not ranks.is_distributed():
-                return _launch(config, path, status, should_stop)
-            return _run(config, status, store, should_stop)
+                return _launch(config, path, status, poll)
+            return _run(config, status, store, poll)
         except (Superseded, FolderInUse) as error:
             return Outcome("superseded", str(error))
-        except UnusableCheckpoint as error:
-            traceback.print_exc()
-            return Outcome("preempted", str(error))
         except Exception as error:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # the log's disk may be full
+                traceback.print_exc()
+            if isinstance(error, UnusableCheckpoint):
+                return Outcome("preempted", str(error))
+            if problem := files.storage_error(error, folder.path):
+                return Outcome("storage", str(problem))
             message = " ".join(str(error).split()) or type(error).__name__
             if not isinstance(error, SweepError):
                 message = f"{type(error).__name__}: {message[:500]}"
@@ -226,7 +236,7 @@ def _run_rank(path: Path, status: TrialStatus, name: str, device: str) -> Outcom
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     outcome = run_attempt(path, lambda: stop.read_text() if stop.exists() else None, status)
-    if outcome.kind in ("error", "out_of_memory", "superseded"):
+    if outcome.kind in ("error", "out_of_memory", "storage", "superseded"):
         with files.replacing(Path(name) / f"{time.time():017.6f}-{ranks.rank()}.end") as part:
             part.write_text(json.dumps(asdict(outcome)))
         time.sleep(GRACE_SECONDS)

@@ -1,22 +1,35 @@
 """JSON files that are written atomically and carry a hash of their content, and metrics.jsonl."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sweep.config.trial import FORMAT_VERSION
-from sweep.errors import CorruptFile, SweepError
+from sweep.errors import CorruptFile, StorageError, SweepError
 
 MAX_JSON_BYTES = 1 << 28  # read of a file; a plan of 10,000 trials has 1 << 23
 
 
 POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
+
+
+# Errors of a machine that is full or closed, and what helps.
+STORAGE_REMEDIES = {
+    errno.ENOSPC: "Free some space, or choose another --out",
+    errno.EDQUOT: "Free some of the quota, or choose another --out",
+    errno.EROFS: "Choose another --out, or mount it for writing",
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "Close other programs, or raise the system's limit of open files",
+}
 
 
 def cache_dir() -> Path:
@@ -106,6 +119,34 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def storage_error(error: BaseException | None, path: Path) -> StorageError | None:
+    """Return the storage's failure that led to an error, which `path` is written for, if any."""
+    while error is not None:
+        number: int = getattr(error, "errno", None) or 0
+        if found := re.search(r"\(os error (\d+)\)", str(error)):  # from safetensors
+            number = int(found[1])
+        if remedy := STORAGE_REMEDIES.get(number):
+            name = getattr(error, "filename", None) or path
+            return StorageError(f"{name} cannot be written: {os.strerror(number)}. {remedy}.")
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder, if it exists, with a link that leaves it, or with a device or a pipe."""
+    root, pending = folder.resolve(), [str(folder)]
+    while pending:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for entry in list(os.scandir(pending.pop())):
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    continue
+                elif not (entry.is_symlink() and Path(entry.path).resolve().is_relative_to(root)):
+                    expected = f"a plain file, or a link that stays within {folder}"
+                    raise SweepError(f"{entry.path} must be {expected}. Remove it.")
+
+
 def remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
@@ -138,7 +179,7 @@ class MetricsLog:
         """Append time, step, tokens and metrics; values that are not finite become null."""
         data = (json.dumps(with_nulls(line), allow_nan=False) + "\n").encode()
         if os.write(self._fd, data) != len(data):
-            raise OSError(f"{self.path}: a line was not written whole; is the disk full?")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self._digest.update(data)
         self.sha256 = self._digest.hexdigest()
         self.length += len(data)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.dataclasses import dataclass
 
 from sweep.config.settings import parse_settings
-from sweep.config.trial import Science, TrialConfig
+from sweep.config.trial import STALL_MINUTES, Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
 from sweep.trial.files import (
     find_json,
@@ -89,6 +89,7 @@ class TrialStatus:  # state.json, which only the runner writes
     fencing: int = 0  # number of the newest attempt
     microbatch_size: int | None = None  # None: as planned
     pause_step: int | None = None  # step at which the attempt checkpoints and ends
+    stall_minutes: float = STALL_MINUTES  # without a step, after which an attempt is ended
 
     def changed(self, **fields: Any) -> "TrialStatus":
         return replace(self, **fields)
@@ -136,7 +137,7 @@ class TrialFolder:
         self.log_path = path / "log.txt"
 
     def read_config(self) -> TrialConfig:
-        if (data := self._read(self.config_path)) is None:
+        if (data := self.read_sealed(self.config_path)) is None:
             raise SweepError(f"{self.path} must be a trial folder with a config.json.")
         data.pop("format_version")
         sweep = SweepFolder(self.path.absolute().parents[1])
@@ -152,7 +153,7 @@ class TrialFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.config_path, config.model_dump(mode="json"))
 
-    def _read(self, path: Path) -> dict[str, Any] | None:
+    def read_sealed(self, path: Path) -> dict[str, Any] | None:
         """Read a sealed file of this trial; None without one; CorruptFile if it is another's."""
         data = find_json(path)
         if data is not None and data.get("id") != self.id:
@@ -167,12 +168,14 @@ class TrialFolder:
         Only its result makes a trial COMPLETE or diverged. A damaged file counts as missing.
         """
         try:
-            data = self._read(self.state_path) or asdict(TrialStatus())
+            data = self.read_sealed(self.state_path) or asdict(TrialStatus())
             names = data.keys() & TrialStatus.__dataclass_fields__.keys()
             status = TrialStatus(**{name: data[name] for name in names})
         except (CorruptFile, ValueError) as damage:
             fencing = int(read_owner(self.lease_path).get("fencing", 0))
-            status = TrialStatus(message=" ".join(str(damage).split()), fencing=fencing)
+            status = TrialStatus(
+                message=" ".join(str(damage).split()), fencing=fencing, attempts=fencing
+            )
         needs_result = status.state is State.COMPLETE or status.cause is Cause.DIVERGED
         if not (needs_result or status.state in (State.WAITING, State.RUNNING)):
             return status
@@ -190,7 +193,7 @@ class TrialFolder:
 
     def read_result(self) -> dict[str, Any] | None:
         """Read result.json; None if the trial has none, CorruptFile if it is damaged."""
-        if data := self._read(self.result_path):
+        if data := self.read_sealed(self.result_path):
             try:
                 result = Result.model_validate(data)
                 if result.state is State.COMPLETE and result.final_valid_loss is None:
@@ -235,17 +238,17 @@ class TrialFolder:
     def verify_checkpoint(self, checkpoint: CheckpointName) -> None:
         """Raise CorruptFile or OSError unless a checkpoint and its metrics are as written."""
         path = checkpoint.path
-        seal = self._read(path / SEAL) or {}
+        seal = self.read_sealed(path / SEAL) or {}
         if [seal.get(key) for key in ("step", "metrics_length")] != [*checkpoint[:2]]:
-            raise CorruptFile(f"its {SEAL} is missing, or another checkpoint's")
+            raise CorruptFile(f"{path / SEAL} is missing, or another checkpoint's.")
         if {file.name for file in path.iterdir()} != {SEAL, *seal["files"]}:
-            raise CorruptFile("a file is missing, or was added")
+            raise CorruptFile(f"{path} lacks a file, or has one too many.")
         for name, sha256 in seal["files"].items():
             if sha256_of_file(path / name) != sha256:
-                raise CorruptFile(f"{name} has changed")
+                raise CorruptFile(f"{path / name} does not match the sha256 in {SEAL}.")
         length = checkpoint.metrics_length
         if not is_start_intact(self.metrics_path, length, seal["metrics_sha256"]):
-            raise CorruptFile("metrics.jsonl does not match")
+            raise CorruptFile(f"{self.metrics_path} does not match the sha256 in {path / SEAL}.")
 
     def remove_checkpoints(self, kept: int = 0) -> None:
         for checkpoint in self.checkpoints()[kept:]:
@@ -267,7 +270,7 @@ class TrialFolder:
         write_json(self.stop_path, {"id": self.id, "fencing": number})
 
     def is_asked_to_stop(self, number: int) -> bool:
-        request = self._read(self.stop_path) if self.stop_path.name in self.listed() else None
+        request = self.read_sealed(self.stop_path) if self.stop_path.name in self.listed() else None
         return request is not None and request["fencing"] >= number
 
     def listed(self) -> list[str]:

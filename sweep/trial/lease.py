@@ -72,12 +72,14 @@ def read_owner(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, SweepError):
         owner = read_json(path)
         numbers = (owner.get(name, 0) for name in ("pid", "fencing", "counter"))
-        if owner.get("folder") == path.absolute().parent.name and all(map(is_count, numbers)):
+        # A sweep's folder may have another name on another machine; a trial's is its id.
+        is_own = path.name != "lease.json" or owner.get("folder") == path.absolute().parent.name
+        if is_own and all(map(_is_count, numbers)):
             return owner
     return {}
 
 
-def is_count(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and value >= 0
 
 

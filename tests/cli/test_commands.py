@@ -94,7 +94,8 @@ def test_stop_asks_what_a_dead_command_left_on_other_machines(call, tmp_path):
     folder = SweepFolder(tmp_path / "s")
     alive, ended, unbegun = folder.trials()
     for trial, owner in ((alive, {"counter": 3}), (ended, {"ended": True})):
-        line = seal({"host": "elsewhere", "pid": 1, "fencing": 2, **owner})
+        owner = {"host": "elsewhere", "pid": 1, "fencing": 2, "folder": trial.id, **owner}
+        line = seal(owner)
         trial.lease_path.write_text(canonical_json(line))
     code, out = call("stop", folder.path)
     assert code == 0 and "1 attempts without a command were asked to stop" in out
@@ -272,7 +273,7 @@ def test_the_cost_on_a_cluster_is_shown_one_line_per_number_without_finished_tri
     assert code == 0
     assert subjects == ["Devices", "Trials to run", "Makespan", "Device-hours", "Price"]
     first, *_ = SweepFolder(out).trials()
-    first.write_status(first.read_status().changed(state=State.COMPLETE))
+    first.write_status(first.read_status().changed(state=State.PRUNED))
     plan = json.loads(call("plan", *THREE, "--out", out, *flags, "--json")[1])
     cost, seconds = plan["cluster"], [trial["forecast_seconds"] for trial in plan["trials"][1:]]
     assert (cost["devices"], cost["trials"]) == (2, 2)

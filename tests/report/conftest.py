@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sweep.report.report import write_report
+from sweep.trial.files import sha256_of_file, write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep
 
@@ -37,12 +38,14 @@ def tuned(tmp_path_factory):
     plan = write_fake_sweep(path, lrs=("1e-3", "tuned"), seeds=3, batches="4,16,64")
     half = max(row.tokens for row in plan.trials) / 2
     for trial in SweepFolder(path).trials():
-        lines = [json.loads(line) for line in trial.metrics_path.read_text().splitlines()]
-        square = -0.01 if trial.read_result()["batch_size"] == 4 else 0.25
+        lines, result = trial.read_metrics(), trial.read_result()
+        square = -0.01 if result["batch_size"] == 4 else 0.25
         for line in lines:
             if "valid/loss" in line:
                 trace = NOISE_SCALE / 4 if line["tokens"] >= half else 900.0
                 line |= {"noise/trace": trace, "noise/square": square}
         trial.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        result["metrics_sha256"] = sha256_of_file(trial.metrics_path)
+        write_json(trial.result_path, result)
     write_report(path)
     return path

@@ -286,16 +286,16 @@ HOSTILE = "a|b\n# c <script>alert(1)</script> ![x](http://example.com/x.png) [y]
 
 def test_text_in_a_table_stays_one_cell_of_text(tmp_path):
     template = MARKDOWN.from_string("| a | b |\n| :-- | :-- |\n| {{ text }} | {{ text }} |\n")
-    page = to_html(template.render(text=HOSTILE), "<t>|", tmp_path)
+    page = to_html(template.render(text=HOSTILE), "<t>|", tmp_path, ())
     assert page.count("<td") == 2 and page.count("a|b # c &lt;script&gt;") == 2
     assert not any(tag in page for tag in ("<script", "<img", "<a ", "<h1"))
-    page = to_html("a <script>alert(1)</script> b", "<t>|", tmp_path)
+    page = to_html("a <script>alert(1)</script> b", "<t>|", tmp_path, ())
     assert "<script>" not in page and "<title>&lt;t&gt;|</title>" in page
 
 
 def test_commands_cannot_leave_their_code_block(tmp_path):
     template = MARKDOWN.from_string("```\n{{ words|command }}\n```\n")
-    page = to_html(template.render(words=["a", "|", "b\n```\n# c"]), "t", tmp_path)
+    page = to_html(template.render(words=["a", "|", "b\n```\n# c"]), "t", tmp_path, ())
     assert "<h1" not in page and page.count("<pre>") == 1
 
 

@@ -10,12 +10,11 @@ from dataclasses import replace
 import pytest
 
 from sweep.analysis.results import load_sweep
-from sweep.errors import SweepError
+from sweep.errors import SweepError, without_secrets
 from sweep.tracking.store import (
     check_tracking_uri,
     connect,
     default_tracking_uri,
-    hide_passwords,
     prepare_environment,
     restore_sweep,
     ui_command,
@@ -36,7 +35,9 @@ from tests.servers import Service, is_healthy, load_stored_sweep
         ("postgresql://host/db?user=u&password=secret", "postgresql://host/db?user=u"),
         ("postgresql://host/db?password=secret&user=u", "postgresql://host/db?user=u"),
         ("postgresql://host/db?sslpassword=secret", "postgresql://host/db"),
-        ("http://u:secret@host:5000", "http://u@host:5000"),
+        ("http://u:secret@host:5000", "http://host:5000"),
+        ("https://a-token@host", "https://host"),
+        ("https://host/api?access_token=secret&x=1", "https://host/api?x=1"),
         ("postgresql://u@host/db", "postgresql://u@host/db"),
         ("sqlite:////home/a:b@c/x.db", "sqlite:////home/a:b@c/x.db"),
         ("mlruns", "mlruns"),
@@ -55,7 +56,7 @@ def test_an_ambiguous_password_is_refused_and_not_shown(password):
 
 def test_passwords_in_an_error_of_a_server_are_hidden():
     text = "request to http://u:secret@host:5000/api and postgresql://v:secret@[::1]/db failed"
-    assert hide_passwords(text) == text.replace(":secret", "")
+    assert without_secrets(text) == text.replace("u:secret@", "").replace(":secret", "")
 
 
 def test_the_driver_of_postgresql_is_added_or_missing_with_a_remedy(monkeypatch):

@@ -28,13 +28,19 @@ def test_what_is_written_is_read(tmp_path):
 CHANGED = json.dumps({**seal({"x": 1}), "x": 2})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"x": 1}', "\x00\x01", CHANGED])
+NESTED = "[" * 200_000
+NOT_FINITE = json.dumps({**seal({"x": 1}), "x": math.nan})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"x": 1}', "\x00\x01", CHANGED, NESTED, NOT_FINITE]
+)
 def test_damaged_and_changed_files_are_refused(tmp_path, text):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(CorruptFile, match=r"a\.json"):
         read_json(path)
-    path.write_text(json.dumps({**seal({"x": 1}), "format_version": 99}))
+    path.write_text(json.dumps(seal({"x": 1, "format_version": 99})))
     with pytest.raises(SweepError, match="format_version"):
         read_json(path)
 
@@ -70,24 +76,38 @@ def test_lines_are_read_back_and_non_finite_values_become_null(tmp_path):
 def test_resume_keeps_the_known_start_and_orphans_reach_nothing(tmp_path):
     path = tmp_path / "m"
     orphan = MetricsLog(path, 0, lambda: None)
-    orphan.append({"step": 1})
+    orphan.append(point(1))
     length, sha256 = orphan.length, orphan.sha256
-    orphan.append({"step": 2})
+    orphan.append(point(2))
     with path.open("ab") as file:
         file.write(b'{"step": 3, "torn')  # killed in the middle of a line
     assert is_start_intact(path, length, sha256)
     log = MetricsLog(path, length, lambda: None)
-    orphan.append({"step": 4})
-    log.append({"step": 2})
-    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    orphan.append(point(4))
+    log.append(point(2))
+    assert read_metrics(path) == [point(1), point(2)]
     log.close()
     orphan.close()
 
 
+def point(step):
+    return {"time": 1.5, "step": step, "tokens": 8 * step}
+
+
 def test_an_incomplete_last_line_is_left_out(tmp_path):
-    (tmp_path / "m").write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
-    assert read_metrics(tmp_path / "m") == [{"step": 1}, {"step": 2}]
-    assert read_metrics(tmp_path / "m", length=15) == [{"step": 1}]
+    lines = [json.dumps(point(step)) + "\n" for step in (1, 2, 3)]
+    (tmp_path / "m").write_text("".join(lines)[:-5])
+    assert read_metrics(tmp_path / "m") == [point(1), point(2)]
+    assert read_metrics(tmp_path / "m", length=len(lines[0]) + 3) == [point(1)]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "3", '{"step": 1}', "[" * 200_000, json.dumps({**point(1), "x": "text"})]
+)
+def test_a_damaged_line_is_refused(tmp_path, line):
+    (tmp_path / "m").write_text(f"{json.dumps(point(1))}\n{line}\n")
+    with pytest.raises(CorruptFile, match="damaged"):
+        read_metrics(tmp_path / "m")
 
 
 def test_a_changed_start_is_not_intact(tmp_path):

@@ -93,7 +93,8 @@ def test_on_another_machine_a_counter_that_stands_still_is_dead(tmp_path, monkey
 
 
 def write_elsewhere(path, **owner):
-    path.write_text(canonical_json(seal({"host": "elsewhere", "pid": 1, **owner})))
+    owner = {"host": "elsewhere", "pid": 1, "folder": path.parent.name, **owner}
+    path.write_text(canonical_json(seal(owner)))
 
 
 def test_on_another_machine_a_lease_that_was_given_up_is_dead_at_once(tmp_path):
@@ -116,6 +117,15 @@ def test_an_owner_on_another_machine_is_refused_while_it_raises_its_counter(tmp_
     monkeypatch.setattr(lease.time, "sleep", lambda seconds: now.append(now.pop() + seconds))
     refuse_live_owner_elsewhere(path)
     assert 20 <= now[0] <= 21
+
+
+@pytest.mark.parametrize("change", [{"folder": "another"}, {"fencing": "1"}, {"pid": -1}])
+def test_the_lease_of_another_trial_or_with_nonsense_has_no_owner(tmp_path, change):
+    path = tmp_path / "lease.json"
+    write_elsewhere(path, counter=1)
+    assert read_owner(path)
+    write_elsewhere(path, **change)
+    assert read_owner(path) == {}
 
 
 def test_a_torn_owner_line_is_not_an_error(tmp_path):
