@@ -143,7 +143,7 @@ def run_plan(
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
-                requested = _run_all(planned, schedule, services.storage, mirror.sweep_uid)
+                requested = _run_all(planned, schedule, services.storage, plan.sweep_uid)
             on_finished()
         except BaseException:
             executor.stop()

@@ -59,6 +59,7 @@ class Plan(Inputs):
     """plan.json. It only ever grows."""
 
     experiment: str
+    sweep_uid: str = ""  # tags the sweep's runs and names its Optuna studies; kept by copies
     settings: Experiment  # with the precision and the evaluation resolved
     execution: Execution
     model: dict[str, Any]  # name, parameters, embedding_parameters

@@ -41,7 +41,8 @@ class Mirror(threading.Thread):
         address = store.check_tracking_uri(tracking_uri) if tracking_uri else None
         self._record = store.choose_store(folder, address)
         self._address: str = address or self._record["tracking_uri"]
-        self.sweep_uid: str = self._record["sweep_uid"]
+        if not plan.sweep_uid:
+            raise SweepError(f"{folder.plan_path} must have a sweep_uid. Run the sweep again.")
         self._client: MlflowClient
         self._is_connected = False  # the runs are known; otherwise the store has to be searched
         self._experiment_id = ""
@@ -122,7 +123,7 @@ class Mirror(threading.Thread):
             self._experiment_id = client.create_experiment(name, location)
         self._client = client
         self._runs, self._plan_time = {}, 0
-        for run in store.search_runs(client, self._experiment_id, "sweep.uid", self.sweep_uid):
+        for run in store.search_runs(client, self._experiment_id, "sweep.uid", self.plan.sweep_uid):
             trial_id = run.data.tags.get("sweep.trial_id", "")
             if other := self._runs.get(trial_id):  # created twice, as the first answer was lost
                 empty, run = sorted((run, other), key=lambda run: len(run.data.tags))
@@ -135,7 +136,7 @@ class Mirror(threading.Thread):
 
     def _create_run(self, key: str, name: str, tags: dict[str, str], start: int | None) -> "Run":
         tags |= {"mlflow.runName": name, "mlflow.source.name": "sweep"}
-        tags |= {"sweep.uid": self.sweep_uid, "sweep.version": __version__}
+        tags |= {"sweep.uid": self.plan.sweep_uid, "sweep.version": __version__}
         self._runs[key] = run = self._client.create_run(self._experiment_id, start, tags)
         return run
 

@@ -10,14 +10,14 @@ import os
 import re
 import sqlite3
 import sys
-import uuid
+import tempfile
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.config.objects import require_extra
 from sweep.errors import CorruptFile, SweepError, without_secrets
-from sweep.trial.files import read_json, replacing, sha256_of, sha256_of_file
+from sweep.trial.files import find_json, sha256_of, sha256_of_file
 from sweep.trial.folder import SweepFolder, TrialStatus
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ENVIRONMENT = {  # set only if the user has not set it
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",  # seconds
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # read by the server that `sweep ui` starts
     "PGCONNECT_TIMEOUT": ANSWER_SECONDS,
 }
@@ -143,11 +143,13 @@ def read_record(folder: SweepFolder) -> dict[str, Any]:
     record = {
         "tracking_uri": default_tracking_uri(folder),
         "is_default": True,  # the store in the folder
-        "sweep_uid": uuid.uuid4().hex,  # tags the sweep's runs and names its Optuna studies
         "mirrored_sha256": "",  # `digest` of the folder when the store last held all of it
     }
-    with contextlib.suppress(FileNotFoundError, CorruptFile):
-        record |= read_json(folder.tracking_path)
+    try:
+        record |= find_json(folder.tracking_path) or {}
+    except CorruptFile as damage:
+        remedy = "If a store was named with --tracking-uri, name it again"
+        LOG.warning("%s It is replaced; %s. %s.", damage, "the sweep's own store is used", remedy)
     return record
 
 
@@ -194,10 +196,15 @@ def connect(uri: str) -> "MlflowClient":
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     uri = with_driver(uri)
-    if (path := sqlite_path(uri)) and not path.exists():
+    if path := sqlite_path(uri):  # a connection that is kept would write to a file that is gone
+        os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
+    if path and not path.exists():
         # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
-        with replacing(path) as part:
-            MlflowClient(f"sqlite:///{part}", f"sqlite:///{part}").search_experiments()
+        # In a process it fills a name only once.
+        with tempfile.TemporaryDirectory(".part", f".{path.name}.", path.parent) as folder:
+            new = Path(folder) / path.name
+            MlflowClient(f"sqlite:///{new}", f"sqlite:///{new}").search_experiments()
+            new.replace(path)
     return MlflowClient(uri, uri)
 
 

@@ -36,7 +36,7 @@ SEAL = "checkpoint.json"  # in a checkpoint: the hashes of its files
 TRIAL_FILES = {
     "config.json": "its own sha256, and the trial's id, which is a hash of its settings",
     "state.json": "its own sha256",
-    "lease.json": "its own sha256",
+    "lease.json": "nothing; its lock decides, and a damaged one has no owner",
     "stop.json": "its own sha256",
     "metrics.jsonl": "the sha256 in result.json, or in the checkpoint from which a trial resumes",
     "checkpoint-*": f"the sha256 of each file in its {SEAL}, which has its own",
@@ -45,6 +45,20 @@ TRIAL_FILES = {
     "weights.safetensors": "the sha256 in result.json",
     "tokenizer.json": "the sha256 in config.json",
     "log.txt": "nothing; only people read it",
+}
+
+SWEEP_FILES = {  # the same for a sweep
+    "plan.json": "its own sha256",
+    "tracking.json": "its own sha256",
+    "sweep.lock": "nothing; the lock itself decides",
+    "stop": "nothing; it is empty",
+    "mlflow.db": "SQLite; it is written again from the trials",
+    "optuna.db": "SQLite; it is written again from the trials",
+    "mlartifacts/*": "nothing; they are copies",
+    "trials.csv": "nothing; `sweep report` writes it again",
+    "answer.json": "nothing; `sweep report` writes it again",
+    "report.*": "nothing; `sweep report` writes it again",
+    "figures/*": "nothing; `sweep report` writes them again",
 }
 
 

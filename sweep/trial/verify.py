@@ -28,7 +28,6 @@ def _checks_of(trial: TrialFolder) -> Iterator[Callable[[], Any]]:
     yield trial.read_config
     yield partial(trial.read_sealed, trial.state_path)
     yield partial(trial.read_sealed, trial.stop_path)
-    yield partial(find_json, trial.lease_path)
     yield trial.read_result
     yield trial.read_metrics
     for checkpoint in trial.checkpoints():

@@ -41,7 +41,7 @@ def write_fake_sweep(
         new = _decided(build_plan(settings, execution, data=data))
         plan = grow_plan(plan, new) if plan else new
     assert plan is not None
-    plan = plan.model_copy(update={"trials": plan.known_trials})
+    plan = plan.model_copy(update={"trials": plan.known_trials, "sweep_uid": "1"})
     path.mkdir(parents=True)
     folder = SweepFolder(path)
     write_json(folder.plan_path, plan.model_dump(mode="json"))

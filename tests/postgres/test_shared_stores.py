@@ -22,6 +22,7 @@ import pytest
 from sweep.analysis.results import load_sweep
 from sweep.cli import main
 from sweep.orchestration.tuning import named_trials, open_storage
+from sweep.plan.plan import load_plan
 from sweep.tracking.store import connect, is_mirrored, search_runs
 from sweep.trial.files import read_json
 from sweep.trial.folder import State, SweepFolder
@@ -212,9 +213,9 @@ def study_losses(study):
 def assert_tracked_once(folder, uri):
     """Compare the sweep's runs with its folder; return the ids of its runs."""
     assert is_mirrored(folder, None)
-    record, client = read_json(folder.tracking_path), connect(uri)
+    client = connect(uri)
     experiment_id = client.get_experiment_by_name(folder.path.name).experiment_id
-    runs = list(search_runs(client, experiment_id, "sweep.uid", record["sweep_uid"]))
+    runs = list(search_runs(client, experiment_id, "sweep.uid", load_plan(folder).sweep_uid))
     children = {run.data.tags.get("sweep.trial_id"): run for run in runs}
     parent = children.pop(None)
     stored = load_stored_sweep(uri, folder.path.name, parent.info.run_id)

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -130,7 +131,7 @@ class FakeSweep:
         """Return the MLflow runs by trial id, the parent's as "parent"; each must be there once."""
         client = connect(uri or self.record["tracking_uri"])
         experiment = client.get_experiment_by_name("words")
-        uid = f"tags.`sweep.uid` = '{self.record['sweep_uid']}'"
+        uid = f"tags.`sweep.uid` = '{self.plan.sweep_uid}'"
         stored = client.search_runs([experiment.experiment_id], uid) if experiment else []
         runs = {run.data.tags.get("sweep.trial_id", "parent"): run for run in stored}
         assert len(runs) == len(stored)
@@ -155,7 +156,8 @@ def make_plan(tmp_path: Path, **overrides: Any) -> Plan:
     toml.write_text(TOML)
     experiment = load_experiment(str(toml), overrides)
     execution = Execution(device="cpu", threads=1)
-    return build_plan(experiment, execution, data={"name": "synthetic", "sha256": "5" * 64})
+    plan = build_plan(experiment, execution, data={"name": "synthetic", "sha256": "5" * 64})
+    return plan.model_copy(update={"sweep_uid": uuid.uuid4().hex})
 
 
 @pytest.fixture(scope="session")

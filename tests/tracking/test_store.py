@@ -112,7 +112,7 @@ def test_the_ui_needs_a_store_of_its_own_and_serves_on_loopback(sweep):
     (sweep.folder.path / "mlflow.db").unlink()
     with pytest.raises(SweepError, match="must have an MLflow store"):
         ui_command(sweep.folder, 5000)
-    record = {"tracking_uri": "http://host:5000", "is_default": False, "sweep_uid": "1"}
+    record = {"tracking_uri": "http://host:5000", "is_default": False}
     write_json(sweep.folder.tracking_path, record)
     with pytest.raises(SweepError, match="Open http://host:5000 in a browser"):
         ui_command(sweep.folder, 5000)
@@ -174,8 +174,9 @@ def test_the_newest_sweep_is_restored_unless_one_is_named(sweep, tmp_path):
     sweep.sync(uri)
     folder = SweepFolder(tmp_path / "other")
     shutil.copytree(sweep.folder.path / "trials", folder.path / "trials")
-    shutil.copy(sweep.folder.plan_path, folder.plan_path)
-    other = replace(sweep, folder=folder)
+    plan = sweep.plan.model_copy(update={"sweep_uid": "other"})
+    write_json(folder.plan_path, plan.model_dump(mode="json"))
+    other = replace(sweep, folder=folder, plan=plan)
     other.sync(uri)
     assert load_stored_sweep(uri, "words").name == "other"
     first = sweep.runs()["parent"].info.run_id

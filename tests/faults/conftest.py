@@ -1,0 +1,35 @@
+"""Counts of the faults that were tried, by their verdict; printed at the end of the run."""
+
+from collections import Counter, defaultdict
+
+import pytest
+
+COUNTS: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+
+@pytest.fixture
+def count(request):
+    """Call with a verdict (recovered, noticed, refused) after the judge has agreed."""
+    fault = request.node.get_closest_marker("fault").args[0]
+
+    def record(verdict: str, number: int = 1) -> None:
+        request.node.user_properties.append(("fault", (fault, verdict, number)))
+
+    return record
+
+
+def pytest_runtest_logreport(report):
+    for name, value in report.user_properties if report.when == "call" else ():
+        if name == "fault":
+            fault, verdict, number = value
+            COUNTS[fault]["tried"] += number
+            COUNTS[fault][verdict if report.passed else "lost"] += number
+
+
+def pytest_terminal_summary(terminalreporter):
+    if COUNTS:
+        terminalreporter.section("faults")
+        columns = ("tried", "recovered", "noticed", "refused", "lost")
+        terminalreporter.line(" | ".join(("fault", *columns)))
+        for fault, counts in sorted(COUNTS.items()):
+            terminalreporter.line(" | ".join((fault, *(str(counts[name]) for name in columns))))
