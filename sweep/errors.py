@@ -1,6 +1,7 @@
 """The exceptions of sweep. A message says what must hold, what was given, and the remedy."""
 
 import re
+import traceback
 
 # Control characters but tab and line feed, and those that reverse the direction of writing.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -17,6 +18,11 @@ SECRETS = re.compile(
 def without_secrets(text: object) -> str:
     """Remove passwords and tokens from the addresses in a text; a database's user name stays."""
     return SECRETS.sub(lambda match: match[1] or "", str(text))
+
+
+def describe(error: BaseException) -> str:
+    """Return the type and the text of an error, whose `str` may raise."""
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def printable(text: object) -> str:

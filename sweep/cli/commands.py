@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -317,8 +316,7 @@ def clean(folder: "SweepFolder", weights: bool, yes: bool) -> None:
     from sweep.trial.folder import State
     from sweep.trial.lease import Lease, is_locked
 
-    parts = chain(folder.path.glob(".*.part*"), folder.path.glob("figures/.*.part"))
-    unneeded = dict.fromkeys(parts, "half-written")
+    unneeded = dict.fromkeys(folder.half_written(), "half-written")
     for trial in folder.trials():
         state = trial.read_status().state
         if state is State.COMPLETE:  # tuning may still continue a pruned one

@@ -22,6 +22,7 @@ from sweep.orchestration.schedule import Scheduler
 from sweep.plan.retry import is_to_run
 from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import check_answers, is_mirrored
+from sweep.trial.files import remove
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus, overall_state
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
@@ -214,6 +215,8 @@ def holding(folder: SweepFolder) -> Iterator[None]:
         refuse_live_owner_elsewhere(folder.lock_path)
         with Lease(folder.lock_path):
             folder.stop_path.unlink(missing_ok=True)  # meant for an earlier command
+            for part in folder.half_written():
+                remove(part)
             try:
                 yield
             finally:

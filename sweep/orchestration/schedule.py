@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from sweep.config.trial import STALL_MINUTES, TrialConfig
-from sweep.errors import WorkerDied
+from sweep.errors import SweepError, WorkerDied
 from sweep.orchestration.executors import Executor
 from sweep.orchestration.planning import save_plan
 from sweep.plan import retry
@@ -131,7 +131,7 @@ class Scheduler:
         return None
 
     def _start(self, trial: TrialFolder, slot: dict[str, str], pause_step: int | None) -> None:
-        config, status = trial.read_config(), trial.read_status()
+        config, status = self._read_config(trial), trial.read_status()
         steps = [step for step in (pause_step, self._last_step(config)) if step is not None]
         size, bound = status.microbatch_size or config.microbatch_size, self._microbatch_bound
         if bound and size > bound:
@@ -139,6 +139,14 @@ class Scheduler:
         limits = {"pause_step": min(steps, default=None), "stall_minutes": self.stall_minutes}
         trial.write_status(retry.begin_attempt(status).changed(**limits))
         self._running[self.executor.submit(trial, slot)] = trial, slot, oom_kills()
+
+    def _read_config(self, trial: TrialFolder) -> TrialConfig:
+        """Read config.json; write it again if it is damaged or gone."""
+        try:
+            return trial.read_config()
+        except SweepError:
+            save_plan(self.plan, self.folder)
+            return trial.read_config()
 
     def _last_step(self, config: TrialConfig) -> int | None:
         """Return the step at which a trial towards a target is given up; None if unbounded."""
@@ -166,7 +174,7 @@ class Scheduler:
         lacks_result = outcome.kind == "complete" and not trial.find_result()
         if outcome.kind == "superseded" or lacks_result:
             outcome = retry.Outcome("lost", outcome.message or "the attempt left no result.json")
-        config, before = trial.read_config(), trial.read_status()
+        config, before = self._read_config(trial), trial.read_status()
         status, is_retried = retry.status_after(before, outcome, config, self._failures[trial.id])
         trial.write_status(status)
         if outcome.kind == "storage":

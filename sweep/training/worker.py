@@ -27,7 +27,15 @@ import torch.distributed as dist
 
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import pretrained_path
-from sweep.errors import CorruptFile, FolderInUse, Superseded, SweepError, UnusableCheckpoint
+from sweep.errors import (
+    CorruptFile,
+    FolderInUse,
+    Superseded,
+    SweepError,
+    UnusableCheckpoint,
+    describe,
+    printable,
+)
 from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome, judge_death
 from sweep.training import device as machine
@@ -36,7 +44,7 @@ from sweep.training.loop import train
 from sweep.training.process import ShouldStop, Watchdog, oom_kills
 from sweep.training.step import TrainingStep
 from sweep.trial import files
-from sweep.trial.folder import Cause, State, TrialFolder, TrialStatus
+from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, TrialFolder, TrialStatus
 from sweep.trial.lease import Lease
 from sweep.workloads import ranks
 from sweep.workloads.protocol import FinalEvaluation
@@ -83,16 +91,15 @@ def run_attempt(
             return _run(config, status, store, poll)
         except (Superseded, FolderInUse) as error:
             return Outcome("superseded", str(error))
-        except Exception as error:
+        except BaseException as error:  # the user's code may raise anything
             with contextlib.suppress(OSError):  # the log's disk may be full
                 traceback.print_exc()
             if isinstance(error, UnusableCheckpoint):
                 return Outcome("preempted", str(error))
             if problem := files.storage_error(error, folder.path):
                 return Outcome("storage", str(problem))
-            message = " ".join(str(error).split()) or type(error).__name__
-            if not isinstance(error, SweepError):
-                message = f"{type(error).__name__}: {message[:500]}"
+            message = str(error) if isinstance(error, SweepError) else describe(error)
+            message = printable(" ".join(message[:MESSAGE_CHARACTERS].split()))
             return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
 
 

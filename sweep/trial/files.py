@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.trial import FORMAT_VERSION
-from sweep.errors import CorruptFile, StorageError, SweepError
+from sweep.errors import CorruptFile, StorageError, SweepError, describe
 
 MAX_JSON_BYTES = 1 << 28  # read of a file; a plan of 10,000 trials has 1 << 23
 
@@ -123,7 +123,7 @@ def storage_error(error: BaseException | None, path: Path) -> StorageError | Non
     """Return the storage's failure that led to an error, which `path` is written for, if any."""
     while error is not None:
         number: int = getattr(error, "errno", None) or 0
-        if found := re.search(r"\(os error (\d+)\)", str(error)):  # from safetensors
+        if found := re.search(r"\(os error (\d+)\)", describe(error)):  # from safetensors
             number = int(found[1])
         if remedy := STORAGE_REMEDIES.get(number):
             name = getattr(error, "filename", None) or path

@@ -289,7 +289,7 @@ class TrialFolder:
 
     def listed(self) -> list[str]:
         """List the folder, which makes a network file system notice new files at once."""
-        return os.listdir(self.path)
+        return os.listdir(self.path) if self.path.exists() else []
 
     def remove_half_written(self) -> None:
         """Remove partial files of dead attempts, except the runner's."""
@@ -312,6 +312,10 @@ class SweepFolder:
         self.trials_path = path / "trials"
         self.lock_path = path / "sweep.lock"
         self.stop_path = path / "stop"  # asks the command that holds the lock to end
+
+    def half_written(self) -> list[Path]:
+        """Return the partial files that dead commands left, except those of trials."""
+        return [*self.path.glob(".*.part"), *self.path.glob("figures/.*.part")]
 
     def locate(self, data_path: str | None) -> str | None:
         """Return the absolute form of a path that may be relative to this folder."""

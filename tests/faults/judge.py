@@ -119,6 +119,6 @@ def flip(path: Path, bit: int) -> None:
 
 def lock_database(path: Path) -> sqlite3.Connection:
     """Lock a database exclusively until the connection is closed."""
-    connection = sqlite3.connect(path, isolation_level=None)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("BEGIN EXCLUSIVE")
     return connection

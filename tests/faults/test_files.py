@@ -37,7 +37,9 @@ def kind_of(path, folder):
 @pytest.mark.parametrize("state", ["planned", *STATES])
 def test_every_file_is_of_a_known_kind(scene, state):
     folder = scene.enter(state).path
-    assert [path for path in folder.rglob("*") if path.is_file() and not kind_of(path, folder)] == []
+    assert [
+        path for path in folder.rglob("*") if path.is_file() and not kind_of(path, folder)
+    ] == []
 
 
 def damage(path, fault, rng):
@@ -68,7 +70,17 @@ def cases():
         for kind in ("plan.json", "tracking.json", "mlflow.db", *TRIAL_FILES):
             if kind in ("stop.json", "tokenizer.json"):
                 continue
-            if kind in ("tracking.json", "mlflow.db", "result.json", "valid_losses.npy", "weights.safetensors") and state == "interrupted":
+            if (
+                kind
+                in (
+                    "tracking.json",
+                    "mlflow.db",
+                    "result.json",
+                    "valid_losses.npy",
+                    "weights.safetensors",
+                )
+                and state == "interrupted"
+            ):
                 continue
             if kind == "checkpoint-*" and state == "finished":
                 continue
@@ -82,15 +94,18 @@ SHORT = random.Random(0).sample(list(cases()), 12)
 
 
 @pytest.mark.fault("wrong bytes in a file")
-@pytest.mark.parametrize(("state", "kind", "fault"), [
-    pytest.param(*case, marks=() if case in SHORT else pytest.mark.slow) for case in cases()
-])
+@pytest.mark.parametrize(
+    ("state", "kind", "fault"),
+    [pytest.param(*case, marks=() if case in SHORT else pytest.mark.slow) for case in cases()],
+)
 def test_wrong_bytes_change_no_number(scene, count, state, kind, fault):
     rng = random.Random(f"{state} {kind} {fault}")
     folder = scene.enter(state)
     first, second = folder.trials()
     base = folder.path if kind in SWEEP_FILES else first.path
-    paths = [path for path in base.rglob("*") if path.is_file() and kind_of(path, folder.path) == kind]
+    paths = [
+        path for path in base.rglob("*") if path.is_file() and kind_of(path, folder.path) == kind
+    ]
     path = rng.choice(sorted(paths))
     if fault == "another trial's":
         name = path.relative_to(first.path)

@@ -1,0 +1,139 @@
+"""A disk that is full, closed or limited, and databases that are damaged or locked."""
+
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sweep.trial.folder import State
+from tests.faults.judge import Scene, lock_database
+from tests.faults.test_kills import INJECT, POINTS
+from tests.orchestration.clusters import IMPORTED, Command
+
+ERRORS = ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EMFILE")
+CASES = [(point, ERRORS[index % len(ERRORS)]) for index, point in enumerate(POINTS)]
+CASES += [("checkpoint", error) for error in ERRORS] + [("state", error) for error in ERRORS]
+CASES = list(dict.fromkeys(CASES))
+SHORT = [("result", "ENOSPC"), ("checkpoint", "EROFS")]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return Scene(tmp_path_factory.mktemp("storage"))
+
+
+def run_refused(run):
+    """Run a command that must say in one sentence what is full, and what to do."""
+    code, text = run.run(), run.output.read_text()
+    assert code in (0, 1) and "Traceback" not in text, text
+    errors = [line for line in text.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == code and all("cannot be written" in line for line in errors), text
+    states = {trial.read_status().state for trial in run.folder.trials()}
+    assert states <= {State.COMPLETE, State.WAITING, State.RUNNING}
+    return code
+
+
+@pytest.mark.fault("disk full, closed or limited")
+@pytest.mark.parametrize(("point", "error"), [
+    pytest.param(*case, marks=() if case in SHORT else pytest.mark.slow) for case in CASES
+])  # fmt: skip
+def test_a_full_disk_stops_the_sweep_and_it_resumes(scene, monkeypatch, count, point, error):
+    process, event, path = POINTS[point]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(INJECT), IMPORTED)))
+    fault = {"process": process, "event": event, "path": path, "number": 2, "action": error}
+    monkeypatch.setenv("FAULT", json.dumps(fault))
+    scene.enter("planned")
+    run_refused(Command(scene.folder, "--device", "cpu"))
+    monkeypatch.delenv("FAULT")
+    assert Command(scene.folder, "--device", "cpu").run() == 0
+    scene.judge()
+    count("recovered")
+
+
+@pytest.mark.fault("disk full, closed or limited")
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["files", "size"])
+def test_limits_of_the_system(scene, monkeypatch, count, limit):
+    monkeypatch.setenv("PYTHONPATH", IMPORTED)
+    scene.enter("planned")
+    number = {"files": resource.RLIMIT_NOFILE, "size": resource.RLIMIT_FSIZE}[limit]
+    before = resource.getrlimit(number)
+    resource.setrlimit(number, (24 if limit == "files" else 9000, before[1]))
+    try:
+        run = Command(scene.folder, "--device", "cpu")
+        run.start()
+    finally:
+        resource.setrlimit(number, before)
+    code = run.process.wait()
+    assert code == 1 and "Traceback" not in run.output.read_text(), run.output.read_text()
+    assert Command(scene.folder, "--device", "cpu").run() == 0
+    scene.judge()
+    count("recovered")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return a function that mounts a small file system."""
+    with contextlib.ExitStack() as stack:
+
+        def mount(path: Path, size: str) -> None:
+            command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                pytest.skip("only root may mount a file system")
+            stack.callback(subprocess.run, ["umount", "-l", str(path)], check=True)
+
+        yield mount
+
+
+@pytest.mark.fault("disk full, closed or limited")
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["64k", "128k", "256k", "512k", "768k", "1200k"])
+def test_a_file_system_without_space(tmp_path, monkeypatch, small_disk, count, size):
+    monkeypatch.setenv("PYTHONPATH", IMPORTED)
+    scene = Scene(tmp_path / "scene")
+    kept = scene.kept("planned", scene.folder.path)
+    scene.enter("planned")
+    folder = scene.folder.path
+    folder.rename(tmp_path / "planned")
+    folder.mkdir()
+    small_disk(folder, size)
+    subprocess.run(["cp", "-r", f"{kept}/.", str(folder)], check=True)
+    monkeypatch.setattr("sweep.orchestration.costs.disk_bytes", lambda *_: 0)
+    run_refused(Command(scene.folder, "--device", "cpu"))
+    subprocess.run(["mount", "-o", "remount,size=100m", str(folder)], check=True)
+    assert Command(scene.folder, "--device", "cpu").run() == 0
+    scene.judge()
+    count("recovered")
+
+
+@pytest.mark.fault("database locked")
+@pytest.mark.parametrize("seconds", [8, pytest.param(90, marks=pytest.mark.slow)])
+def test_a_locked_database_is_waited_for(scene, count, caplog, seconds):
+    scene.enter("finished")
+    trial = scene.folder.trials()[0]
+    trial.result_path.unlink()  # it runs again
+    connection = lock_database(scene.folder.path / "mlflow.db")
+    timer = threading.Timer(seconds, connection.close)
+    timer.start()
+    started = time.monotonic()
+    assert scene.run() == 0
+    assert time.monotonic() - started >= seconds - 1
+    assert "locked" in caplog.text
+    scene.judge()
+    count("recovered")
+
+
+@pytest.mark.fault("database removed")
+def test_a_database_that_is_removed_is_written_again(scene, count):
+    folder = scene.enter("interrupted")
+    assert scene.run() == 0
+    (folder.path / "mlflow.db").unlink()
+    assert scene.run() == 0
+    scene.judge()
+    count("recovered")
