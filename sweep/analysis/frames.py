@@ -20,6 +20,7 @@ from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
 TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
+NUMBERS = ("float64", "int64")
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
 COUNTS = ["planned", "complete", "diverged", "failed", "pruned", "unfinished"]
@@ -87,7 +88,7 @@ def write_trials_csv(sweep: SweepTables, path: Path) -> None:
     """Write every trial, with the columns of columns.toml."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == "int64"}
     table = sweep.trials[list(TRIAL_COLUMNS)].astype(whole)
-    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind == "object"]
+    texts = [name for name, kind in TRIAL_COLUMNS.items() if kind not in NUMBERS]
     table[texts] = table[texts].map(_without_formula)
     with replacing(path) as part:
         table.to_csv(part, index=False, lineterminator="\n")
@@ -119,7 +120,7 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
 
 
 def _is_of_kind(kind: str, value: Any) -> bool:
-    return value is None or kind == "object" or isinstance(value, int | float)
+    return value is None or kind not in NUMBERS or isinstance(value, int | float)
 
 
 def _read_curve(trial: TrialFolder, warnings: list[str]) -> pd.DataFrame:

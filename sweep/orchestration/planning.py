@@ -23,6 +23,7 @@ from sweep.plan.plan import (
     tokens_at_once,
     typed_command,
 )
+from sweep.tracking.store import read_record
 from sweep.training.process import run_job
 from sweep.trial.files import refuse_links, write_json
 from sweep.trial.folder import SweepFolder, identify_start
@@ -328,7 +329,9 @@ def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
     stored = load_plan(folder)  # another command may have written it during preparation
     plan = grow_plan(stored, plan) if stored else plan
     folder.path.mkdir(parents=True, exist_ok=True)
-    plan = plan.model_copy(update={"sweep_uid": plan.sweep_uid or uuid.uuid4().hex})
+    recorded = read_record(folder).get("sweep_uid")  # if the plan was removed
+    uid = plan.sweep_uid or recorded or uuid.uuid4().hex
+    plan = plan.model_copy(update={"sweep_uid": uid})
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
         try:

@@ -39,7 +39,7 @@ class Mirror(threading.Thread):
         super().__init__(name="mirror", daemon=True)
         self.folder, self.plan = folder, plan
         address = store.check_tracking_uri(tracking_uri) if tracking_uri else None
-        self._record = store.choose_store(folder, address)
+        self._record = store.choose_store(folder, address) | {"sweep_uid": plan.sweep_uid}
         self._address: str = address or self._record["tracking_uri"]
         if not plan.sweep_uid:
             raise SweepError(f"{folder.plan_path} must have a sweep_uid. Run the sweep again.")

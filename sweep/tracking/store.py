@@ -71,6 +71,8 @@ def sqlite_fault(error: BaseException | None) -> str | None:
                 return "locked"
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
                 return "damaged"
+            case sqlite3.SQLITE_ERROR if "no such" in str(error):  # table or column
+                return "damaged"
         error = error.__cause__ or error.__context__
     return None
 
@@ -85,7 +87,8 @@ def set_aside_damaged(path: Path) -> None:
         return
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
-            if connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",):
+            is_whole = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+            if is_whole and connection.execute("SELECT * FROM alembic_version").fetchall():
                 return
     except sqlite3.Error as error:
         if sqlite_fault(error) != "damaged":

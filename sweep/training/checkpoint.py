@@ -123,7 +123,7 @@ class CheckpointStore:
                 _restore(step, path, notes)
                 vars(progress).update(notes["progress"])
             except Exception as error:  # written by another version, for example
-                if is_out_of_memory(error):
+                if is_out_of_memory(error) or isinstance(error, OSError):  # not the checkpoint's
                     raise
                 problem = f"{type(error).__name__}: {error}"
             if any(ranks.all_gather(bool(problem))):

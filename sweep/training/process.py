@@ -56,8 +56,13 @@ def worker_environment() -> dict[str, str]:
 
 
 def safe_path() -> list[str]:
-    """Return sys.path with the current folder last, where no file of it hides a library."""
+    """Return sys.path with the current folder last, unless this package lies there.
+
+    So no file of it hides a library.
+    """
     current = os.getcwd()
+    if current == str(Path(__file__).parents[2]):
+        return sys.path
     others = [path for path in sys.path if path not in ("", current)]
     return others if len(others) == len(sys.path) else [*others, current]
 

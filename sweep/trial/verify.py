@@ -33,14 +33,15 @@ def _checks_of(trial: TrialFolder) -> Iterator[Callable[[], Any]]:
     for checkpoint in trial.checkpoints():
         yield partial(trial.verify_checkpoint, checkpoint)
     result = trial.find_result() or {}
-    for path, key in ((trial.losses_path, "valid_losses"), (trial.weights_path, "weights")):
-        yield partial(_compare, path, result.get(f"{key}_sha256"))
+    yield partial(_compare, trial.losses_path, result.get("valid_losses_sha256"))
+    if trial.weights_path.exists():  # otherwise not kept
+        yield partial(_compare, trial.weights_path, result.get("weights_sha256"))
     if trial.tokenizer_path.exists() and (tokenizer := trial.read_config().science.tokenizer):
         yield partial(_compare, trial.tokenizer_path, tokenizer.sha256)
 
 
 def _compare(path: Path, sha256: str | None) -> None:
-    if path.exists() and find_sha256(path) != sha256:
+    if find_sha256(path) != sha256:
         raise CorruptFile(
             f"{path} does not match the sha256 that was recorded when it was written."
         )

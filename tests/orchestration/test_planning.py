@@ -80,6 +80,11 @@ def finish(folder, rows, seconds_per_step, overhead=0.0):
             "state": "COMPLETE",
             "batch_size": row.batch_size,
             "steps": row.steps,
+            "id": row.id,
+            "cause": None,
+            "final_valid_loss": 1.0,
+            "tokens_to_target": None,
+            "metrics_sha256": "",
             "seconds_training": training,
             "seconds_total": training + overhead,
         }

@@ -174,10 +174,10 @@ def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
 def test_a_pruned_trial_continues_from_its_checkpoint_if_it_has_one(tmp_path):
     folder = SweepFolder(tmp_path / "sweep")
     schedule = Scheduler(None, folder, InlineExecutor())
-    trial = folder.trial("aaaa")
+    trial = folder.trial("0123456789ab")
     trial.path.mkdir(parents=True)
     trial.write_status(TrialStatus(state=State.WAITING))
-    trial.metrics_path.write_text('{"step": 1, "tokens": 4}\n')
+    trial.metrics_path.write_text('{"time": 1.0, "step": 1, "tokens": 4}\n')
     (trial.path / "checkpoint-00000004-1").write_bytes(b"")
     schedule.prune(trial, "in the worse half", keep_checkpoint=True)
     schedule.revive(trial)

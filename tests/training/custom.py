@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from sweep.training import checkpoint
+from sweep.trial.folder import TrialFolder
 from sweep.workloads import ranks
 from sweep.workloads.pretrain import Pretrain
 
@@ -74,7 +74,7 @@ class CannotReadNotes(Pretrain):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         if ranks.rank() == 1:
-            checkpoint.read_notes = raise_io_error
+            TrialFolder.verify_checkpoint = raise_io_error
 
 
 class OutOfMemoryAtTheEnd(Pretrain):

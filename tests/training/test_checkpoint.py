@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
-from sweep.errors import Superseded
+from sweep.errors import Superseded, UnusableCheckpoint
 from sweep.training.checkpoint import DIVERGED_POINTS, CheckpointStore, Progress
 from sweep.training.parallel import WeightAverage
 from sweep.training.step import TrainingStep
-from sweep.trial.files import MetricsLog
+from sweep.trial.files import MetricsLog, sha256_of_file
 from sweep.trial.folder import TrialFolder, TrialStatus
 from tests.plans import build_plan
 
@@ -188,3 +188,30 @@ def test_every_second_is_charged_once():
     names = [name for name in vars(progress) if name.startswith("seconds_")]
     parts = sum(getattr(progress, name) for name in names if name != "seconds_total")
     assert len(names) == 6 and 0 < parts < progress.seconds_total  # the rest is other
+
+
+def test_an_intact_checkpoint_that_cannot_be_restored_is_removed(trial):
+    trial.train(2)
+    trial.save()
+    (kept,) = trial.folder.checkpoints()
+    (kept.path / "progress.json").write_text("{}")  # as another version may write it
+    (kept.path / "checkpoint.json").unlink()
+    digest = sha256_of_file(trial.folder.metrics_path)
+    trial.folder.seal_checkpoint(kept.path, kept.step, kept.metrics_length, digest)
+    with pytest.raises(UnusableCheckpoint):
+        trial.restart()
+    assert trial.steps() == []
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "progress.json", "tensors"])
+def test_one_wrong_bit_in_the_newest_checkpoint_restores_the_one_before_it(trial, name):
+    for _ in range(2):
+        trial.train()
+        trial.save()
+    newest, _ = trial.folder.checkpoints()
+    path = newest.path / name if name != "tensors" else next(newest.path.glob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    trial.restart()
+    assert trial.progress.step == 1
