@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.checks import FAIL, check_rows
-from sweep.analysis.frames import TRIAL_COLUMNS
+from sweep.analysis.frames import TRIAL_COLUMNS, refuse_large
 from sweep.analysis.results import judge_trials
 from sweep.analysis.rules import LOSSES, prepare
 from sweep.config import read_toml
@@ -84,6 +84,7 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
             f"{path} must be a .csv or .md file, or a folder that holds one. "
             "`sweep report DIR` writes the trials.csv of a sweep."
         )
+    refuse_large(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
         header = text.lstrip().partition("\n")[0]

@@ -20,6 +20,7 @@ from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
 TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
+MOST_BYTES = 1 << 25  # of a table
 NUMBERS = ("float64", "int64")
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
@@ -82,6 +83,11 @@ def load_tables(path: str | Path) -> SweepTables:
     ids = [trial for trial, rows in curves.items() for _ in range(len(rows))]
     points.insert(0, "id", pd.Series(pd.Categorical(ids, list(curves))))
     return SweepTables(folder.name, plan, trials, points, tuple(warnings))
+
+
+def refuse_large(path: Path) -> None:
+    if path.stat().st_size > MOST_BYTES:
+        raise SweepError(f"{path} must have at most {MOST_BYTES >> 20} MiB. Leave out rows.")
 
 
 def write_trials_csv(sweep: SweepTables, path: Path) -> None:

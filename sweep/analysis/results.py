@@ -35,6 +35,7 @@ from sweep.analysis.frames import (
     SweepTables,
     find_gains,
     load_tables,
+    refuse_large,
     report_trials,
 )
 from sweep.analysis.rates import TunedRate
@@ -246,6 +247,7 @@ def answer_of(
         table = sweep.trials
     else:
         try:
+            refuse_large(path)
             table = pd.read_csv(path)
         except (OSError, ValueError) as error:
             raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None

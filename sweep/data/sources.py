@@ -42,6 +42,7 @@ SPLITS = ("train", "valid")
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
 MOST_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
+MOST_LINE_BYTES = 1 << 26  # of a JSON or CSV file
 LEAST_BOUND = 1 << 26  # characters that any file may hold
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
@@ -183,9 +184,26 @@ def _read_files(paths: list[Path]) -> Iterator[Piece]:
             yield from read_text(path)
             continue
         options = CSV_OPTIONS if loader == "csv" else {}
+        if loader != "parquet":
+            _check_lines(path)
         files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
         with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
             yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
+
+
+def _open_file(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
+    """Open a file; a name that ends in .gz means gzip."""
+    opener = gzip.open if path.name.lower().endswith(".gz") else open
+    return opener(path, *arguments, **options)  # type: ignore[no-any-return]
+
+
+def _check_lines(path: Path) -> None:
+    """Refuse lines that `datasets` would read into memory at once."""
+    with _open_file(path, "rb") as file:
+        while line := file.readline(MOST_LINE_BYTES + 1):
+            if len(line) > MOST_LINE_BYTES:
+                most = f"lines of at most {MOST_LINE_BYTES >> 20} MiB"
+                raise SweepError(f"data {str(path)!r} must have {most}. Divide its documents.")
 
 
 def _open_hub(repository: str, revision: str) -> dict[str, Reader]:
@@ -231,8 +249,7 @@ def _hugging_face(library: str, data: str, remedy: str) -> Iterator[Any]:
 def read_text(path: Path, block: int = 1 << 18) -> Iterator[Piece]:
     """Yield the documents of a UTF-8 file in order; a name that ends in .gz means gzip."""
     try:
-        open_file = gzip.open if path.name.lower().endswith(".gz") else open
-        with open_file(path, "rt", encoding="utf-8-sig") as file:
+        with _open_file(path, "rt", encoding="utf-8-sig") as file:
             yield from _documents(file, block)
     except (OSError, UnicodeError, EOFError, zlib.error) as error:
         expected = "readable UTF-8 text, plain or in a whole gzip file"

@@ -184,7 +184,8 @@ class Mirror(threading.Thread):
             if is_finished:
                 self._log_files(run, trial.path, TRIAL_FILES)
             last = trial.result_path if result else trial.state_path
-            end_time = last.stat().st_mtime_ns // 10**6
+            times = [_point(line)[1] for line in trial.read_metrics()[-1:]]
+            end_time = max(last.stat().st_mtime_ns // 10**6, *times, 0)
             params = row.model_dump(exclude={"id", "forecast_bytes", "forecast_seconds"})
             self._update(trial.id, params, tags, run_status, end_time)
         self._sent[trial.id] = status, length, is_last

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from sweep.config.objects import describe_objects
 from sweep.errors import FolderInUse, SweepError, WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt, is_to_run, judge_death, status_after
 from sweep.training import attempt_trial
@@ -40,6 +41,8 @@ def main() -> int:
 def _run_trial(folder: TrialFolder) -> int:
     """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
     config = folder.read_config()
+    if objects := config.science.user_objects:
+        print(f"This runs code: {describe_objects(objects)}", flush=True)
     status = folder.read_status()
     folder.stop_path.unlink(missing_ok=True)  # meant for an earlier attempt
     stops: list[int] = []

@@ -46,6 +46,7 @@ class Progress:
     clipped_steps: float = 0.0
     # Sums over the steps since the last log point.
     log_step: int = 0
+    logged_at: float = 0.0  # time of the last line of metrics.jsonl
     loss_sum: float = 0.0
     norm_sum: float = 0.0
     clipped_sum: float = 0.0

@@ -129,8 +129,10 @@ def train(
         if t in train_points or t in valid_points or t in noise.steps:
             steps.store()  # waits for the device
             progress.charge("training")
-            now = round(time.time(), 3)  # MLflow keeps milliseconds
-            line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
+            # In milliseconds, as MLflow keeps it; a clock that is set back does not reverse it.
+            progress.logged_at = max(progress.logged_at, round(time.time(), 3))
+            position = {"time": progress.logged_at, "step": t, "tokens": t * step_tokens}
+            line: dict[str, Any] = position
             if t in train_points:
                 line |= steps.end_interval()
                 if progress.is_diverging(line["train/loss"], step.rollouts is None):
