@@ -12,7 +12,7 @@ TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-peers install lint format types contracts check bench bench-memory bench-gpu gpu-pack docs publish clean
+.PHONY: help demo test test-all test-peers install lint format types contracts check faults audit bench bench-memory bench-gpu gpu-pack docs publish clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -48,6 +48,14 @@ contracts: install  ## architecture and packaging tests, and the code-size limit
 	$(BIN)/python -m tests.contracts.figures
 
 check: lint types contracts  ## lint, types and contracts
+
+faults: install  ## every fault of docs/reliability.md, with counts: an hour on two cores
+	$(BIN)/python -m pytest tests/faults -m "not peers" $(PYTEST_ARGS)
+
+audit: install  ## known vulnerabilities of the pinned packages, and licences of all that is installed
+	$(BIN)/python -m pip install --quiet pip-audit pip-licenses
+	$(BIN)/pip-licenses --format=markdown --order=license
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 test-peers: $(PEERS)/.installed  ## tests against other libraries, in a separate environment
 	PYTHONPATH=. $(PEERS)/bin/python -m pytest -m peers -p no:cacheprovider $(PYTEST_ARGS)

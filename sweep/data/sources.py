@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -43,6 +44,7 @@ SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
 MOST_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
 MOST_LINE_BYTES = 1 << 26  # of a JSON or CSV file
+MOST_DEPTH = 100
 LEAST_BOUND = 1 << 26  # characters that any file may hold
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
@@ -185,7 +187,7 @@ def _read_files(paths: list[Path]) -> Iterator[Piece]:
             continue
         options = CSV_OPTIONS if loader == "csv" else {}
         if loader != "parquet":
-            _check_lines(path)
+            _check_lines(path, MOST_DEPTH if loader == "json" else sys.maxsize)
         files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
         with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
             yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
@@ -197,13 +199,21 @@ def _open_file(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
     return opener(path, *arguments, **options)  # type: ignore[no-any-return]
 
 
-def _check_lines(path: Path) -> None:
-    """Refuse lines that `datasets` would read into memory at once."""
+def _check_lines(path: Path, most_depth: int) -> None:
+    """Refuse lines that `datasets` would read into memory at once, or that would crash pyarrow."""
     with _open_file(path, "rb") as file:
         while line := file.readline(MOST_LINE_BYTES + 1):
-            if len(line) > MOST_LINE_BYTES:
-                most = f"lines of at most {MOST_LINE_BYTES >> 20} MiB"
+            if len(line) > MOST_LINE_BYTES or _depth(line) > most_depth:
+                most = f"lines of at most {MOST_LINE_BYTES >> 20} MiB, nested {MOST_DEPTH} deep"
                 raise SweepError(f"data {str(path)!r} must have {most}. Divide its documents.")
+
+
+def _depth(line: bytes) -> int:
+    """Return how deep the brackets of a line of JSON are nested; 0 if they are too few to count."""
+    if line.count(b"[") + line.count(b"{") <= MOST_DEPTH:
+        return 0
+    brackets = re.sub(rb'"(?:[^"\\]|\\.)*+"|[^][{}"]++', b"", line)
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
 
 
 def _open_hub(repository: str, revision: str) -> dict[str, Reader]:

@@ -1,0 +1,136 @@
+"""Wrong bytes in prepared tokens and in texts, and texts that are too large for their files."""
+
+import gzip
+import json
+import os
+import random
+
+import pytest
+
+from sweep.config.trial import TokenizerSettings
+from sweep.data import sources
+from sweep.data.sources import identify_data
+from sweep.data.tokens import describe_data, prepare_data
+from sweep.errors import SweepError
+from tests.faults.judge import flip
+
+BYTES = TokenizerSettings(kind="bytes", vocabulary=256)
+BPE = TokenizerSettings(kind="bpe", vocabulary=300)
+FILES = ("train.bin", "valid.bin", "tokenizer.json", "data.json")
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    stories = (f"Story {i} of {i * i} words." for i in range(200))
+    path.write_text("\n<|endoftext|>\n".join(stories))
+    return path
+
+
+@pytest.mark.fault("wrong bytes in prepared tokens")
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_tokens_are_prepared_again_and_that_is_said(text, count, name):
+    identity, rng = identify_data(str(text)), random.Random(name)
+    whole = prepare_data(identity, str(text), BPE)
+    expected = [whole.train.tobytes(), whole.valid.tobytes(), whole.tokenizer_path.read_bytes()]
+    path = whole.tokenizer_path.with_name(name)
+    content = path.read_bytes()
+    for fault in [*["flip"] * 20, "truncated", "zeros", "junk", "absent"]:
+        path.write_bytes(content)
+        match fault:
+            case "flip":
+                flip(path, rng.randrange(8 * len(content)))
+            case "truncated":
+                path.write_bytes(content[: len(content) // 2])
+            case "zeros":
+                path.write_bytes(bytes(len(content)))
+            case "junk":
+                path.write_bytes(rng.randbytes(len(content)))
+            case "absent":
+                path.unlink()
+        said = []
+        text_again = prepare_data(identity, str(text), BPE, said.append)
+        files = (text_again.train, text_again.valid)
+        actual = [*(tokens.tobytes() for tokens in files), text_again.tokenizer_path.read_bytes()]
+        assert actual == expected and "damaged" in said[0]
+        count("recovered")
+
+
+@pytest.mark.fault("text changed in place")
+def test_a_text_that_changed_with_its_size_and_time_is_noticed(text, count, tmp_path):
+    identity, before = identify_data(str(text)), text.stat()
+    text.write_text(text.read_text().replace("Story 7 ", "Story 8 "))
+    os.utime(text, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert text.stat().st_size == before.st_size
+    with pytest.raises(SweepError, match="has changed"):
+        prepare_data(identity, str(text), BYTES)
+    assert identify_data(str(text)) != identity
+    count("refused")
+
+
+def test_a_text_that_changes_while_it_is_tokenized_is_noticed(text):
+    identity = identify_data(str(text))
+
+    def change(work):
+        if work == "tokenizing train":
+            text.write_text(text.read_text().replace("Story 7 ", "Story 8 "))
+
+    with pytest.raises(SweepError, match="has changed"):
+        prepare_data(identity, str(text), BYTES, change)
+    assert not describe_data(str(text), BYTES)["prepared"]
+
+
+@pytest.mark.fault("text too large for its file")
+def test_a_text_that_expands_without_end_is_refused(text, count, monkeypatch):
+    monkeypatch.setattr(sources, "LEAST_BOUND", 1 << 20)
+    path = text.with_name("bomb.txt.gz")
+    with gzip.open(path, "wt") as file:
+        file.writelines(f"{i % 2} {'a' * 2**16}\n<|endoftext|>\n" for i in range(200))
+    with pytest.raises(SweepError, match="characters per byte"):
+        prepare_data(identify_data(str(path)), str(path), BYTES)
+    count("refused")
+
+
+@pytest.mark.fault("text too large for its file")
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_a_line_that_is_too_long_is_refused(text, count, monkeypatch, suffix):
+    monkeypatch.setattr(sources, "MOST_LINE_BYTES", 1 << 16)
+    path = text.with_name(f"long{suffix}")
+    lines = [json.dumps({"text": "short"}), json.dumps({"text": "a" * 2**17})]
+    opener = gzip.open if suffix.endswith("gz") else open
+    with opener(path, "wt") as file:
+        file.write("\n".join(lines))
+    with pytest.raises(SweepError, match="lines of at most"):
+        prepare_data(identify_data(str(path)), str(path), BYTES)
+    count("refused")
+
+
+@pytest.mark.fault("nonsense in JSON lines")
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"text": "\\ud800"}',
+        '{"text": ' + "[" * 5000 + "]" * 5000 + "}",
+        '{"text": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"text": "a", "x": ' + "[" * 100_000,
+        '{"text": 1e999}',
+        '{"text": null}',
+        '{"text": "a\\u0000b"}',
+        '{"other": 1}',
+        "[]",
+        "nonsense",
+        "\x00",
+    ],
+    ids=range(11),
+)
+def test_nonsense_in_json_lines_is_one_sentence(text, count, line):
+    path = text.with_name("lines.jsonl")
+    path.write_text('{"text": "first"}\n{"text": "second"}\n' + line + "\n")
+    try:
+        prepare_data(identify_data(str(path)), str(path), BYTES)
+    except SweepError as error:
+        assert "\n" not in str(error)
+        count("refused")
+    else:
+        count("recovered")
