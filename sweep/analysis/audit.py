@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.checks import FAIL, check_rows
-from sweep.analysis.frames import TRIAL_COLUMNS, refuse_large
+from sweep.analysis.frames import NUMBERS, TRIAL_COLUMNS, refuse_large, to_numbers
 from sweep.analysis.results import judge_trials
 from sweep.analysis.rules import LOSSES, prepare
 from sweep.config import read_toml
@@ -90,10 +90,12 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
         header = text.lstrip().partition("\n")[0]
         ours = {"id", "stage", "policy", "batch_size", "state", "cause", "seconds_training"}
         if ours <= set(header.strip().split(",")):
-            trials = pd.read_csv(io.StringIO(text), dtype={"seed": str})
-            trials = trials[pd.to_numeric(trials["batch_size"], errors="coerce") >= 1]
-            # A table of an older version may lack columns.
-            return [("trials.csv", trials.reindex(columns=list(TRIAL_COLUMNS)), [])]
+            trials = pd.read_csv(io.StringIO(text), dtype=str)
+            trials = trials.reindex(columns=list(TRIAL_COLUMNS))  # older tables lack columns
+            numbers = [name for name, kind in TRIAL_COLUMNS.items() if kind in NUMBERS]
+            numbers.remove("seed")
+            trials[numbers] = trials[numbers].apply(to_numbers)
+            return [("trials.csv", trials[trials["batch_size"] >= 1], [])]
         if path.suffix.lower() in (".md", ".markdown"):
             tables = dict(_markdown_tables(text.splitlines()))
         else:

@@ -90,6 +90,11 @@ def refuse_large(path: Path) -> None:
         raise SweepError(f"{path} must have at most {MOST_BYTES >> 20} MiB. Leave out rows.")
 
 
+def to_numbers(values: pd.Series) -> pd.Series:
+    """Convert a column of a table; NaN where it is not a number. Python's long integers fail."""
+    return pd.to_numeric(values.astype(str).str[:40], errors="coerce").astype(float)
+
+
 def write_trials_csv(sweep: SweepTables, path: Path) -> None:
     """Write every trial, with the columns of columns.toml."""
     whole = {name: "Int64" for name, kind in TRIAL_COLUMNS.items() if kind == "int64"}

@@ -1,6 +1,5 @@
 """The results of a sweep: the checks and the answer of each policy."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,9 +36,10 @@ from sweep.analysis.frames import (
     load_tables,
     refuse_large,
     report_trials,
+    to_numbers,
 )
 from sweep.analysis.rates import TunedRate
-from sweep.analysis.rules import prepare, rows_of_trials
+from sweep.analysis.rules import prepare, read_execution, rows_of_trials
 from sweep.analysis.statistics import mean_of
 from sweep.config.experiment import TARGET_TOLERANCE
 from sweep.config.numbers import format_count
@@ -189,7 +189,7 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     for name, dtype in dtypes.items():
         values, is_given = trials[name], trials[name].notna()
         if dtype.startswith(("int", "float")):
-            converted[name] = pd.to_numeric(values, errors="coerce").astype(float)
+            converted[name] = to_numbers(values)
             is_allowed[f"{name} must be a number or empty"] = converted[name].notna() | ~is_given
         else:
             texts = [value if name == "seed" else str(value) for value in values]
@@ -205,7 +205,9 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
         "batch_size must be a positive whole number": (sizes >= 1) & (sizes % 1 == 0),
         "learning_rate must be a positive number": (rates > 0) & np.isfinite(rates),
         "tokens_to_target must be positive or empty": ~(converted["tokens_to_target"] <= 0),
-        "execution must be a JSON object or empty": converted["execution"].map(_is_json_object),
+        "execution must be a JSON object or empty": converted["execution"]
+        .map(read_execution)
+        .notna(),
     }
     for rule, is_met in is_allowed.items():
         if not is_met.all():
@@ -229,13 +231,6 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     return trials
 
 
-def _is_json_object(text: str | None) -> bool:
-    try:
-        return text is None or isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
-
-
 def answer_of(
     path: Path, metric: str, direction: str, tolerance: float | None
 ) -> tuple[Answer | None, list[str]]:
@@ -248,7 +243,7 @@ def answer_of(
     else:
         try:
             refuse_large(path)
-            table = pd.read_csv(path)
+            table = pd.read_csv(path, low_memory=False)
         except (OSError, ValueError) as error:
             raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None
     made = answer(table, metric, direction, tolerance)

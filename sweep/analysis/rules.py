@@ -395,13 +395,22 @@ def initial_loss(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     return rows["batch_size"][(start - expected).abs() > 0.25], text
 
 
+def read_execution(text: str | None) -> dict[str, Any] | None:
+    """Read the column execution; None if it is not a JSON object."""
+    try:
+        settings = json.loads(text or "{}")
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
 def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     done = table.rows[table.rows["execution"].notna() & (table.rows["state"] == "COMPLETE")]
     names = ("device", "torch_version", "git_commit", "devices")
     values: dict[str, set[str]] = {name: set(done[name].dropna().map(str)) for name in names}
     follow_from_microbatch = ("microbatch", "generation_batch_size", "evaluation_batch_size")
     for text in set(done["execution"]):
-        for name, value in json.loads(text).items():
+        for name, value in (read_execution(text) or {}).items():
             if not name.startswith(follow_from_microbatch):
                 values.setdefault(f"execution.{name}", set()).add(json.dumps(value))
     for size, sizes in done.groupby("batch_size")["microbatch_size"]:

@@ -49,7 +49,8 @@ def main() -> None:
         code = 130
     except Exception as error:
         text, code = _explain(error)
-        echo(f"Error: {' '.join(text.split())}", err=True)
+        line = " ".join(text.split())
+        echo(f"Error: {line if len(line) < 2000 else f'{line[:500]} … {line[-500:]}'}", err=True)
     sys.exit(code or 0)
 
 

@@ -76,10 +76,7 @@ def read_request(
     refuse_links(folder.path)
     if objects := parsed.user_objects:
         if services.no_user_code:
-            raise SweepError(
-                f"--no-user-code refuses the code that {experiment!r} names: {', '.join(objects)}. "
-                "Read it, then leave the flag out."
-            )
+            raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
         LOG.warning("This runs your code: %s.", describe_objects(objects))
     return Request(parsed, execution, services, folder, command)
 

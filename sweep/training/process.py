@@ -56,10 +56,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def safe_path() -> list[str]:
-    """Return sys.path with the current folder last, unless this package lies there.
-
-    So no file of it hides a library.
-    """
+    """Return sys.path with the current folder last, where it hides no library, if not our own."""
     current = os.getcwd()
     if current == str(Path(__file__).parents[2]):
         return sys.path

@@ -140,9 +140,9 @@ def refuse_links(folder: Path) -> None:
             for entry in list(os.scandir(pending.pop())):
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    continue
-                elif not (entry.is_symlink() and Path(entry.path).resolve().is_relative_to(root)):
+                elif not entry.is_file(follow_symlinks=False) and not (
+                    entry.is_symlink() and Path(entry.path).resolve().is_relative_to(root)
+                ):
                     expected = f"a plain file, or a link that stays within {folder}"
                     raise SweepError(f"{entry.path} must be {expected}. Remove it.")
 

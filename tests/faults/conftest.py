@@ -4,7 +4,14 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from tests.faults.judge import Scene
+
 COUNTS: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory):
+    return Scene(tmp_path_factory.mktemp("scene"))
 
 
 @pytest.fixture

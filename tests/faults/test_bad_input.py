@@ -30,7 +30,7 @@ NONSENSE = (
     *(",".join(map(str, range(1, 100_000))), "\x1b[2J", "\u202e", "💥", "a\nb", "%s", "{0}"),
 )
 FLAGS = [s.name for table in (Experiment, Execution, Services) for s in settings_of(table)]
-SHORT = 120  # cases of each kind
+SHORT = 60  # cases of each kind
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def mutate(document, rng):
 def test_nonsense_in_experiment_files(call, count, tmp_path, size):
     rng, path, refused = random.Random(1), tmp_path / "mine.toml", 0
     texts = [file.read_text() for file in sorted((ROOT / "experiments").glob("*.toml"))]
-    number = 600 if size == "all" else SHORT // 2
+    number = 600 if size == "all" else SHORT // 3
     for _ in range(number):
         data = bytearray(rng.choice(texts).encode())
         for _ in range(rng.randrange(1, 4)):
@@ -130,7 +130,7 @@ def test_nonsense_in_tables(call, count, tmp_path, size):
         cells = [line.split(",") for line in rng.choice(tables).splitlines()]
         for _ in range(rng.randrange(1, 6)):
             row = rng.choice(cells)
-            row[rng.randrange(len(row))] = rng.choice(NONSENSE[:-6]).replace("\ud800", "")
+            row[rng.randrange(len(row))] = rng.choice(NONSENSE)[:5000].replace("\ud800", "")
         path = tmp_path / rng.choice(["table.csv", "table.md"])
         path.write_text("\n".join(",".join(row) for row in cells))
         refused += call(rng.choice(["audit", "answer"]), path) == 2

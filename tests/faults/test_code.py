@@ -39,14 +39,7 @@ ENDS = {  # of the trials; a part of the message
         (DONE, ""),
     ),
 }  # fmt: skip
-SHORT = (
-    "Raises",
-    "RaisesUnprintable",
-    "Exits",
-    "HangsInNativeCode",
-    "LeavesAThread",
-    "LeavesAChild",
-)
+SHORT = ("RaisesUnprintable", "HangsInNativeCode", "LeavesAThread", "LeavesAChild")
 
 
 @pytest.mark.fault("misbehaving code")

@@ -15,7 +15,7 @@ from sweep.tracking.mirror import Mirror
 from sweep.trial.files import sha256_of_file
 from sweep.trial.folder import SWEEP_FILES, TRIAL_FILES
 from sweep.trial.verify import find_damage
-from tests.faults.judge import Scene, flip
+from tests.faults.judge import flip
 
 FAULTS = [f"flip {number}" for number in range(20)]
 FAULTS += ["truncated", "zeros", "junk", "empty", "another trial's", "absent"]
@@ -28,11 +28,6 @@ HELD = {
 HELD["interrupted"] += ("log.txt", "plan.json")
 HELD["finished"] += ("log.txt", "valid_losses.npy", "weights.safetensors")
 HELD["finished"] += ("plan.json", "tracking.json", "mlflow.db")
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    return Scene(tmp_path_factory.mktemp("files"))
 
 
 def kind_of(path, folder):

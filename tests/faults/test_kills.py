@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from sweep.trial.lease import read_owner
-from tests.faults.judge import Scene
 from tests.orchestration.clusters import IMPORTED, Command
 
 INJECT = Path(__file__).parent / "inject"
@@ -32,12 +31,7 @@ POINTS = {  # process, event and path; each is met several times
     "removal of a checkpoint": ("worker", "shutil.rmtree", r"/checkpoint-"),
 }
 CASES = [(point, number) for point in POINTS for number in (1, 2)]
-SHORT = [("checkpoint", 2), ("result", 1), ("database", 2)]
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    return Scene(tmp_path_factory.mktemp("kills"))
+SHORT = [("checkpoint", 2)]
 
 
 @pytest.fixture

@@ -20,16 +20,12 @@ ERRORS = ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EMFILE")
 CASES = [(point, ERRORS[index % len(ERRORS)]) for index, point in enumerate(POINTS)]
 CASES += [("checkpoint", error) for error in ERRORS] + [("state", error) for error in ERRORS]
 CASES = list(dict.fromkeys(CASES))
-SHORT = [("result", "ENOSPC"), ("checkpoint", "EROFS")]
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    return Scene(tmp_path_factory.mktemp("storage"))
+SHORT = [("result", "ENOSPC")]
 
 
 def run_refused(run):
     """Run a command that must say in one sentence what is full, and what to do."""
+    run.output.unlink(missing_ok=True)
     code, text = run.run(), run.output.read_text()
     assert code in (0, 1) and "Traceback" not in text, text
     errors = [line for line in text.splitlines() if line.startswith("Error: ")]
@@ -67,6 +63,7 @@ def test_limits_of_the_system(scene, monkeypatch, count, limit):
     resource.setrlimit(number, (24 if limit == "files" else 9000, before[1]))
     try:
         run = Command(scene.folder, "--device", "cpu")
+        run.output.unlink(missing_ok=True)
         run.start()
     finally:
         resource.setrlimit(number, before)
