@@ -39,7 +39,7 @@ ENDS = {  # of the trials; a part of the message
         (DONE, ""),
     ),
 }  # fmt: skip
-SHORT = ("RaisesUnprintable", "HangsInNativeCode", "LeavesAThread", "LeavesAChild")
+SHORT = ("RaisesUnprintable", "LeavesAThread", "LeavesAChild")
 
 
 @pytest.mark.fault("misbehaving code")

@@ -99,6 +99,7 @@ def test_texts_are_escaped_on_the_page_in_the_table_and_on_the_terminal(stranger
     count("recovered")
 
 
+@pytest.mark.slow
 def test_the_current_folder_hides_no_library(tmp_path, count):
     for name in ("json", "torch", "numpy", "sweep", "pickle", "random"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a')")
@@ -115,6 +116,7 @@ Path(__file__).with_name("imported").touch()
 """
 
 
+@pytest.mark.slow
 def test_code_runs_only_after_a_notice_and_is_not_imported_to_read(tmp_path, count):
     (tmp_path / "own.py").write_text(MODULE)
     words = ("quadratic", "--workload", "own:Own", "--batches", "4", "--budget", "400")
@@ -132,8 +134,9 @@ def test_code_runs_only_after_a_notice_and_is_not_imported_to_read(tmp_path, cou
     count("recovered")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "address", cases("http://u:SECRET@{}", "http://SECRET@{}/", "http://{}/?token=SECRET")
+    "address", ["http://u:SECRET@{}", "http://SECRET@{}/", "http://{}/?token=SECRET"]
 )
 def test_no_secret_of_an_address_is_kept_or_shown(tmp_path, count, address):
     uri = address.format("127.0.0.1:9")
