@@ -125,7 +125,8 @@ def fake_result(
     result = {**planned, "tokens": tokens, "steps": steps, "state": state, "cause": cause}
     result |= {"message": f"{cause} at step 1" if cause else None, "attempts": 1}
     result |= {"epochs": 0.61 if plan.data else None, "parameters": plan.model["parameters"]}
-    result |= dict.fromkeys(("tokens_to_target", "mfu", "metrics_sha256", "valid_losses_sha256"))
+    result |= dict.fromkeys(("tokens_to_target", "mfu"))
+    result |= dict.fromkeys(("metrics_sha256", "valid_losses_sha256", "weights_sha256"))
     result |= {"seconds_compile": 0.0, "seconds_training": training, "seconds_evaluation": 2.0}
     result |= {"seconds_checkpoint": 0.5, "seconds_noise": 0.0, "seconds_total": training + 3.5}
     result |= {"device": "Example CPU", "torch_version": "2.13.0+cpu", "git_commit": "0" * 40}

@@ -18,6 +18,7 @@ def scene(tmp_path_factory):
 def count(request):
     """Call with a verdict (recovered, noticed, refused) after the judge has agreed."""
     fault = request.node.get_closest_marker("fault").args[0]
+    request.node.user_properties.append(("judged", fault))
 
     def record(verdict: str, number: int = 1) -> None:
         request.node.user_properties.append(("fault", (fault, verdict, number)))
@@ -30,7 +31,10 @@ def pytest_runtest_logreport(report):
         if name == "fault":
             fault, verdict, number = value
             COUNTS[fault]["tried"] += number
-            COUNTS[fault][verdict if report.passed else "lost"] += number
+            COUNTS[fault][verdict] += number
+        elif name == "judged" and report.failed:
+            COUNTS[value]["tried"] += 1
+            COUNTS[value]["lost"] += 1
 
 
 def pytest_terminal_summary(terminalreporter):
