@@ -186,10 +186,10 @@ def _read_files(paths: list[Path]) -> Iterator[Piece]:
             yield from read_text(path)
             continue
         options = CSV_OPTIONS if loader == "csv" else {}
-        if loader != "parquet":
-            _check_lines(path, MOST_DEPTH if loader == "json" else sys.maxsize)
         files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
         with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
+            if loader != "parquet":
+                _check_lines(path, MOST_DEPTH if loader == "json" else sys.maxsize)
             yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
 
 
