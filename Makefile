@@ -49,7 +49,7 @@ contracts: install  ## architecture and packaging tests, and the code-size limit
 
 check: lint types contracts  ## lint, types and contracts
 
-faults: install  ## every fault of docs/reliability.md, with counts: an hour on two cores
+faults: install  ## every fault of docs/reliability.md, with counts; takes long
 	$(BIN)/python -m pytest tests/faults -m "not peers" $(PYTEST_ARGS)
 
 audit: install  ## known vulnerabilities of the pinned packages, and licences of all that is installed

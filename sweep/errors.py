@@ -1,12 +1,13 @@
-"""The exceptions of sweep. A message says what must hold, what was given, and the remedy."""
+"""The exceptions of sweep, and texts that are safe to print and to keep.
+
+A message says what must hold, what was given, and the remedy.
+"""
 
 import re
 import traceback
 
-# Control characters but tab and line feed, and those that reverse the direction of writing.
+# Control characters except tab and line feed, and those that reverse the direction of writing.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
 # Parts of addresses: a token or a password of a server or of a database, and in parameters.
 SECRETS = re.compile(
     r"(?<=http://)[^@/?#\s]*@|(?<=https://)[^@/?#\s]*@|(?<=://)([^:@/?#\s]*):[^@/?#\s]*(?=@)"
@@ -36,10 +37,6 @@ class SweepError(Exception):
 
 class CorruptFile(SweepError):
     """A file does not contain what was written to it."""
-
-
-class StorageError(SweepError):
-    """A disk, a quota or a limit of the system stopped a write; the same command resumes."""
 
 
 class FolderInUse(SweepError):

@@ -195,6 +195,7 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
             texts = [value if name == "seed" else str(value) for value in values]
             converted[name] = pd.Series(texts, dtype=object).where(is_given, None)
     sizes, rates = converted["batch_size"], converted["learning_rate"]
+    settings = converted["execution"].map(read_execution)
     is_allowed |= {
         "stage must be report or tune": trials["stage"].isin(["report", "tune"]),
         f"state must be one of {', '.join(State)}": trials["state"].isin([*State, np.nan]),
@@ -205,9 +206,7 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
         "batch_size must be a positive whole number": (sizes >= 1) & (sizes % 1 == 0),
         "learning_rate must be a positive number": (rates > 0) & np.isfinite(rates),
         "tokens_to_target must be positive or empty": ~(converted["tokens_to_target"] <= 0),
-        "execution must be a JSON object or empty": converted["execution"]
-        .map(read_execution)
-        .notna(),
+        "execution must be a JSON object or empty": settings.notna(),
     }
     for rule, is_met in is_allowed.items():
         if not is_met.all():

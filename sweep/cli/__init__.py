@@ -58,9 +58,9 @@ def _explain(error: Exception) -> tuple[str, int]:
     """Return one sentence about an error, and the exit code."""
     if isinstance(error, click.ClickException):
         return error.format_message(), 2
-    from sweep.trial.files import storage_error
+    from sweep.trial.files import storage_problem
 
-    if problem := storage_error(error, Path()):
+    if problem := storage_problem(error, Path()):
         return f"{problem} The same command resumes.", 1
     if isinstance(error, OSError):
         return f"{error}. Check the path, its permissions and the free disk space.", 2

@@ -12,7 +12,7 @@ from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.objects import describe_objects, identify_code, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.errors import CorruptFile, SweepError, WorkerDied
+from sweep.errors import SweepError, WorkerDied
 from sweep.memory.presets import choose_preset, largest_on_this_machine
 from sweep.plan.plan import (
     Inputs,
@@ -322,20 +322,16 @@ def _relative_to(folder: SweepFolder, source: str) -> str:
 
 
 def save_plan(plan: Plan, folder: SweepFolder) -> Plan:
-    """Write a plan with the trials on disk, and config.json of each without an intact one."""
+    """Write a plan with the trials on disk, and config.json of every trial that has none."""
     stored = load_plan(folder)  # another command may have written it during preparation
     plan = grow_plan(stored, plan) if stored else plan
     folder.path.mkdir(parents=True, exist_ok=True)
-    recorded = read_record(folder).get("sweep_uid")  # if the plan was removed
-    uid = plan.sweep_uid or recorded or uuid.uuid4().hex
-    plan = plan.model_copy(update={"sweep_uid": uid})
+    if not plan.sweep_uid:  # new, or written again after the user removed it
+        uid = read_record(folder).get("sweep_uid") or uuid.uuid4().hex
+        plan = plan.model_copy(update={"sweep_uid": uid})
     for row in plan.known_trials:
         trial = folder.trial(str(row.id))
-        try:
-            is_intact = trial.read_sealed(trial.config_path) is not None
-        except CorruptFile:
-            is_intact = False
-        if not is_intact:
+        if not trial.config_path.exists():
             trial.write_config(plan.trial_config(row, folder.name))
     saved = plan.model_copy(update={"trials": plan.known_trials})
     write_json(folder.plan_path, saved.model_dump(mode="json"))

@@ -36,7 +36,7 @@ class Summary:
     folder: SweepFolder
     states: dict[str, TrialStatus]  # by id of the trials that the command named
     is_interrupted: bool = False  # the user stopped it, or its machines are gone
-    problem: str = ""  # one sentence about a failure of the storage, which stopped it
+    problem: str = ""  # one sentence about a failure of the storage that stopped it
     untracked: str = ""  # one sentence about what the tracking server did not get
 
     @property
@@ -138,8 +138,8 @@ def run_plan(
         if folder.stop_path.exists():
             raise KeyboardInterrupt
         plan = planning.save_plan(planned.plan, folder)
-        limits = {"stall_minutes": services.stall_minutes}
-        schedule = Scheduler(plan, folder, executor, retried_causes, on_change, **limits)
+        arguments = plan, folder, executor, retried_causes, on_change, services.stall_minutes
+        schedule = Scheduler(*arguments)
         mirror = Mirror(folder, plan, services.tracking_uri)
         mirror.start()
         try:

@@ -13,7 +13,7 @@ from sweep.orchestration.planning import save_plan
 from sweep.plan import retry
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.rates import PATIENCE, last_step
-from sweep.training.process import oom_kills
+from sweep.training.process import has_stalled, oom_kills
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch
 
@@ -36,11 +36,11 @@ class Scheduler:
         on_change: Callable[[], None] = lambda: None,
         stall_minutes: float = STALL_MINUTES,
     ) -> None:
-        self.stall_minutes = stall_minutes
         self.plan, self.folder, self.executor = plan, folder, executor
+        self.stall_minutes = stall_minutes
         self.retried_causes, self.on_change = retried_causes, on_change
         self.is_stopping = False  # the user asked to stop, or the storage failed
-        self.problem = ""  # of the storage
+        self.problem = ""  # sentence about a failure of the storage
         self._waiting: list[TrialFolder] = []
         # Trial, slot, and the cgroup's count of out-of-memory kills when the attempt started.
         self._running: dict[Future[retry.Outcome], tuple[TrialFolder, dict[str, str], int]] = {}
@@ -145,7 +145,8 @@ class Scheduler:
         try:
             return trial.read_config()
         except SweepError:
-            save_plan(self.plan, self.folder)
+            row = next(row for row in self.plan.known_trials if row.id == trial.id)
+            trial.write_config(self.plan.trial_config(row, self.folder.name))
             return trial.read_config()
 
     def _last_step(self, config: TrialConfig) -> int | None:
@@ -166,9 +167,9 @@ class Scheduler:
         try:
             outcome = future.result()
         except WorkerDied as error:
-            outcome = retry.judge_death(
-                error.exit_code, oom_kills() > killed_before, trial.log_path
-            )
+            code, log = error.exit_code, trial.log_path
+            is_full, is_stalled = oom_kills() > killed_before, has_stalled(code, log)
+            outcome = retry.judge_death(code, is_full, log, is_stalled)
             if self.is_stopping:
                 outcome = retry.Outcome("stopped", "killed while stopping")
         lacks_result = outcome.kind == "complete" and not trial.find_result()

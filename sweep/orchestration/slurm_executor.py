@@ -99,14 +99,12 @@ class SlurmExecutor:
                 "executor slurm must run on a machine of a SLURM cluster, but srun is not on PATH. "
                 "Log in to such a machine, or try the executor here with --slurm cluster=local."
             ) from error
-        safe = {"slurm_setup": ["export PYTHONSAFEPATH=1"]}  # no module of the working folder
         needs: dict[str, Any] = {"cpus_per_task": execution.threads * execution.devices}
         if execution.device == "cuda":
             cores = min(execution.threads, 8) * execution.devices
             needs = {"gpus_per_node": execution.devices, "cpus_per_task": cores}
-        self._submitit.update_parameters(
-            **{"name": f"sweep-{folder.name}", **safe, **needs, **request}
-        )
+        needs["slurm_setup"] = ["export PYTHONSAFEPATH=1"]  # imports no module of the folder
+        self._submitit.update_parameters(**{"name": f"sweep-{folder.name}", **needs, **request})
         self._folder, self._threads = folder, ThreadPoolExecutor(at_once, "slurm")
         self.slots: list[dict[str, str]] = [{}] * at_once
         self._is_stopping = self._is_killing = False

@@ -9,8 +9,6 @@ from sweep.config.trial import TrialConfig
 from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import Cause, State, TrialStatus, has_failed
 
-LOG_END_BYTES = 1 << 16  # holds the stacks of all threads
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -24,16 +22,13 @@ def begin_attempt(status: TrialStatus) -> TrialStatus:
     return status.changed(state=State.RUNNING, cause=None, message="", pause_step=None)
 
 
-def judge_death(exit_code: int, memory_ran_out: bool, log: Path | None) -> Outcome:
+def judge_death(
+    exit_code: int, memory_ran_out: bool, log: Path | None, has_stalled: bool = False
+) -> Outcome:
     """Judge a worker that ended without an outcome; `exit_code` is negative for a signal."""
     if memory_ran_out and exit_code == -signal.SIGKILL:
         return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
-    if (
-        exit_code == 1
-        and log
-        and log.exists()
-        and b"Timeout (" in log.read_bytes()[-LOG_END_BYTES:]
-    ):
+    if has_stalled:
         return Outcome("lost", f"no step for --stall-minutes; {log} shows where it was")
     names = {-number.value: f"killed by {number.name}" for number in signal.Signals}
     how = names.get(exit_code, f"exit code {exit_code}") + (f"; see {log}" if log else "")

@@ -29,7 +29,7 @@ PAUSE_SECONDS = 5.0  # between two passes
 METRICS_PER_REQUEST = 1000  # MLflow's limit per request
 END_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED"}  # all others: KILLED
 NOT_RESULTS = {"format_version", *PlannedTrial.model_fields}
-TRIAL_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
+MIRRORED_FILES = ("config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt")
 
 
 class Mirror(threading.Thread):
@@ -49,7 +49,7 @@ class Mirror(threading.Thread):
         self._runs: dict[str, Run] = {}  # by trial id; the parent run's key is empty
         self._sent: dict[str, tuple[Any, ...]] = {}  # state of each trial at its last pass
         self._plan_time = 0  # modification time of the plan that the store has
-        self._is_locked = False  # was locked by another process, which was said
+        self._has_warned = False  # that another process locks the database
         self._error = "it has not answered in time"  # empty: the last pass sent everything
         self._deadline = float("inf")  # monotonic
         self._closing = threading.Event()
@@ -104,9 +104,9 @@ class Mirror(threading.Thread):
         except Exception as error:  # no failure of a store may reach training
             self._error, self._is_connected = store.one_sentence(error), False
             if store.sqlite_fault(error) == "locked":
-                if not self._is_locked:
+                if not self._has_warned:
                     LOG.warning("MLflow's database is locked by another process; waiting for it.")
-                self._is_locked = True
+                self._has_warned = True
                 self._deadline = max(self._deadline, time.monotonic() + 30.0)
 
     def _connect(self) -> None:
@@ -161,7 +161,7 @@ class Mirror(threading.Thread):
 
     def _mirror_trial(self, row: PlannedTrial, is_last: bool) -> None:
         trial = self.folder.trial(str(row.id))
-        result = trial.read_result() or {}  # refuses a damaged one
+        result = trial.read_result()  # refuses a damaged one
         status, length = trial.read_status(), trial.settled_length()
         run, is_finished = self._runs.get(trial.id), status.state.is_finished
         is_sent = self._sent.get(trial.id) == (status, length, is_last)
@@ -169,7 +169,7 @@ class Mirror(threading.Thread):
             return
         is_running = status.state is State.RUNNING and not is_last
         run_status = "RUNNING" if is_running else END_STATUS.get(status.state, "KILLED")
-        files = [name for name in TRIAL_FILES if (trial.path / name).exists()]
+        files = [name for name in MIRRORED_FILES if (trial.path / name).exists()]
         shortened = status.changed(message=status.message[:MESSAGE_CHARACTERS])
         tags = {
             "mlflow.parentRunId": self._runs[""].info.run_id,
@@ -180,23 +180,24 @@ class Mirror(threading.Thread):
         }
         is_current = run and run.info.status == run_status and tags.items() <= run.data.tags.items()
         if run is None or not (is_finished and is_current):
-            run = self._mirror_lines(trial, row, length, result)
+            lines = trial.read_metrics()
+            run = self._mirror_lines(trial, row, lines, length)
             if is_finished:
-                self._log_files(run, trial.path, TRIAL_FILES)
+                self._log_files(run, trial.path, MIRRORED_FILES)
             last = trial.result_path if result else trial.state_path
-            times = [_point(line)[1] for line in trial.read_metrics()[-1:]]
+            times = [_point(line)[1] for line in lines[-1:]]
             end_time = max(last.stat().st_mtime_ns // 10**6, *times, 0)
             params = row.model_dump(exclude={"id", "forecast_bytes", "forecast_seconds"})
             self._update(trial.id, params, tags, run_status, end_time)
         self._sent[trial.id] = status, length, is_last
 
     def _mirror_lines(
-        self, trial: TrialFolder, row: PlannedTrial, length: int, result: dict[str, Any]
+        self, trial: TrialFolder, row: PlannedTrial, lines: list[dict[str, Any]], length: int
     ) -> "Run":
+        """Log the settled lines, which are the first `length` bytes; return the trial's run."""
         from mlflow.entities import Metric
 
-        run = self._runs.get(trial.id)
-        lines = trial.read_metrics()
+        run, result = self._runs.get(trial.id), trial.read_result() or {}
         points, newest = [_point(line) for line in lines], None
         if run is not None:
             keys = [key for key in run.data.metrics if not key.startswith("final/")]
@@ -250,6 +251,7 @@ class Mirror(threading.Thread):
         if status != run.info.status and status == "RUNNING":
             self._client.update_run(run_id, status)
         elif status != run.info.status:
+            end = max(end or round(1000 * time.time()), run.info.start_time)  # the clock may jump
             self._client.set_terminated(run_id, status, end)
         self._runs[key] = self._client.get_run(run_id)
 

@@ -148,16 +148,18 @@ def read_record(folder: SweepFolder) -> dict[str, Any]:
         "is_default": True,  # the store in the folder
         "mirrored_sha256": "",  # `digest` of the folder when the store last held all of it
     }
-    try:
+    with contextlib.suppress(CorruptFile):
         record |= find_json(folder.tracking_path) or {}
-    except CorruptFile as damage:
-        remedy = "If a store was named with --tracking-uri, name it again"
-        LOG.warning("%s It is replaced; %s. %s.", damage, "the sweep's own store is used", remedy)
     return record
 
 
 def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any]:
     """Return the record of this store; None: the recorded store, by default the folder's own."""
+    try:
+        find_json(folder.tracking_path)
+    except CorruptFile as damage:
+        remedy = "If the sweep was tracked elsewhere, name that store with --tracking-uri"
+        LOG.warning("%s It is replaced. %s.", damage, remedy)
     record, default = read_record(folder), default_tracking_uri(folder)
     uri = tracking_uri or (default if record["is_default"] else record["tracking_uri"])
     uri = without_password(uri)

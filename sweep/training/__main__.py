@@ -14,7 +14,7 @@ from sweep.config.objects import describe_objects
 from sweep.errors import FolderInUse, SweepError, WorkerDied
 from sweep.plan.retry import Outcome, begin_attempt, is_to_run, judge_death, status_after
 from sweep.training import attempt_trial
-from sweep.training.process import FreshProcess, oom_kills, serve
+from sweep.training.process import FreshProcess, has_stalled, oom_kills, serve
 from sweep.trial.folder import Cause, State, TrialFolder, has_failed
 
 
@@ -65,7 +65,8 @@ def _run_trial(folder: TrialFolder) -> int:
         try:
             outcome = process.result()
         except WorkerDied as error:
-            outcome = judge_death(error.exit_code, oom_kills() > killed_before, folder.log_path)
+            code, log = error.exit_code, folder.log_path
+            outcome = judge_death(code, oom_kills() > killed_before, log, has_stalled(code, log))
         if outcome.kind == "superseded":
             raise FolderInUse(outcome.message)
         if stops and outcome.kind in ("preempted", "lost"):

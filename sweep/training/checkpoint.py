@@ -117,7 +117,7 @@ class CheckpointStore:
                 problem = str(error)
             if any(ranks.all_gather(bool(problem))):  # no process may use it
                 why = problem or "another process cannot read it"
-                print(f"{path.name} is not used, and the one before it is: {why}", flush=True)
+                print(f"{path.name} is not used ({why}); trying an older one", flush=True)
                 continue
             try:
                 notes = json.loads((path / NOTES).read_text())

@@ -130,9 +130,8 @@ def train(
             steps.store()  # waits for the device
             progress.charge("training")
             # In milliseconds, as MLflow keeps it; a clock that is set back does not reverse it.
-            progress.logged_at = max(progress.logged_at, round(time.time(), 3))
-            position = {"time": progress.logged_at, "step": t, "tokens": t * step_tokens}
-            line: dict[str, Any] = position
+            progress.logged_at = now = max(progress.logged_at, round(time.time(), 3))
+            line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
             if t in train_points:
                 line |= steps.end_interval()
                 if progress.is_diverging(line["train/loss"], step.rollouts is None):

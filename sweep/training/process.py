@@ -32,6 +32,7 @@ OWN = Path("/proc/self/cgroup")
 # File names by version: limit, use, kills, and the key of reclaimable bytes in memory.stat.
 V2 = ("memory.max", "memory.current", "memory.events", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
+LOG_END_BYTES = 1 << 16  # holds the stacks of all threads
 ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
 
 _lock = threading.Lock()
@@ -56,9 +57,9 @@ def worker_environment() -> dict[str, str]:
 
 
 def safe_path() -> list[str]:
-    """Return sys.path with the current folder last, where it hides no library, if not our own."""
+    """Return sys.path with the current folder last, so that its files hide no library."""
     current = os.getcwd()
-    if current == str(Path(__file__).parents[2]):
+    if current == str(Path(__file__).parents[2]):  # another copy of this package may be installed
         return sys.path
     others = [path for path in sys.path if path not in ("", current)]
     return others if len(others) == len(sys.path) else [*others, current]
@@ -88,6 +89,15 @@ class Watchdog:
 
     def end(self) -> None:
         faulthandler.cancel_dump_traceback_later()
+
+
+def has_stalled(exit_code: int, log: Path) -> bool:
+    """Return True if the watchdog ended a process with this exit code and log."""
+    if exit_code != 1 or not log.exists():
+        return False
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_END_BYTES))
+        return b"Timeout (" in file.read()
 
 
 class FreshProcess:
@@ -173,8 +183,9 @@ def _supervise(pipe: Connection, control: socket.socket) -> None:
     process = FORK.Process(target=_run, args=(pipe,))
     process.start()
     process.join()
-    with contextlib.suppress(OSError):  # none is left
-        os.killpg(int(process.pid or 0), signal.SIGKILL)  # what the user's code has started
+    assert process.pid
+    with contextlib.suppress(OSError):  # no other process is left in the group
+        os.killpg(process.pid, signal.SIGKILL)  # children of the user's code
     with contextlib.suppress(OSError):
         pipe.send({"exit code": process.exitcode})
 

@@ -96,8 +96,8 @@ def run_attempt(
                 traceback.print_exc()
             if isinstance(error, UnusableCheckpoint):
                 return Outcome("preempted", str(error))
-            if problem := files.storage_error(error, folder.path):
-                return Outcome("storage", str(problem))
+            if problem := files.storage_problem(error, folder.path):
+                return Outcome("storage", problem)
             message = str(error) if isinstance(error, SweepError) else describe(error)
             message = printable(" ".join(message[:MESSAGE_CHARACTERS].split()))
             return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)

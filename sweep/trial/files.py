@@ -13,14 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from sweep.config.trial import FORMAT_VERSION
-from sweep.errors import CorruptFile, StorageError, SweepError, describe
+from sweep.errors import CorruptFile, SweepError, describe
 
-MAX_JSON_BYTES = 1 << 28  # read of a file; a plan of 10,000 trials has 1 << 23
-
-
+MOST_BYTES = 1 << 28  # of a file of JSON; a plan of 10,000 trials has 1 << 23
 POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
-
-
 # Errors of a machine that is full or closed, and what helps.
 STORAGE_REMEDIES = {
     errno.ENOSPC: "Free some space, or choose another --out",
@@ -65,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a sealed JSON file; raise FileNotFoundError, or CorruptFile if it has changed."""
     damage = CorruptFile(f"{path} does not match its sha256. Restore it, or start again.")
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
+        if path.stat().st_size > MOST_BYTES:
             raise ValueError
         data = dict(json.loads(path.read_bytes()))
         sha256, version = data.pop("sha256"), data["format_version"]
@@ -119,15 +115,18 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def storage_error(error: BaseException | None, path: Path) -> StorageError | None:
-    """Return the storage's failure that led to an error, which `path` is written for, if any."""
+def storage_problem(error: BaseException | None, path: Path) -> str | None:
+    """Return a sentence if a full or closed disk, or a limit of the system, led to an error.
+
+    It names the file of the error, or else `path`.
+    """
     while error is not None:
         number: int = getattr(error, "errno", None) or 0
-        if found := re.search(r"\(os error (\d+)\)", describe(error)):  # from safetensors
-            number = int(found[1])
+        if match := re.search(r"\(os error (\d+)\)", describe(error)):  # from safetensors
+            number = int(match[1])
         if remedy := STORAGE_REMEDIES.get(number):
             name = getattr(error, "filename", None) or path
-            return StorageError(f"{name} cannot be written: {os.strerror(number)}. {remedy}.")
+            return f"{name} cannot be written: {os.strerror(number)}. {remedy}."
         error = error.__cause__ or error.__context__
     return None
 
@@ -195,6 +194,8 @@ class MetricsLog:
 
 def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """Read the complete lines of the file, or of its first `length` bytes."""
+    if length is None and path.exists() and path.stat().st_size > MOST_BYTES:
+        raise CorruptFile(f"{path} must have at most {MOST_BYTES >> 20} MiB.")
     lines = _read_start(path, length).splitlines(keepends=True)
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         points = [dict(json.loads(line)) for line in lines if line.endswith(b"\n")]
@@ -218,4 +219,4 @@ def _read_start(path: Path, length: int | None) -> bytes:
     if not path.exists():
         return b""
     with path.open("rb") as file:
-        return file.read(MAX_JSON_BYTES if length is None else length)
+        return file.read(length)

@@ -32,35 +32,6 @@ CHECKPOINT = re.compile(r"checkpoint-(\d+)-(\d+)")
 TRIAL_ID = re.compile(r"[0-9a-f]{12}")
 SEAL = "checkpoint.json"  # in a checkpoint: the hashes of its files
 
-# The files of a trial by the pattern of their names, and what notices that one has changed.
-TRIAL_FILES = {
-    "config.json": "its own sha256, and the trial's id, which is a hash of its settings",
-    "state.json": "its own sha256",
-    "lease.json": "nothing; its lock decides, and a damaged one has no owner",
-    "stop.json": "its own sha256",
-    "metrics.jsonl": "the sha256 in result.json, or in the checkpoint from which a trial resumes",
-    "checkpoint-*": f"the sha256 of each file in its {SEAL}, which has its own",
-    "result.json": "its own sha256",
-    "valid_losses.npy": "the sha256 in result.json",
-    "weights.safetensors": "the sha256 in result.json",
-    "tokenizer.json": "the sha256 in config.json",
-    "log.txt": "nothing; only people read it",
-}
-
-SWEEP_FILES = {  # the same for a sweep
-    "plan.json": "its own sha256",
-    "tracking.json": "its own sha256",
-    "sweep.lock": "nothing; the lock itself decides",
-    "stop": "nothing; it is empty",
-    "mlflow.db": "SQLite; it is written again from the trials",
-    "optuna.db": "SQLite; it is written again from the trials",
-    "mlartifacts/*": "nothing; they are copies",
-    "trials.csv": "nothing; `sweep report` writes it again",
-    "answer.json": "nothing; `sweep report` writes it again",
-    "report.*": "nothing; `sweep report` writes it again",
-    "figures/*": "nothing; `sweep report` writes them again",
-}
-
 
 class State(StrEnum):
     WAITING = "WAITING"
@@ -171,9 +142,8 @@ class TrialFolder:
         """Read a sealed file of this trial; None without one; CorruptFile if it is another's."""
         data = find_json(path)
         if data is not None and data.get("id") != self.id:
-            raise CorruptFile(
-                f"{path} belongs to trial {data.get('id')!r}. Restore it from a copy."
-            )
+            owner = data.get("id")
+            raise CorruptFile(f"{path} belongs to trial {owner!r}. Restore it from a copy.")
         return data
 
     def read_status(self) -> TrialStatus:
@@ -187,9 +157,8 @@ class TrialFolder:
             status = TrialStatus(**{name: data[name] for name in names})
         except (CorruptFile, ValueError) as damage:
             fencing = int(read_owner(self.lease_path).get("fencing", 0))
-            status = TrialStatus(
-                message=" ".join(str(damage).split()), fencing=fencing, attempts=fencing
-            )
+            message = " ".join(str(damage).split())
+            status = TrialStatus(message=message, fencing=fencing, attempts=fencing)
         needs_result = status.state is State.COMPLETE or status.cause is Cause.DIVERGED
         if not (needs_result or status.state in (State.WAITING, State.RUNNING)):
             return status
@@ -323,17 +292,13 @@ class SweepFolder:
 
     def trial(self, trial_id: str) -> TrialFolder:
         if not TRIAL_ID.fullmatch(trial_id):
-            raise CorruptFile(
-                f"the id of a trial must have 12 hexadecimal digits, got {trial_id!r}."
-            )
+            raise CorruptFile(f"a trial's id must have 12 hexadecimal digits, got {trial_id!r}.")
         return TrialFolder(self.trials_path / trial_id)
 
     def read_plan(self) -> dict[str, Any] | None:
         plan = find_json(self.plan_path)
         rows = plan.get("trials") if plan else []
-        if not isinstance(rows, list) or not all(
-            isinstance(row, dict) and "id" in row for row in rows
-        ):
+        if not (isinstance(rows, list) and all(isinstance(r, dict) and "id" in r for r in rows)):
             raise CorruptFile(f"{self.plan_path} must list trials. Restore it from a copy.")
         return plan
 

@@ -30,8 +30,8 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
             time.sleep(0.02)
         else:
             raise _in_use(path)
-        self._owner = {"pid": os.getpid(), "host": socket.gethostname(), "fencing": fencing}
-        self._owner["folder"] = path.absolute().parent.name
+        name, host = path.absolute().parent.name, socket.gethostname()
+        self._owner = {"pid": os.getpid(), "host": host, "fencing": fencing, "folder": name}
         self._ended = threading.Event()
         self._write(counter=0)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)

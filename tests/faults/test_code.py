@@ -1,4 +1,4 @@
-"""Code of users that misbehaves costs its own trials only, and leaves no process behind."""
+"""User code that misbehaves fails its own trials only, and no process of it remains."""
 
 import os
 from pathlib import Path

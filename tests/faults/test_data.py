@@ -49,11 +49,11 @@ def test_damaged_tokens_are_prepared_again_and_that_is_said(text, count, name):
                 path.write_bytes(rng.randbytes(len(content)))
             case "absent":
                 path.unlink()
-        said = []
-        text_again = prepare_data(identity, str(text), BPE, said.append)
+        messages = []
+        text_again = prepare_data(identity, str(text), BPE, messages.append)
         files = (text_again.train, text_again.valid)
         actual = [*(tokens.tobytes() for tokens in files), text_again.tokenizer_path.read_bytes()]
-        assert actual == expected and "damaged" in said[0]
+        assert actual == expected and "damaged" in messages[0]
         count("recovered")
 
 

@@ -1,6 +1,6 @@
-"""Every kind of file with wrong bytes: training ends with the same numbers, or says what is wrong.
+"""Wrong bytes in every kind of file: the numbers stay the same, or an error names the file.
 
-The kinds are those of the tables in sweep.trial.folder, so that a new one cannot be forgotten.
+The kinds are those of the tables in sweep.trial.verify, so that a new one cannot be forgotten.
 """
 
 import random
@@ -13,8 +13,7 @@ from sweep.errors import SweepError
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
 from sweep.trial.files import sha256_of_file
-from sweep.trial.folder import SWEEP_FILES, TRIAL_FILES
-from sweep.trial.verify import find_damage
+from sweep.trial.verify import SWEEP_FILES, TRIAL_FILES, find_damage
 from tests.faults.judge import flip
 
 FAULTS = [f"flip {number}" for number in range(20)]

@@ -1,4 +1,4 @@
-"""Processes killed at named points and at random: the same command ends the sweep as planned."""
+"""Kill processes at named points and at random; the same command then ends the sweep."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_random_kills_cost_nothing(scene, tmp_path, monkeypatch, count, target):
 
 
 def kill(run, target):
-    """Kill processes of a command; return whether there was one."""
+    """Kill processes of a command; return True if any was alive."""
     owners = [read_owner(trial.lease_path) for trial in run.folder.trials()]
     workers = [owner["pid"] for owner in owners if owner and not owner.get("ended")]
     children = psutil.Process(run.process.pid).children(True) if run.process.poll() is None else []

@@ -1,4 +1,4 @@
-"""A folder, a text or a table from a stranger is data: never code, nor a path elsewhere."""
+"""Folders, texts and tables from strangers run no code and reach no file outside their folder."""
 
 import os
 import re
@@ -51,8 +51,8 @@ def test_an_id_is_no_path(stranger, tmp_path, count, trial_id):
     plan["trials"][0]["id"] = trial_id
     write_json(stranger.plan_path, plan)
     for command in READING:
-        code, _, said = sweep(command, stranger.path, *(["x"] if command == "log" else []))
-        assert code == 2 and said.count("\n") == 1, said
+        code, _, stderr = sweep(command, stranger.path, *(["x"] if command == "log" else []))
+        assert code == 2 and stderr.count("\n") == 1, stderr
     assert sweep("clean", stranger.path, "--yes")[0] == 2
     assert (victim / ".state.json.1.part").exists()
     count("refused")
@@ -71,10 +71,10 @@ def test_links_that_leave_the_folder_are_refused(stranger, tmp_path, count, link
         outside.mkdir()
     path.symlink_to(outside)
     for command in READING:
-        code, _, said = sweep(command, stranger.path, *([trial.id] if command == "log" else []))
-        assert code == 2 and "link" in said and said.count("\n") == 1, said
-    code, _, said = sweep("run", "quick", "--batches", "4,8", "--out", stranger.path, "--yes")
-    assert code == 2 and "link" in said
+        code, _, stderr = sweep(command, stranger.path, *([trial.id] if command == "log" else []))
+        assert code == 2 and "link" in stderr and stderr.count("\n") == 1, stderr
+    code, _, stderr = sweep("run", "quick", "--batches", "4,8", "--out", stranger.path, "--yes")
+    assert code == 2 and "link" in stderr
     count("refused")
 
 
@@ -92,9 +92,9 @@ def test_texts_are_escaped_on_the_page_in_the_table_and_on_the_terminal(stranger
     assert "<script" not in page and "U0VDUkVU" not in page and "\n# heading" not in text
     table = (stranger.path / "trials.csv").read_text()
     assert re.search(r'[,"]=cmd', table) is None and "'=cmd" in table
-    _, shown, _ = sweep("status", stranger.path)
-    assert "=cmd" in shown
-    for output in (page, text, shown):
+    _, stdout, _ = sweep("status", stranger.path)
+    assert "=cmd" in stdout
+    for output in (page, text, stdout):
         assert "\x1b" not in output and "\u202e" not in output
     count("recovered")
 
@@ -121,10 +121,10 @@ def test_code_runs_only_after_a_notice_and_is_not_imported_to_read(tmp_path, cou
     (tmp_path / "own.py").write_text(MODULE)
     words = ("quadratic", "--workload", "own:Own", "--batches", "4", "--budget", "400")
     words += ("--device", "cpu", "--out", "s")
-    code, _, said = sweep("run", *words, "--no-user-code", folder=tmp_path)
-    assert code == 2 and "own:Own" in said and not (tmp_path / "imported").exists()
-    code, _, said = sweep("run", *words, "--yes", folder=tmp_path)
-    assert code == 0 and said.startswith("This runs your code: own:Own (") and "sha256" in said
+    code, _, stderr = sweep("run", *words, "--no-user-code", folder=tmp_path)
+    assert code == 2 and "own:Own" in stderr and not (tmp_path / "imported").exists()
+    code, _, stderr = sweep("run", *words, "--yes", folder=tmp_path)
+    assert code == 0 and stderr.startswith("This runs your code: own:Own (") and "sha256" in stderr
     (tmp_path / "imported").unlink()
     for command in READING:
         trial = SweepFolder(tmp_path / "s").trials()[0].id
@@ -141,8 +141,8 @@ def test_code_runs_only_after_a_notice_and_is_not_imported_to_read(tmp_path, cou
 def test_no_secret_of_an_address_is_kept_or_shown(tmp_path, count, address):
     uri = address.format("127.0.0.1:9")
     words = ("quadratic", "--batches", "4", "--budget", "400", "--device", "cpu", "--out", "s")
-    code, *shown = sweep("run", *words, "--yes", "--tracking-uri", uri, folder=tmp_path)
-    assert code == 0 and "lacks" in shown[1]
+    code, stdout, stderr = sweep("run", *words, "--yes", "--tracking-uri", uri, folder=tmp_path)
+    assert code == 0 and "lacks" in stderr
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert b"SECRET" not in written and "SECRET" not in "".join(shown)
+    assert b"SECRET" not in written and "SECRET" not in stdout + stderr
     count("recovered")

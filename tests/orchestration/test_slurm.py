@@ -168,7 +168,7 @@ def test_without_accounting_a_dead_worker_is_noticed_by_its_lease(
     _, folder, (future,) = submit()
     (trial,) = folder.trials()
     if is_elsewhere:  # its counter stands still
-        owner = {"host": "elsewhere", "fencing": 1, "counter": 7}
+        owner = {"host": "elsewhere", "fencing": 1, "counter": 7, "folder": trial.id}
         trial.lease_path.write_text(canonical_json(seal(owner)))
     else:
         os.kill(read_owner(wait_for_trial(folder).lease_path)["pid"], signal.SIGKILL)
