@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PEERS ?= .venv-peers
+LOWEST ?= .venv-lowest
 GPU_PYTHON ?= 3.12
 WORKER_PACKAGES = pydantic pydantic-core annotated-types typing-inspection
 PYTEST_ARGS ?=
@@ -12,7 +13,7 @@ TEXT ?= ../shared/data/tinystories
 PINNED = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-peers install lint format types contracts check faults audit bench bench-memory bench-gpu gpu-pack docs publish clean
+.PHONY: help demo test test-all test-lowest test-peers install lint format types contracts check faults audit bench bench-memory bench-gpu gpu-pack docs publish clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -29,6 +30,12 @@ test: install  ## the tests that every machine can run
 test-all: install  ## every test except peers, including those that need ray, submitit, deepspeed, PostgreSQL or a GPU
 	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit deepspeed ninja
 	$(BIN)/python -m pytest -m "not peers" $(PYTEST_ARGS)
+
+test-lowest: $(PINNED)  ## make test with the lowest supported version of every package, in a separate environment
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet uv
+	$(LOWEST)/bin/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct -e ".[test]"
+	$(LOWEST)/bin/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 install: $(BIN)/.installed-test  ## .venv with sweep and its test tools, at the tested versions
 

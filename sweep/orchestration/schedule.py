@@ -145,6 +145,8 @@ class Scheduler:
         try:
             return trial.read_config()
         except SweepError:
+            if not self.folder.plan_path.exists():
+                raise  # the folder was moved or deleted
             row = next(row for row in self.plan.known_trials if row.id == trial.id)
             trial.write_config(self.plan.trial_config(row, self.folder.name))
             return trial.read_config()

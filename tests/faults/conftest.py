@@ -1,17 +1,79 @@
-"""Counts of the faults that were tried, by their verdict; printed at the end of the run."""
+"""Executors and stores, and counts of the faults by verdict, printed at the end of the run.
 
+The short version of the tests runs with every executor and with PostgreSQL, the long one locally.
+"""
+
+import contextlib
+import secrets
+import subprocess
 from collections import Counter, defaultdict
 
 import pytest
 
+from sweep.config.trial import Services
+from sweep.orchestration.ray_executor import ENVIRONMENT
 from tests.faults.judge import Scene
+from tests.servers import postgres_server
 
-COUNTS: defaultdict[str, Counter[str]] = defaultdict(Counter)
+COUNTS: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+OTHERS = ("ray", "slurm", "postgres")
+
+
+@pytest.fixture(
+    scope="session",
+    params=["local", *(pytest.param(name, marks=getattr(pytest.mark, name)) for name in OTHERS)],
+)
+def services(request):
+    with pytest.MonkeyPatch.context() as patch:
+        match request.param:
+            case "ray":  # every command starts a cluster of its own
+                pytest.importorskip("ray", reason="needs the extra ray")
+                token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
+                for name, value in {**token, **ENVIRONMENT}.items():
+                    patch.setenv(name, value)
+                yield Services(executor="ray")
+            case "slurm":
+                pytest.importorskip("submitit", reason="needs the extra slurm")
+                yield Services(executor="slurm", slurm="cluster=local")
+            case "postgres":
+                with postgres_server("mlflow") as server:
+                    yield Services(tracking_uri=server.address("mlflow"))
+            case _:
+                yield Services()
 
 
 @pytest.fixture(scope="session")
-def scene(tmp_path_factory):
-    return Scene(tmp_path_factory.mktemp("scene"))
+def scene(services, tmp_path_factory):
+    return Scene(tmp_path_factory.mktemp("scene"), services)
+
+
+@pytest.fixture
+def mount():
+    """Return a function that mounts a file system until the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def mount_here(device, path, *options):
+            command = ["mount", *options, str(device), str(path)]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                pytest.skip("only root may mount a file system")
+            stack.callback(subprocess.run, ["umount", "-l", str(path)], check=True)
+
+        yield mount_here
+
+
+def is_run(item):
+    """Leave out the long version elsewhere, and faults of mlflow.db, which PostgreSQL replaces."""
+    where = item.callspec.params.get("services") if hasattr(item, "callspec") else None
+    if where not in OTHERS:
+        return True
+    fault = item.get_closest_marker("fault").args[0]
+    is_of_database = "mlflow.db" in item.name or fault.startswith("database")
+    is_long = item.get_closest_marker("slow") is not None
+    return not is_long and not (where == "postgres" and is_of_database)
+
+
+def pytest_collection_modifyitems(items):
+    items[:] = filter(is_run, items)
 
 
 @pytest.fixture
@@ -27,20 +89,24 @@ def count(request):
 
 
 def pytest_runtest_logreport(report):
+    path = report.nodeid.partition("::")[0]
     for name, value in report.user_properties if report.when == "call" else ():
         if name == "fault":
             fault, verdict, number = value
-            COUNTS[fault]["tried"] += number
-            COUNTS[fault][verdict] += number
+            COUNTS[fault, path]["tried"] += number
+            COUNTS[fault, path][verdict] += number
         elif name == "judged" and report.failed:
-            COUNTS[value]["tried"] += 1
-            COUNTS[value]["lost"] += 1
+            COUNTS[value, path]["tried"] += 1
+            COUNTS[value, path]["lost"] += 1
 
 
 def pytest_terminal_summary(terminalreporter):
+    """Print the table of docs/reliability.md."""
     if COUNTS:
         terminalreporter.section("faults")
-        columns = ("tried", "recovered", "noticed", "refused", "lost")
-        terminalreporter.line(" | ".join(("fault", *columns)))
-        for fault, counts in sorted(COUNTS.items()):
-            terminalreporter.line(" | ".join((fault, *(str(counts[name]) for name in columns))))
+        names = ("tried", "recovered", "noticed", "refused", "lost")
+        terminalreporter.line(f"| fault | {' | '.join(names)} | tests |")
+        terminalreporter.line(f"| :-- |{' --: |' * len(names)} :-- |")
+        for (fault, path), counts in sorted(COUNTS.items()):
+            numbers = " | ".join(f"{counts[name]:,}" for name in names)
+            terminalreporter.line(f"| {fault} | {numbers} | {path.rpartition('/')[2]} |")

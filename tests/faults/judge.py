@@ -6,20 +6,20 @@ A scene is a sweep of two trials in one of its states, which is copied for each 
 import os
 import shutil
 import sqlite3
-from collections import Counter
 from pathlib import Path
 
 import psutil
 
+from sweep.config.trial import Services
 from sweep.orchestration.executors import LocalExecutor
-from sweep.orchestration.runner import run_plan
+from sweep.orchestration.runner import LOCAL, run_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import load_plan
-from sweep.tracking.store import connect, default_tracking_uri, search_runs
+from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
 from sweep.trial.verify import find_damage
-from tests.orchestration.clusters import plan_trials, planned
+from tests.orchestration.clusters import Command, plan_trials, planned
 from tests.servers import logged_points, stored_points
 
 PER_ATTEMPT = ("time", "perf/tokens_per_second")  # what two equal trainings may differ in
@@ -46,9 +46,9 @@ def science(trial: TrialFolder) -> dict[str, object]:
 class Scene:
     """A sweep of two trials in `path`, with copies of its states, and the undisturbed results."""
 
-    def __init__(self, path: Path, workload: str = "quadratic", **fields: object) -> None:
-        fields = {"batches": [4, 8], "budget": 800, **fields}
-        self.folder = plan_trials(path, workload, **fields)
+    def __init__(self, path: Path, services: Services = LOCAL) -> None:
+        self.services = services
+        self.folder = plan_trials(path, "quadratic", batches=[4, 8], budget=800)
         self._states = path / "states"
         self._keep("planned")
         plan = load_plan(self.folder)
@@ -69,7 +69,7 @@ class Scene:
 
     def enter(self, state: str) -> SweepFolder:
         """Put the sweep into a state: planned, interrupted or finished."""
-        shutil.rmtree(self.folder.path)
+        shutil.rmtree(self.folder.path, ignore_errors=True)  # a test may have moved it
         shutil.copytree(self._states / state, self.folder.path)
         return self.folder
 
@@ -78,35 +78,41 @@ class Scene:
         return self._states / state / path.relative_to(self.folder.path)
 
     def run(self) -> int:
-        return run_plan(planned(self.folder), self.folder).exit_code
+        return run_plan(planned(self.folder), self.folder, self.services).exit_code
 
-    def judge(self, has_points: bool = True) -> None:
-        """Assert that the sweep has ended as if nothing had happened, also in MLflow."""
-        assert {trial.id: science(trial) for trial in self.folder.trials()} == self.undisturbed
-        assert {trial.read_status().state for trial in self.folder.trials()} == {State.COMPLETE}
-        assert find_damage(self.folder) == []
-        assert [
-            path for path in self.folder.path.rglob(".*") if "mlartifacts" not in path.parts
-        ] == []
-        locks = [self.folder.lock_path, *(trial.lease_path for trial in self.folder.trials())]
+    def command(self, *options: str) -> Command:
+        """Return `sweep run` as a process of its own."""
+        chosen = self.services.model_dump(exclude_defaults=True)
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in chosen.items()]
+        return Command(self.folder, "--device", "cpu", *flags, *options)
+
+    def judge(self, has_points: bool = True, folder: SweepFolder | None = None) -> None:
+        """Assert that the sweep, or a copy, has ended as if nothing had happened; MLflow too."""
+        folder = folder or self.folder
+        assert {trial.id: science(trial) for trial in folder.trials()} == self.undisturbed
+        assert {trial.read_status().state for trial in folder.trials()} == {State.COMPLETE}
+        assert find_damage(folder) == []
+        assert [path for path in folder.path.rglob(".*") if "mlartifacts" not in path.parts] == []
+        locks = [folder.lock_path, *(trial.lease_path for trial in folder.trials())]
         assert not any(map(is_locked, locks))
-        self._judge_store(has_points)
+        self._judge_store(folder, has_points)
         mine = [
             p
             for p in psutil.process_iter(["cmdline"])
-            if str(self.folder.path) in " ".join(p.info["cmdline"] or ())
+            if str(folder.path) in " ".join(p.info["cmdline"] or ())
         ]
         assert [p for p in mine if p.pid != os.getpid()] == []
 
-    def _judge_store(self, has_points: bool) -> None:
-        client = connect(default_tracking_uri(self.folder))
+    def _judge_store(self, folder: SweepFolder, has_points: bool) -> None:
+        client = connect(self.services.tracking_uri or default_tracking_uri(folder))
         (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
-        runs = client.search_runs([experiment.experiment_id])
-        ids = Counter(run.data.tags.get("sweep.trial_id", "") for run in runs)
-        assert ids == Counter(["", *(trial.id for trial in self.folder.trials())])
-        for trial in self.folder.trials() if has_points else ():
-            (run,) = search_runs(client, experiment.experiment_id, "sweep.trial_id", trial.id)
-            assert stored_points(client, run.info.run_id) == logged_points(trial)
+        uid = f"tags.`sweep.uid` = '{folder.read_plan()['sweep_uid']}'"  # a server holds others
+        runs = client.search_runs([experiment.experiment_id], uid)
+        stored = {run.data.tags.get("sweep.trial_id", ""): run.info.run_id for run in runs}
+        assert set(stored) == {"", *(trial.id for trial in folder.trials())}
+        assert len(stored) == len(runs)
+        for trial in folder.trials() if has_points else ():
+            assert stored_points(client, stored[trial.id]) == logged_points(trial)
 
 
 def flip(path: Path, bit: int) -> None:

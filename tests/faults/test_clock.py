@@ -1,28 +1,57 @@
-"""Clocks that are set back or forward do not disorder what is logged."""
+"""Clocks that jump, and processes that are suspended, disorder nothing."""
 
-import random
+import os
+import signal
 import time
 
+import psutil
 import pytest
 
 from sweep.tracking.store import connect, default_tracking_uri
-from sweep.trial.folder import State, SweepFolder
-from tests.fakes.executors import InlineExecutor
-from tests.orchestration.clusters import run_in
+from sweep.trial.lease import read_owner
+from tests.faults.test_kills import INJECT
+from tests.orchestration.clusters import IMPORTED, wait_until
 
 
 @pytest.mark.fault("clock set back and forward")
-def test_lines_and_runs_stay_in_order(tmp_path, monkeypatch, count):
-    rng, real = random.Random(0), time.time
-    monkeypatch.setattr("sweep.training.loop.time.time", lambda: real() + rng.uniform(-1e6, 1e6))
-    fields = {"batches": "4", "budget": "400"}
-    summary = run_in(tmp_path / "sweep", InlineExecutor(), **fields)
-    assert {status.state for status in summary.states.values()} == {State.COMPLETE}
-    folder = SweepFolder(tmp_path / "sweep")
-    times = [line["time"] for line in folder.trials()[0].read_metrics()]
-    assert times == sorted(times) and len(set(times)) > 1
-    client = connect(default_tracking_uri(folder))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+def test_lines_and_runs_stay_in_order(scene, monkeypatch, count, seed):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(INJECT), IMPORTED)))
+    monkeypatch.setenv("CLOCK", str(seed))
+    folder = scene.enter("planned")
+    assert scene.command().run() == 0
+    scene.judge()
+    for trial in folder.trials():
+        times = [line["time"] for line in trial.read_metrics()]
+        assert times == sorted(times) and len(set(times)) > 1
+    client = connect(scene.services.tracking_uri or default_tracking_uri(folder))
     (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
     for run in client.search_runs([experiment.experiment_id]):
         assert run.info.start_time <= run.info.end_time
+    count("recovered")
+
+
+@pytest.mark.fault("suspended and resumed")
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [5, 60])  # less and more than a silent lease lives
+@pytest.mark.parametrize("target", ["command", "worker", "session"])
+def test_a_suspended_process_continues(scene, monkeypatch, count, target, seconds):
+    monkeypatch.setenv("PYTHONPATH", IMPORTED)
+    folder = scene.enter("planned")
+    run = scene.command()
+    run.start()
+    wait_until(lambda: any(trial.checkpoints() for trial in folder.trials()), run)
+    owners = [read_owner(trial.lease_path) for trial in folder.trials()]
+    workers = [owner["pid"] for owner in owners if owner and not owner.get("ended")]
+    children = [child.pid for child in psutil.Process(run.process.pid).children(recursive=True)]
+    pids = {"command": [], "worker": workers, "session": children}[target]
+    pids = pids if target == "worker" else [run.process.pid, *pids]
+    for number, pause in ((signal.SIGSTOP, seconds), (signal.SIGCONT, 0)):
+        for pid in filter(psutil.pid_exists, pids):
+            os.kill(pid, number)
+        time.sleep(pause)
+    assert run.wait() == 0
+    scene.judge()
     count("recovered")

@@ -6,9 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweep.config.trial import Services
 from sweep.trial.folder import State
-from tests.orchestration.clusters import run_in
+from tests.orchestration.clusters import IMPORTED, run_in
 
 DONE, ERROR, LOST = ("COMPLETE", None), ("FAILED", "error"), ("FAILED", "lost")
 ENDS = {  # of the trials; a part of the message
@@ -46,11 +45,12 @@ SHORT = ("RaisesUnprintable", "LeavesAThread", "LeavesAChild")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in ENDS]
 )
-def test_a_mistake_of_the_user_costs_its_own_trials(tmp_path, monkeypatch, count, name):
+def test_a_mistake_of_the_user_costs_its_own_trials(tmp_path, monkeypatch, services, count, name):
     end, message = ENDS[name]
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parent), IMPORTED)))
     monkeypatch.setenv("ROGUE_SWEEP", str(tmp_path / "sweep"))
-    services = Services(stall_minutes=0.1)
+    services = services.model_copy(update={"stall_minutes": 0.1})
     fields = {"batches": "4,8", "budget": "800", "workload": f"rogue:{name}", "model": "quadratic"}
     summary = run_in(tmp_path / "sweep", services=services, **fields)
     statuses = summary.states.values()

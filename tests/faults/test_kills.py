@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sweep.trial.lease import read_owner
-from tests.orchestration.clusters import IMPORTED, Command
+from tests.orchestration.clusters import IMPORTED
 
 INJECT = Path(__file__).parent / "inject"
 POINTS = {  # process, event and path; each is met several times
@@ -38,7 +38,7 @@ SHORT = [("checkpoint", 2)]
 def command(scene, monkeypatch, tmp_path):
     """Run the command with a fault; return its exit code."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(INJECT), IMPORTED)))
-    run = Command(scene.folder, "--device", "cpu")
+    run = scene.command()
 
     def with_fault(**fault):
         scene.enter("planned")
@@ -74,7 +74,7 @@ def test_random_kills_cost_nothing(scene, tmp_path, monkeypatch, count, target):
     monkeypatch.setenv("PYTHONPATH", IMPORTED)
     while kills < 25:
         scene.enter("planned")
-        run = Command(scene.folder, "--device", "cpu")
+        run = scene.command()
         code = None
         while code != 0:
             run.start()

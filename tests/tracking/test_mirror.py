@@ -1,6 +1,5 @@
 """The mirror on a real store or server: everything is there once, and no run stays RUNNING."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri, is_mirrored
 from sweep.trial.folder import Cause, State
 from sweep.trial.lease import Lease
-from tests.servers import Service, load_stored_sweep, logged_points
+from tests.servers import Proxy, Service, load_stored_sweep, logged_points
 from tests.tracking.conftest import until
 
 FILES = {"config.json", "result.json", "metrics.jsonl", "valid_losses.npy", "log.txt"}
@@ -308,47 +307,6 @@ def test_a_server_that_is_down_comes_is_killed_and_comes_back(sweep, server):
     assert artifacts(sweep, sweep.run(0, server.uri)) == FILES
 
 
-class SlowProxy:
-    """Forwards bytes to a server, each answer after a pause, and drops some answers."""
-
-    def __init__(self, port: int, seconds: float) -> None:
-        self.target, self.seconds, self.dropped = port, seconds, 0
-        self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.target))
-            self._open += [client, server]
-            for source, target, seconds in ((client, server, 0), (server, client, self.seconds)):
-                arguments = (source, target, seconds)
-                threading.Thread(target=self._forward, args=arguments, daemon=True).start()
-
-    def _forward(self, source: socket.socket, target: socket.socket, seconds: float) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                time.sleep(seconds)
-                if seconds and self.dropped:
-                    self.dropped -= 1
-                    break  # the server has done what it was asked, but the client never learns it
-                target.sendall(data)
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        for end in (self._listener, *self._open):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-
 def test_a_server_that_never_answers_does_not_hold_up_the_command(sweep):
     sweep.train(0, 10)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -360,7 +318,7 @@ def test_a_server_that_never_answers_does_not_hold_up_the_command(sweep):
 
 def test_a_slow_server_whose_answers_get_lost_has_everything_once(sweep, server):
     server.start()
-    proxy = SlowProxy(server.port, 0.05)
+    proxy = Proxy(server.port, 0.05)
     for index in range(2):
         sweep.train(index, 300)
     mirror = Mirror(sweep.folder, sweep.plan, proxy.uri)

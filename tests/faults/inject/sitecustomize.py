@@ -3,15 +3,18 @@
 FAULT is JSON: `event` (an audit event of Python, such as open or os.rename), `path` (a pattern of
 one of its arguments), `process` (command or worker), `number` (of matching events until it
 happens), `action` (kill, or the name of an errno), `once` (a file that records that it happened).
+Where the variable CLOCK is set, to a seed, the clock jumps at every look at it.
 """
 
 import contextlib
 import errno
 import json
 import os
+import random
 import re
 import signal
 import sys
+import time
 
 FAULT = json.loads(os.environ.get("FAULT", "null"))
 
@@ -29,7 +32,7 @@ def fail(fault: dict[str, str], path: str) -> None:
     raise OSError(number, os.strerror(number), path)
 
 
-if FAULT and ("--serve" in sys.orig_argv) == (FAULT["process"] == "worker"):
+if FAULT and ("run" in sys.orig_argv) == (FAULT["process"] == "command"):
     left = [FAULT.get("number", 1)]
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
@@ -44,3 +47,7 @@ if FAULT and ("--serve" in sys.orig_argv) == (FAULT["process"] == "worker"):
                         return
 
     sys.addaudithook(audit)
+
+if "CLOCK" in os.environ:
+    rng, real = random.Random(os.environ["CLOCK"]), time.time
+    time.time = lambda: real() + rng.uniform(-1e6, 1e6)  # days
