@@ -46,9 +46,11 @@ class FolderInUse(SweepError):
 class WorkerDied(SweepError):
     """A process ended without returning a result."""
 
-    def __init__(self, exit_code: int, message: str = "", timed_out: bool = False) -> None:
+    timed_out = False  # whether it was ended after a time limit
+    memory_ran_out = False  # whether the kernel killed a process for memory meanwhile
+
+    def __init__(self, exit_code: int, message: str = "") -> None:
         super().__init__(message or f"a process ended without a result, exit code {exit_code}")
-        self.timed_out = timed_out  # whether it was ended after a time limit
         self.exit_code = exit_code  # negative for a signal
 
 

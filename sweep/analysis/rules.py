@@ -107,12 +107,12 @@ def explain_log_rows(rows: pd.Series, steps: pd.Series) -> str:
         return ""  # a line through two points explains anything
     larger = (digit * 10**power for power in range(4) for digit in (10, 20, 25, 50))
     numbers = np.array([1, 2, 5, *larger])
-    triples = np.array(list(product(numbers, repeat=3)))
+    triples, form = np.array(list(product(numbers, repeat=3))), "T/{} + T/max({}, T/{}) + 1"
     a, b, c = triples.T[:, :, None]
     families: list[tuple[NDArray[np.int64], Callable[[int], str]]] = [
         (true // numbers[3:, None], lambda i: f"T/{numbers[3 + i]}"),  # T/2 may be two devices
         (true // numbers[:, None] + 1, lambda i: f"T/{numbers[i]} + 1"),
-        (true // a + true // np.maximum(b, true // c) + 1, lambda i: _log_formula(*triples[i])),
+        (true // a + true // np.maximum(b, true // c) + 1, lambda i: form.format(*triples[i])),
     ]
     columns = math.prod(map(float, np.maximum(np.unique(true), 1)))
     tried = 0
@@ -122,10 +122,6 @@ def explain_log_rows(rows: pd.Series, steps: pd.Series) -> str:
         if is_fit.any():
             return write(int(is_fit.argmax())) if tried / columns < MOST_CHANCE else ""
     return ""
-
-
-def _log_formula(a: int, b: int, c: int) -> str:
-    return f"T/{a} + T/max({b}, T/{c}) + 1"
 
 
 def _range(cells: pd.DataFrame, values: pd.Series, form: str = ".3g") -> str:

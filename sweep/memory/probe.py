@@ -17,7 +17,7 @@ from sweep.errors import WorkerDied
 from sweep.memory.search import SHARES, Measurement, SearchResult, find_largest
 from sweep.plan.retry import judge_death
 from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
-from sweep.training.process import FreshProcess, ShouldStop, oom_kills
+from sweep.training.process import FreshProcess, ShouldStop
 from sweep.training.step import TrainingStep
 
 STEPS = 3  # per point; the first creates optimizer states, the others are timed
@@ -134,14 +134,13 @@ def find_leak(rests: tuple[int, ...]) -> dict[str, Any]:
 def measure_in_process(
     config: TrialConfig, limit_bytes: int, batch_size: int, microbatch_size: int, steps: int
 ) -> Measurement:
-    killed_before = oom_kills()
     config = config.on_one_device(batch_size, microbatch_size)
     process = FreshProcess(measure, config, limit_bytes, steps)
     try:
         return process.result(timeout=600 * max(1, steps / STEPS))  # type: ignore[no-any-return]
     except WorkerDied as error:
         status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
-        outcome = judge_death(error.exit_code, oom_kills() > killed_before, None)
+        outcome = judge_death(error.exit_code, error.memory_ran_out, None)
         if not error.timed_out and outcome.kind == "out_of_memory":
             status, message = "OUT_OF_MEMORY", outcome.message
         return Measurement(batch_size, microbatch_size, status, message)

@@ -11,7 +11,7 @@ from sweep.errors import SweepError
 from sweep.orchestration.ray_executor import RayExecutor
 from sweep.orchestration.slurm_executor import SlurmExecutor, parse_request
 from sweep.plan.retry import Outcome
-from sweep.training import attempt_trial
+from sweep.training import attempt_trial, outcome_of
 from sweep.training.process import FreshProcess
 from sweep.trial.folder import SweepFolder, TrialFolder
 
@@ -24,7 +24,7 @@ class Executor(Protocol):
         """The environment of each attempt that may run now; empty: the command has to stop."""
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Start the newest attempt of a trial; the future may raise WorkerDied."""
+        """Start the newest attempt of a trial; the future never raises."""
 
     def stop(self, force: bool = False) -> None:
         """Ask all attempts to checkpoint and end; with `force` end them at once."""
@@ -54,7 +54,7 @@ class LocalExecutor:
         self._attempts.add(process)
         if self._is_stopping:
             process.stop()
-        future: Future[Outcome] = self._threads.submit(process.result)
+        future: Future[Outcome] = self._threads.submit(outcome_of, process, folder)
         future.add_done_callback(lambda _: self._attempts.discard(process))
         return future
 

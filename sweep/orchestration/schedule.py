@@ -7,13 +7,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from sweep.config.trial import STALL_MINUTES, TrialConfig
-from sweep.errors import SweepError, WorkerDied
+from sweep.errors import SweepError
 from sweep.orchestration.executors import Executor
 from sweep.orchestration.planning import save_plan
 from sweep.plan import retry
 from sweep.plan.plan import Plan, PlannedTrial
 from sweep.plan.rates import PATIENCE, last_step
-from sweep.training.process import has_stalled, oom_kills
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import LeaseWatch
 
@@ -42,8 +41,7 @@ class Scheduler:
         self.is_stopping = False  # the user asked to stop, or the storage failed
         self.problem = ""  # sentence about a failure of the storage
         self._waiting: list[TrialFolder] = []
-        # Trial, slot, and the cgroup's count of out-of-memory kills when the attempt started.
-        self._running: dict[Future[retry.Outcome], tuple[TrialFolder, dict[str, str], int]] = {}
+        self._running: dict[Future[retry.Outcome], tuple[TrialFolder, dict[str, str]]] = {}
         self._failures: defaultdict[str, Counter[Cause]] = defaultdict(Counter)
         self._microbatch_bound: int | None = None  # half of the smallest that ran out of memory
         self._watches: dict[str, LeaseWatch] = {}
@@ -67,7 +65,7 @@ class Scheduler:
             if self.folder.stop_path.exists() and not self.is_stopping:
                 self.stop()
             free = list(self.executor.slots)  # a cluster's slots come and go
-            for _, slot, _ in self._running.values():
+            for _, slot in self._running.values():
                 if slot in free:
                     free.remove(slot)
             for slot in free:
@@ -138,7 +136,7 @@ class Scheduler:
             status = status.changed(microbatch_size=retry.microbatch_within(bound, config))
         limits = {"pause_step": min(steps, default=None), "stall_minutes": self.stall_minutes}
         trial.write_status(retry.begin_attempt(status).changed(**limits))
-        self._running[self.executor.submit(trial, slot)] = trial, slot, oom_kills()
+        self._running[self.executor.submit(trial, slot)] = trial, slot
 
     def _read_config(self, trial: TrialFolder) -> TrialConfig:
         """Read config.json; write it again if it is damaged or gone."""
@@ -164,16 +162,11 @@ class Scheduler:
         return last_step(min(tokens), batch * config.tokens_per_sequence, config.steps, points)
 
     def _end(self, future: Future[retry.Outcome]) -> None:
-        trial, _, killed_before = self._running.pop(future)
+        trial, _ = self._running.pop(future)
         trial.listed()
-        try:
-            outcome = future.result()
-        except WorkerDied as error:
-            code, log = error.exit_code, trial.log_path
-            is_full, is_stalled = oom_kills() > killed_before, has_stalled(code, log)
-            outcome = retry.judge_death(code, is_full, log, is_stalled)
-            if self.is_stopping:
-                outcome = retry.Outcome("stopped", "killed while stopping")
+        outcome = future.result()
+        if outcome.kind == "lost" and self.is_stopping:
+            outcome = retry.Outcome("stopped", "killed while stopping")
         lacks_result = outcome.kind == "complete" and not trial.find_result()
         if outcome.kind == "superseded" or lacks_result:
             outcome = retry.Outcome("lost", outcome.message or "the attempt left no result.json")

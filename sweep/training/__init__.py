@@ -3,16 +3,16 @@
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
 
-from sweep.errors import SweepError
-from sweep.plan.retry import Outcome
-from sweep.training.process import ShouldStop, safe_path, worker_environment
+from sweep.errors import SweepError, WorkerDied
+from sweep.plan.retry import Outcome, judge_death
+from sweep.training.process import FreshProcess, ShouldStop, has_stalled
 from sweep.trial.folder import TrialFolder, TrialStatus
 
+POLL_SECONDS = 0.5  # between a signal to a job and its attempt's notice
 LOG_BYTES = 1 << 26  # most that the log of one attempt keeps
 CUT = b"\n[Lines were cut here: an attempt's log has at most 64 MiB.]\n"
 
@@ -44,13 +44,24 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
     return run_attempt(path, answer, status, is_logged=True)
 
 
+def outcome_of(process: FreshProcess, folder: TrialFolder) -> Outcome:
+    """Wait for the process of an attempt; judge its death."""
+    try:
+        return process.result()  # type: ignore[no-any-return]
+    except WorkerDied as error:
+        code, log = error.exit_code, folder.log_path
+        return judge_death(code, error.memory_ran_out, log, has_stalled(code, log))
+
+
 def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
-    """Run the attempt with this fencing number; signals append to `stops`."""
+    """Run the attempt with this fencing number in a fresh process; signals append to `stops`."""
     folder = TrialFolder(path)
     if not folder.config_path.exists():
         problem = f"must be a folder that all machines share; {socket.gethostname()} cannot see it"
         return Outcome("error", f"{path} {problem}. Choose an --out on a shared file system.")
-    os.environ.update(worker_environment())
-    sys.path[:] = safe_path()
     status = folder.read_status().changed(fencing=number)
-    return attempt_trial(path, status, lambda: stops[0] if stops else None)
+    process = FreshProcess(attempt_trial, path, status, ends_itself=True)
+    while not process.has_answered(POLL_SECONDS):
+        if stops:
+            process.stop(stops.pop())
+    return outcome_of(process, folder)

@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 from sweep.config.objects import describe_objects
-from sweep.errors import FolderInUse, SweepError, WorkerDied
-from sweep.plan.retry import Outcome, begin_attempt, is_to_run, judge_death, status_after
-from sweep.training import attempt_trial
-from sweep.training.process import FreshProcess, has_stalled, oom_kills, serve
+from sweep.errors import FolderInUse, SweepError
+from sweep.plan.retry import Outcome, begin_attempt, is_to_run, status_after
+from sweep.training import attempt_trial, outcome_of
+from sweep.training.process import FreshProcess, serve
 from sweep.trial.folder import Cause, State, TrialFolder, has_failed
 
 
@@ -58,15 +58,10 @@ def _run_trial(folder: TrialFolder) -> int:
     outcome, is_retried = Outcome("complete"), is_to_run(status)
     while is_retried and not stops:
         status = begin_attempt(status).changed(fencing=folder.read_status().fencing)
-        killed_before = oom_kills()
         process = FreshProcess(attempt_trial, folder.path, status, ends_itself=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-        try:
-            outcome = process.result()
-        except WorkerDied as error:
-            code, log = error.exit_code, folder.log_path
-            outcome = judge_death(code, oom_kills() > killed_before, log, has_stalled(code, log))
+        outcome = outcome_of(process, folder)
         if outcome.kind == "superseded":
             raise FolderInUse(outcome.message)
         if stops and outcome.kind in ("preempted", "lost"):
@@ -74,10 +69,8 @@ def _run_trial(folder: TrialFolder) -> int:
         status, is_retried = status_after(status, outcome, config, failures)
     print(f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}".rstrip())
     print(f"log: {folder.log_path}")
-    if outcome.kind == "storage":
-        return 1
     if status.state is State.WAITING:
-        return 130
+        return 1 if outcome.kind == "storage" else 130
     return int(has_failed(status.state, status.cause))
 
 

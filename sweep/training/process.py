@@ -93,11 +93,8 @@ class Watchdog:
 
 def has_stalled(exit_code: int, log: Path) -> bool:
     """Return True if the watchdog ended a process with this exit code and log."""
-    if exit_code != 1 or not log.exists():
-        return False
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LOG_END_BYTES))
-        return b"Timeout (" in file.read()
+    is_candidate = exit_code == 1 and log.exists()
+    return is_candidate and b"Timeout (" in log.read_bytes()[-LOG_END_BYTES:]
 
 
 class FreshProcess:
@@ -111,6 +108,7 @@ class FreshProcess:
         ends_itself: bool = False,  # if the caller dies, `should_stop` answers; otherwise killed
     ) -> None:
         settings = {**worker_environment(), **os.environ, **(environment or {})}
+        self._killed_before = oom_kills()
         self._pipe, theirs = multiprocessing.Pipe()
         try:
             with theirs:
@@ -121,14 +119,18 @@ class FreshProcess:
         except (OSError, EOFError) as error:
             raise WorkerDied(1, "the process that starts workers has ended") from error
 
-    def stop(self) -> None:
-        """Make `should_stop` answer `stopped`."""
+    def stop(self, word: str = "stopped") -> None:
+        """Make `should_stop` answer with this word."""
         with contextlib.suppress(OSError):
-            self._pipe.send("stop")
+            self._pipe.send(word)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+
+    def has_answered(self, timeout: float) -> bool:
+        """Wait at most so many seconds; return True if `result` would not wait."""
+        return self._pipe.poll(timeout)
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result; raise WorkerDied without one, or after `timeout` seconds."""
@@ -142,7 +144,9 @@ class FreshProcess:
         if "result" in answers and not is_late:
             return answers["result"]
         message = f"not done after {timeout:g} s" if is_late else answers.get("error", "")
-        raise WorkerDied(answers.get("exit code", 1), message, timed_out=is_late)
+        died = WorkerDied(answers.get("exit code", 1), message)
+        died.timed_out, died.memory_ran_out = is_late, oom_kills() > self._killed_before
+        raise died
 
 
 def _pass_to_server(pipe: Connection) -> None:
@@ -173,6 +177,7 @@ def serve(descriptor: int) -> None:
 
     torch.compiler.reset()  # imports the compiler's front end, which every optimizer needs
     control = socket.socket(fileno=descriptor)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM's notice, which is for the job
     while handles := socket.recv_fds(control, 1, 1)[1]:
         with Connection(handles[0]) as pipe:
             FORK.Process(target=_supervise, args=(pipe, control)).start()
@@ -198,11 +203,11 @@ def _run(pipe: Connection) -> None:
 
     def listen() -> None:
         try:
-            pipe.recv()
+            stops.append(pipe.recv())
         except (EOFError, OSError):  # the caller has ended
             if not ends_itself:
                 os._exit(1)
-        stops.append("stopped")
+            stops.append("stopped")
 
     try:
         pipe.send(os.getpid())

@@ -20,6 +20,7 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -184,6 +185,8 @@ def _launch(
 
         watcher = threading.Thread(target=pass_on, daemon=True)
         watcher.start()
+        is_new = hasattr(LaunchConfig, "shutdown_timeout")  # not in torch 2.11
+        grace: dict[str, Any] = {"shutdown_timeout": GRACE_SECONDS} if is_new else {}
         settings = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -195,7 +198,7 @@ def _launch(
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=name),
             signals_to_handle="SIGHUP",  # `should_stop` answers for the others
-            shutdown_timeout=GRACE_SECONDS,
+            **grace,
         )
         launch = elastic_launch(settings, _run_rank)
         try:

@@ -19,10 +19,6 @@ def _check_weights(trial: TrialFolder) -> None:
         _compare(trial.weights_path, _recorded(trial, "weights"))
 
 
-def _check_losses(trial: TrialFolder) -> None:
-    _compare(trial.losses_path, _recorded(trial, "valid_losses"))
-
-
 def _recorded(trial: TrialFolder, name: str) -> str | None:
     return (trial.find_result() or {}).get(f"{name}_sha256")
 
@@ -52,7 +48,7 @@ TRIAL_FILES: dict[str, Callable[[TrialFolder], object] | None] = {
     "result.json": TrialFolder.read_result,
     "metrics.jsonl": TrialFolder.read_metrics,
     "checkpoint-*": _check_checkpoints,
-    "valid_losses.npy": _check_losses,
+    "valid_losses.npy": lambda trial: _compare(trial.losses_path, _recorded(trial, "valid_losses")),
     "weights.safetensors": _check_weights,
     "tokenizer.json": _check_tokenizer,
     "lease.json": None,

@@ -11,8 +11,11 @@ from tests.plans import build_plan
 
 # Mean losses of steps 1, 10 and 20; nats per token, and ½ Σ h w² with its noise, which NumPy draws.
 GOLDEN = {
-    "quick": (6.3709455, 4.6979247, 4.0912495),
-    "quadratic": (3.7861729, 2.9391940, 3.7934055),
+    "quick": {  # by version of torch, which draws the initial weights
+        "2.11": (6.3161082, 4.6889525, 4.0504742),
+        "2.13": (6.3709455, 4.6979247, 4.0912495),
+    },
+    "quadratic": dict.fromkeys(("2.11", "2.13"), (3.7861729, 2.9391940, 3.7934055)),
 }
 
 
@@ -40,7 +43,9 @@ def test_the_first_twenty_steps_have_the_golden_losses(name, rows):
         else:
             batch = step.workload.build_batch((t - 1) * 8, 8)
         losses.append(step(batch, rate).loss.item())
-    assert (losses[0], losses[9], losses[19]) == pytest.approx(GOLDEN[name], rel=2e-5)
+    assert (losses[0], losses[9], losses[19]) == pytest.approx(
+        GOLDEN[name][torch.__version__[:4]], rel=2e-5
+    )
 
 
 @pytest.mark.parametrize("experiment", ["quick", "quadratic"])

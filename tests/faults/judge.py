@@ -9,12 +9,15 @@ import sqlite3
 from pathlib import Path
 
 import psutil
+from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from sweep.config.trial import Services
 from sweep.orchestration.executors import LocalExecutor
 from sweep.orchestration.runner import LOCAL, run_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import load_plan
+from sweep.tracking.mirror import Mirror
 from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
@@ -71,6 +74,13 @@ class Scene:
         """Put the sweep into a state: planned, interrupted or finished."""
         shutil.rmtree(self.folder.path, ignore_errors=True)  # a test may have moved it
         shutil.copytree(self._states / state, self.folder.path)
+        if self.services.tracking_uri:  # the store, which is not in the folder, has other runs
+            client, runs = self._stored_runs(self.folder)
+            for run in runs:
+                client.delete_run(run.info.run_id)
+            if state == "finished":
+                plan = load_plan(self.folder)
+                assert Mirror(self.folder, plan, self.services.tracking_uri).deliver() == ""
         return self.folder
 
     def kept(self, state: str, path: Path) -> Path:
@@ -103,11 +113,16 @@ class Scene:
         ]
         assert [p for p in mine if p.pid != os.getpid()] == []
 
-    def _judge_store(self, folder: SweepFolder, has_points: bool) -> None:
+    def _stored_runs(self, folder: SweepFolder) -> tuple[MlflowClient, list[Run]]:
+        plan = load_plan(folder)
         client = connect(self.services.tracking_uri or default_tracking_uri(folder))
-        (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
-        uid = f"tags.`sweep.uid` = '{folder.read_plan()['sweep_uid']}'"  # a server holds others
-        runs = client.search_runs([experiment.experiment_id], uid)
+        experiment = client.get_experiment_by_name(plan.settings.name)
+        uid = f"tags.`sweep.uid` = '{plan.sweep_uid}'"  # a server holds others
+        return client, client.search_runs([experiment.experiment_id], uid) if experiment else []
+
+    def _judge_store(self, folder: SweepFolder, has_points: bool) -> None:
+        client, runs = self._stored_runs(folder)
+        assert all(run.info.start_time <= run.info.end_time for run in runs)
         stored = {run.data.tags.get("sweep.trial_id", ""): run.info.run_id for run in runs}
         assert set(stored) == {"", *(trial.id for trial in folder.trials())}
         assert len(stored) == len(runs)

@@ -7,7 +7,6 @@ import time
 import psutil
 import pytest
 
-from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.lease import read_owner
 from tests.faults.test_kills import INJECT
 from tests.orchestration.clusters import IMPORTED, wait_until
@@ -26,10 +25,6 @@ def test_lines_and_runs_stay_in_order(scene, monkeypatch, count, seed):
     for trial in folder.trials():
         times = [line["time"] for line in trial.read_metrics()]
         assert times == sorted(times) and len(set(times)) > 1
-    client = connect(scene.services.tracking_uri or default_tracking_uri(folder))
-    (experiment,) = [e for e in client.search_experiments() if e.name != "Default"]
-    for run in client.search_runs([experiment.experiment_id]):
-        assert run.info.start_time <= run.info.end_time
     count("recovered")
 
 

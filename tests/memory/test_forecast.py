@@ -15,7 +15,7 @@ from sweep.memory.search import Forecast
 from sweep.orchestration.memory import ERROR_ON_CPU, forecast_memory
 from tests.workloads.trials import trial_config
 
-TRIED_TORCH_VERSIONS = ("2.13",)  # with the private FakeTensorMode and the dispatch mode
+TRIED_TORCH_VERSIONS = ("2.11", "2.13")  # with the private FakeTensorMode and the dispatch mode
 PUBLISHED = Path(__file__).parent / "elman-memory.csv"  # published, GiB of peak allocation
 GIB = 2**30
 FAR = 10 * GIB

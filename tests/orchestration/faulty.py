@@ -113,6 +113,13 @@ class IsSuperseded(Dies):
         trial.write_status(status.changed(fencing=status.fencing + 1))
 
 
+class Hangs(NoisyQuadratic):
+    def build_batch(self, first, count):
+        while first == 20 * count:
+            time.sleep(1)
+        return super().build_batch(first, count)
+
+
 class Slow(NoisyQuadratic):
     def build_batch(self, first, count):
         time.sleep(0.02)

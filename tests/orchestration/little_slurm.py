@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
+import psutil
+
 ACTIONS = {  # of scontrol: the next state, and the signal that the job receives
     "requeue": ("REQUEUED", signal.SIGTERM),
     "suspend": ("SUSPENDED", signal.SIGSTOP),
@@ -29,9 +31,16 @@ class Job:
     step: int | None = None  # process of srun, which leads a process group
 
     def signal(self, number: int) -> None:
-        if self.step:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.step, number)
+        """As SLURM's cgroups do: a notice is for the task, anything stronger for its children too.
+
+        The first of them starts a session of its own, so `killpg` would not reach it.
+        """
+        with contextlib.suppress(psutil.NoSuchProcess):
+            tasks = [psutil.Process(self.step)] if self.step else []
+            if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
+                tasks += [child for task in tasks for child in task.children(recursive=True)]
+            for task in tasks:
+                task.send_signal(number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

@@ -129,17 +129,19 @@ def test_stop_lets_running_trials_checkpoint_and_drops_queued_ones(cluster, comm
 
 
 @pytest.mark.parametrize(
-    ("workload", "end"),
+    ("workload", "end", "options"),
     [
-        ("OutOfMemoryAboveTwo", (State.COMPLETE, None, 3)),
-        ("BatchEightRaises", (State.FAILED, Cause.ERROR, 1)),
-        ("DiesAlways", (State.FAILED, Cause.LOST, 2)),
+        ("OutOfMemoryAboveTwo", (State.COMPLETE, None, 3), ()),
+        ("BatchEightRaises", (State.FAILED, Cause.ERROR, 1), ()),
+        ("DiesAlways", (State.FAILED, Cause.LOST, 2), ()),
+        ("Hangs", (State.FAILED, Cause.LOST, 2), ("--stall-minutes", "0.1")),
     ],
 )
-def test_failures_are_judged_as_on_one_machine(cluster, command, tmp_path, workload, end):
+def test_failures_are_judged_as_on_one_machine(cluster, command, tmp_path, workload, end, options):
     folder = plan_trials(tmp_path / "ray", f"faulty:{workload}", batches=[8])
     cluster.add()
-    assert command(folder, *cluster.options).run() == (1 if State.FAILED in end else 0)
+    run = command(folder, *cluster.options, *options)
+    assert run.run() == (1 if State.FAILED in end else 0)
     (status,) = (trial.read_status() for trial in folder.trials())
     assert (status.state, status.cause, status.attempts) == end
 

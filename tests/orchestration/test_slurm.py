@@ -6,6 +6,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from sweep.config.trial import Services
@@ -89,8 +90,8 @@ def test_a_preempted_job_requeues_itself_and_ends_with_the_same_weights(run, go,
     def preempt() -> None:
         trial = wait_for_trial(folder)
         preempted.extend([trial, checkpointed(trial)])
-        pid = read_owner(trial.lease_path)["pid"]
-        (job,) = (job for job in cluster.jobs.values() if job.step == pid)
+        above = psutil.Process(read_owner(trial.lease_path)["pid"]).parents()
+        (job,) = (job for job in cluster.jobs.values() if job.step in {p.pid for p in above})
         cluster.give_notice(job.id)
         go.touch()
 
@@ -106,14 +107,16 @@ def test_a_preempted_job_requeues_itself_and_ends_with_the_same_weights(run, go,
 
 
 @pytest.mark.parametrize(
-    ("workload", "end"),
+    ("workload", "end", "minutes"),
     [
-        ("DiesAlways", (State.FAILED, Cause.LOST, 2)),
-        ("OutOfMemoryAboveTwo", (State.COMPLETE, None, 3)),
+        ("DiesAlways", (State.FAILED, Cause.LOST, 2), 30),
+        ("OutOfMemoryAboveTwo", (State.COMPLETE, None, 3), 30),
+        ("Hangs", (State.FAILED, Cause.LOST, 2), 0.1),
     ],
 )
-def test_failures_are_judged_as_on_one_machine(run, workload, end):
-    summary = run("jobs", LOCALLY, workload=f"faulty:{workload}", batches=[8])
+def test_failures_are_judged_as_on_one_machine(run, workload, end, minutes):
+    services = LOCALLY.model_copy(update={"stall_minutes": minutes})
+    summary = run("jobs", services, workload=f"faulty:{workload}", batches=[8])
     (status,) = summary.states.values()
     assert (status.state, status.cause, status.attempts) == end
     assert summary.exit_code == (1 if Cause.LOST in end else 0)

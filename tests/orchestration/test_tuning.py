@@ -6,7 +6,6 @@ import shutil
 import signal
 from collections import Counter
 from pathlib import Path
-from threading import Timer
 
 import numpy as np
 import optuna
@@ -29,7 +28,6 @@ from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from tests.fakes.executors import InlineExecutor
-from tests.faults.judge import lock_database
 from tests.orchestration.clusters import ON_CPU, run_in
 
 SMALL = {
@@ -171,27 +169,6 @@ def test_an_error_decides_nothing_and_the_next_command_tries_the_rate_again(
     again = tune(workload="faulty:RaisesOnceAtTheBestRate")
     assert again.exit_code == 0
     assert reported_rates(again) == reported_rates(whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["truncated", "zeros", "locked"])
-def test_a_damaged_or_locked_database_of_studies_costs_nothing(tune, whole, damage, caplog):
-    cut = tune(stop_at=8)
-    path = cut.folder.path / "optuna.db"
-    content = path.read_bytes()
-    if damage == "locked":
-        connection = lock_database(path)
-        Timer(8, connection.close).start()
-    else:
-        path.write_bytes(content[: len(content) // 2] if damage == "truncated" else bytes(5000))
-    again = tune()
-    assert again.exit_code == 0 and reported_rates(again) == reported_rates(whole)
-    assert ("locked" if damage == "locked" else "damaged") in caplog.text
-    storage = f"sqlite:///{path}"
-    names = optuna.get_all_study_names(storage)
-    studies = [optuna.load_study(study_name=name, storage=storage) for name in names]
-    stored = [trial_id for study in studies for trial_id in named_trials(study)]
-    assert sorted(stored) == sorted(row.id for row in rows_of(again, "tune"))
 
 
 def test_a_pruned_trial_continues_from_its_checkpoint_if_it_has_one(tmp_path):

@@ -22,7 +22,7 @@ SETTINGS = {
     "batches": "8",
     "budget": 8 * 64 * STEPS,
     "lr": "3e-3",
-    "optimizer": {"clip": 0.6},
+    "optimizer": {"clip": 0.65},
     "evaluation": {"noise_share": 0.2},
 }
 
