@@ -146,10 +146,8 @@ class RayExecutor:
 
 def _run_attempt(path: str, number: int) -> dict[str, Any]:
     """Run an attempt in its task's process; ray.cancel() sends SIGINT."""
-    stops: list[str] = []
-    signal.signal(signal.SIGINT, lambda *_: stops.append("stopped"))
-    signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
-    return asdict(run_cluster_attempt(Path(path), number, stops))
+    words = {signal.SIGINT: "stopped", signal.SIGTERM: "preempted"}
+    return asdict(run_cluster_attempt(Path(path), number, words))
 
 
 def _check_reachable(address: str | None) -> None:

@@ -64,9 +64,8 @@ class Job:
     number: int
 
     def __call__(self) -> dict[str, Any]:
-        stops: list[str] = []
-        requeue = signal.signal(NOTICE, lambda *_: stops.append("preempted"))
-        outcome = run_cluster_attempt(Path(self.path), self.number, stops)
+        requeue = signal.getsignal(NOTICE)
+        outcome = run_cluster_attempt(Path(self.path), self.number, {NOTICE: "preempted"})
         if outcome.kind == "preempted":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # follows NOTICE; scontrol inherits this
             signal.signal(NOTICE, requeue)

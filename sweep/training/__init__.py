@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from sweep.errors import SweepError, WorkerDied
@@ -12,7 +14,6 @@ from sweep.plan.retry import Outcome, judge_death
 from sweep.training.process import FreshProcess, ShouldStop, has_stalled
 from sweep.trial.folder import TrialFolder, TrialStatus
 
-POLL_SECONDS = 0.5  # between a signal to a job and its attempt's notice
 LOG_BYTES = 1 << 26  # most that the log of one attempt keeps
 CUT = b"\n[Lines were cut here: an attempt's log has at most 64 MiB.]\n"
 
@@ -53,15 +54,14 @@ def outcome_of(process: FreshProcess, folder: TrialFolder) -> Outcome:
         return judge_death(code, error.memory_ran_out, log, has_stalled(code, log))
 
 
-def run_cluster_attempt(path: Path, number: int, stops: list[str]) -> Outcome:
-    """Run the attempt with this fencing number in a fresh process; signals append to `stops`."""
+def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, str]) -> Outcome:
+    """Run the attempt with this fencing number in a fresh process; signals stop it with `words`."""
     folder = TrialFolder(path)
     if not folder.config_path.exists():
         problem = f"must be a folder that all machines share; {socket.gethostname()} cannot see it"
         return Outcome("error", f"{path} {problem}. Choose an --out on a shared file system.")
     status = folder.read_status().changed(fencing=number)
     process = FreshProcess(attempt_trial, path, status, ends_itself=True)
-    while not process.has_answered(POLL_SECONDS):
-        if stops:
-            process.stop(stops.pop())
+    for received, word in words.items():
+        signal.signal(received, lambda *_, word=word: process.stop(word))
     return outcome_of(process, folder)

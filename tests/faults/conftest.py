@@ -4,7 +4,6 @@ The short version of the tests runs with every executor and with PostgreSQL, the
 """
 
 import contextlib
-import secrets
 import subprocess
 from collections import Counter, defaultdict
 
@@ -13,6 +12,7 @@ import pytest
 from sweep.config.trial import Services
 from sweep.orchestration.ray_executor import ENVIRONMENT
 from tests.faults.judge import Scene
+from tests.orchestration.clusters import RAY_TOKEN
 from tests.servers import postgres_server
 
 COUNTS: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
@@ -27,10 +27,9 @@ def services(request):
     with pytest.MonkeyPatch.context() as patch:
         match request.param:
             case "ray":  # every command starts a cluster of its own
-                pytest.importorskip("ray", reason="needs the extra ray")
-                token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
-                for name, value in {**token, **ENVIRONMENT}.items():
+                for name, value in {**RAY_TOKEN, **ENVIRONMENT}.items():  # before it is imported
                     patch.setenv(name, value)
+                pytest.importorskip("ray", reason="needs the extra ray")
                 yield Services(executor="ray")
             case "slurm":
                 pytest.importorskip("submitit", reason="needs the extra slurm")

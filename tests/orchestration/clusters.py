@@ -1,6 +1,7 @@
 """Sweeps of the quadratic workload, trials that a test can disturb, and commands to run them."""
 
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from sweep.orchestration.runner import LOCAL, run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 
+RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}
 IMPORTED = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2])))
 STEPS = 100  # of a trial; faulty:WaitsForGo waits at step 50
 SECONDS = 200.0  # longer than anything takes

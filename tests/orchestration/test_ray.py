@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from sweep.training.device import available_cores
 from sweep.trial.folder import Cause, State, SweepFolder
 from sweep.trial.lease import is_locked, read_owner
 from tests.orchestration.clusters import (
+    RAY_TOKEN,
     SECONDS,
     STEPS,
     assert_resumed,
@@ -37,7 +37,6 @@ pytestmark = [
     pytest.mark.timeout(900),  # starts many processes, also on a busy machine
 ]
 ON_RAY = ("--executor", "ray")
-TOKEN = secrets.token_hex()
 
 
 class RayCluster:
@@ -58,8 +57,7 @@ class RayCluster:
 
 @pytest.fixture
 def ray_environment(go, monkeypatch) -> None:
-    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **ENVIRONMENT}
-    for name, value in settings.items():
+    for name, value in {**RAY_TOKEN, **ENVIRONMENT}.items():
         monkeypatch.setenv(name, value)
 
 

@@ -46,9 +46,7 @@ def wait_for(is_so: Callable[[], object]) -> None:
 
 
 def run_as_a_cluster_does(path: Path, _: ShouldStop) -> Outcome:
-    stops: list[str] = []
-    signal.signal(signal.SIGTERM, lambda *_: stops.append("preempted"))
-    return run_cluster_attempt(path, 1, stops)
+    return run_cluster_attempt(path, 1, {signal.SIGTERM: "preempted"})
 
 
 def start_on_a_cluster(trial: TrialFolder) -> FreshProcess:
