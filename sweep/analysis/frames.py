@@ -92,8 +92,7 @@ def refuse_large(path: Path) -> None:
 
 def to_numbers(values: pd.Series) -> pd.Series:
     """Convert a column of a table; NaN where it is not a number. Python's long integers fail."""
-    texts = values if values.dtype.kind in "fi" else values.astype(str).str[:40]
-    return pd.to_numeric(texts, errors="coerce").astype(float)
+    return pd.to_numeric(values.astype(str).str[:40], errors="coerce").astype(float)
 
 
 def write_trials_csv(sweep: SweepTables, path: Path) -> None:

@@ -242,7 +242,7 @@ def answer_of(
     else:
         try:
             refuse_large(path)
-            table = pd.read_csv(path, low_memory=False, float_precision="round_trip")
+            table = pd.read_csv(path, low_memory=False)
         except (OSError, ValueError) as error:
             raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None
     made = answer(table, metric, direction, tolerance)
