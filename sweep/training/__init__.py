@@ -14,6 +14,7 @@ from sweep.plan.retry import Outcome, judge_death
 from sweep.training.process import FreshProcess, ShouldStop, has_stalled
 from sweep.trial.folder import TrialFolder, TrialStatus
 
+POLL_SECONDS = 0.2
 LOG_BYTES = 1 << 26  # most that the log of one attempt keeps
 CUT = b"\n[Lines were cut here: an attempt's log has at most 64 MiB.]\n"
 
@@ -61,7 +62,9 @@ def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, 
         problem = f"must be a folder that all machines share; {socket.gethostname()} cannot see it"
         return Outcome("error", f"{path} {problem}. Choose an --out on a shared file system.")
     status = folder.read_status().changed(fencing=number)
-    process = FreshProcess(attempt_trial, path, status, ends_itself=True)
+    process = FreshProcess(attempt_trial, path, status)
     for received, word in words.items():
         signal.signal(received, lambda *_, word=word: process.stop(word))
+    while not process.has_answered(POLL_SECONDS):
+        pass  # so that Python runs the handlers, also for Ray's signals, which interrupt no call
     return outcome_of(process, folder)

@@ -128,6 +128,10 @@ class FreshProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
+    def has_answered(self, timeout: float) -> bool:
+        """Wait at most so many seconds; return True if `result` would not wait."""
+        return self._pipe.poll(timeout)
+
     def result(self, timeout: float | None = None) -> Any:
         """Return the result; raise WorkerDied without one, or after `timeout` seconds."""
         is_late = not self._pipe.poll(timeout)
