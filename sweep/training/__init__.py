@@ -14,7 +14,7 @@ from sweep.plan.retry import Outcome, judge_death
 from sweep.training.process import FreshProcess, ShouldStop, has_stalled
 from sweep.trial.folder import TrialFolder, TrialStatus
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2  # between two looks for signals
 LOG_BYTES = 1 << 26  # most that the log of one attempt keeps
 CUT = b"\n[Lines were cut here: an attempt's log has at most 64 MiB.]\n"
 
@@ -66,5 +66,5 @@ def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, 
     for received, word in words.items():
         signal.signal(received, lambda *_, word=word: process.stop(word))
     while not process.has_answered(POLL_SECONDS):
-        pass  # so that Python runs the handlers, also for Ray's signals, which interrupt no call
+        pass  # Python runs the handlers between calls; a signal of Ray interrupts none
     return outcome_of(process, folder)

@@ -203,7 +203,8 @@ def _run(pipe: Connection) -> None:
 
     def listen() -> None:
         try:
-            stops.append(pipe.recv())
+            while True:
+                stops.append(pipe.recv())
         except (EOFError, OSError):  # the caller has ended
             if not ends_itself:
                 os._exit(1)

@@ -1,6 +1,6 @@
 """MLflow servers that are absent, slow, wrong or killed: the sweep ends, and nothing is lost."""
 
-import os
+import random
 import time
 from pathlib import Path
 
@@ -19,7 +19,7 @@ ANSWERS = {
     "another service": b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n<html>Hi</html>",
     "other JSON": b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{"a":1}',
     "a page without end": b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n" + b"x" * 9999,
-    "junk": os.urandom(3000),
+    "junk": random.Random(0).randbytes(3000),
     "nothing": b"",
 }
 

@@ -123,8 +123,10 @@ def test_a_script_without_a_main_guard_runs_once_and_leaves_nothing_open(tmp_pat
     assert output.split() == ["once", "42"] and not errors
 
 
-def test_processes_and_helper_end_with_a_parent_that_was_killed(tmp_path):
-    script, written = "FreshProcess(sleep, Path(sys.argv[1])).result()\n", tmp_path / "pids"
+@pytest.mark.parametrize("stop", ["", "process.stop()\n"])  # which `sleep` does not notice
+def test_processes_and_helper_end_with_a_parent_that_was_killed(tmp_path, stop):
+    script, written = "process = FreshProcess(sleep, Path(sys.argv[1]))\n", tmp_path / "pids"
+    script += f"{stop}process.result()\n"
     parent = run_script(tmp_path / "script.py", script, written)
     wait_for(lambda: written.exists() and written.read_text())
     child, helper = map(int, written.read_text().split())
