@@ -1,29 +1,53 @@
-"""The exceptions of sweep, and texts that are safe to print and to keep.
+"""Exceptions, and functions that make texts safe to print and store.
 
 A message says what must hold, what was given, and the remedy.
 """
 
+import contextlib
 import re
 import traceback
+from collections.abc import Iterator
 
 # Control characters except tab and line feed, and those that reverse the direction of writing.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# Parts of addresses: a token or a password of a server or of a database, and in parameters.
-SECRETS = re.compile(
-    r"(?<=http://)[^@/?#\s]*@|(?<=https://)[^@/?#\s]*@|(?<=://)([^:@/?#\s]*):[^@/?#\s]*(?=@)"
-    r"|(?<=[?&])(?!sslkey=)[^=&\s]*(?:pass|secret|token|key|sig|auth)[^=&\s]*=[^&\s'\"]*&?",
-    re.IGNORECASE,
+ADDRESS = re.compile(  # or the parameters of one whose start is not shown
+    r"(\w[\w+.-]*)://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
+)
+DATABASES = ("postgresql", "mysql", "mssql")
+PUBLIC_PARAMETERS = re.compile(
+    r"(ssl(mode|cert|key|rootcert)|user|host|port|connect_timeout|application_name|charset|driver)="
 )
 
 
 def without_secrets(text: object) -> str:
-    """Remove passwords and tokens from the addresses in a text; a database's user name stays."""
-    return SECRETS.sub(lambda match: match[1] or "", str(text))
+    """Remove what could be a password or a token from the addresses in a text."""
+    return ADDRESS.sub(_public_address, str(text))
 
 
-def describe(error: BaseException) -> str:
-    """Return the type and the text of an error, whose `str` may raise."""
-    return "".join(traceback.format_exception_only(error)).strip()
+def _public_address(match: re.Match[str]) -> str:
+    """Keep the user name of databases, and parameters that are known to be no secrets."""
+    scheme, rest = match.groups()
+    if scheme is None:
+        return ""
+    address, *query = re.split("[?&;]", rest.partition("#")[0])
+    if credentials := re.match(r"([^:/@]*)(:[^@]*)?@", address):
+        user = f"{credentials[1]}@" if scheme.startswith(DATABASES) and credentials[1] else ""
+        address = user + address[credentials.end() :]
+    kept = "&".join(part for part in query if PUBLIC_PARAMETERS.match(part))
+    return f"{scheme}://{address}{'?' if kept else ''}{kept}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the text of an error, whose `str` may raise; its type too, unless it is ours."""
+    own = isinstance(error, SweepError)
+    return str(error) if own else "".join(traceback.format_exception_only(error)).strip()
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and the errors that led to it, newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def printable(text: object) -> str:
@@ -43,15 +67,27 @@ class FolderInUse(SweepError):
     """Another live process holds the lock of this folder."""
 
 
+@contextlib.contextmanager
+def user_code(requirement: str) -> Iterator[None]:
+    """Raise SweepError with what must hold if the user's code raises in this block."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise SweepError(
+            f"{requirement}, but raised {describe_error(error)}. Correct it."
+        ) from error
+
+
 class WorkerDied(SweepError):
     """A process ended without returning a result."""
 
-    timed_out = False  # whether it was ended after a time limit
-    memory_ran_out = False  # whether the kernel killed a process for memory meanwhile
-
-    def __init__(self, exit_code: int, message: str = "") -> None:
+    def __init__(
+        self, exit_code: int, message: str = "", timed_out: bool = False, oom_killed: bool = False
+    ) -> None:
         super().__init__(message or f"a process ended without a result, exit code {exit_code}")
         self.exit_code = exit_code  # negative for a signal
+        self.timed_out = timed_out  # ended after a time limit
+        self.oom_killed = oom_killed  # the kernel killed a process for memory meanwhile
 
 
 class Superseded(Exception):

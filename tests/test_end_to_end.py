@@ -56,7 +56,7 @@ def test_the_plan_comes_before_anything_runs_and_the_report_with_its_figures_aft
     assert done.stderr.index("batch size") < done.stderr.index("RUNNING")
     report = (out / "report.md").read_text()
     assert str(out / "report.md") in done.stdout
-    for figure in ("answer", "loss", "time", "curves", "pareto", "throughput"):
+    for figure in ("answer", "loss", "time", "curves", "throughput"):
         assert f"figures/{figure}.png" in report and (out / "figures" / f"{figure}.png").exists()
     assert (out / "report.html").read_text().count("data:image/png;base64,") == 6
 

@@ -20,6 +20,7 @@ from sweep.analysis.rules import LOSSES, prepare
 from sweep.config import read_toml
 from sweep.config.numbers import SUFFIXES
 from sweep.errors import SweepError
+from sweep.trial.files import refuse_links
 
 _TABLE = read_toml(__file__, "headers.toml")
 HEADERS = {column: text.format(**_TABLE["words"]) for column, text in _TABLE["headers"].items()}
@@ -77,6 +78,7 @@ def audit(path: Path, rate: float | None = None) -> dict[str, Any]:
 def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
     """Return name, rows and notes of every table with batch sizes in a file or a folder's first."""
     if path.is_dir():
+        refuse_links(path)
         files = [path / "trials.csv", *sorted(path.glob("*.csv")), *sorted(path.glob("*.md"))]
         path = next((file for file in files if file.is_file()), path)
     if not path.is_file():

@@ -3,6 +3,7 @@
 A cell is one batch size under one policy and rate. Sweeps need not be finished.
 """
 
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
 TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
-MOST_BYTES = 1 << 25  # of a table
+MAX_TABLE_BYTES = 1 << 25
 NUMBERS = ("float64", "int64")
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
@@ -86,12 +87,13 @@ def load_tables(path: str | Path) -> SweepTables:
 
 
 def refuse_large(path: Path) -> None:
-    if path.stat().st_size > MOST_BYTES:
-        raise SweepError(f"{path} must have at most {MOST_BYTES >> 20} MiB. Leave out rows.")
+    if path.stat().st_size > MAX_TABLE_BYTES:
+        raise SweepError(f"{path} must have at most {MAX_TABLE_BYTES >> 20} MiB. Leave out rows.")
 
 
 def to_numbers(values: pd.Series) -> pd.Series:
-    """Convert a column of a table; NaN where it is not a number. Python's long integers fail."""
+    """Convert a column to floats; cells that are not numbers become NaN."""
+    # to_numeric raises on very long integers
     return pd.to_numeric(values.astype(str).str[:40], errors="coerce").astype(float)
 
 
@@ -107,7 +109,8 @@ def write_trials_csv(sweep: SweepTables, path: Path) -> None:
 
 def _without_formula(value: Any) -> Any:
     """Quote a text that a spreadsheet would execute."""
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    text = unicodedata.normalize("NFKC", value).lstrip() if isinstance(value, str) else ""
+    is_formula = text.startswith(("=", "+", "-", "@"))
     return f"'{value}" if is_formula else value
 
 
@@ -131,7 +134,7 @@ def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:
 
 
 def _is_of_kind(kind: str, value: Any) -> bool:
-    return value is None or kind not in NUMBERS or isinstance(value, int | float)
+    return value is None or isinstance(value, int | float if kind in NUMBERS else str | dict)
 
 
 def _read_curve(trial: TrialFolder, warnings: list[str]) -> pd.DataFrame:
@@ -175,7 +178,6 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     """Return each cell's counts of trials by state, and means and spread of its complete trials.
 
     `is_comparable`: every planned seed is complete, or was pruned on the way to a target.
-    `is_on_front`: on the Pareto front of loss and time of the comparable cells.
     """
     reports = report_trials(trials)
     state = reports["state"]
@@ -200,10 +202,6 @@ def compare_batch_sizes(trials: pd.DataFrame) -> pd.DataFrame:
     # A report is pruned only on the way to a target: it is a bound, which is data too.
     is_whole = cells["complete"] + cells["pruned"] == cells["planned"]
     cells["is_comparable"] = is_whole & np.isfinite(cells["final_valid_loss"])
-    ends = cells[["final_valid_loss", "seconds_total"]].where(cells["is_comparable"]).to_numpy()
-    excess = ends[:, None] - ends  # cell minus other cell, (cells, cells, 2)
-    is_dominated = ((excess <= 0).all(axis=2) & (excess < 0).any(axis=2)).any(axis=0)
-    cells["is_on_front"] = ~(np.isnan(ends).any(axis=1) | is_dominated)
     return cells
 
 

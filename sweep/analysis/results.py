@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.answer import (
-    Answer,
-    Metric,
-    build_answer,
-    decide_trials,
-    describe,
-    join,
-)
+from sweep.analysis.answer import Answer, Metric, build_answer, decide_trials, describe, join
 from sweep.analysis.checks import (
     CURVE_CHECKS,
     FAIL,

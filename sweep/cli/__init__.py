@@ -11,7 +11,7 @@ import click
 
 from sweep.cli.commands import COMMANDS
 from sweep.cli.options import echo
-from sweep.errors import SweepError, without_secrets
+from sweep.errors import SweepError, describe_error, without_secrets
 
 
 @click.group(
@@ -49,7 +49,7 @@ def main() -> None:
         code = 130
     except Exception as error:
         text, code = _explain(error)
-        line = " ".join(text.split())
+        line = " ".join(without_secrets(text).split())
         echo(f"Error: {line if len(line) < 2000 else f'{line[:500]} … {line[-500:]}'}", err=True)
     sys.exit(code or 0)
 
@@ -60,14 +60,14 @@ def _explain(error: Exception) -> tuple[str, int]:
         return error.format_message(), 2
     from sweep.trial.files import storage_problem
 
-    if problem := storage_problem(error, Path()):
+    if problem := storage_problem(error, Path("the output")):
         return f"{problem} The same command resumes.", 1
     if isinstance(error, OSError):
         return f"{error}. Check the path, its permissions and the free disk space.", 2
     if isinstance(error, SweepError):
         return str(error), 2
-    sentence = without_secrets(f"{type(error).__name__}: {str(error)[:200]}")
+    sentence = without_secrets(describe_error(error))[:200]
     text = f"{shlex.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}"
     report = Path(tempfile.mkdtemp(prefix="sweep-bug-")) / "report.txt"
-    report.write_text(without_secrets(text), "utf-8")
-    return f"this is a mistake in sweep ({sentence}). Please report it with {report}.", 1
+    report.write_text(without_secrets(text), "utf-8", "backslashreplace")
+    return f"this is a bug in sweep ({sentence}). Please report it with {report}.", 1

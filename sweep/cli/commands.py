@@ -303,7 +303,9 @@ def log(folder: "SweepFolder", trial: str) -> None:
     path = folder.trial(trial_id).log_path
     if not path.exists():
         raise SweepError(f"trial {trial_id} has no log, because it has not started.")
-    echo(path.read_text(errors="replace"), nl=False)
+    with path.open(errors="replace") as file:
+        for line in iter(partial(file.readline, 1 << 20), ""):
+            echo(line, nl=False)
 
 
 @click.command()

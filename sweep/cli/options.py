@@ -63,7 +63,7 @@ def build_option(setting: "FlaggedField") -> click.Option:
 
 
 def echo(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print text that may contain anything."""
+    """Print text without control characters."""
     click.echo(printable(text), err=err, nl=nl)
 
 

@@ -1,8 +1,14 @@
-"""Settings of experiments and trials, how people write numbers, and the reader of TOML tables."""
+"""Settings of experiments and trials, how people write numbers, and files that these name."""
 
+import hashlib
 import tomllib
 from pathlib import Path
 from typing import Any
+
+
+def sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_toml(module_file: str, name: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ FINAL_PROMPTS = 256  # held-out prompts of the final evaluation
 REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, with the components
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
-MOST_BYTES = 1 << 20  # of an experiment file
+MAX_EXPERIMENT_BYTES = 1 << 20
 TOLERANCE = 0.01  # default, in the unit of the loss
 TARGET_TOLERANCE = 0.05  # default with a target, a share of the tokens
 Precision = Literal["fp32", "bf16", "bf16-pure"]  # from wide to narrow
@@ -311,8 +311,8 @@ def _read_experiment(name: str) -> dict[str, Any]:
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
         raise SweepError(f"experiment must be a TOML file or one of {names}, got {name!r}.")
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES} bytes")
+        if path.stat().st_size > MAX_EXPERIMENT_BYTES:
+            raise ValueError(f"it has more than {MAX_EXPERIMENT_BYTES} bytes")
         return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
     except (ValueError, RecursionError) as error:  # also of the encoding
         raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error

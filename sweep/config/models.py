@@ -1,13 +1,12 @@
 """Model settings: sizes, parameter counts and FLOPs in closed form, and pretrained models."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from sweep.config import read_toml
+from sweep.config import read_toml, sha256_of_file
 from sweep.config.settings import Settings
 from sweep.errors import SweepError
 
@@ -143,6 +142,7 @@ ModelSettings = Annotated[
 MODEL_PRESETS: dict[str, ModelSettings] = TypeAdapter(dict[str, ModelSettings]).validate_python(
     {name: {"name": name, **keys} for name, keys in read_toml(__file__, "models.toml").items()}
 )
+MAX_CONFIG_BYTES = 1 << 24
 # Entries of a pretrained model's config.json that say nothing about its sizes.
 NOT_SIZES = {
     *("architectures", "model_type", "vocab_size", "transformers_version", "dtype", "torch_dtype"),
@@ -166,17 +166,21 @@ def find_initial_model(source: str) -> dict[str, Any] | None:
     folder = Path(source).expanduser()
     tokenizer = folder / "tokenizer.json"
     try:
-        config = dict(json.loads((folder / "config.json").read_bytes()))
-    except (OSError, ValueError, TypeError):  # planning refuses this folder
+        path = folder / "config.json"
+        if not path.is_file() or path.stat().st_size > MAX_CONFIG_BYTES:
+            return None
+        config = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):  # planning refuses this folder
         return None
     if "model_type" not in config:
-        science = config.get("science") or {}
-        if (science.get("tokenizer") or {}).get("kind") != "pretrained":
-            return None
-        if not tokenizer.is_file():
-            raise SweepError(f"init must contain tokenizer.json, got {source!r}. Restore it.")
-        return dict(science["model"])
+        match config.get("science"):
+            case {"tokenizer": {"kind": "pretrained"}, "model": dict(model)}:
+                if tokenizer.is_file():
+                    return model
+                raise SweepError(f"init must contain tokenizer.json, got {source!r}. Restore it.")
+        return None
     vocabulary, end = config.get("vocab_size"), config.get("eos_token_id")
+    end = next(iter(end), None) if isinstance(end, list) else end
     context = config.get("max_position_embeddings", config.get("n_positions"))
     if None in (vocabulary, end, context) or not tokenizer.is_file():
         raise SweepError(
@@ -190,6 +194,6 @@ def find_initial_model(source: str) -> dict[str, Any] | None:
         "vocabulary": vocabulary,
         "context": context,
         "sizes": {key: value for key, value in config.items() if key not in NOT_SIZES},
-        "end": end[0] if isinstance(end, list) else end,
-        "tokenizer_sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
+        "end": end,
+        "tokenizer_sha256": sha256_of_file(tokenizer),
     }

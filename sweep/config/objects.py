@@ -1,7 +1,6 @@
 """Import user code named `module:object`, and hash it for the trial id."""
 
 import ast
-import hashlib
 import importlib
 import importlib.machinery
 import importlib.metadata
@@ -13,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sweep.errors import SweepError
+from sweep.config import sha256_of_file
+from sweep.errors import SweepError, describe_error
 
 
 def load_object(name: str) -> Any:
@@ -27,7 +27,7 @@ def load_object(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise SweepError(
-            f"{name!r} cannot be imported ({type(error).__name__}: {error}). "
+            f"{name!r} cannot be imported ({describe_error(error)}). "
             "Correct it, install it, or run from its folder."
         ) from error
 
@@ -42,13 +42,9 @@ def describe_objects(names: Iterable[str]) -> str:
         if rest:
             path = path.parent.joinpath(*rest)
             path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        digest = sha256_of_source(path) if path.is_file() else "not found"
+        digest = sha256_of_file(path) if path.is_file() else "not found"
         descriptions.append(f"{name} ({path}, sha256 {digest[:12]})")
     return ", ".join(descriptions)
-
-
-def sha256_of_source(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def require_extra(package: str, extra: str, subject: str) -> None:
@@ -79,7 +75,7 @@ def identify_code(names: Iterable[str]) -> dict[str, Any]:
         is_library = "site-packages" in path.parts or Path(__file__).parents[1] in path.parents
         if root is None or is_library or (name := path.relative_to(root).as_posix()) in files:
             continue
-        files[name] = sha256_of_source(path)
+        files[name] = sha256_of_file(path)
         for target in _imports(path, root):
             parts = [part for part in (target, *target.parents) if root in part.parents]
             sources = ((part / "__init__.py", part.with_suffix(".py")) for part in parts)

@@ -133,8 +133,8 @@ class Services(Settings, use_attribute_docstrings=True):
     storage: Annotated[str | None, RunFlag(Group.OUTPUT)] = None
     """Optuna storage: postgresql://…; by default a file in the folder."""
     stall_minutes: Annotated[float, Field(gt=0, le=1e5), RunFlag(Group.DEVICES)] = STALL_MINUTES
-    """End an attempt that takes no step for so long, and for 10 times its longest step."""
-    no_user_code: Annotated[bool, Flag(Group.OUTPUT)] = False
+    """Minutes without a step after which an attempt ends; at least 10 times its longest step."""
+    no_user_code: Annotated[bool, Flag(Group.MODEL)] = False
     """Refuse experiments that name code, as module:object."""
 
 

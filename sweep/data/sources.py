@@ -45,7 +45,7 @@ SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
 MOST_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
 MOST_LINE_BYTES = 1 << 26  # of a JSON or CSV file
 MOST_DEPTH = 100
-LEAST_BOUND = 1 << 26  # characters that any file may hold
+MAX_CHARACTERS = 1 << 26  # of a text, unless its files are large
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
 # No tokenizer here merges a character with white space after it, so such a cut changes no ids.
@@ -104,7 +104,7 @@ def find_files(source: str) -> dict[str, list[Path]]:
     Refuses files that do not begin with text.
     """
     path = Path(source).expanduser().absolute()
-    if not source or not path.exists():
+    if not source or not (path.is_file() or path.is_dir()):
         choices = "tinystories, synthetic, hf:OWNER/NAME[@REVISION], or an existing file or folder"
         raise SweepError(f"data must be {choices}, got {source!r}.")
     files = {"text": [path]}
@@ -170,25 +170,34 @@ def _table_format(path: Path) -> str | None:
 
 
 def read_files(paths: list[Path]) -> Iterator[Piece]:
-    most = max(LEAST_BOUND, MOST_EXPANSION * sum(path.stat().st_size for path in paths))
-    characters = 0
-    for piece in _read_files(paths):
-        characters += len(piece.text)
-        if characters > most:
-            expected = f"hold at most {MOST_EXPANSION} characters per byte of its files"
-            raise SweepError(f"data {str(paths[0])!r} must {expected}. Use other data.")
-        yield piece
-
-
-def _read_files(paths: list[Path]) -> Iterator[Piece]:
     for path in paths:
-        if not (loader := _table_format(path)):
-            yield from read_text(path)
-            continue
-        options = CSV_OPTIONS if loader == "csv" else {}
+        characters = 0
+        for piece in _read_file(path):
+            characters += len(piece.text)
+            _check_expansion(path, characters)
+            yield piece
+
+
+def _check_expansion(path: Path, size: int) -> None:
+    """Refuse a file whose content, so far, is much larger than the file."""
+    if size > max(MAX_CHARACTERS, MOST_EXPANSION * path.stat().st_size):
+        expected = f"hold at most {MOST_EXPANSION} characters per byte of its files"
+        raise SweepError(f"data {str(path)!r} must {expected}. Use other data.")
+
+
+def _read_file(path: Path) -> Iterator[Piece]:
+    if not (loader := _table_format(path)):
+        yield from read_text(path)
+    else:
+        options: dict[str, Any] = CSV_OPTIONS if loader == "csv" else {}
         files = {"data_files": [glob.escape(str(path))], "split": "train", "streaming": True}
         with _hugging_face("datasets", str(path), "Correct the file.") as datasets:
-            if loader != "parquet":
+            if loader == "parquet":
+                options = {"batch_size": 100}  # by default a whole row group is expanded
+                file = importlib.import_module("pyarrow.parquet").ParquetFile(path).metadata
+                groups = map(file.row_group, range(file.num_row_groups))
+                _check_expansion(path, sum(group.total_byte_size for group in groups))
+            else:
                 _check_lines(path, MOST_DEPTH if loader == "json" else sys.maxsize)
             yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
 
@@ -203,6 +212,7 @@ def _check_lines(path: Path, most_depth: int) -> None:
     """Refuse lines that `datasets` would read into memory at once, or that would crash pyarrow."""
     with _open_file(path, "rb") as file:
         while line := file.readline(MOST_LINE_BYTES + 1):
+            _check_expansion(path, file.tell())
             if len(line) > MOST_LINE_BYTES or _depth(line) > most_depth:
                 most = f"lines of at most {MOST_LINE_BYTES >> 20} MiB, nested {MOST_DEPTH} deep"
                 raise SweepError(f"data {str(path)!r} must have {most}. Divide its documents.")

@@ -31,6 +31,7 @@ from sweep.data.sources import (
     open_data,
 )
 from sweep.errors import SweepError
+from sweep.trial import watchdog
 from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
 
 TOKENIZER = "tokenizer.json"
@@ -248,6 +249,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         batch.append(piece)
         characters += len(piece.text)
         if characters >= BATCH_CHARACTERS:
+            watchdog.progress()
             yield batch
             batch = []
             characters = 0

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # private: used in no other file
 
 from sweep.config.trial import Execution, TrialConfig
-from sweep.errors import SweepError
+from sweep.errors import SweepError, describe_error
 from sweep.memory.search import Forecast, find_largest
 from sweep.models import build_without_weights, weight_dtype
 from sweep.training.parallel import layers_of
@@ -101,7 +101,7 @@ def forecast_step(config: TrialConfig) -> Forecast:
     except Exception as error:  # a user's model may raise anything
         raise SweepError(
             f"memory of {config.science.model.name!r} must be forecast on tensors without values, "
-            f"got {type(error).__name__}: {str(error)[:200]}. Measure it with `sweep probe`."
+            f"got {describe_error(error)[:200]}. Measure it with `sweep probe`."
         ) from error
 
 

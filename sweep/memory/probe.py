@@ -13,7 +13,7 @@ import torch
 
 from sweep.config.numbers import format_bytes
 from sweep.config.trial import TrialConfig
-from sweep.errors import WorkerDied
+from sweep.errors import WorkerDied, describe_error
 from sweep.memory.search import SHARES, Measurement, SearchResult, find_largest
 from sweep.plan.retry import judge_death
 from sweep.training.device import LimitedMemory, forget_peak_memory, is_out_of_memory
@@ -140,7 +140,7 @@ def measure_in_process(
         return process.result(timeout=600 * max(1, steps / STEPS))  # type: ignore[no-any-return]
     except WorkerDied as error:
         status, message = "TIMEOUT" if error.timed_out else "ERROR", str(error)
-        outcome = judge_death(error.exit_code, error.memory_ran_out, None)
+        outcome = judge_death(error.exit_code, error.oom_killed, None)
         if not error.timed_out and outcome.kind == "out_of_memory":
             status, message = "OUT_OF_MEMORY", outcome.message
         return Measurement(batch_size, microbatch_size, status, message)
@@ -158,7 +158,7 @@ def measure(config: TrialConfig, limit: int, steps: int, should_stop: ShouldStop
         if is_out_of_memory(error):
             return Measurement(*sizes, "OUT_OF_MEMORY", str(error)[:300], total_bytes=limit)
         traceback.print_exc()
-        return Measurement(*sizes, "ERROR", f"{type(error).__name__}: {str(error)[:300]}")
+        return Measurement(*sizes, "ERROR", describe_error(error)[:300])
     point = Measurement(*sizes, "OK", total_bytes=limit, **values)
     own = (point.device_bytes or 0) - memory.others_bytes
     if device.type == "cuda" and max(own, point.held_bytes or 0) > limit:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sweep.config.models import ModelSettings, ObjectSettings
 from sweep.config.objects import load_object
-from sweep.errors import SweepError
+from sweep.errors import user_code
 from sweep.models.elman import Elman
 from sweep.models.hugging_face import HuggingFace
 from sweep.models.quadratic import Quadratic
@@ -44,18 +44,15 @@ def build_model(settings: ModelSettings, seed: int, recomputes: bool = False) ->
     sizes = {"vocabulary": settings.vocabulary, "context": settings.context}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
+        with user_code(
+            f"model {settings.name!r} must be callable with vocabulary, context and its options, "
+            "and return a torch.nn.Module with trainable weights"
+        ):
             model: nn.Module = build(**sizes, **settings.options)
             if not any(parameter.requires_grad for parameter in model.parameters()):
                 raise ValueError("it has none")
             if recomputes and not hasattr(model, "activation_checkpointing"):
                 raise AttributeError("it has no attribute activation_checkpointing")
-        except (Exception, SystemExit) as error:
-            raise SweepError(
-                f"model {settings.name!r} must be callable with vocabulary, context and its "
-                f"options, and return a torch.nn.Module with trainable weights, but raised "
-                f"{type(error).__name__}: {error}. Correct it."
-            ) from error
     if recomputes:
         model.activation_checkpointing = True  # type: ignore[assignment]
     return model

@@ -65,7 +65,8 @@ class HuggingFace(nn.Module):
 
         disable_progress_bar: Any = logging.disable_progress_bar
         disable_progress_bar()
-        pretrained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        options: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
+        pretrained = AutoModelForCausalLM.from_pretrained(folder, **options)
         self.model.load_state_dict(pretrained.state_dict())
         weights = {self.model.get_input_embeddings().weight, self.output_weight()}  # may be tied
         with torch.no_grad():

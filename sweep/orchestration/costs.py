@@ -29,13 +29,7 @@ UNCERTAIN = 2.0  # factor of uncertainty of a short measurement, or of a single 
 def plan_sweep(
     experiment: str = "tinystories", *, out: str | Path | None = None, **settings: Any
 ) -> Plan:
-    """Plan a sweep; trains and writes nothing.
-
-    Args:
-        experiment: a shipped name or the path of a TOML file.
-        out: folder of the sweep; if it has a plan, that plan grows.
-        **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
-    """
+    """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
     request = read_request(experiment, settings, out)
     return estimate(request.plan(), request.folder).command_rows()
 

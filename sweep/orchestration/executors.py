@@ -24,7 +24,7 @@ class Executor(Protocol):
         """The environment of each attempt that may run now; empty: the command has to stop."""
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
-        """Start the newest attempt of a trial; the future tells how it ended."""
+        """Start the newest attempt of a trial; the future holds its outcome."""
 
     def stop(self, force: bool = False) -> None:
         """Ask all attempts to checkpoint and end; with `force` end them at once."""

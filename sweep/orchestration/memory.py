@@ -52,14 +52,10 @@ def _plan_steps(
 
 
 def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[str, Any]:
-    """Forecast peak memory at every batch size of an experiment; the device need not exist.
+    """Return the document of `sweep forecast --json`, peak memory at every batch size.
 
-    Args:
-        experiment: a shipped name or the path of a TOML file.
-        **settings: any setting of `sweep forecast` by name. With `device_memory` the largest
-            microbatch that fits is used; with neither it nor `microbatch` the whole batch is one.
-
-    Returns the document that `sweep forecast --json` prints (docs/memory.md).
+    The arguments are those of `run_sweep`. The device need not exist. With `device_memory` the
+    largest microbatch that fits is used; with neither it nor `microbatch` the whole batch is one.
     """
     request = planning.read_request(experiment, {"device": "cpu", **settings})
     is_elsewhere = request.execution.device_type == "cuda"
@@ -126,18 +122,16 @@ def probe_memory(
     on_point: OnPoint = lambda point: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Measure the largest microbatch that fits this machine's device, and prove it.
+    """Measure the largest microbatch that fits; return the document of `sweep probe --json`.
 
-    Args:
-        experiment: a shipped name or the path of a TOML file.
+    Args, in addition to those of `run_sweep`:
         largest: the largest size of interest.
         multiple: sizes must be multiples of it; GRPO adds its group size.
         soak: steps that each recommended size must complete; by default 20 for GRPO, else 0.
         on_point: called after each measured point.
-        **settings: any setting of `sweep probe` by name. On a CPU `device_memory` is half of the
-            available memory by default. With a `microbatch` nothing is searched.
 
-    Returns the document that `sweep probe --json` prints (docs/memory.md).
+    On a CPU `device_memory` is half of the available memory by default. With a `microbatch`
+    nothing is searched.
     """
     request = planning.read_request(experiment, settings)
     plan, configs, head = _plan_steps(request)

@@ -12,7 +12,7 @@ from sweep.config.experiment import Experiment, load_experiment
 from sweep.config.objects import describe_objects, identify_code, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
-from sweep.errors import SweepError, WorkerDied
+from sweep.errors import SweepError, WorkerDied, printable
 from sweep.memory.presets import choose_preset, largest_on_this_machine
 from sweep.plan.plan import (
     Inputs,
@@ -77,7 +77,7 @@ def read_request(
     if objects := parsed.user_objects:
         if services.no_user_code:
             raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
-        LOG.warning("This runs your code: %s.", describe_objects(objects))
+        LOG.warning("This runs your code: %s.", printable(describe_objects(objects)))
     return Request(parsed, execution, services, folder, command)
 
 

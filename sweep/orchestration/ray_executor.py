@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +69,16 @@ class RayExecutor:
 
     def submit(self, folder: TrialFolder, environment: Mapping[str, str]) -> Future[Outcome]:
         future: Future[Outcome] = Future()
-        path, number = str(folder.path.absolute()), folder.read_status().fencing
+        path, number = folder.path.absolute(), folder.read_status().fencing
         with self._lock:
             if self._is_stopping or not self.slots:
                 future.set_result(Outcome("stopped", "not submitted", has_begun=False))
             else:
                 # One call per process, and no retries by Ray.
                 options = {"max_calls": 1, "max_retries": 0, **self._needs}
-                task = self._ray.remote(**options)(_run_attempt).remote(path, number)
+                # ray.cancel() sends SIGINT
+                words = {signal.SIGINT: "stopped", signal.SIGTERM: "preempted"}
+                task = self._ray.remote(**options)(run_cluster_attempt).remote(path, number, words)
                 self._attempts[task] = future, folder.log_path
         return future
 
@@ -122,7 +123,7 @@ class RayExecutor:
     def _outcome(self, task: Any) -> Outcome:
         errors, log = self._ray.exceptions, self._attempts[task][1]
         try:
-            return Outcome(**self._ray.get(task))
+            return self._ray.get(task)  # type: ignore[no-any-return]
         except errors.RayError as error:
             if self._is_stopping or isinstance(error, errors.TaskCancelledError):
                 return Outcome("stopped", "cancelled")
@@ -142,12 +143,6 @@ class RayExecutor:
             min(int(node.get(RESOURCES[name], 0) // count) for name, count in self._needs.items())
             for node in nodes
         )
-
-
-def _run_attempt(path: str, number: int) -> dict[str, Any]:
-    """Run an attempt in its task's process; ray.cancel() sends SIGINT."""
-    words = {signal.SIGINT: "stopped", signal.SIGTERM: "preempted"}
-    return asdict(run_cluster_attempt(Path(path), number, words))
 
 
 def _check_reachable(address: str | None) -> None:

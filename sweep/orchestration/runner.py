@@ -57,7 +57,7 @@ def run_sweep(
 
     Args:
         experiment: a shipped name or the path of a TOML file.
-        out: the sweep's folder; results/<experiment> by default.
+        out: the sweep's folder; results/<experiment> by default. If it has a plan, that grows.
         **settings: any setting of `sweep run` by name: budget, batches, model, lr, device, …
 
     Bad input raises SweepError before anything is written.

@@ -139,15 +139,19 @@ class Scheduler:
         self._running[self.executor.submit(trial, slot)] = trial, slot
 
     def _read_config(self, trial: TrialFolder) -> TrialConfig:
-        """Read config.json; write it again if it is damaged or gone."""
+        """Read config.json; write it again if it is damaged, gone, or not as planned."""
+        row = next(row for row in self.plan.known_trials if row.id == trial.id)
+        planned = self.plan.trial_config(row, self.folder.name)
         try:
-            return trial.read_config()
+            config = trial.read_config()
+            paths = planned.model_dump(include={"data_path", "init_path"})
+            if config.model_copy(update=paths) == planned:
+                return config
         except SweepError:
             if not self.folder.plan_path.exists():
                 raise  # the folder was moved or deleted
-            row = next(row for row in self.plan.known_trials if row.id == trial.id)
-            trial.write_config(self.plan.trial_config(row, self.folder.name))
-            return trial.read_config()
+        trial.write_config(planned)
+        return trial.read_config()
 
     def _last_step(self, config: TrialConfig) -> int | None:
         """Return the step at which a trial towards a target is given up; None if unbounded."""

@@ -102,7 +102,8 @@ class SlurmExecutor:
         if execution.device == "cuda":
             cores = min(execution.threads, 8) * execution.devices
             needs = {"gpus_per_node": execution.devices, "cpus_per_task": cores}
-        needs["slurm_setup"] = ["export PYTHONSAFEPATH=1"]  # imports no module of the folder
+        needs["slurm_setup"] = ["export PYTHONSAFEPATH=1"]  # not the current folder
+        os.environ["PYTHONSAFEPATH"] = "1"  # jobs of cluster=local inherit it
         self._submitit.update_parameters(**{"name": f"sweep-{folder.name}", **needs, **request})
         self._folder, self._threads = folder, ThreadPoolExecutor(at_once, "slurm")
         self.slots: list[dict[str, str]] = [{}] * at_once

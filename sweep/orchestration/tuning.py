@@ -19,7 +19,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from sweep.errors import SweepError
+from sweep.errors import SweepError, causes_of
 from sweep.orchestration.looks import trial_value
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import is_complete
@@ -335,8 +335,8 @@ def is_without_answer(error: BaseException | None) -> bool:
     """Return True if a database server does not answer, or another process locks the file."""
     if sqlite_fault(error) == "locked":
         return True
-    while error is not None:
-        if isinstance(error, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError):
-            return not isinstance(error.orig, sqlite3.Error)
-        error = error.__cause__
-    return False
+    return any(
+        isinstance(cause, sqlalchemy.exc.OperationalError | sqlalchemy.exc.InterfaceError)
+        and not isinstance(cause.orig, sqlite3.Error)
+        for cause in causes_of(error)
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from sweep.config.trial import TrialConfig
 from sweep.plan.steps import largest_divisor
 from sweep.trial.folder import Cause, State, TrialStatus, has_failed
+from sweep.trial.watchdog import has_stalled
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,11 @@ def begin_attempt(status: TrialStatus) -> TrialStatus:
     return status.changed(state=State.RUNNING, cause=None, message="", pause_step=None)
 
 
-def judge_death(
-    exit_code: int, memory_ran_out: bool, log: Path | None, has_stalled: bool = False
-) -> Outcome:
+def judge_death(exit_code: int, oom_killed: bool, log: Path | None) -> Outcome:
     """Judge a worker that ended without an outcome; `exit_code` is negative for a signal."""
-    if memory_ran_out and exit_code == -signal.SIGKILL:
+    if oom_killed and exit_code == -signal.SIGKILL:
         return Outcome("out_of_memory", "killed by the kernel: the machine's memory ran out")
-    if has_stalled:
+    if log and has_stalled(exit_code, log):
         return Outcome("lost", f"no step for --stall-minutes; {log} shows where it was")
     names = {-number.value: f"killed by {number.name}" for number in signal.Signals}
     how = names.get(exit_code, f"exit code {exit_code}") + (f"; see {log}" if log else "")

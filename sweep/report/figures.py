@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
 from sweep.analysis.checks import supports_fit
 from sweep.analysis.critical_batch_size import noise_by_part, noise_records
-from sweep.analysis.frames import CELL_KEYS, report_trials
+from sweep.analysis.frames import report_trials
 from sweep.analysis.results import PolicyResult, Sweep, leading
 from sweep.config.numbers import format_count
 from sweep.trial.files import replacing
@@ -47,7 +47,6 @@ def draw_figures(sweep: Sweep, cells: pd.DataFrame) -> dict[str, Figure | None]:
         "rates": plot_rates(policies),
         "curves": plot_curves(sweep, cells),
         "time": plot_time(cells),
-        "pareto": None if has_target else plot_pareto(sweep, cells),
         "throughput": plot_throughput(sweep, cells),
         "noise": plot_noise(sweep, policies),
     }
@@ -213,33 +212,6 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
         _set_token_axis(axis)
     for label, (_, _, line) in styles.items():
         axes[0].plot([], [], line, color=GREY, label=label)
-    return with_legend(figure)
-
-
-def plot_pareto(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Plot final validation loss against total time, with the Pareto front of the means."""
-    figure, (axis,) = new_figure()
-    x = "seconds_total"
-    y = "final_valid_loss"
-    trials = report_trials(sweep.trials)
-    colors = batch_colors(cells["batch_size"])
-    styles = policy_styles(cells)
-    complete = trials[trials["state"] == "COMPLETE"].astype({x: float, y: float})
-    for (label, batch, _), rows in complete.groupby(CELL_KEYS, sort=False):
-        mean = float(rows[x].mean()), float(rows[y].mean(skipna=False))
-        style: dict[str, Any] = {"marker": styles[label][1], "color": colors[batch]}
-        axis.scatter(rows[x], rows[y], 16, **style)
-        axis.scatter(*mean, s=70, edgecolors="black", zorder=3, **style)
-        axis.annotate(str(batch), mean, (6, 6), textcoords="offset points", size=9)
-    for label, (_, marker, _) in styles.items():
-        axis.plot([], [], marker, color=GREY, label=label)
-    front = cells[cells["is_on_front"]].sort_values(x)
-    line: dict[str, Any] = {"color": GREY, "label": "Pareto front of the means", "zorder": 1}
-    axis.plot(front[x], front[y], drawstyle="steps-post", linewidth=1.2, **line)
-    _set_log_scale(axis, "x", least_ratio=10)
-    loss = f"final validation loss {_loss_unit(sweep)}"
-    axis.set(xlabel="total time of one trial [seconds]", ylabel=loss)
-    _mark_diverged(axis, trials, x)
     return with_legend(figure)
 
 

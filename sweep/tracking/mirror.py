@@ -41,6 +41,9 @@ class Mirror(threading.Thread):
         address = store.check_tracking_uri(tracking_uri) if tracking_uri else None
         self._record = store.choose_store(folder, address) | {"sweep_uid": plan.sweep_uid}
         self._address: str = address or self._record["tracking_uri"]
+        if self._address.startswith("http"):
+            with contextlib.suppress(ImportError):  # while MLflow did, matplotlib would look at it
+                import IPython  # noqa: F401
         if not plan.sweep_uid:
             raise SweepError(f"{folder.plan_path} must have a sweep_uid. Run the sweep again.")
         self._client: MlflowClient

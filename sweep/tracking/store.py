@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweep.config.objects import require_extra
-from sweep.errors import CorruptFile, SweepError, without_secrets
+from sweep.errors import CorruptFile, SweepError, causes_of, without_secrets
 from sweep.trial.files import find_json, sha256_of, sha256_of_file
 from sweep.trial.folder import SweepFolder, TrialStatus
 
@@ -46,7 +46,7 @@ def without_password(address: str) -> str:
     if not re.fullmatch(r"[^@]*|[^@/?#]*://[^@/?#]*@[^@]*", address):
         encoded = "%40 for @, %2F for /, %3F for ?, %23 for #"
         raise SweepError(f"a password must be percent-encoded in an address. Write {encoded}.")
-    return without_secrets(address).rstrip("?&")
+    return without_secrets(address)
 
 
 def one_sentence(error: BaseException) -> str:
@@ -65,24 +65,19 @@ def with_driver(address: str) -> str:
 
 def sqlite_fault(error: BaseException | None) -> str | None:
     """Return `locked` or `damaged` if SQLite's error of that kind led to this one."""
-    while error is not None:
-        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+    for cause in causes_of(error):
+        match getattr(cause, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return "locked"
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
                 return "damaged"
-            case sqlite3.SQLITE_ERROR if "no such" in str(error):  # table or column
+            case sqlite3.SQLITE_ERROR if "no such" in str(cause):  # table or column
                 return "damaged"
-        error = error.__cause__ or error.__context__
     return None
 
 
 def set_aside_damaged(path: Path) -> None:
-    """Rename a damaged SQLite database and say so; what it held is written again from the folder.
-
-    Raises:
-        sqlite3.Error: if another process has locked it, for example.
-    """
+    """Rename a damaged SQLite database and log it; its content is rebuilt from the folder."""
     if not path.exists():
         return
     try:
@@ -148,21 +143,29 @@ def read_record(folder: SweepFolder) -> dict[str, Any]:
         "is_default": True,  # the store in the folder
         "mirrored_sha256": "",  # `digest` of the folder when the store last held all of it
     }
-    with contextlib.suppress(CorruptFile):
+    try:
         record |= find_json(folder.tracking_path) or {}
+    except CorruptFile as damage:
+        remedy = "If the sweep was tracked elsewhere, name that store with --tracking-uri"
+        LOG.warning("%s It is replaced. %s.", damage, remedy)
     return record
+
+
+def recorded_uri(folder: SweepFolder, record: dict[str, Any]) -> str:
+    """Return the address that a record names; a file outside the folder may be a stranger's."""
+    if record["is_default"]:
+        return default_tracking_uri(folder)
+    uri = check_tracking_uri(str(record["tracking_uri"]))
+    if path := sqlite_path(uri):
+        remedy = f"If it is yours, add --tracking-uri sqlite:///{path}"
+        raise SweepError(f"{folder.tracking_path} names a database outside the folder. {remedy}.")
+    return uri
 
 
 def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any]:
     """Return the record of this store; None: the recorded store, by default the folder's own."""
-    try:
-        find_json(folder.tracking_path)
-    except CorruptFile as damage:
-        remedy = "If the sweep was tracked elsewhere, name that store with --tracking-uri"
-        LOG.warning("%s It is replaced. %s.", damage, remedy)
     record, default = read_record(folder), default_tracking_uri(folder)
-    uri = tracking_uri or (default if record["is_default"] else record["tracking_uri"])
-    uri = without_password(uri)
+    uri = without_password(tracking_uri or recorded_uri(folder, record))
     if uri == record["tracking_uri"]:
         return record
     if record["is_default"] and uri == default and (folder.path / "mlflow.db").exists():
@@ -205,7 +208,7 @@ def connect(uri: str) -> "MlflowClient":
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     if path and not path.exists():
         # MLflow creates its tables one by one; a command killed meanwhile must leave no database.
-        # In a process it fills a name only once.
+        # MLflow initializes a path only once per process, so the name must be new.
         with tempfile.TemporaryDirectory(".part", f".{path.name}.", path.parent) as folder:
             new = Path(folder) / path.name
             MlflowClient(f"sqlite:///{new}", f"sqlite:///{new}").search_experiments()
@@ -265,8 +268,7 @@ def _find_parent(client: "MlflowClient", address: str, name: str, run_id: str | 
 
 def ui_command(folder: SweepFolder, port: int) -> list[str]:
     """Return the command that serves this sweep's store with MLflow's UI, on loopback only."""
-    record = read_record(folder)
-    uri = default_tracking_uri(folder) if record["is_default"] else record["tracking_uri"]
+    uri = recorded_uri(folder, read_record(folder))
     if uri.startswith("http"):
         raise SweepError(f"{folder.path} is tracked by a server. Open {uri} in a browser.")
     if (path := sqlite_path(uri)) and not path.exists():
@@ -274,6 +276,14 @@ def ui_command(folder: SweepFolder, port: int) -> list[str]:
         raise SweepError(f"{folder.path} must have an MLflow store, got none at {uri}. {remedy}")
     prepare_environment()
     artifacts = (folder.path.absolute() / "mlartifacts").as_uri()
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", with_driver(uri)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        with_driver(uri),
+    ]
     command += ["--default-artifact-root", artifacts, "--no-serve-artifacts", "--workers", "1"]
     return [*command, "--host", "127.0.0.1", "--port", str(port)]

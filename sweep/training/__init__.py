@@ -11,10 +11,9 @@ from pathlib import Path
 
 from sweep.errors import SweepError, WorkerDied
 from sweep.plan.retry import Outcome, judge_death
-from sweep.training.process import FreshProcess, ShouldStop, has_stalled
+from sweep.training.process import FreshProcess, ShouldStop
 from sweep.trial.folder import TrialFolder, TrialStatus
 
-POLL_SECONDS = 0.2  # between two looks for signals
 LOG_BYTES = 1 << 26  # most that the log of one attempt keeps
 CUT = b"\n[Lines were cut here: an attempt's log has at most 64 MiB.]\n"
 
@@ -39,11 +38,8 @@ def attempt_trial(path: Path, status: TrialStatus | None, should_stop: ShouldSto
                     with folder.log_path.open("ab") as log:
                         log.write(CUT)
 
-    def answer() -> str | None:
-        return should_stop() or (stops[0] if stops else None)
-
     threading.Thread(target=watch, name="stop", daemon=True).start()
-    return run_attempt(path, answer, status, is_logged=True)
+    return run_attempt(path, lambda: should_stop() or next(iter(stops), None), status, True)
 
 
 def outcome_of(process: FreshProcess, folder: TrialFolder) -> Outcome:
@@ -51,8 +47,7 @@ def outcome_of(process: FreshProcess, folder: TrialFolder) -> Outcome:
     try:
         return process.result()  # type: ignore[no-any-return]
     except WorkerDied as error:
-        code, log = error.exit_code, folder.log_path
-        return judge_death(code, error.memory_ran_out, log, has_stalled(code, log))
+        return judge_death(error.exit_code, error.oom_killed, folder.log_path)
 
 
 def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, str]) -> Outcome:
@@ -65,6 +60,4 @@ def run_cluster_attempt(path: Path, number: int, words: Mapping[signal.Signals, 
     process = FreshProcess(attempt_trial, path, status)
     for received, word in words.items():
         signal.signal(received, lambda *_, word=word: process.stop(word))
-    while not process.has_answered(POLL_SECONDS):
-        pass  # Python runs the handlers between calls; a signal of Ray interrupts none
     return outcome_of(process, folder)

@@ -11,10 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 from sweep.config.objects import describe_objects
-from sweep.errors import FolderInUse, SweepError
+from sweep.errors import FolderInUse, SweepError, printable
 from sweep.plan.retry import Outcome, begin_attempt, is_to_run, status_after
 from sweep.training import attempt_trial, outcome_of
 from sweep.training.process import FreshProcess, serve
+from sweep.trial.files import refuse_links
 from sweep.trial.folder import Cause, State, TrialFolder, has_failed
 
 
@@ -34,15 +35,16 @@ def main() -> int:
     try:
         return _run_trial(TrialFolder(options.folder))
     except (SweepError, OSError) as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(printable(f"Error: {error}"), file=sys.stderr)
         return 2
 
 
 def _run_trial(folder: TrialFolder) -> int:
     """Run attempts until none is left; a signal makes the trial checkpoint and end, two kill it."""
+    refuse_links(folder.path)
     config = folder.read_config()
     if objects := config.science.user_objects:
-        print(f"This runs code: {describe_objects(objects)}", flush=True)
+        print(printable(f"This runs code: {describe_objects(objects)}"), flush=True)
     status = folder.read_status()
     folder.stop_path.unlink(missing_ok=True)  # meant for an earlier attempt
     stops: list[int] = []
@@ -67,8 +69,8 @@ def _run_trial(folder: TrialFolder) -> int:
         if stops and outcome.kind in ("preempted", "lost"):
             outcome = Outcome("stopped", outcome.message)
         status, is_retried = status_after(status, outcome, config, failures)
-    print(f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}".rstrip())
-    print(f"log: {folder.log_path}")
+    line = f"trial {folder.id}: {status.state} {status.cause or ''} {status.message}"
+    print(printable(f"{line.rstrip()}\nlog: {folder.log_path}"))
     if status.state is State.WAITING:
         return 1 if outcome.kind == "storage" else 130
     return int(has_failed(status.state, status.cause))

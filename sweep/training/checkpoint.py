@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sweep.errors import CorruptFile, UnusableCheckpoint
+from sweep.errors import CorruptFile, UnusableCheckpoint, describe_error
 from sweep.plan.rates import CONFIRMED
 from sweep.training.device import is_out_of_memory
 from sweep.training.parallel import whole
@@ -126,7 +126,7 @@ class CheckpointStore:
             except Exception as error:  # written by another version, for example
                 if is_out_of_memory(error) or isinstance(error, OSError):  # not the checkpoint's
                     raise
-                problem = f"{type(error).__name__}: {error}"
+                problem = describe_error(error)
             if any(ranks.all_gather(bool(problem))):
                 self.check()
                 if not ranks.rank():

@@ -15,7 +15,7 @@ import torch
 
 from sweep.config import read_toml
 from sweep.config.trial import Execution, TrialConfig
-from sweep.errors import SweepError, describe
+from sweep.errors import SweepError, describe_error
 from sweep.training.process import available_in_cgroups
 from sweep.training.storages import LiveStorages
 
@@ -135,7 +135,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    if isinstance(error, RuntimeError) and re.search(NO_MEMORY, describe(error)):
+    if isinstance(error, RuntimeError) and re.search(NO_MEMORY, describe_error(error)):
         return True
     return is_out_of_memory(error.__cause__)
 

@@ -129,7 +129,7 @@ def train(
         if t in train_points or t in valid_points or t in noise.steps:
             steps.store()  # waits for the device
             progress.charge("training")
-            # In milliseconds, as MLflow keeps it; a clock that is set back does not reverse it.
+            # Milliseconds, as in MLflow; never before the last line, even if the clock is set back.
             progress.logged_at = now = max(progress.logged_at, round(time.time(), 3))
             line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
             if t in train_points:

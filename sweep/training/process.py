@@ -7,8 +7,8 @@ A request is one end of a pipe. A process between server and worker adds the exi
 
 import atexit
 import contextlib
-import faulthandler
 import hashlib
+import math
 import multiprocessing
 import os
 import platform
@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from sweep.errors import SweepError, WorkerDied
+from sweep.errors import SweepError, WorkerDied, describe_error
 from sweep.trial.files import cache_dir
 
 FORK = multiprocessing.get_context("fork")
@@ -32,7 +32,7 @@ OWN = Path("/proc/self/cgroup")
 # File names by version: limit, use, kills, and the key of reclaimable bytes in memory.stat.
 V2 = ("memory.max", "memory.current", "memory.events", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
-LOG_END_BYTES = 1 << 16  # holds the stacks of all threads
+POLL_SECONDS = 0.2  # for an answer
 ShouldStop = Callable[[], str | None]  # a worker polls it; an answer says how to end
 
 _lock = threading.Lock()
@@ -63,38 +63,6 @@ def safe_path() -> list[str]:
         return sys.path
     others = [path for path in sys.path if path not in ("", current)]
     return others if len(others) == len(sys.path) else [*others, current]
-
-
-class Watchdog:
-    """Ends this process, with its stack in the log, if it makes no progress for too long.
-
-    The timer is a thread of faulthandler, which also works while native code holds Python's lock.
-    """
-
-    def __init__(self, minutes: float) -> None:
-        self._seconds, self._longest = 60 * minutes, 0.0
-        self._last = time.monotonic()
-        self._arm()
-
-    def _arm(self) -> None:
-        self._armed = time.monotonic()
-        seconds = max(self._seconds, 10 * self._longest)
-        faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # the log
-
-    def progress(self) -> None:
-        now = time.monotonic()
-        self._longest, self._last = max(self._longest, now - self._last), now
-        if now - self._armed > self._seconds / 100:
-            self._arm()
-
-    def end(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
-
-
-def has_stalled(exit_code: int, log: Path) -> bool:
-    """Return True if the watchdog ended a process with this exit code and log."""
-    is_candidate = exit_code == 1 and log.exists()
-    return is_candidate and b"Timeout (" in log.read_bytes()[-LOG_END_BYTES:]
 
 
 class FreshProcess:
@@ -128,13 +96,11 @@ class FreshProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def has_answered(self, timeout: float) -> bool:
-        """Wait at most so many seconds; return True if `result` would not wait."""
-        return self._pipe.poll(timeout)
-
     def result(self, timeout: float | None = None) -> Any:
         """Return the result; raise WorkerDied without one, or after `timeout` seconds."""
-        is_late = not self._pipe.poll(timeout)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while (is_late := not self._pipe.poll(POLL_SECONDS)) and time.monotonic() < end:
+            pass  # Python runs handlers of signals between calls; Ray's interrupt none
         if is_late:
             self.kill()
         answers: dict[str, Any] = {}
@@ -144,9 +110,8 @@ class FreshProcess:
         if "result" in answers and not is_late:
             return answers["result"]
         message = f"not done after {timeout:g} s" if is_late else answers.get("error", "")
-        died = WorkerDied(answers.get("exit code", 1), message)
-        died.timed_out, died.memory_ran_out = is_late, oom_kills() > self._killed_before
-        raise died
+        oom_killed = oom_kills() > self._killed_before
+        raise WorkerDied(answers.get("exit code", 1), message, is_late, oom_killed)
 
 
 def _pass_to_server(pipe: Connection) -> None:
@@ -189,7 +154,7 @@ def _supervise(pipe: Connection, control: socket.socket) -> None:
     process.start()
     process.join()
     assert process.pid
-    with contextlib.suppress(OSError):  # no other process is left in the group
+    with contextlib.suppress(OSError):  # the group may be empty
         os.killpg(process.pid, signal.SIGKILL)  # children of the user's code
     with contextlib.suppress(OSError):
         pipe.send({"exit code": process.exitcode})
@@ -220,7 +185,7 @@ def _run(pipe: Connection) -> None:
         threading.Thread(target=listen, daemon=True).start()
         answer = {"result": function(*arguments, lambda: stops[0] if stops else None)}
     except Exception as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
+        answer = {"error": describe_error(error)}
     with contextlib.suppress(OSError):
         pipe.send(answer)
     with contextlib.suppress(OSError, ValueError):
@@ -234,7 +199,7 @@ def run_job(function: Callable[..., Any], *arguments: object, seconds: float = 1
     try:
         return FreshProcess(_call, function, arguments).result(timeout=seconds)
     except WorkerDied as error:
-        raise SweepError(str(error).removeprefix("SweepError: ")) from error
+        raise SweepError(str(error)) from error
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], should_stop: object) -> Any:

@@ -32,9 +32,8 @@ from sweep.errors import (
     CorruptFile,
     FolderInUse,
     Superseded,
-    SweepError,
     UnusableCheckpoint,
-    describe,
+    describe_error,
     printable,
 )
 from sweep.plan.rates import crossing_tokens
@@ -42,9 +41,9 @@ from sweep.plan.retry import Outcome, judge_death
 from sweep.training import device as machine
 from sweep.training.checkpoint import CheckpointStore, Progress
 from sweep.training.loop import train
-from sweep.training.process import ShouldStop, Watchdog, oom_kills
+from sweep.training.process import ShouldStop, oom_kills
 from sweep.training.step import TrainingStep
-from sweep.trial import files
+from sweep.trial import files, watchdog
 from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, TrialFolder, TrialStatus
 from sweep.trial.lease import Lease
 from sweep.workloads import ranks
@@ -68,6 +67,7 @@ def run_attempt(
             if result := folder.find_result():  # the runner died before it recorded this
                 return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
             if not ranks.is_distributed():  # otherwise the launcher's process has done this
+                files.refuse_links(path)
                 stack.enter_context(Lease(folder.lease_path, status.fencing))
                 if is_logged:  # by native code too
                     with folder.log_path.open("ab") as file:
@@ -75,10 +75,8 @@ def run_attempt(
                             stream.flush()
                             os.dup2(file.fileno(), number)
                     faulthandler.enable()
-                files.refuse_links(path)
                 folder.remove_half_written()
-            watchdog = Watchdog(status.stall_minutes)
-            stack.callback(watchdog.end)
+            stack.enter_context(watchdog.Watchdog(status.stall_minutes))
 
             def poll() -> str | None:  # after every step
                 watchdog.progress()
@@ -93,14 +91,12 @@ def run_attempt(
         except (Superseded, FolderInUse) as error:
             return Outcome("superseded", str(error))
         except BaseException as error:  # the user's code may raise anything
-            with contextlib.suppress(OSError):  # the log's disk may be full
-                traceback.print_exc()
-            if isinstance(error, UnusableCheckpoint):
-                return Outcome("preempted", str(error))
             if problem := files.storage_problem(error, folder.path):
                 return Outcome("storage", problem)
-            message = str(error) if isinstance(error, SweepError) else describe(error)
-            message = printable(" ".join(message[:MESSAGE_CHARACTERS].split()))
+            traceback.print_exc()
+            if isinstance(error, UnusableCheckpoint):
+                return Outcome("preempted", str(error))
+            message = printable(" ".join(describe_error(error)[:MESSAGE_CHARACTERS].split()))
             return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
 
 
@@ -210,14 +206,15 @@ def _launch(
             for report in sorted(Path(name).glob("*.end")):  # by time
                 number = int(report.stem.partition("-")[2])
                 reports[number] = Outcome(**json.loads(report.read_text()))
-            return first_cause(rank, failure.exitcode, reports, oom_kills() > killed_before)
+            oom_killed, log = oom_kills() > killed_before, TrialFolder(path).log_path
+            return first_cause(rank, failure.exitcode, reports, oom_killed, log)
         finally:
             ended.set()
             watcher.join()
 
 
 def first_cause(
-    rank: int, exit_code: int, reports: dict[int, Outcome], memory_ran_out: bool
+    rank: int, exit_code: int, reports: dict[int, Outcome], oom_killed: bool, log: Path
 ) -> Outcome:
     """Judge a failed attempt from the rank that ended first and the reported outcomes, by time."""
     full = [report for report in reports.values() if report.kind == "out_of_memory"]
@@ -225,7 +222,7 @@ def first_cause(
         return full[0]
     if rank in reports:  # otherwise it died, and the exceptions of others are consequences
         return next(iter(reports.values()))
-    outcome = judge_death(exit_code, memory_ran_out, None)
+    outcome = judge_death(exit_code, oom_killed, log)
     return Outcome(outcome.kind, f"process {rank} of the trial: {outcome.message}")
 
 

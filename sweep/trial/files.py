@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sweep.config import sha256_of_file as sha256_of_file
 from sweep.config.trial import FORMAT_VERSION
-from sweep.errors import CorruptFile, SweepError, describe
+from sweep.errors import CorruptFile, SweepError, causes_of, describe_error, printable
 
-MOST_BYTES = 1 << 28  # of a file of JSON; a plan of 10,000 trials has 1 << 23
+MAX_JSON_BYTES = 1 << 28  # a plan of 10,000 trials has 1 << 23
 POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
 # Errors of a machine that is full or closed, and what helps.
 STORAGE_REMEDIES = {
@@ -43,11 +44,6 @@ def sha256_of(data: Any) -> str:
     return hashlib.sha256(canonical_json(data).encode()).hexdigest()
 
 
-def sha256_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def find_sha256(path: Path) -> str | None:
     return sha256_of_file(path) if path.exists() else None
 
@@ -57,19 +53,29 @@ def seal(data: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "sha256": sha256_of(rest)}
 
 
+def load_json(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object; huge integers become floats. Raise ValueError if it is none."""
+    try:
+        data = dict(json.loads(text, parse_int=lambda n: int(n) if len(n) < 20 else float(n)))
+        if re.search(rb"\\u[dD]", text):  # raises for half a surrogate pair
+            json.dumps(data, ensure_ascii=False).encode()
+        return data
+    except (TypeError, RecursionError) as error:
+        raise ValueError("not an object of JSON") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a sealed JSON file; raise FileNotFoundError, or CorruptFile if it has changed."""
-    damage = CorruptFile(f"{path} does not match its sha256. Restore it, or start again.")
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError
-        data = dict(json.loads(path.read_bytes()))
+        data = load_json(path.read_bytes())
         sha256, version = data.pop("sha256"), data["format_version"]
-        is_intact = sha256 == sha256_of(data)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damage from error
-    if not is_intact:
-        raise damage
+        if sha256 != sha256_of(data):
+            raise ValueError
+    except (ValueError, KeyError) as error:
+        remedy = "Restore it, or start again."
+        raise CorruptFile(f"{path} does not match its sha256. {remedy}") from error
     if version != FORMAT_VERSION:
         problem = f"must have format_version {FORMAT_VERSION}, got {version!r}"
         raise SweepError(f"{path} {problem}. Choose another --out.")
@@ -101,6 +107,9 @@ def replacing(path: Path, check: Callable[[], None] | None = None) -> Iterator[P
         if check:
             check()
         part.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # errors of writing have none
+        raise
     finally:
         part.unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -120,19 +129,20 @@ def storage_problem(error: BaseException | None, path: Path) -> str | None:
 
     It names the file of the error, or else `path`.
     """
-    while error is not None:
-        number: int = getattr(error, "errno", None) or 0
-        if match := re.search(r"\(os error (\d+)\)", describe(error)):  # from safetensors
+    for cause in causes_of(error):
+        number: int = getattr(cause, "errno", None) or 0
+        if match := re.search(r"\(os error (\d+)\)", describe_error(cause)):  # from safetensors
             number = int(match[1])
         if remedy := STORAGE_REMEDIES.get(number):
-            name = getattr(error, "filename", None) or path
+            name = getattr(cause, "filename", None) or path
             return f"{name} cannot be written: {os.strerror(number)}. {remedy}."
-        error = error.__cause__ or error.__context__
     return None
 
 
 def refuse_links(folder: Path) -> None:
     """Refuse a folder, if it exists, with a link that leaves it, or with a device or a pipe."""
+    if not str(folder).isprintable():
+        raise SweepError(f"the name of a folder must be plain text, got {printable(folder)!r}.")
     root, pending = folder.resolve(), [str(folder)]
     while pending:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -194,11 +204,11 @@ class MetricsLog:
 
 def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
     """Read the complete lines of the file, or of its first `length` bytes."""
-    if length is None and path.exists() and path.stat().st_size > MOST_BYTES:
-        raise CorruptFile(f"{path} must have at most {MOST_BYTES >> 20} MiB.")
+    if length is None and path.exists() and path.stat().st_size > MAX_JSON_BYTES:
+        raise CorruptFile(f"{path} must have at most {MAX_JSON_BYTES >> 20} MiB.")
     lines = _read_start(path, length).splitlines(keepends=True)
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
-        points = [dict(json.loads(line)) for line in lines if line.endswith(b"\n")]
+    with contextlib.suppress(ValueError):
+        points = [load_json(line) for line in lines if line.endswith(b"\n")]
         if all(map(_is_point, points)):
             return points
     raise CorruptFile(f"{path} is damaged: a line is not a point of curves.")
@@ -207,10 +217,13 @@ def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
 def _is_point(line: dict[str, Any]) -> bool:
     numbers = [value for value in line.values() if value is not None]
     is_finite = all(isinstance(n, int | float) and abs(n) < math.inf for n in numbers)
-    return is_finite and all(line.get(name) is not None for name in POSITION)
+    kinds = zip(POSITION, (int | float, int, int), strict=True)
+    has_position = all(isinstance(line.get(name), kind) for name, kind in kinds)
+    metrics = line.keys() - POSITION
+    return is_finite and has_position and all("/" in m and m.isprintable() for m in metrics)
 
 
-def is_start_intact(path: Path, length: int, sha256: str) -> bool:
+def is_start_intact(path: Path, length: int, sha256: str | None) -> bool:
     data = _read_start(path, length)
     return len(data) == length and hashlib.sha256(data).hexdigest() == sha256
 

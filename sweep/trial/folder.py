@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from sweep.config.settings import parse_settings
@@ -87,12 +87,13 @@ class Result(BaseModel):
 
     state: State
     cause: Cause | None
-    batch_size: int
-    steps: int
+    batch_size: int = Field(ge=1)
+    steps: int = Field(ge=1)
     final_valid_loss: float | None  # given if COMPLETE
     tokens_to_target: float | None
     seconds_training: float
     seconds_total: float
+    tokens_per_second: float | None = None
     metrics_sha256: str
 
 
@@ -103,7 +104,7 @@ class CheckpointName(NamedTuple):
 
 
 def trial_id(science: Science) -> str:
-    """Return the id of a trial: 12 hexadecimal digits, a hash of everything that is measured."""
+    """Return the first 12 hex digits of the sha256 of a trial's science settings."""
     return sha256_of(science.model_dump(mode="json"))[:12]
 
 
@@ -125,10 +126,10 @@ class TrialFolder:
         if (data := self.read_sealed(self.config_path)) is None:
             raise SweepError(f"{self.path} must be a trial folder with a config.json.")
         data.pop("format_version")
-        sweep = SweepFolder(self.path.absolute().parents[1])
-        for name in ("data_path", "init_path"):
-            data[name] = sweep.locate(data.get(name))
         config = parse_settings(TrialConfig, data, str(self.config_path))
+        sweep = SweepFolder(self.path.absolute().parents[1])
+        paths = {name: sweep.locate(getattr(config, name)) for name in ("data_path", "init_path")}
+        config = config.model_copy(update=paths)
         if trial_id(config.science) != self.id:
             problem = f"must hold the settings of trial {self.id}, but has other ones"
             raise CorruptFile(f"{self.config_path} {problem}. Restore it from a copy.")
@@ -155,7 +156,7 @@ class TrialFolder:
             data = self.read_sealed(self.state_path) or asdict(TrialStatus())
             names = data.keys() & TrialStatus.__dataclass_fields__.keys()
             status = TrialStatus(**{name: data[name] for name in names})
-        except (CorruptFile, ValueError) as damage:
+        except (SweepError, OSError, ValueError) as damage:
             fencing = int(read_owner(self.lease_path).get("fencing", 0))
             message = " ".join(str(damage).split())
             status = TrialStatus(message=message, fencing=fencing, attempts=fencing)
@@ -187,7 +188,7 @@ class TrialFolder:
 
     def find_result(self) -> dict[str, Any] | None:
         """Read result.json; None if the trial has none, or one that is damaged."""
-        with contextlib.suppress(CorruptFile):
+        with contextlib.suppress(SweepError, IsADirectoryError):
             return self.read_result()
         return None
 
@@ -224,13 +225,11 @@ class TrialFolder:
         seal = self.read_sealed(path / SEAL) or {}
         if [seal.get(key) for key in ("step", "metrics_length")] != [*checkpoint[:2]]:
             raise CorruptFile(f"{path / SEAL} is missing, or another checkpoint's.")
-        if {file.name for file in path.iterdir()} != {SEAL, *seal["files"]}:
-            raise CorruptFile(f"{path} lacks a file, or has one too many.")
-        for name, sha256 in seal["files"].items():
-            if sha256_of_file(path / name) != sha256:
-                raise CorruptFile(f"{path / name} does not match the sha256 in {SEAL}.")
+        hashes = {file.name: sha256_of_file(file) for file in path.iterdir() if file.name != SEAL}
+        if hashes != seal.get("files"):
+            raise CorruptFile(f"{path} does not match the sha256 of each file in {SEAL}.")
         length = checkpoint.metrics_length
-        if not is_start_intact(self.metrics_path, length, seal["metrics_sha256"]):
+        if not is_start_intact(self.metrics_path, length, seal.get("metrics_sha256")):
             raise CorruptFile(f"{self.metrics_path} does not match the sha256 in {path / SEAL}.")
 
     def remove_checkpoints(self, kept: int = 0) -> None:
@@ -261,7 +260,7 @@ class TrialFolder:
         return os.listdir(self.path) if self.path.exists() else []
 
     def remove_half_written(self) -> None:
-        """Remove partial files of dead attempts, except the runner's."""
+        """Remove the partial files of dead attempts, but not the runner's."""
         for part in set(self.path.glob(".*.part")) - set(self.path.glob(".state.json.*")):
             remove(part)
 
@@ -283,15 +282,16 @@ class SweepFolder:
         self.stop_path = path / "stop"  # asks the command that holds the lock to end
 
     def half_written(self) -> list[Path]:
-        """Return the partial files that dead commands left, except those of trials."""
-        return [*self.path.glob(".*.part"), *self.path.glob("figures/.*.part")]
+        """Return the partial files that dead commands left."""
+        patterns = (".*.part", "figures/.*.part", "trials/*/.state.json.*.part")
+        return [part for pattern in patterns for part in self.path.glob(pattern)]
 
     def locate(self, data_path: str | None) -> str | None:
         """Return the absolute form of a path that may be relative to this folder."""
         return data_path and os.path.normpath(self.path.absolute() / data_path)
 
     def trial(self, trial_id: str) -> TrialFolder:
-        if not TRIAL_ID.fullmatch(trial_id):
+        if not TRIAL_ID.fullmatch(str(trial_id)):
             raise CorruptFile(f"a trial's id must have 12 hexadecimal digits, got {trial_id!r}.")
         return TrialFolder(self.trials_path / trial_id)
 
@@ -314,7 +314,7 @@ class SweepFolder:
 def identify_start(path: str) -> dict[str, Any]:
     """Return the hash of initial weights, and for a trial its model, tokenizer and data."""
     folder = TrialFolder(Path(path).expanduser())
-    files = sorted(folder.path.glob("*.safetensors"))
+    files = sorted(folder.path.glob("*.safetensors*"))  # and the index of several files
     if not files or not folder.config_path.is_file():
         expected = "a complete trial or of a model, with config.json and weights in safetensors"
         raise SweepError(f"init must be the folder of {expected}, got {path!r}.")

@@ -8,7 +8,7 @@ import torch
 from sweep.config.objects import load_object
 from sweep.config.trial import TrialConfig
 from sweep.data.tokens import TokenizedText
-from sweep.errors import SweepError
+from sweep.errors import user_code
 from sweep.models import build_without_weights
 from sweep.workloads.grpo import Grpo
 from sweep.workloads.pretrain import Pretrain
@@ -31,7 +31,10 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
     members = [*Workload.__annotations__, *vars(Workload)]
     if config.science.traits.samples:
         members += [*Rollouts.__annotations__, *vars(Rollouts)]
-    try:
+    with user_code(
+        f"workload {name!r} must build an object with the members of sweep.workloads.protocol."
+        "Workload from a trial's config and a device"
+    ):
         workload: Workload = build(config, device)
         missing = [m for m in members if not m.startswith("_") and not hasattr(workload, m)]
         if missing:
@@ -40,12 +43,6 @@ def build_workload(config: TrialConfig, device: torch.device) -> Workload:
         expected = config.tokens_per_sequence
         if tokens != expected:
             raise ValueError(f"tokens_per_sequence {tokens} instead of the experiment's {expected}")
-    except Exception as error:  # from the user's code
-        raise SweepError(
-            f"workload {name!r} must build an object with the members of sweep.workloads.protocol."
-            f"Workload from a trial's config and a device, but raised {type(error).__name__}: "
-            f"{error}. Correct it."
-        ) from error
     return workload
 
 

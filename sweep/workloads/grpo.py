@@ -24,6 +24,7 @@ from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast
 from sweep.models.generation import completion_uniforms, generate
 from sweep.models.loss import linear_log_probs, widened
+from sweep.trial import watchdog
 from sweep.workloads import tasks
 from sweep.workloads.pretrain import LanguageWorkload
 from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
@@ -212,6 +213,7 @@ class Grpo(LanguageWorkload):
         rewards = []
         at_once = min(size, self.config.completions_at_once(self.config.microbatch_size))
         for first in range(0, count, size):
+            watchdog.progress()
             numbers = np.arange(first, min(first + size, count))
             prompts = [self.task.prompt(int(number), is_held_out) for number in numbers]
             uniforms = completion_uniforms(0, numbers + HELD_OUT, self.settings.new_tokens)

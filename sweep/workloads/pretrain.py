@@ -27,6 +27,7 @@ from sweep.errors import SweepError
 from sweep.models import HasHidden, autocast, build_model
 from sweep.models.hugging_face import HuggingFace
 from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
+from sweep.trial import watchdog
 from sweep.trial.folder import TrialFolder, identify_start
 from sweep.workloads import ranks
 from sweep.workloads.protocol import Batch, FinalEvaluation
@@ -48,7 +49,9 @@ class LanguageWorkload:
         data, tokenizer = config.science.data, config.science.tokenizer
         if data is None or tokenizer is None:
             return None
-        if needs_datasets(data) and not find_prepared(data, tokenizer, verify=True):
+        if text := find_prepared(data, tokenizer, verify=True):
+            return text
+        if needs_datasets(data):
             problem = "the data is not tokenized here, or its tokens are damaged"
             raise SweepError(f"{problem}. Run `sweep data prepare` first.")
         return prepare_data(data, config.data_path, tokenizer, print, config.init_path)
@@ -170,11 +173,13 @@ class Pretrain(LanguageWorkload):
     ) -> NDArray[np.float64]:
         """Return the losses of windows, (windows, T)."""
         size = self.config.execution.evaluation_batch_size
+
+        def losses(part: NDArray[np.int64]) -> Tensor:
+            watchdog.progress()
+            return self.token_losses(model, self._windows(tokens, part))
+
         parts = [indices[first : first + size] for first in range(0, len(indices), size)]
-        losses = ranks.share_out(
-            parts, lambda part: self.token_losses(model, self._windows(tokens, part))
-        )
-        return torch.cat(losses).cpu().double().numpy()
+        return torch.cat(ranks.share_out(parts, losses)).cpu().double().numpy()
 
     def _windows(self, tokens: NDArray[np.integer], indices: NDArray[np.int64]) -> Tensor:
         windows = torch.from_numpy(gather(tokens, indices, self.tokens_per_sequence))

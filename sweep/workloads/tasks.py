@@ -13,7 +13,7 @@ from torch import Tensor
 from sweep.config.experiment import REWARD_STATISTICS, GrpoSettings
 from sweep.config.objects import load_object, require_extra
 from sweep.data.tokens import SEPARATOR_ID, SequenceStream, TextTokenizer, TokenizedText
-from sweep.errors import SweepError
+from sweep.errors import user_code
 
 WORDS = 3  # words in a prompt
 SOURCE_TOKENS = 400  # the words come from the first tokens of a story
@@ -65,19 +65,16 @@ def build_reward(settings: GrpoSettings, task: Task) -> Reward:
     function = load_object(name)
 
     def reward(prompt: Prompt, completion: Completion) -> dict[str, float]:
-        try:
+        with user_code(
+            f"reward {name!r} must return a finite number, or a dict of them without the names "
+            f"{', '.join(REWARD_STATISTICS)}, for any completion"
+        ):
             result = function(prompt.text, completion.text)  # a number, or a dict of numbers to add
             components = result if isinstance(result, dict) else {"own": result}
             values = {str(key): float(value) for key, value in components.items()}
             is_finite = all(map(math.isfinite, values.values()))
             if not is_finite or values.keys() & set(REWARD_STATISTICS):
                 raise ValueError(f"got {result!r}")
-        except Exception as error:  # from the user's code
-            raise SweepError(
-                f"reward {name!r} must return a finite number, or a dict of them without the names "
-                f"{', '.join(REWARD_STATISTICS)}, for any completion, but raised "
-                f"{type(error).__name__}: {error}. Correct it."
-            ) from error
         return values
 
     return reward

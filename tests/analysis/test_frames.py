@@ -1,4 +1,4 @@
-"""Tables from folders and stores; cells, rules and the Pareto front; gains of reward."""
+"""Tables from folders and stores; cells and rules; gains of reward."""
 
 import csv
 import json
@@ -200,13 +200,6 @@ def test_diverged_and_failed_trials_are_counted_and_their_cells_not_compared():
     assert counts == [[2, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 0, 1], [1, 1, 0, 0, 0]]
     assert cells["steps"].tolist() == [100] * 4
     assert cells["is_comparable"].tolist() == [False, False, False, True]
-
-
-def test_the_front_holds_the_cells_that_no_other_dominates():
-    points = [(3.0, 1.0), (2.0, 2.0), (2.5, 3.0), (1.0, 9.0), (1.0, 8.0), (1.0, 8.0)]
-    rows = [trial(2**k, 0, loss, seconds) for k, (loss, seconds) in enumerate(points)]
-    cells = cells_of(*rows, trial(64, 0, 0.5), trial(64, 1, np.nan, state="RUNNING"))
-    assert cells["is_on_front"].tolist() == [True, True, False, False, True, True, False]
 
 
 @pytest.mark.parametrize(

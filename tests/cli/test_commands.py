@@ -318,7 +318,7 @@ def test_forecast_answers_what_fits_and_the_accumulation_that_it_needs(call, tmp
     assert {path.name for path in out.iterdir()} == {"forecast.json", "forecast.md"}
 
 
-def test_probe_prints_what_was_measured_and_draws_it(call, tmp_path):
+def test_probe_prints_and_writes_what_was_measured(call, tmp_path):
     out = tmp_path / "probe"
     flags = ("--batches", "8", "--device-memory", "24MiB", "--largest", "8", "--json")
     code, text = call("probe", *QUICK, *flags, "--out", out)
@@ -327,7 +327,7 @@ def test_probe_prints_what_was_measured_and_draws_it(call, tmp_path):
     assert all(point.keys() >= MEASURED for point in document["points"])
     assert document["largest_microbatch_size"] == 8
     assert "no larger size was asked for" in document["verdict"]
-    assert (out / "figures" / "memory.png").stat().st_size > 10_000
+    assert {path.name for path in out.iterdir()} == {"probe.json", "probe.md"}
     assert "Verdict" in (out / "probe.md").read_text()
 
 

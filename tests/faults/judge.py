@@ -5,7 +5,6 @@ A scene is a sweep of two trials in one of its states, which is copied for each 
 
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 
 import psutil
@@ -128,18 +127,3 @@ class Scene:
         assert len(stored) == len(runs)
         for trial in folder.trials() if has_points else ():
             assert stored_points(client, stored[trial.id]) == logged_points(trial)
-
-
-def flip(path: Path, bit: int) -> None:
-    """Change one bit of a file, whose number is counted modulo its size."""
-    data = bytearray(path.read_bytes())
-    index, shift = divmod(bit % (8 * len(data)), 8)
-    data[index] ^= 1 << shift
-    path.write_bytes(data)
-
-
-def lock_database(path: Path) -> sqlite3.Connection:
-    """Lock a database exclusively until the connection is closed."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    connection.execute("BEGIN EXCLUSIVE")
-    return connection

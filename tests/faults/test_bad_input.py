@@ -15,7 +15,10 @@ from sweep.cli import main
 from sweep.config.experiment import Experiment
 from sweep.config.settings import settings_of
 from sweep.config.trial import Execution, Services
-from sweep.trial.files import read_json, seal
+from sweep.tracking.store import read_record
+from sweep.trial.files import read_json, seal, sha256_of_file, write_json
+from sweep.trial.folder import SweepFolder
+from sweep.trial.lease import Lease
 from tests.analysis.fake_sweeps import write_fake_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +33,8 @@ NONSENSE = (
     *(",".join(map(str, range(1, 100_000))), "\x1b[2J", "\u202e", "💥", "a\nb", "%s", "{0}"),
 )
 FLAGS = [s.name for table in (Experiment, Execution, Services) for s in settings_of(table)]
+VALUES = [None, True, -1, 0, 1.5, 1e308, 10**30, 10**400, "", "x", [], {}, [[]], {"a": 1}]
+VALUES += ["../../x", "/dev/null", "\x1b[2J", "\ud800", "http://u:p@h", "sqlite:////x.db"]
 SHORT = 60  # cases of each kind
 
 
@@ -68,7 +73,7 @@ def choose(cases, size):
 
 @pytest.mark.fault("nonsense in flags")
 @both
-def test_nonsense_in_flags(call, count, size):
+def test_nonsense_in_flags_is_accepted_or_refused_in_one_sentence(call, count, size):
     cases = [(flag, value) for flag in FLAGS for value in NONSENSE if "\0" not in value]
     refused = 0
     for flag, value in choose(cases, size):
@@ -85,7 +90,7 @@ def mutate(document, rng):
     while isinstance(parent[key], dict | list) and parent[key] and rng.random() < 0.7:
         parent = parent[key]
         key = rng.choice(sorted(parent)) if isinstance(parent, dict) else rng.randrange(len(parent))
-    value = rng.choice([None, True, -1, 0, 1.5, 1e300, 10**30, "", "x", [], {}, [[]], "../../x"])
+    value = rng.choice(VALUES)
     match rng.randrange(4):
         case 0:
             del parent[key]
@@ -100,7 +105,9 @@ def mutate(document, rng):
 
 @pytest.mark.fault("nonsense in experiment files")
 @both
-def test_nonsense_in_experiment_files(call, count, tmp_path, size):
+def test_nonsense_in_experiment_files_is_accepted_or_refused_in_one_sentence(
+    call, count, tmp_path, size
+):
     rng, path, refused = random.Random(1), tmp_path / "mine.toml", 0
     texts = [file.read_text() for file in sorted((ROOT / "experiments").glob("*.toml"))]
     number = 600 if size == "all" else SHORT // 3
@@ -121,7 +128,7 @@ def test_nonsense_in_experiment_files(call, count, tmp_path, size):
 
 @pytest.mark.fault("nonsense in tables")
 @both
-def test_nonsense_in_tables(call, count, tmp_path, size):
+def test_nonsense_in_tables_is_accepted_or_refused_in_one_sentence(call, count, tmp_path, size):
     rng, refused = random.Random(2), 0
     tables = [file.read_text() for file in sorted(ROOT.glob("results/published/*/trials.csv"))]
     tables = ["\n".join(text.splitlines()[:12]) for text in tables]
@@ -140,21 +147,39 @@ def test_nonsense_in_tables(call, count, tmp_path, size):
 
 @pytest.mark.fault("nonsense in sealed files")
 @both
-def test_nonsense_in_sealed_files(call, count, tmp_path, size):
+def test_nonsense_in_sealed_files_is_accepted_or_refused_in_one_sentence(
+    call, count, tmp_path, size
+):
     """A stranger can seal anything."""
     rng, refused = random.Random(3), 0
-    folder = tmp_path / "stranger"
-    plan = write_fake_sweep(folder, batches="4,8", seeds=1)
-    trial = folder / "trials" / str(plan.trials[0].id)
-    paths = [folder / "plan.json", *(trial / name for name in ("state.json", "result.json"))]
-    number = 500 if size == "all" else SHORT // 2
+    folder = SweepFolder(tmp_path / "stranger")
+    ends = {4: "COMPLETE", 8: "RUNNING"}
+    write_fake_sweep(folder.path, batches="4,8", seeds=1, outcome=lambda row: ends[row.batch_size])
+    write_json(folder.tracking_path, read_record(folder))
+    for trial in folder.trials():
+        with Lease(trial.lease_path):
+            trial.ask_to_stop(1)
+        checkpoint = trial.path / f"checkpoint-1-{trial.metrics_path.stat().st_size}"
+        checkpoint.mkdir()
+        (checkpoint / "weights").touch()
+        length, sha256 = trial.metrics_path.stat().st_size, sha256_of_file(trial.metrics_path)
+        trial.seal_checkpoint(checkpoint, 1, length, sha256)
+    paths = sorted(path for path in folder.path.rglob("*.json*"))
+    commands = [("status", "--json"), ("status", "--verify"), ("clean",), ("answer",)]
+    commands += [("report", "--out", tmp_path / "out"), ("stop",)]
+    number = 2000 if size == "all" else SHORT // 2
     for _ in range(number):
         path = rng.choice(paths)
         kept = path.read_bytes()
-        path.write_text(json.dumps(seal(mutate(read_json(path), rng))))
-        refused += call("status", folder, "--json") == 2
-        if rng.random() < 0.1:
-            refused += call("report", folder, "--out", tmp_path / "out") == 2
+        if path.suffix == ".jsonl":
+            lines = kept.splitlines()
+            index = rng.randrange(len(lines))
+            lines[index] = json.dumps(mutate(json.loads(lines[index]), rng)).encode()
+            path.write_bytes(b"\n".join(lines) + b"\n")
+        else:
+            path.write_text(json.dumps(seal(mutate(read_json(path), rng))))
+        command, *options = rng.choice(commands)
+        refused += call(command, folder.path, *options) == 2
         path.write_bytes(kept)
     count("refused", refused)
     count("recovered", number - refused)

@@ -8,14 +8,12 @@ import psutil
 import pytest
 
 from sweep.trial.lease import read_owner
-from tests.faults.test_kills import INJECT
+from tests.faults.damage import INJECT, parameters
 from tests.orchestration.clusters import IMPORTED, wait_until
 
 
 @pytest.mark.fault("clock set back and forward")
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
-)
+@pytest.mark.parametrize("seed", parameters(range(5), [0]))
 def test_lines_and_runs_stay_in_order(scene, monkeypatch, count, seed):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(INJECT), IMPORTED)))
     monkeypatch.setenv("CLOCK", str(seed))

@@ -6,9 +6,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sweep.trial.folder import State
+from sweep.trial.folder import State, SweepFolder
+from tests.faults.damage import parameters
+from tests.faults.judge import science
 from tests.orchestration.clusters import IMPORTED, run_in
 
+HERE = Path(__file__).parent
 DONE, ERROR, LOST = ("COMPLETE", None), ("FAILED", "error"), ("FAILED", "lost")
 ENDS = {  # of the trials; a part of the message
     "Raises": (ERROR, "ValueError: a mistake in two lines"),
@@ -41,18 +44,35 @@ ENDS = {  # of the trials; a part of the message
 SHORT = ("RaisesUnprintable", "LeavesAThread", "LeavesAChild")
 
 
+@pytest.fixture
+def run_code(monkeypatch, tmp_path, services):
+    """Return a function that runs a sweep of a workload of rogue.py."""
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(HERE), IMPORTED)))
+
+    def run(name):
+        folder = SweepFolder(tmp_path / name)
+        monkeypatch.setenv("ROGUE_SWEEP", str(folder.path))
+        fields = {"batches": "4,8", "budget": "800", "workload": f"rogue:{name}"}
+        stalls = services.model_copy(update={"stall_minutes": 0.1})
+        return folder, run_in(folder.path, services=stalls, model="quadratic", **fields)
+
+    return run
+
+
+def numbers(folder):
+    """Return the numbers of the trials in the order of their batch sizes."""
+    trials = [science(trial) for trial in folder.trials()]
+    for trial in trials:
+        del trial["result"]["id"]
+    return sorted(trials, key=lambda trial: trial["result"]["batch_size"])
+
+
 @pytest.mark.fault("misbehaving code")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in ENDS]
-)
-def test_a_mistake_of_the_user_costs_its_own_trials(tmp_path, monkeypatch, services, count, name):
+@pytest.mark.parametrize("name", parameters(ENDS, SHORT))
+def test_a_mistake_of_the_user_costs_its_own_trials(run_code, count, name):
     end, message = ENDS[name]
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parent), IMPORTED)))
-    monkeypatch.setenv("ROGUE_SWEEP", str(tmp_path / "sweep"))
-    services = services.model_copy(update={"stall_minutes": 0.1})
-    fields = {"batches": "4,8", "budget": "800", "workload": f"rogue:{name}", "model": "quadratic"}
-    summary = run_in(tmp_path / "sweep", services=services, **fields)
+    folder, summary = run_code(name)
     statuses = summary.states.values()
     if end is not None:
         ends = {(str(status.state), status.cause and str(status.cause)) for status in statuses}
@@ -60,11 +80,10 @@ def test_a_mistake_of_the_user_costs_its_own_trials(tmp_path, monkeypatch, servi
     text = summary.problem + " ".join(status.message for status in statuses)
     assert message in text and "\x1b" not in text and len(text) < 5000
     assert {status.state for status in statuses} <= {State.COMPLETE, State.FAILED, State.WAITING}
-    sizes = [path.stat().st_size for path in (tmp_path / "sweep").rglob("log.txt")]
+    sizes = [path.stat().st_size for path in folder.path.rglob("log.txt")]
     assert max(sizes, default=0) < 2**27
-    mine = psutil.Process(os.getpid()).children(recursive=True)
-    assert not [child for child in mine if child.name() == "sleep"]
-    assert not [
-        p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "612"]
-    ]
+    processes = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "612"] not in processes
+    if end == DONE:
+        assert numbers(folder) == numbers(run_code("Rogue")[0])
     count("recovered" if end == DONE else "refused")

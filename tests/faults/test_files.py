@@ -12,12 +12,10 @@ import pytest
 from sweep.errors import SweepError
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
-from sweep.trial.files import sha256_of_file
 from sweep.trial.verify import SWEEP_FILES, TRIAL_FILES, find_damage
-from tests.faults.judge import flip
+from tests.faults.damage import WRONG_BYTES, damage, hash_files, parameters
 
-FAULTS = [f"flip {number}" for number in range(20)]
-FAULTS += ["truncated", "zeros", "junk", "empty", "another trial's", "absent"]
+OTHER = "another trial's"
 
 # The files that a sweep has in each state; stop.json and a tokenizer are in neither.
 HELD = {
@@ -46,32 +44,11 @@ def test_every_file_is_of_a_known_kind(scene, state):
     ] == []
 
 
-def damage(path, fault, rng):
-    other = path.read_bytes()
-    if fault == "another trial's":
-        return  # done by the caller
-    path.unlink()
-    if fault.startswith("flip"):
-        path.write_bytes(other)
-        flip(path, rng.randrange(8 * len(other)))
-    elif fault == "truncated":
-        path.write_bytes(other[: rng.randrange(len(other))])
-    elif fault in ("zeros", "empty"):
-        path.write_bytes(bytes(len(other) if fault == "zeros" else 0))
-    elif fault == "junk":
-        path.write_bytes(rng.randbytes(300))
-
-
-def tree(folder):
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "sweep.lock")
-    return {path: sha256_of_file(path) for path in files}
-
-
 def cases():
     for state, kinds in HELD.items():
         for kind in kinds:
-            for fault in FAULTS:
-                is_possible = fault != "another trial's" or kind in TRIAL_FILES
+            for fault in (*WRONG_BYTES, OTHER):
+                is_possible = fault != OTHER or kind in TRIAL_FILES
                 is_kept = (kind, fault) == ("weights.safetensors", "absent")  # need not be kept
                 if is_possible and not is_kept:
                     yield state, kind, fault
@@ -80,11 +57,21 @@ def cases():
 SHORT = random.Random(0).sample(list(cases()), 12)
 
 
+@pytest.mark.fault("unknown kind of file")
+def test_every_kind_of_file_that_is_read_is_damaged_here(scene):
+    tables = (TRIAL_FILES | SWEEP_FILES).items()
+    checked, damaged = {kind for kind, check in tables if check}, {*HELD["finished"]}
+    damaged |= {*HELD["interrupted"]}
+    present = set()
+    for state in HELD:
+        folder = scene.enter(state).path
+        present |= {kind_of(path, folder) for path in folder.rglob("*") if path.is_file()}
+    assert present & checked <= damaged
+    assert checked - present == {"stop.json", "tokenizer.json"}  # absent from these sweeps
+
+
 @pytest.mark.fault("wrong bytes in a file")
-@pytest.mark.parametrize(
-    ("state", "kind", "fault"),
-    [pytest.param(*case, marks=() if case in SHORT else pytest.mark.slow) for case in cases()],
-)
+@pytest.mark.parametrize(("state", "kind", "fault"), parameters(cases(), SHORT))
 def test_wrong_bytes_change_no_number(scene, count, state, kind, fault):
     rng = random.Random(f"{state} {kind} {fault}")
     folder = scene.enter(state)
@@ -94,18 +81,19 @@ def test_wrong_bytes_change_no_number(scene, count, state, kind, fault):
         path for path in base.rglob("*") if path.is_file() and kind_of(path, folder.path) == kind
     ]
     path = rng.choice(sorted(paths))
-    if fault == "another trial's":
+    if fault == OTHER:
         name = path.relative_to(first.path)
         if kind == "checkpoint-*":
             name = next(second.path.glob(f"checkpoint-*/{path.name}")).relative_to(second.path)
         shutil.copy(second.path / name, path)
-    damage(path, fault, rng)
-    before = tree(folder.path)
+    else:
+        damage(path, fault, rng)
+    before = hash_files(folder.path)
     try:
         assert scene.run() == 0
     except (SweepError, OSError) as refusal:
         assert str(path) in str(refusal), refusal
-        assert tree(folder.path) == before
+        assert hash_files(folder.path) == before
         count("refused")
         return
     named = find_damage(folder)

@@ -10,7 +10,7 @@ import pytest
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import SweepFolder
 from sweep.trial.lease import is_locked
-from tests.faults.test_files import tree
+from tests.faults.damage import hash_files
 from tests.orchestration.clusters import IMPORTED, Command, planned, wait_until
 
 
@@ -58,10 +58,10 @@ def test_a_copy_and_its_original_both_end_as_one(scene, tmp_path, count, state):
     folder = scene.enter(state)
     shutil.copy(folder.path.parent / "question.toml", tmp_path)
     copy = SweepFolder(tmp_path / "sweep")
-    shutil.copytree(folder.path, copy.path)
-    before = tree(folder.path)
+    shutil.copyhash_files(folder.path, copy.path)
+    before = hash_files(folder.path)
     assert run_plan(planned(copy), copy).exit_code == 0
-    assert tree(folder.path) == before
+    assert hash_files(folder.path) == before
     scene.judge(folder=copy)
     assert scene.run() == 0
     scene.judge()
@@ -98,9 +98,7 @@ def test_a_moved_folder_ends_as_if_it_had_stayed(scene, tmp_path, monkeypatch, c
 @pytest.mark.fault("folder shared")
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["planned", "interrupted", "finished"])
-def test_who_may_only_read_a_folder_changes_nothing(
-    scene, tmp_path, monkeypatch, mount, count, state
-):
+def test_a_reader_of_a_folder_changes_nothing(scene, tmp_path, monkeypatch, mount, count, state):
     """Also while the sweep runs."""
     monkeypatch.setenv("PYTHONPATH", IMPORTED)
     folder, shared = scene.enter(state), tmp_path / "shared"
@@ -112,12 +110,12 @@ def test_who_may_only_read_a_folder_changes_nothing(
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
 
-    before = tree(folder.path)
+    before = hash_files(folder.path)
     call("status", "--json")
     if state != "planned":
         call("log", folder.trials()[0].id)
     call("report", "--out", str(tmp_path / "report"))
-    assert tree(folder.path) == before
+    assert hash_files(folder.path) == before
     run = scene.command()
     run.start()
     while run.process.poll() is None:

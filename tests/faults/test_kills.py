@@ -1,68 +1,32 @@
 """Kill processes at named points and at random; the same command then ends the sweep."""
 
 import contextlib
-import json
 import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from sweep.trial.lease import read_owner
+from tests.faults.damage import POINTS, Fault, parameters
 from tests.orchestration.clusters import IMPORTED
 
-INJECT = Path(__file__).parent / "inject"
-POINTS = {  # process, event and path; each is met several times
-    "state": ("command", "os.rename", r"/state\.json$"),
-    "plan": ("command", "os.rename", r"/plan\.json$"),
-    "record of the mirror": ("command", "os.rename", r"/tracking\.json$"),
-    "database": ("command", "sqlite3.connect", r"mlflow\.db"),
-    "report": ("command", "os.rename", r"/report\.(md|html)$"),
-    "table": ("command", "os.rename", r"/trials\.csv$"),
-    "checkpoint": ("worker", "os.rename", r"/checkpoint-\d+-\d+$"),
-    "seal of a checkpoint": ("worker", "os.rename", r"/checkpoint\.json$"),
-    "log of metrics": ("worker", "os.rename", r"/metrics\.jsonl$"),
-    "losses": ("worker", "os.rename", r"/valid_losses\.npy$"),
-    "weights": ("worker", "os.rename", r"/weights\.safetensors$"),
-    "result": ("worker", "os.rename", r"/result\.json$"),
-    "lease": ("worker", "open", r"/lease\.json$"),
-    "removal of a checkpoint": ("worker", "shutil.rmtree", r"/checkpoint-"),
-}
 CASES = [(point, number) for point in POINTS for number in (1, 2)]
 SHORT = [("checkpoint", 2)]
 
 
-@pytest.fixture
-def command(scene, monkeypatch, tmp_path):
-    """Run the command with a fault; return its exit code."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(INJECT), IMPORTED)))
-    run = scene.command()
-
-    def with_fault(**fault):
-        scene.enter("planned")
-        fault["once"] = str(tmp_path / "once")
-        monkeypatch.setenv("FAULT", json.dumps(fault))
-        code = run.run()
-        assert (tmp_path / "once").exists(), "the point was never met"
-        return code, run
-
-    yield with_fault
-    run.kill()
-
-
 @pytest.mark.fault("killed at a named point")
-@pytest.mark.parametrize(
-    ("point", "number"),
-    [pytest.param(*case, marks=() if case in SHORT else pytest.mark.slow) for case in CASES],
-)
-def test_a_kill_at_a_named_point_costs_nothing(scene, command, count, point, number):
-    process, event, path = POINTS[point]
-    code, run = command(process=process, event=event, path=path, number=number, action="kill")
-    if code:
-        assert run.run() == 0
+@pytest.mark.parametrize(("point", "number"), parameters(CASES, SHORT))
+def test_a_kill_at_a_named_point_costs_nothing(scene, monkeypatch, tmp_path, count, point, number):
+    scene.enter("planned")
+    fault = Fault(monkeypatch, tmp_path / "hits", point, number, "kill")
+    codes = [scene.command().run()]
+    assert fault.has_happened()
+    if codes[0]:
+        codes.append(scene.command().run())
+    assert codes[-1] == 0
     scene.judge()
     count("recovered")
 

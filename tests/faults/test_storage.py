@@ -1,8 +1,6 @@
 """A disk that is full, closed or limited, and databases that are damaged or locked."""
 
 import contextlib
-import json
-import os
 import resource
 import shutil
 import subprocess
@@ -12,8 +10,7 @@ import time
 import pytest
 
 from sweep.trial.folder import State
-from tests.faults.judge import lock_database
-from tests.faults.test_kills import INJECT, POINTS
+from tests.faults.damage import POINTS, Fault, lock_database, parameters
 from tests.orchestration.clusters import IMPORTED, wait_until
 
 ERRORS = ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EMFILE")
@@ -36,16 +33,14 @@ def run_refused(run):
 
 
 @pytest.mark.fault("disk full, closed or limited")
-@pytest.mark.parametrize(("point", "error"), [
-    pytest.param(*case, marks=() if case in SHORT else pytest.mark.slow) for case in CASES
-])  # fmt: skip
-def test_a_full_disk_stops_the_sweep_and_it_resumes(scene, monkeypatch, count, point, error):
-    process, event, path = POINTS[point]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(INJECT), IMPORTED)))
-    fault = {"process": process, "event": event, "path": path, "number": 2, "action": error}
-    monkeypatch.setenv("FAULT", json.dumps(fault))
+@pytest.mark.parametrize(("point", "error"), parameters(CASES, SHORT))
+def test_a_full_disk_stops_the_sweep_and_it_resumes(
+    scene, monkeypatch, tmp_path, count, point, error
+):
     scene.enter("planned")
+    fault = Fault(monkeypatch, tmp_path / "hits", point, 2, error, lasts=True)
     run_refused(scene.command())
+    assert fault.has_happened()
     monkeypatch.delenv("FAULT")
     assert scene.command().run() == 0
     scene.judge()
@@ -55,7 +50,7 @@ def test_a_full_disk_stops_the_sweep_and_it_resumes(scene, monkeypatch, count, p
 @pytest.mark.fault("disk full, closed or limited")
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["files", "size"])
-def test_limits_of_the_system(scene, monkeypatch, count, limit):
+def test_a_limit_of_the_system_stops_the_sweep_and_it_resumes(scene, monkeypatch, count, limit):
     monkeypatch.setenv("PYTHONPATH", IMPORTED)
     scene.enter("planned")
     number = {"files": resource.RLIMIT_NOFILE, "size": resource.RLIMIT_FSIZE}[limit]
@@ -78,7 +73,9 @@ def test_limits_of_the_system(scene, monkeypatch, count, limit):
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 1 << 13, 1 << 15, 1 << 17, 1 << 19])
 @pytest.mark.parametrize("after", ["sweep.lock", "trials/*/lease.json", "mlflow.db"])
-def test_a_file_system_that_fills_up(tmp_path, monkeypatch, mount, scene, count, left, after):
+def test_a_sweep_resumes_after_its_file_system_was_full(
+    tmp_path, monkeypatch, mount, scene, count, left, after
+):
     monkeypatch.setenv("PYTHONPATH", IMPORTED)
     folder = scene.enter("planned")
     kept = scene.kept("planned", folder.path)
@@ -103,7 +100,7 @@ def test_a_file_system_that_fills_up(tmp_path, monkeypatch, mount, scene, count,
 
 
 @pytest.mark.fault("database locked")
-@pytest.mark.parametrize("seconds", [8, pytest.param(90, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", parameters([8, 90], [8]))
 def test_a_locked_database_is_waited_for(scene, count, caplog, seconds):
     scene.enter("finished")
     trial = scene.folder.trials()[0]

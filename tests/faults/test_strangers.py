@@ -2,6 +2,7 @@
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from sweep.report.report import write_report
+from sweep.tracking.store import read_record, ui_command
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from tests.analysis.fake_sweeps import write_fake_sweep
+from tests.faults.damage import parameters
 
 pytestmark = pytest.mark.fault("folder, text or table from a stranger")
+IDS = ("../../victim", "/victim", "..", "victim")
+LINKS = ("figures", "trials", "trials/ID", "trials/ID/log.txt", "plan.json")
 READING = ("status", "report", "clean", "stop", "log")
 
 
@@ -23,10 +28,10 @@ def stranger(tmp_path):
     return SweepFolder(tmp_path / "stranger")
 
 
-def sweep(*words, folder=None, **environment):
+def sweep(*words, folder=None, module="sweep", **environment):
     """Run the command line in a process of its own; return exit code, stdout and stderr."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "sweep", *map(str, words)],
+        [sys.executable, "-P", "-m", module, *map(str, words)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
         capture_output=True,
@@ -37,12 +42,7 @@ def sweep(*words, folder=None, **environment):
     return done.returncode, done.stdout, done.stderr
 
 
-def cases(*values):
-    """Return parameters of which all but the first are for the long version."""
-    return [values[0], *(pytest.param(value, marks=pytest.mark.slow) for value in values[1:])]
-
-
-@pytest.mark.parametrize("trial_id", cases("../../victim", "/victim", "..", "victim"))
+@pytest.mark.parametrize("trial_id", parameters(IDS, IDS[:1]))
 def test_an_id_is_no_path(stranger, tmp_path, count, trial_id):
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -58,9 +58,7 @@ def test_an_id_is_no_path(stranger, tmp_path, count, trial_id):
     count("refused")
 
 
-@pytest.mark.parametrize(
-    "link", cases("figures", "trials", "trials/ID", "trials/ID/log.txt", "plan.json")
-)
+@pytest.mark.parametrize("link", parameters(LINKS, LINKS[:1]))
 def test_links_that_leave_the_folder_are_refused(stranger, tmp_path, count, link):
     trial = stranger.trials()[0]
     path = stranger.path / link.replace("ID", trial.id)
@@ -75,6 +73,34 @@ def test_links_that_leave_the_folder_are_refused(stranger, tmp_path, count, link
         assert code == 2 and "link" in stderr and stderr.count("\n") == 1, stderr
     code, _, stderr = sweep("run", "quick", "--batches", "4,8", "--out", stranger.path, "--yes")
     assert code == 2 and "link" in stderr
+    count("refused")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lease.json", "log.txt"])
+def test_a_worker_writes_through_no_link(stranger, tmp_path, count, name):
+    trial, victim = stranger.trials()[0], tmp_path / "victim"
+    trial.result_path.unlink()
+    victim.write_text("untouched")
+    (trial.path / name).unlink(missing_ok=True)
+    (trial.path / name).symlink_to(victim)
+    code, _, stderr = sweep(trial.path, module="sweep.training")
+    assert code == 2 and "link" in stderr and victim.read_text() == "untouched"
+    count("refused")
+
+
+@pytest.mark.slow
+def test_a_recorded_database_outside_the_folder_is_not_opened(stranger, tmp_path, count):
+    victim = tmp_path / "victim.db"
+    sqlite3.connect(victim).close()
+    record = read_record(stranger) | {"is_default": False, "tracking_uri": f"sqlite:///{victim}"}
+    write_json(stranger.tracking_path, record)
+    for command in ("report", "ui"):
+        code, _, stderr = sweep(command, stranger.path)
+        assert code == 2 and "--tracking-uri" in stderr
+    assert victim.read_bytes() == b""
+    write_json(stranger.tracking_path, record | {"tracking_uri": 5})
+    assert sweep("report", stranger.path)[0] == 2
     count("refused")
 
 
@@ -94,17 +120,28 @@ def test_texts_are_escaped_on_the_page_in_the_table_and_on_the_terminal(stranger
     assert re.search(r'[,"]=cmd', table) is None and "'=cmd" in table
     _, stdout, _ = sweep("status", stranger.path)
     assert "=cmd" in stdout
-    for output in (page, text, stdout):
+    worker = sweep(trial.path, module="sweep.training")[1]
+    words = ("plan", "quadratic", "--workload", "mod\x1b[2J:obj")
+    for output in (page, text, stdout, worker, *sweep(*words)[1:]):
         assert "\x1b" not in output and "\u202e" not in output
     count("recovered")
 
 
 @pytest.mark.slow
-def test_the_current_folder_hides_no_library(tmp_path, count):
-    for name in ("json", "torch", "numpy", "sweep", "pickle", "random"):
+@pytest.mark.parametrize(
+    "executor",
+    [
+        (),
+        pytest.param(("--executor", "slurm", "--slurm", "cluster=local"), marks=pytest.mark.slurm),
+    ],
+    ids=["local", "slurm"],
+)
+def test_the_current_folder_hides_no_library(tmp_path, count, executor):
+    for name in ("json", "torch", "numpy", "sweep", "pickle", "random", "tomllib", "mlflow"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a')")
     words = ("quadratic", "--batches", "4", "--budget", "400", "--device", "cpu", "--out", "s")
-    assert sweep("run", *words, "--yes", folder=tmp_path)[0] == 0
+    assert sweep("run", *words, "--yes", *executor, folder=tmp_path)[0] == 0
+    assert ui_command(SweepFolder(tmp_path / "s"), 5000)[1] == "-P"
     assert not (tmp_path / "ran").exists()
     count("recovered")
 
@@ -136,7 +173,7 @@ def test_code_runs_only_after_a_notice_and_is_not_imported_to_read(tmp_path, cou
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "address", ["http://u:SECRET@{}", "http://SECRET@{}/", "http://{}/?token=SECRET"]
+    "address", ["http://u:SECRET@{}", "http://SECRET@{}/", "http://{}/?jwt=SECRET#x=SECRET"]
 )
 def test_no_secret_of_an_address_is_kept_or_shown(tmp_path, count, address):
     uri = address.format("127.0.0.1:9")

@@ -9,11 +9,10 @@ import pytest
 
 from sweep.orchestration.tuning import named_trials
 from sweep.trial.folder import SweepFolder
-from tests.faults.judge import lock_database
-from tests.faults.test_files import FAULTS, damage
+from tests.faults.damage import WRONG_BYTES, damage, lock_database
 from tests.orchestration.test_tuning import losses_of, reported_rates, rows_of, tune_in
 
-CASES = ["locked", *(fault for fault in FAULTS if fault != "another trial's")]
+CASES = ["locked", *WRONG_BYTES]
 
 
 @pytest.fixture(scope="module")

@@ -41,11 +41,11 @@ DEATHS = [(-9, True, "out_of_memory", "memory"), (-9, False, "lost", "SIGKILL")]
 DEATHS += [(-11, True, "lost", "SIGSEGV"), (3, False, "lost", "exit code 3; see log.txt")]
 
 
-@pytest.mark.parametrize(("exit_code", "memory_ran_out", "kind", "words"), DEATHS)
+@pytest.mark.parametrize(("exit_code", "oom_killed", "kind", "words"), DEATHS)
 def test_a_kill_is_out_of_memory_only_if_the_kernel_ran_out_of_it(
-    exit_code, memory_ran_out, kind, words
+    exit_code, oom_killed, kind, words
 ):
-    outcome = judge_death(exit_code, memory_ran_out, Path("log.txt"))
+    outcome = judge_death(exit_code, oom_killed, Path("log.txt"))
     assert outcome.kind == kind and words in outcome.message
 
 

@@ -35,7 +35,7 @@ def test_ticks_are_the_batch_sizes(plot, mixed):
     assert labels == ["4", "8", "16", "32", "64"]
 
 
-@pytest.mark.parametrize("plot", [figures.plot_loss, figures.plot_curves, figures.plot_pareto])
+@pytest.mark.parametrize("plot", [figures.plot_loss, figures.plot_curves])
 def test_diverged_trials_are_at_the_top_edge_and_are_counted(plot, mixed):
     axis = plot(*read(mixed)).axes[0]
     (cross,) = [line for line in axis.lines if line.get_label() == "diverged (1)"]
@@ -79,13 +79,6 @@ def test_with_many_seeds_a_curve_is_the_mean_of_a_cell(plain, monkeypatch):
     points = sweep.curves[sweep.curves["id"].isin(ids)]
     means = points.groupby("tokens")["train/loss"].mean().dropna()
     assert list(curves[0].get_ydata()) == pytest.approx(means.to_list())
-
-
-def test_the_front_is_a_staircase_of_means(tuned):
-    sweep, cells = read(tuned)
-    (axis,) = figures.plot_pareto(sweep, cells).axes
-    (front,) = [line for line in axis.lines if line.get_drawstyle() == "steps-post"]
-    assert sorted(front.get_ydata()) == sorted(cells.loc[cells["is_on_front"], "final_valid_loss"])
 
 
 def test_the_rates_have_their_points_curve_and_vertex_and_marks_of_pruned_trials(tuned):

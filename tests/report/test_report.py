@@ -26,7 +26,7 @@ HEADINGS = (
     *("What the answer rests on", "Results", "What this sweep cannot show"),
     "How to repeat it",
 )
-FIGURES = {"answer", "loss", "curves", "time", "pareto", "throughput"}
+FIGURES = {"answer", "loss", "curves", "time", "throughput"}
 
 
 def section(text, heading):

@@ -124,7 +124,7 @@ def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setti
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "reports", "memory_ran_out", "kind", "message"),
+    ("exit_code", "reports", "oom_killed", "kind", "message"),
     [
         (-9, {0: BROKEN}, False, "lost", "process 1 of the trial"),
         (-9, {}, True, "out_of_memory", "process 1 of the trial"),
@@ -133,8 +133,8 @@ def test_a_cpu_worker_is_deterministic_and_an_inline_executor_restores_the_setti
         (1, {0: BROKEN, 1: FULL}, False, "out_of_memory", "2 GiB"),
     ],
 )
-def test_the_first_cause_counts(exit_code, reports, memory_ran_out, kind, message):
-    outcome = worker.first_cause(1, exit_code, reports, memory_ran_out)
+def test_the_first_cause_counts(exit_code, reports, oom_killed, kind, message):
+    outcome = worker.first_cause(1, exit_code, reports, oom_killed, Path("log.txt"))
     assert outcome.kind == kind and message in outcome.message
 
 

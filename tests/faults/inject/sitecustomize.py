@@ -1,12 +1,12 @@
 """Python imports this at start: the process fails where the variable FAULT says.
 
-FAULT is JSON: `event` (an audit event of Python, such as open or os.rename), `path` (a pattern of
-one of its arguments), `process` (command or worker), `number` (of matching events until it
-happens), `action` (kill, or the name of an errno), `once` (a file that records that it happened).
-Where the variable CLOCK is set, to a seed, the clock jumps at every look at it.
+FAULT is JSON: `process` (command or worker), `event` (an audit event of Python, such as open or
+os.rename), `path` (a pattern of one of its arguments), `action` (kill, or the name of an errno),
+`hits` (a file with a byte for every matching event of all processes), `number` (the event that
+fails, counted from 1), `lasts` (true if all later events fail too).
+If the variable CLOCK is set, to a seed, every reading of the clock jumps.
 """
 
-import contextlib
 import errno
 import json
 import os
@@ -15,35 +15,37 @@ import re
 import signal
 import sys
 import time
+from typing import Any
 
 FAULT = json.loads(os.environ.get("FAULT", "null"))
 
 
-def fail(fault: dict[str, str], path: str) -> None:
-    if once := fault.get("once"):
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(once, os.O_CREAT | os.O_EXCL))
-            once = None
-        if once:
-            return
-    if fault["action"] == "kill":
+def is_due(fault: dict[str, Any]) -> bool:
+    """Count a matching event in all processes; return True if it fails."""
+    file = os.open(fault["hits"], os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    os.write(file, b".")
+    count = os.lseek(file, 0, os.SEEK_CUR)
+    os.close(file)
+    return count >= fault["number"] if fault["lasts"] else count == fault["number"]
+
+
+def fail(action: str, path: str) -> None:
+    if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    number = getattr(errno, fault["action"])
+    number = getattr(errno, action)
     raise OSError(number, os.strerror(number), path)
 
 
 if FAULT and ("run" in sys.orig_argv) == (FAULT["process"] == "command"):
-    left = [FAULT.get("number", 1)]
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
-        if event == FAULT["event"]:
+        if event == FAULT["event"] and "FAULT" in os.environ:
             for argument in arguments:
                 if isinstance(argument, str | bytes | os.PathLike):
                     path = os.fsdecode(argument)
-                    if re.search(FAULT["path"], path) and "FAULT" in os.environ:
-                        left[0] -= 1
-                        if left[0] == 0 or (left[0] < 0 and "once" not in FAULT):
-                            fail(FAULT, path)
+                    if re.search(FAULT["path"], path):
+                        if is_due(FAULT):
+                            fail(FAULT["action"], path)
                         return
 
     sys.addaudithook(audit)
