@@ -55,7 +55,7 @@ def load_tables(path: str | Path) -> SweepTables:
         **asdict(plan.settings.traits),
         "target": plan.settings.target,
         "optimizer": plan.settings.optimizer.name,
-        "parameters": plan.model.get("parameters"),
+        "parameters": plan.model.parameters,
         "has_looks": plan.has_looks,
         "attempts": 0,
     }

@@ -141,7 +141,7 @@ def _compare(
     """Blame every batch size if the largest value is more than `most` times the least."""
     if cells.empty:
         return None
-    is_off = values.max() / values.min() > most
+    is_off = float(values.max()) > most * float(values.min())  # both may be infinite
     return cells["batch_size"] if is_off else (), f"{subject}: {_range(cells, values, form)}."
 
 

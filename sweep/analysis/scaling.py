@@ -80,12 +80,11 @@ def rule_costs(
 
 def _step_law(plan: Plan) -> float | None:
     """Return the rate of Li et al. 2025 for AdamW and language models, at every batch size."""
-    parameters, embedding = plan.model["parameters"], plan.model["embedding_parameters"]
+    parameters, embedding = plan.model.parameters, plan.model.embedding_parameters
     is_language = plan.settings.traits.expected_initial_loss is not None
     if not (is_language and plan.settings.optimizer.name == "adamw" and parameters):
         return None
-    size: int = parameters - (embedding or 0)
-    return float(1.79 * size**-0.713 * plan.token_budget**0.307)
+    return float(1.79 * (parameters - (embedding or 0)) ** -0.713 * plan.token_budget**0.307)
 
 
 def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimate | None:

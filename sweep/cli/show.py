@@ -43,7 +43,7 @@ def print_plan(
     if execution.devices > 1:
         device = f"{execution.devices} × {device} each, {execution.strategy} ZeRO {execution.zero}"
     text = (
-        f"{plan.model['name']}, {plan.model['parameters']:,} parameters, "
+        f"{plan.model.name}, {plan.model.parameters or 0:,} parameters, "
         f"{settings.data or settings.workload}, {plan.tokens_per_sequence} tokens per sequence, "
         f"{settings.precision} on {device}"
     )

@@ -128,8 +128,7 @@ def time_steps(config: TrialConfig) -> dict[int, float]:
 
 def disk_bytes(plan: Plan, at_once: int) -> int | None:
     """Return the most bytes that a plan writes while `at_once` trials run at a time."""
-    parameters: int | None = plan.model["parameters"]
-    if parameters is None:
+    if (parameters := plan.model.parameters) is None:
         return None
     weights, checkpoint = 4 * parameters, 12 * parameters  # with AdamW's two moments, in float32
     kept = {"none": 0, "weights": weights, "checkpoints": weights + 2 * checkpoint}

@@ -38,8 +38,8 @@ def _plan_steps(
     )
     head = {
         "experiment": plan.experiment,
-        "model": plan.model
-        | {"parameters": plan.model["parameters"] or planning.inspect_plan(plan, HERE)},
+        "model": plan.model.model_dump()
+        | {"parameters": plan.model.parameters or planning.inspect_plan(plan, HERE)},
         "precision": plan.settings.precision,
         "optimizer": plan.settings.optimizer.name,
         "tokens_per_sequence": plan.tokens_per_sequence,

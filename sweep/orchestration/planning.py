@@ -117,13 +117,13 @@ def make_plan(
     inputs, old = identify_inputs(experiment, folder), load_plan(folder)
     if old is None:
         new = first_plan(experiment, chosen, inputs, command, is_elsewhere)
-        parameters = inspect_plan(new, folder)
+        model = new.model.model_copy(update={"parameters": inspect_plan(new, folder)})
         changes = _fit_memory(new, chosen, is_precision_open=experiment.precision == "auto")
         precision = changes.pop("precision", new.settings.precision)
         settings = new.settings.model_copy(update={"precision": precision})
         execution = new.execution.model_copy(update=changes)
         new = build_plan(settings, execution, inputs, command=command)
-        plan = new = new.model_copy(update={"model": {**new.model, "parameters": parameters}})
+        plan = new = new.model_copy(update={"model": model})
     else:
         for name in sorted(chosen.model_fields_set):
             decided, value = getattr(old.execution, name), getattr(chosen, name)

@@ -144,7 +144,7 @@ def run_plan(
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
-                requested = _run_all(planned, schedule, services.storage, plan.sweep_uid)
+                requested = _run_all(planned, schedule, services.storage)
             on_finished()
         except BaseException:
             executor.stop()
@@ -155,13 +155,11 @@ def run_plan(
     return Summary(folder, states, schedule.is_ending, schedule.problem, untracked)
 
 
-def _run_all(
-    planned: planning.Planned, schedule: Scheduler, storage: str | None, uid: str
-) -> Iterable[str]:
+def _run_all(planned: planning.Planned, schedule: Scheduler, storage: str | None) -> Iterable[str]:
     """Run the trials with known rates, then rounds of tuning and of seeds; return all their ids."""
     requested: dict[str, int | None] = dict.fromkeys(planned.requested)
     if planned.is_tuned:
-        _tune(planned, schedule, storage, uid, requested)
+        _tune(planned, schedule, storage, requested)
     else:
         schedule.run(requested)
     started, hours = time.monotonic(), planned.experiment.answer.max_hours or math.inf
@@ -179,13 +177,12 @@ def _tune(
     planned: planning.Planned,
     schedule: Scheduler,
     storage: str | None,
-    uid: str,
     requested: dict[str, int | None],
 ) -> None:
     """Run the rounds of tuning, and add their trials to those requested."""
     from sweep.orchestration.tuning import Tuning, is_without_answer
 
-    tuning = Tuning(planned.plan, schedule, storage, uid)
+    tuning = Tuning(planned.plan, schedule, storage)
     is_warned = False
     tried = {row.id for row in planned.plan.known_trials if row.stage == "tune"}
     schedule.run(dict.fromkeys(i for i in requested if i not in tried))

@@ -155,10 +155,10 @@ class Study:
 
 
 class Tuning:
-    """Decides the rounds of a tuned sweep, whose `uid` names it in shared stores."""
+    """Decides the rounds of a tuned sweep."""
 
-    def __init__(self, plan: Plan, schedule: Scheduler, storage: str | None, uid: str) -> None:
-        self.schedule, self.folder, self.uid = schedule, schedule.folder, uid
+    def __init__(self, plan: Plan, schedule: Scheduler, storage: str | None) -> None:
+        self.schedule, self.folder = schedule, schedule.folder
         self.settings, self.target = plan.settings.tuning, plan.settings.target
         self.is_default = storage is None  # a file in the folder
         self.storage_url = storage or f"sqlite:///{(self.folder.path / 'optuna.db').absolute()}"
@@ -220,7 +220,7 @@ class Tuning:
             stage, finest = "confirmation", rates.CONFIRMATION[-1]
             grid = tuple((winner.learning_rate or 0.0) * factor for factor in rates.CONFIRMATION)
         # The uid tells sweeps on two machines apart, the path a folder and its copy.
-        sweep = [self.uid, str(self.folder.path.resolve())]
+        sweep = [self.schedule.plan.sweep_uid, str(self.folder.path.resolve())]
         digest = sha256_of([*sweep, plan.with_rate(template, 1.0).id])[:8]
         title = f"batch size {batch}, {template.tokens} tokens, {stage} {digest}"
         trials = [read_tuning_trial(self.folder, row, rungs, self.target) for row in rows]

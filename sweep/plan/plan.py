@@ -55,6 +55,12 @@ class Inputs(Settings):
     code: dict[str, Any] | None = None  # identity of user code
 
 
+class PlannedModel(Settings):
+    name: str
+    parameters: int | None
+    embedding_parameters: int | None
+
+
 class Plan(Inputs):
     """plan.json. It only ever grows."""
 
@@ -62,7 +68,7 @@ class Plan(Inputs):
     sweep_uid: str = ""  # tags the sweep's runs and names its Optuna studies; kept by copies
     settings: Experiment  # with the precision and the evaluation resolved
     execution: Execution
-    model: dict[str, Any]  # name, parameters, embedding_parameters
+    model: PlannedModel
     tokens_per_sequence: int
     token_budget: int
     tokens_are_common: bool
@@ -164,13 +170,12 @@ def build_plan(
     measured = min(262_144, experiment.budget // 100)  # tokens per evaluation
     sequences = experiment.evaluation.sequences or max(8, -(-measured // sequence))
     evaluation = experiment.evaluation.model_copy(update={"sequences": sequences})
-    facts = ("name", "parameters", "embedding_parameters")
     plan = Plan(
         **dict(inputs),
         experiment=experiment.name,
         settings=experiment.model_copy(update={"evaluation": evaluation}),
         execution=execution,
-        model={fact: getattr(experiment.model, fact) for fact in facts},
+        model=PlannedModel.model_validate(experiment.model, from_attributes=True),
         tokens_per_sequence=sequence,
         token_budget=experiment.budget,
         tokens_are_common=are_common,

@@ -124,7 +124,7 @@ def fake_result(
     planned = row.model_dump(exclude={"warmup_min_steps", "forecast_bytes", "forecast_seconds"})
     result = {**planned, "tokens": tokens, "steps": steps, "state": state, "cause": cause}
     result |= {"message": f"{cause} at step 1" if cause else None, "attempts": 1}
-    result |= {"epochs": 0.61 if plan.data else None, "parameters": plan.model["parameters"]}
+    result |= {"epochs": 0.61 if plan.data else None, "parameters": plan.model.parameters}
     result |= dict.fromkeys(("tokens_to_target", "mfu"))
     result |= dict.fromkeys(("metrics_sha256", "valid_losses_sha256", "weights_sha256"))
     result |= {"seconds_compile": 0.0, "seconds_training": training, "seconds_evaluation": 2.0}

@@ -17,7 +17,7 @@ from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
 from sweep.trial.lease import Lease
 from tests.fakes.executors import InlineExecutor
-from tests.orchestration.clusters import ON_CPU, assert_resumed, run_in
+from tests.orchestration.clusters import ON_CPU, assert_resumed, plan_trials, planned, run_in
 from tests.servers import load_stored_sweep
 
 
@@ -249,3 +249,12 @@ def test_each_visible_gpu_is_a_slot(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,7")
     pairs = [slot["CUDA_VISIBLE_DEVICES"] for slot in attempt_slots("cuda", 2)]
     assert pairs == ["0,1", "2,3"]
+
+
+def test_a_config_that_is_not_as_planned_is_written_again(tmp_path):
+    folder = plan_trials(tmp_path, "quadratic")
+    (trial,) = folder.trials()
+    config = trial.read_config()
+    trial.write_config(config.model_copy(update={"steps": 10, "warmup_steps": 7}))
+    assert run_plan(planned(folder), folder).exit_code == 0
+    assert trial.read_config() == config and trial.read_result()["steps"] == config.steps
