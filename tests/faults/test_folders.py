@@ -58,7 +58,7 @@ def test_a_copy_and_its_original_both_end_as_one(scene, tmp_path, count, state):
     folder = scene.enter(state)
     shutil.copy(folder.path.parent / "question.toml", tmp_path)
     copy = SweepFolder(tmp_path / "sweep")
-    shutil.copyhash_files(folder.path, copy.path)
+    shutil.copytree(folder.path, copy.path)
     before = hash_files(folder.path)
     assert run_plan(planned(copy), copy).exit_code == 0
     assert hash_files(folder.path) == before
