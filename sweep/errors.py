@@ -14,9 +14,7 @@ ADDRESS = re.compile(  # or the parameters of one whose start is not shown
     r"(\w[\w+.-]*)://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
 )
 DATABASES = ("postgresql", "mysql", "mssql")
-PUBLIC_PARAMETERS = re.compile(
-    r"(ssl(mode|cert|key|rootcert)|user|host|port|connect_timeout|application_name|charset|driver)="
-)
+PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")
 
 
 def without_secrets(text: object) -> str:
@@ -33,8 +31,8 @@ def _public_address(match: re.Match[str]) -> str:
     if credentials := re.match(r"([^:/@]*)(:[^@]*)?@", address):
         user = f"{credentials[1]}@" if scheme.startswith(DATABASES) and credentials[1] else ""
         address = user + address[credentials.end() :]
-    kept = "&".join(part for part in query if PUBLIC_PARAMETERS.match(part))
-    return f"{scheme}://{address}{'?' if kept else ''}{kept}"
+    public = "&".join(filter(PUBLIC_PARAMETERS.match, query))
+    return f"{scheme}://{address}{'?' if public else ''}{public}"
 
 
 def describe_error(error: BaseException) -> str:

@@ -96,8 +96,7 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
             trials = trials.reindex(columns=list(TRIAL_COLUMNS))  # older tables lack columns
             numbers = [name for name, kind in TRIAL_COLUMNS.items() if kind in NUMBERS]
             numbers.remove("seed")
-            values = trials[numbers].apply(to_numbers)
-            trials[numbers] = values.where(np.isfinite(values))
+            trials[numbers] = trials[numbers].apply(to_numbers)
             return [("trials.csv", trials[trials["batch_size"] >= 1], [])]
         if path.suffix.lower() in (".md", ".markdown"):
             tables = dict(_markdown_tables(text.splitlines()))

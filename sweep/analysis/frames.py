@@ -92,9 +92,11 @@ def refuse_large(path: Path) -> None:
 
 
 def to_numbers(values: pd.Series) -> pd.Series:
-    """Convert a column to floats; cells that are not numbers become NaN."""
+    """Convert a column to floats; NaN if a cell is no number, or infinite and no loss."""
     # to_numeric raises on very long integers
-    return pd.to_numeric(values.astype(str).str[:40], errors="coerce").astype(float)
+    numbers = pd.to_numeric(values.astype(str).str[:40], errors="coerce").astype(float)
+    is_loss = values.name not in TRIAL_COLUMNS or str(values.name).endswith("_loss")
+    return numbers if is_loss else numbers.where(np.isfinite(numbers))
 
 
 def write_trials_csv(sweep: SweepTables, path: Path) -> None:

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from sweep.analysis.frames import to_numbers
 from sweep.plan.curves import RateBounds, RatePoints, best_log_rates, bound_rates, rate_points
 
 
@@ -80,7 +81,7 @@ def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:
         loss = ended["loss"].mask(ended["has_diverged"], math.inf)
         table = ended[["learning_rate", "state"]].assign(loss=loss, seed=0)
         if has_stage:
-            table["seed"] = pd.to_numeric(ended["seed"], errors="coerce").fillna(0).astype(int)
+            table["seed"] = to_numbers(ended["seed"]).fillna(0).astype(int)
         by_rate = table.groupby("learning_rate")
         tried = {float(rate): _by_seed(rows) for rate, rows in by_rate}  # type: ignore[arg-type]
         measured = table[table["loss"].notna()]["learning_rate"].nunique()

@@ -260,7 +260,7 @@ def single_seed(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     equal = losses[(losses["count"] > 1) & (losses["nunique"] == 1)].index.get_level_values(0)
     if len(equal):
         text += f" All seeds gave the same loss at {', '.join(f'{n:g}' for n in equal)}."
-    if not table.is_own or ended.empty:
+    if not table.is_own or ended["seed"].isna().all():
         return blamed, text
     has_seed = pd.crosstab(ended["batch_size"], ended["seed"]) > 0
     in_common = has_seed.astype(int) @ has_seed.T.astype(int)
@@ -320,7 +320,7 @@ def _without_sgd(table: TrialTable, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def beta2_half_life(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    cells = _without_sgd(table, cells[cells["adam_beta2"] < 1])
+    cells = _without_sgd(table, cells[cells["adam_beta2"].between(0, 1, "neither")])
     tokens_per_step = cells["batch_size"] * cells["context_length"]
     tokens = tokens_per_step * math.log(0.5) / np.log(cells["adam_beta2"])
     return _compare(cells, tokens, MOST_TIME_SCALES, "Half-life in tokens", ",.0f")

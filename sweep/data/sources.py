@@ -24,9 +24,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from sweep.config import sha256_of_file
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
 from sweep.errors import SweepError
-from sweep.trial.files import cache_dir, sha256_of, sha256_of_file
+from sweep.trial.files import cache_dir, sha256_of
 
 REPOSITORY = "roneneldan/TinyStories"
 REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
@@ -42,9 +43,9 @@ CSV_OPTIONS = {"usecols": ["text"], "converters": {"text": str}, "keep_default_n
 SPLITS = ("train", "valid")
 SEPARATOR = "<|endoftext|>"
 SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>[ \t]*(?:\n|\Z)", re.MULTILINE)
-MOST_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
-MOST_LINE_BYTES = 1 << 26  # of a JSON or CSV file
-MOST_DEPTH = 100
+MAX_EXPANSION = 200  # characters per byte of a compressed file; gzip can reach 1,000
+MAX_LINE_BYTES = 1 << 26  # of a JSON or CSV file
+MAX_DEPTH = 100
 MAX_CHARACTERS = 1 << 26  # of a text, unless its files are large
 PIECE_CHARACTERS = 1 << 16  # a longer document is yielded in parts
 CUT_CHARACTERS = 1 << 14  # a cut must lie in this many last characters of a part
@@ -180,8 +181,8 @@ def read_files(paths: list[Path]) -> Iterator[Piece]:
 
 def _check_expansion(path: Path, size: int) -> None:
     """Refuse a file whose content, so far, is much larger than the file."""
-    if size > max(MAX_CHARACTERS, MOST_EXPANSION * path.stat().st_size):
-        expected = f"hold at most {MOST_EXPANSION} characters per byte of its files"
+    if size > max(MAX_CHARACTERS, MAX_EXPANSION * path.stat().st_size):
+        expected = f"hold at most {MAX_EXPANSION} characters per byte of its files"
         raise SweepError(f"data {str(path)!r} must {expected}. Use other data.")
 
 
@@ -198,7 +199,7 @@ def _read_file(path: Path) -> Iterator[Piece]:
                 groups = map(file.row_group, range(file.num_row_groups))
                 _check_expansion(path, sum(group.total_byte_size for group in groups))
             else:
-                _check_lines(path, MOST_DEPTH if loader == "json" else sys.maxsize)
+                _check_lines(path, MAX_DEPTH if loader == "json" else sys.maxsize)
             yield from _read_rows(datasets.load_dataset(loader, **files, **options), str(path))
 
 
@@ -211,16 +212,16 @@ def _open_file(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
 def _check_lines(path: Path, most_depth: int) -> None:
     """Refuse lines that `datasets` would read into memory at once, or that would crash pyarrow."""
     with _open_file(path, "rb") as file:
-        while line := file.readline(MOST_LINE_BYTES + 1):
+        while line := file.readline(MAX_LINE_BYTES + 1):
             _check_expansion(path, file.tell())
-            if len(line) > MOST_LINE_BYTES or _depth(line) > most_depth:
-                most = f"lines of at most {MOST_LINE_BYTES >> 20} MiB, nested {MOST_DEPTH} deep"
+            if len(line) > MAX_LINE_BYTES or _depth(line) > most_depth:
+                most = f"lines of at most {MAX_LINE_BYTES >> 20} MiB, nested {MAX_DEPTH} deep"
                 raise SweepError(f"data {str(path)!r} must have {most}. Divide its documents.")
 
 
 def _depth(line: bytes) -> int:
     """Return how deep the brackets of a line of JSON are nested; 0 if they are too few to count."""
-    if line.count(b"[") + line.count(b"{") <= MOST_DEPTH:
+    if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
         return 0
     brackets = re.sub(rb'"(?:[^"\\]|\\.)*+"|[^][{}"]++', b"", line)
     return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)

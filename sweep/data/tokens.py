@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sweep.config import sha256_of_file
 from sweep.config.trial import TokenizerSettings
 from sweep.data.sources import (
     SEPARATOR,
@@ -32,7 +33,7 @@ from sweep.data.sources import (
 )
 from sweep.errors import SweepError
 from sweep.trial import watchdog
-from sweep.trial.files import cache_dir, read_json, sha256_of, sha256_of_file, write_json
+from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
 
 TOKENIZER = "tokenizer.json"
 TOKENS_FORMAT = 2

@@ -42,7 +42,7 @@ class Mirror(threading.Thread):
         self._record = store.choose_store(folder, address) | {"sweep_uid": plan.sweep_uid}
         self._address: str = address or self._record["tracking_uri"]
         if self._address.startswith("http"):
-            with contextlib.suppress(ImportError):  # while MLflow did, matplotlib would look at it
+            with contextlib.suppress(ImportError):  # before MLflow does while matplotlib uses it
                 import IPython  # noqa: F401
         if not plan.sweep_uid:
             raise SweepError(f"{folder.plan_path} must have a sweep_uid. Run the sweep again.")

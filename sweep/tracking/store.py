@@ -15,9 +15,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sweep.config import sha256_of_file
 from sweep.config.objects import require_extra
 from sweep.errors import CorruptFile, SweepError, causes_of, without_secrets
-from sweep.trial.files import find_json, sha256_of, sha256_of_file
+from sweep.trial.files import find_json, sha256_of
 from sweep.trial.folder import SweepFolder, TrialStatus
 
 if TYPE_CHECKING:
@@ -156,9 +157,8 @@ def recorded_uri(folder: SweepFolder, record: dict[str, Any]) -> str:
     if record["is_default"]:
         return default_tracking_uri(folder)
     uri = check_tracking_uri(str(record["tracking_uri"]))
-    if path := sqlite_path(uri):
-        remedy = f"If it is yours, add --tracking-uri sqlite:///{path}"
-        raise SweepError(f"{folder.tracking_path} names a database outside the folder. {remedy}.")
+    if sqlite_path(uri):
+        raise SweepError(f"{folder.tracking_path} names {uri}. If it is yours, add --tracking-uri.")
     return uri
 
 

@@ -267,7 +267,7 @@ def write_result(
     tokens = progress.step * science.batch_size * config.tokens_per_sequence
     tokens_per_second = tokens / max(progress.seconds_training, 1e-9)
     epochs = step.workload.epochs()
-    if files.sha256_of_file(folder.metrics_path) != metrics_sha256:
+    if files.find_sha256(folder.metrics_path) != metrics_sha256:
         raise CorruptFile(f"{folder.metrics_path} was changed during training. Run it again.")
     nats = valid_tokens = valid_bytes = math.nan  # null in the file
     to_target = None

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sweep.config import sha256_of_file as sha256_of_file
+from sweep.config import sha256_of_file
 from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import CorruptFile, SweepError, causes_of, describe_error, printable
 
 MAX_JSON_BYTES = 1 << 28  # a plan of 10,000 trials has 1 << 23
-POSITION = ("time", "step", "tokens")  # keys of a line of metrics.jsonl that are not metrics
+POSITION = {"time": int | float, "step": int, "tokens": int}  # keys that are not metrics
 # Errors of a machine that is full or closed, and what helps.
 STORAGE_REMEDIES = {
     errno.ENOSPC: "Free some space, or choose another --out",
@@ -217,8 +217,7 @@ def read_metrics(path: Path, length: int | None = None) -> list[dict[str, Any]]:
 def _is_point(line: dict[str, Any]) -> bool:
     numbers = [value for value in line.values() if value is not None]
     is_finite = all(isinstance(n, int | float) and abs(n) < math.inf for n in numbers)
-    kinds = zip(POSITION, (int | float, int, int), strict=True)
-    has_position = all(isinstance(line.get(name), kind) for name, kind in kinds)
+    has_position = all(isinstance(line.get(name), kind) for name, kind in POSITION.items())
     metrics = line.keys() - POSITION
     return is_finite and has_position and all("/" in m and m.isprintable() for m in metrics)
 

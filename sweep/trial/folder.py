@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from sweep.config import sha256_of_file
 from sweep.config.settings import parse_settings
 from sweep.config.trial import STALL_MINUTES, Science, TrialConfig
 from sweep.errors import CorruptFile, Superseded, SweepError
@@ -22,7 +23,6 @@ from sweep.trial.files import (
     read_metrics,
     remove,
     sha256_of,
-    sha256_of_file,
     write_json,
 )
 from sweep.trial.lease import read_owner

@@ -46,6 +46,5 @@ def progress() -> None:
 
 def has_stalled(exit_code: int, log: Path) -> bool:
     """Return True if the watchdog ended the newest attempt, with this exit code and log."""
-    if exit_code != 1 or not log.exists():
-        return False
-    return b"Timeout (" in log.read_bytes()[-LOG_END_BYTES:].rpartition(b"\nattempt ")[2]
+    end = log.read_bytes()[-LOG_END_BYTES:] if exit_code == 1 and log.exists() else b""
+    return b"Timeout (" in end.rpartition(b"\nattempt ")[2]

@@ -102,7 +102,7 @@ def test_a_table_that_expands_without_end_is_refused(text, count, monkeypatch, n
 @pytest.mark.fault("text too large for its file")
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 def test_a_line_that_is_too_long_is_refused(text, count, monkeypatch, suffix):
-    monkeypatch.setattr(sources, "MOST_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 16)
     path = text.with_name(f"long{suffix}")
     lines = [json.dumps({"text": "short"}), json.dumps({"text": "a" * 2**17})]
     opener = gzip.open if suffix.endswith("gz") else open

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from sweep.config import sha256_of_file
 from sweep.config.experiment import load_experiment
 from sweep.config.models import find_initial_model
 from sweep.config.trial import Execution
@@ -21,7 +22,6 @@ from sweep.orchestration.planning import make_plan
 from sweep.orchestration.runner import run_sweep
 from sweep.plan.plan import grow_plan
 from sweep.training.step import TrainingStep
-from sweep.trial.files import sha256_of_file
 from sweep.trial.folder import SweepFolder
 from sweep.workloads.grpo import Grpo
 from tests.workloads.trials import CPU, metrics
