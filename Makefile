@@ -56,7 +56,8 @@ contracts: install  ## architecture and packaging tests, and the code-size limit
 
 check: lint types contracts  ## lint, types and contracts
 
-faults: install  ## every fault of docs/reliability.md, with counts; takes long
+faults: install  ## every fault of docs/reliability.md, with counts; takes hours, and mounts disks as root
+	$(BIN)/python -m pip install --quiet -c constraints.txt ray submitit
 	$(BIN)/python -m pytest tests/faults -m "not peers" $(PYTEST_ARGS)
 
 audit: install  ## known vulnerabilities of the pinned packages, and licences of all that is installed

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 # Control characters except tab and line feed, and those that reverse the direction of writing.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 ADDRESS = re.compile(  # or the parameters of one whose start is not shown
-    r"(\w[\w+.-]*)://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
+    r"(\w[\w+.-]{0,30})://([^\s'\"<>]*?)(?=[.,;:!)]*(?:[\s'\"<>]|\Z))|(?<=[/\w]\?)[^\s'\"]+=[^\s'\"]+"
 )
 DATABASES = ("postgresql", "mysql", "mssql")
 PUBLIC_PARAMETERS = re.compile(r"(ssl(mode|cert|key|rootcert)|user|host|port|driver)=")
@@ -23,15 +23,16 @@ def without_secrets(text: object) -> str:
 
 
 def _public_address(match: re.Match[str]) -> str:
-    """Keep the user name of databases, and parameters that are known to be no secrets."""
+    """Keep the user name of databases, and those of their parameters that are no secrets."""
     scheme, rest = match.groups()
     if scheme is None:
         return ""
     address, *query = re.split("[?&;]", rest.partition("#")[0])
+    is_database = scheme.startswith(DATABASES)
     if credentials := re.match(r"([^:/@]*)(:[^@]*)?@", address):
-        user = f"{credentials[1]}@" if scheme.startswith(DATABASES) and credentials[1] else ""
+        user = f"{credentials[1]}@" if is_database and credentials[1] else ""
         address = user + address[credentials.end() :]
-    public = "&".join(filter(PUBLIC_PARAMETERS.match, query))
+    public = "&".join(filter(PUBLIC_PARAMETERS.match, query if is_database else ()))
     return f"{scheme}://{address}{'?' if public else ''}{public}"
 
 

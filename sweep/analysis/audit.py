@@ -117,8 +117,9 @@ def read_tables(path: Path) -> list[tuple[str, pd.DataFrame, list[str]]]:
 
 def _markdown_tables(lines: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     rows = [line.strip().removeprefix("|").removesuffix("|").split("|") for line in lines]
+    end = 0
     for k, line in enumerate(lines[1:], start=1):
-        if {"|", "-"} <= set(line) <= set("|-: \t") and "|" in lines[k - 1]:
+        if k > end and {"|", "-"} <= set(line) <= set("|-: \t") and "|" in lines[k - 1]:
             end = next((n for n in range(k, len(lines)) if "|" not in lines[n]), len(lines))
             header = [title.strip() for title in rows[k - 1]]
             cells = [[*row, *[""] * len(header)][: len(header)] for row in rows[k + 1 : end]]

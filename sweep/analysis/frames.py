@@ -14,7 +14,7 @@ import pandas as pd
 
 from sweep.analysis.statistics import mean_of
 from sweep.config import read_toml
-from sweep.errors import CorruptFile, SweepError
+from sweep.errors import CorruptFile, SweepError, printable
 from sweep.plan.plan import Plan, parse_plan
 from sweep.trial.files import canonical_json, refuse_links, replacing
 from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
@@ -22,6 +22,7 @@ from sweep.trial.folder import MESSAGE_CHARACTERS, SweepFolder, TrialFolder
 COLUMNS: dict[str, dict[str, Any]] = read_toml(__file__, "columns.toml")
 TRIAL_COLUMNS = {name: column["kind"] for name, column in COLUMNS.items()}
 MAX_TABLE_BYTES = 1 << 25
+MAX_HEADER_BYTES = 1 << 16
 NUMBERS = ("float64", "int64")
 MEANS = [name for name, column in COLUMNS.items() if column.get("is_mean")]
 CELL_KEYS = ["label", "batch_size", "learning_rate"]
@@ -87,8 +88,12 @@ def load_tables(path: str | Path) -> SweepTables:
 
 
 def refuse_large(path: Path) -> None:
-    if path.stat().st_size > MAX_TABLE_BYTES:
-        raise SweepError(f"{path} must have at most {MAX_TABLE_BYTES >> 20} MiB. Leave out rows.")
+    """Refuse a table with too many bytes, or with a first line that is too long."""
+    with path.open("rb") as file:
+        is_wide = len(file.readline(MAX_HEADER_BYTES)) == MAX_HEADER_BYTES
+    if is_wide or path.stat().st_size > MAX_TABLE_BYTES:
+        most = f"{MAX_TABLE_BYTES >> 20} MiB, and {MAX_HEADER_BYTES >> 10} KiB in its first line"
+        raise SweepError(f"{path} must have at most {most}. Leave out rows or columns.")
 
 
 def to_numbers(values: pd.Series) -> pd.Series:
@@ -111,9 +116,11 @@ def write_trials_csv(sweep: SweepTables, path: Path) -> None:
 
 def _without_formula(value: Any) -> Any:
     """Quote a text that a spreadsheet would execute."""
-    text = unicodedata.normalize("NFKC", value).lstrip() if isinstance(value, str) else ""
-    is_formula = text.startswith(("=", "+", "-", "@"))
-    return f"'{value}" if is_formula else value
+    if not isinstance(value, str):
+        return value
+    text = printable(value)  # a lone carriage return would begin a row
+    is_formula = unicodedata.normalize("NFKC", text).lstrip().startswith(("=", "+", "-", "@"))
+    return f"'{text}" if is_formula else text
 
 
 def _read_record(trial: TrialFolder, warnings: list[str]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, read_execution, rows_of_trials
 from sweep.analysis.statistics import mean_of
 from sweep.config.experiment import TARGET_TOLERANCE
-from sweep.config.numbers import format_count
+from sweep.config.numbers import MOST_BATCHES, format_count
 from sweep.errors import SweepError
 from sweep.plan.curves import rate_points, rates_between
 from sweep.plan.decision import Decision, next_trainings
@@ -205,6 +205,8 @@ def _read_table(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
         if not is_met.all():
             value = trials.loc[~is_met, rule.partition(" ")[0]].iloc[0]
             raise SweepError(f"{rule}, got {value} in row {int((~is_met).to_numpy().argmax())}.")
+    if sizes.nunique() > MOST_BATCHES:
+        raise SweepError(f"trials must have at most {MOST_BATCHES} batch sizes. Leave out some.")
     trials = pd.DataFrame(converted).astype({"batch_size": "int64"})
     reports = report_trials(trials)
     if (twice := reports.duplicated(["label", "batch_size", "seed"])).any():
@@ -235,7 +237,7 @@ def answer_of(
     else:
         try:
             refuse_large(path)
-            table = pd.read_csv(path, low_memory=False)
+            table = pd.read_csv(path, low_memory=False, compression=None)
         except (OSError, ValueError) as error:
             raise SweepError(f"{path} must be a CSV file or a sweep folder ({error}).") from None
     made = answer(table, metric, direction, tolerance)

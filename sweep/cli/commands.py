@@ -441,7 +441,14 @@ def ui(folder: "SweepFolder", port: int) -> int:
 
     folder.require_plan()
     echo(f"http://127.0.0.1:{port}  (Ctrl-C ends it)", err=True)
-    return subprocess.run(ui_command(folder, port), check=False).returncode
+    with tempfile.TemporaryDirectory() as empty:  # the server imports from its current folder first
+        code = subprocess.run(ui_command(folder, port), check=False, cwd=empty).returncode
+    if code > 0:
+        raise SweepError(
+            f"MLflow's server ended with exit code {code}. If the port is in use, choose another "
+            f"--port; `sweep report {folder.path}` repairs the store."
+        )
+    return code
 
 
 @click.command(cls=SettingsCommand)

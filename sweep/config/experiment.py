@@ -313,6 +313,8 @@ def _read_experiment(name: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_EXPERIMENT_BYTES:
             raise ValueError(f"it has more than {MAX_EXPERIMENT_BYTES} bytes")
-        return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        fields = {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        repr(fields)  # raises for integers that are too long to print
+        return fields
     except (ValueError, RecursionError) as error:  # also of the encoding
         raise SweepError(f"experiment {path} must be TOML, but {error}. Correct it.") from error

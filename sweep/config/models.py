@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
 from sweep.config import read_toml, sha256_of_file
 from sweep.config.settings import Settings
@@ -97,7 +97,7 @@ class HuggingFaceSettings(ForeignModel):  # a causal language model
     kind: Literal["hugging_face"] = "hugging_face"
     name: str
     architecture: str  # model_type of transformers, such as gpt2
-    sizes: dict[str, Any] = Field(default={})  # entries of its configuration that are no defaults
+    sizes: dict[str, JsonValue] = Field(default={})  # entries of its config.json, no defaults
     end: int = 0  # id of the end-of-text token, which swaps places with id 0
     tokenizer_sha256: str | None = None  # hash of a pretrained model's tokenizer.json
 
@@ -107,7 +107,7 @@ class ObjectSettings(ForeignModel):
 
     kind: Literal["object"] = "object"
     name: str  # "module:object"
-    options: dict[str, Any] = Field(default={})
+    options: dict[str, JsonValue] = Field(default={})
 
 
 class QuadraticSettings(ModelBase):

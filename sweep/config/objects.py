@@ -39,6 +39,8 @@ def describe_objects(names: Iterable[str]) -> str:
         top, *rest = name.partition(":")[0].split(".")
         spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, os.getcwd()])
         path = Path((spec and spec.origin) or top)
+        if spec and spec.origin is None:  # a package without __init__.py
+            path = Path(next(iter(spec.submodule_search_locations or [top]))) / "__init__.py"
         if rest:
             path = path.parent.joinpath(*rest)
             path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -31,7 +31,7 @@ from sweep.data.sources import (
     identify_data,
     open_data,
 )
-from sweep.errors import SweepError
+from sweep.errors import SweepError, user_code
 from sweep.trial import watchdog
 from sweep.trial.files import cache_dir, read_json, sha256_of, write_json
 
@@ -53,7 +53,8 @@ class TextTokenizer:
         if path is not None:
             from tokenizers import Tokenizer
 
-            self._library = Tokenizer.from_file(str(path))
+            with user_code(f"{path} must be a tokenizer of the library tokenizers"):
+                self._library = Tokenizer.from_file(str(path))
             self._library.encode_special_tokens = True  # as ordinary text
             self._library.no_truncation()  # a saved tokenizer may have these two enabled
             self._library.no_padding()
@@ -148,6 +149,8 @@ def find_prepared(
     folder = _folder(identity, tokenizer)
     try:
         data = read_json(folder / "data.json")
+        if data.get("key") != folder.name:
+            return None
         train, valid = (
             np.memmap(folder / f"{split}.bin", data["dtype"], "r", shape=data[f"{split}_tokens"])
             for split in SPLITS
@@ -221,8 +224,7 @@ def _write(
             raise SweepError(f"the {split} data must hold a document, got none.")
         data |= {f"{split}_{name}": count for name, count in counts.items()}
     files = {file.name: sha256_of_file(file) for file in sorted(folder.iterdir())}
-    data["sha256_of_files"] = files
-    write_json(folder / "data.json", data)
+    write_json(folder / "data.json", {**data, "key": folder.name, "sha256_of_files": files})
 
 
 def write_tokens(

@@ -45,7 +45,7 @@ def _trial_status(trial: TrialFolder, row: PlannedTrial, has_runner: bool) -> di
         **row.model_dump(include={"id", "stage", "batch_size", "seed", "learning_rate"}),
         "state": state,
         "cause": status.cause,
-        "message": status.message,
+        "message": " ".join(status.message.split()),
         "tokens": last.get("tokens", 0),
         "loss": last.get("final_valid_loss", last.get("train/loss")),
         "tokens_per_second": last.get("tokens_per_second", last.get("perf/tokens_per_second")),

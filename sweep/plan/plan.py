@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sweep.config.experiment import Experiment
 from sweep.config.settings import Settings, parse_settings
@@ -21,6 +21,15 @@ TUNING_SEED = 1000
 NOT_SHARED = {"batches", "seeds", "lr", "question", "data", "name", "init", "answer"}
 ESTIMATES = ("epochs", "disk_bytes", "forecast_factor")  # kept when a plan grows
 LEAST_SEEDS = 3  # least seeds for a claim about batch sizes, and to print a spread
+
+
+def _is_own(words: tuple[str, ...]) -> tuple[str, ...]:
+    if words[:2] != ("sweep", "run"):
+        raise ValueError("commands must begin with sweep run")
+    return words
+
+
+Command = Annotated[tuple[str, ...], AfterValidator(_is_own)]  # words, shown for people to repeat
 
 
 class PlannedTrial(Settings):
@@ -75,7 +84,7 @@ class Plan(Inputs):
     epochs: float | None = None  # most of any trial; None until the text is tokenized
     disk_bytes: int | None = None
     forecast_factor: float | None = None  # forecast_seconds may be off by this factor
-    commands: tuple[tuple[str, ...], ...] = ()  # words of the commands that planned trials
+    commands: tuple[Command, ...] = ()  # that planned trials
     has_looks: bool = False  # seeds were added after earlier ones had been seen
     trials: tuple[PlannedTrial, ...] = ()
 

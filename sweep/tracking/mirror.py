@@ -52,7 +52,7 @@ class Mirror(threading.Thread):
         self._runs: dict[str, Run] = {}  # by trial id; the parent run's key is empty
         self._sent: dict[str, tuple[Any, ...]] = {}  # state of each trial at its last pass
         self._plan_time = 0  # modification time of the plan that the store has
-        self._has_warned = False  # that another process locks the database
+        self._is_locked = False  # another process locks the database
         self._error = "it has not answered in time"  # empty: the last pass sent everything
         self._deadline = float("inf")  # monotonic
         self._closing = threading.Event()
@@ -71,8 +71,11 @@ class Mirror(threading.Thread):
         return f"{lack}. Nothing is lost: `sweep report {self.folder.path}` delivers the rest."
 
     def deliver(self) -> str:
-        """Do one pass in the calling thread; return what `close` returns."""
+        """Do the last pass in the calling thread; return what `close` returns."""
         self._try_pass(is_last=True)
+        while self._is_locked:
+            time.sleep(1.0)
+            self._try_pass(is_last=True)
         return self.close(0)
 
     def run(self) -> None:
@@ -93,7 +96,7 @@ class Mirror(threading.Thread):
             digest = store.digest(self.folder) if is_last else ""
             if not self._is_connected:
                 self._connect()
-            self._error = ""
+            self._error, self._is_locked = "", False
             self._mirror_parent(is_last)
             for row in self.plan.known_trials:
                 if time.monotonic() > self._deadline:
@@ -106,25 +109,25 @@ class Mirror(threading.Thread):
                 self._save_record(digest)
         except Exception as error:  # no failure of a store may reach training
             self._error, self._is_connected = store.one_sentence(error), False
-            if store.sqlite_fault(error) == "locked":
-                if not self._has_warned:
+            was_locked, self._is_locked = self._is_locked, store.sqlite_fault(error) == "locked"
+            if self._is_locked:
+                if not was_locked:
                     LOG.warning("MLflow's database is locked by another process; waiting for it.")
-                self._has_warned = True
                 self._deadline = max(self._deadline, time.monotonic() + 30.0)
 
     def _connect(self) -> None:
+        own, name = self.folder.path / "mlflow.db", self.plan.experiment
+        database = store.sqlite_path(self._address) or own.absolute()
+        location = (database.parent / "mlartifacts").as_uri()
         if self._record["is_default"]:
-            store.set_aside_damaged(self.folder.path / "mlflow.db")
-        client, name = store.connect(self._address), self.plan.experiment
+            store.set_aside_damaged(own, name, location)
+        self._client = client = store.connect(self._address)
         if experiment := client.get_experiment_by_name(name):
             self._experiment_id = experiment.experiment_id  # if deleted, MLflow refuses new runs
         elif self._address.startswith("http"):  # a server chooses the location of artifacts
             self._experiment_id = client.create_experiment(name)
         else:
-            database = store.sqlite_path(self._address) or self.folder.plan_path.absolute()
-            location = (database.parent / "mlartifacts").as_uri()
             self._experiment_id = client.create_experiment(name, location)
-        self._client = client
         self._runs, self._plan_time = {}, 0
         for run in store.search_runs(client, self._experiment_id, "sweep.uid", self.plan.sweep_uid):
             trial_id = run.data.tags.get("sweep.trial_id", "")

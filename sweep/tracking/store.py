@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sweep.config import sha256_of_file
 from sweep.config.objects import require_extra
 from sweep.errors import CorruptFile, SweepError, causes_of, without_secrets
-from sweep.trial.files import find_json, sha256_of
+from sweep.trial.files import find_json, refuse_super_journal, sha256_of
 from sweep.trial.folder import SweepFolder, TrialStatus
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def without_password(address: str) -> str:
     """Return an address without its password; refuse one whose password has no clear end."""
     if address.startswith("sqlite"):
         return address
-    if not re.fullmatch(r"[^@]*|[^@/?#]*://[^@/?#]*@[^@]*", address):
-        encoded = "%40 for @, %2F for /, %3F for ?, %23 for #"
+    if not re.fullmatch(r"[^@\s'\"<>]*|[^@/?#]*://[^@/?#\s'\"<>]*@[^@\s'\"<>]*", address):
+        encoded = "%40 for @, %2F for /, %3F for ?, %23 for #, %27 for ', %20 for a space"
         raise SweepError(f"a password must be percent-encoded in an address. Write {encoded}.")
     return without_secrets(address)
 
@@ -77,19 +77,35 @@ def sqlite_fault(error: BaseException | None) -> str | None:
     return None
 
 
-def set_aside_damaged(path: Path) -> None:
-    """Rename a damaged SQLite database and log it; its content is rebuilt from the folder."""
+def set_aside_damaged(path: Path, experiment: str = "", location: str = "") -> None:
+    """Rename a damaged SQLite database and log it; its content is rebuilt from the folder.
+
+    MLflow's is also renamed if the artifacts of the experiment are not at `location`: the folder
+    was moved, or a stranger's database names other files, which would be overwritten.
+    """
     if not path.exists():
         return
+    artifacts = """
+        SELECT e.artifact_location, r.run_uuid, r.artifact_uri FROM experiments e
+        LEFT JOIN runs r ON r.experiment_id = e.experiment_id WHERE e.name = ?"""
+    problem = "is damaged"
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             is_whole = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
             if is_whole and connection.execute("SELECT * FROM alembic_version").fetchall():
-                return
+                rows = connection.execute(artifacts, [experiment]).fetchall() if experiment else []
+                if all(_is_at(location, *row) for row in rows):
+                    return
+                problem = "names artifacts of another folder"
     except sqlite3.Error as error:
         if sqlite_fault(error) != "damaged":
             raise
-    LOG.warning("%s is damaged; it is written again. The old one: %s", path, set_aside(path))
+    LOG.warning("%s %s; it is written again. The old one: %s", path, problem, set_aside(path))
+
+
+def _is_at(location: str, root: str, run_id: str | None, uri: str | None) -> bool:
+    is_run = run_id is None or re.fullmatch("[0-9a-f]{32}", run_id)
+    return bool(is_run) and root == location and uri in (None, f"{location}/{run_id}/artifacts")
 
 
 def set_aside(path: Path) -> Path:
@@ -168,8 +184,6 @@ def choose_store(folder: SweepFolder, tracking_uri: str | None) -> dict[str, Any
     uri = without_password(tracking_uri or recorded_uri(folder, record))
     if uri == record["tracking_uri"]:
         return record
-    if record["is_default"] and uri == default and (folder.path / "mlflow.db").exists():
-        set_aside(folder.path / "mlflow.db")  # moved; it names artifacts by their old paths
     return record | {"tracking_uri": uri, "is_default": uri == default, "mirrored_sha256": ""}
 
 
@@ -226,7 +240,10 @@ def restore_sweep(uri: str, experiment: str, run_id: str | None, parent: Path) -
     """Restore plan, states and results of a parent run, by default the newest, in a new folder."""
     uri = check_tracking_uri(uri)
     address = without_password(uri)
-    if (path := sqlite_path(uri)) and not path.is_file():
+    path = sqlite_path(uri)
+    if path:
+        refuse_super_journal(path.with_name(f"{path.name}-journal"))
+    if path and not path.is_file():
         raise SweepError(f"tracking URI must be an existing MLflow database, got {address!r}.")
     try:
         client = connect(uri)
@@ -276,14 +293,7 @@ def ui_command(folder: SweepFolder, port: int) -> list[str]:
         raise SweepError(f"{folder.path} must have an MLflow store, got none at {uri}. {remedy}")
     prepare_environment()
     artifacts = (folder.path.absolute() / "mlartifacts").as_uri()
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        with_driver(uri),
-    ]
+    command = [sys.executable, "-m", "mlflow", "server"]
+    command += ["--backend-store-uri", with_driver(uri)]
     command += ["--default-artifact-root", artifacts, "--no-serve-artifacts", "--workers", "1"]
     return [*command, "--host", "127.0.0.1", "--port", str(port)]

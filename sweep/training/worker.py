@@ -35,6 +35,7 @@ from sweep.errors import (
     UnusableCheckpoint,
     describe_error,
     printable,
+    without_secrets,
 )
 from sweep.plan.rates import crossing_tokens
 from sweep.plan.retry import Outcome, judge_death
@@ -93,10 +94,11 @@ def run_attempt(
         except BaseException as error:  # the user's code may raise anything
             if problem := files.storage_problem(error, folder.path):
                 return Outcome("storage", problem)
-            traceback.print_exc()
+            print(without_secrets(traceback.format_exc()), file=sys.stderr, flush=True)
             if isinstance(error, UnusableCheckpoint):
                 return Outcome("preempted", str(error))
-            message = printable(" ".join(describe_error(error)[:MESSAGE_CHARACTERS].split()))
+            text = without_secrets(describe_error(error))[:MESSAGE_CHARACTERS]
+            message = printable(" ".join(text.split()))
             return Outcome("out_of_memory" if machine.is_out_of_memory(error) else "error", message)
 
 

@@ -16,13 +16,14 @@ from sweep.config import sha256_of_file
 from sweep.config.trial import FORMAT_VERSION
 from sweep.errors import CorruptFile, SweepError, causes_of, describe_error, printable
 
-MAX_JSON_BYTES = 1 << 28  # a plan of 10,000 trials has 1 << 23
+MAX_JSON_BYTES = 1 << 26  # a plan of 10,000 trials has 1 << 23
+SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
 POSITION = {"time": int | float, "step": int, "tokens": int}  # keys that are not metrics
 # Errors of a machine that is full or closed, and what helps.
 STORAGE_REMEDIES = {
     errno.ENOSPC: "Free some space, or choose another --out",
     errno.EDQUOT: "Free some of the quota, or choose another --out",
-    errno.EROFS: "Choose another --out, or mount it for writing",
+    errno.EROFS: "Choose another --out or SWEEP_CACHE, or mount it for writing",
     errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
     errno.EMFILE: "Raise the limit of open files (ulimit -n)",
     errno.ENFILE: "Close other programs, or raise the system's limit of open files",
@@ -140,7 +141,10 @@ def storage_problem(error: BaseException | None, path: Path) -> str | None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder, if it exists, with a link that leaves it, or with a device or a pipe."""
+    """Refuse a folder, if it exists, that could make a command use a file outside of it.
+
+    Such are links that leave it, devices, pipes, and journals that make SQLite delete a file.
+    """
     if not str(folder).isprintable():
         raise SweepError(f"the name of a folder must be plain text, got {printable(folder)!r}.")
     root, pending = folder.resolve(), [str(folder)]
@@ -150,10 +154,19 @@ def refuse_links(folder: Path) -> None:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
                 elif not entry.is_file(follow_symlinks=False) and not (
-                    entry.is_symlink() and Path(entry.path).resolve().is_relative_to(root)
+                    entry.is_symlink() and Path(os.path.realpath(entry.path)).is_relative_to(root)
                 ):
                     expected = f"a plain file, or a link that stays within {folder}"
                     raise SweepError(f"{entry.path} must be {expected}. Remove it.")
+                else:
+                    refuse_super_journal(Path(entry.path))
+
+
+def refuse_super_journal(path: Path) -> None:
+    """Refuse a rollback journal that names a file, which SQLite would delete."""
+    is_journal = path.name.endswith("-journal") and path.is_file()
+    if is_journal and path.read_bytes().endswith(SUPER_JOURNAL):
+        raise SweepError(f"{path} must be the journal of one database. Remove it.")
 
 
 def remove(path: Path) -> None:

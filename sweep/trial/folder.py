@@ -253,7 +253,8 @@ class TrialFolder:
 
     def is_asked_to_stop(self, number: int) -> bool:
         request = self.read_sealed(self.stop_path) if self.stop_path.name in self.listed() else None
-        return request is not None and request["fencing"] >= number
+        asked = request.get("fencing") if request else None
+        return isinstance(asked, int) and asked >= number
 
     def listed(self) -> list[str]:
         """List the folder, which makes a network file system notice new files at once."""

@@ -468,7 +468,7 @@ BAD = [
     ("empty.csv", b"", "must be CSV"),
     ("header.csv", b"batch_size,steps\n", "column batch_size"),
     ("words.md", b"# No table\n\nx | y\n", "column batch_size"),
-    ("rule.md", b"|" + b"-" * 300_000 + b"x|\n|-|\n", "column batch_size"),
+    ("rule.md", b"\n|" + b"-" * 300_000 + b"x|\n|-|\n", "column batch_size"),
     ("other.csv", b"model,loss\na,1\n", "column batch_size"),
     ("nan.csv", b"batch_size\nnan\n1.5\n-8\n0\n1e300\n", "column batch_size"),
     ("binary.csv", bytes(range(256)), "UTF-8"),

@@ -79,6 +79,9 @@ def pytest_collection_modifyitems(items):
 def count(request):
     """Call with a verdict (recovered, noticed, refused) after the judge has agreed."""
     fault = request.node.get_closest_marker("fault").args[0]
+    services = getattr(request.node, "callspec", None)
+    where = services.params.get("services") if services else None
+    fault = f"the seeded part, with {where}" if where in OTHERS else fault
     request.node.user_properties.append(("judged", fault))
 
     def record(verdict: str, number: int = 1) -> None:
@@ -88,15 +91,17 @@ def count(request):
 
 
 def pytest_runtest_logreport(report):
-    path = report.nodeid.partition("::")[0]
+    path = report.nodeid.partition("::")[0].rpartition("/")[2]
     for name, value in report.user_properties if report.when == "call" else ():
         if name == "fault":
             fault, verdict, number = value
-            COUNTS[fault, path]["tried"] += number
-            COUNTS[fault, path][verdict] += number
+            where = path if "seeded" not in fault else "all"
+            COUNTS[fault, where]["tried"] += number
+            COUNTS[fault, where][verdict] += number
         elif name == "judged" and report.failed:
-            COUNTS[value, path]["tried"] += 1
-            COUNTS[value, path]["lost"] += 1
+            where = path if "seeded" not in value else "all"
+            COUNTS[value, where]["tried"] += 1
+            COUNTS[value, where]["lost"] += 1
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -108,4 +113,4 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.line(f"| :-- |{' --: |' * len(names)} :-- |")
         for (fault, path), counts in sorted(COUNTS.items()):
             numbers = " | ".join(f"{counts[name]:,}" for name in names)
-            terminalreporter.line(f"| {fault} | {numbers} | {path.rpartition('/')[2]} |")
+            terminalreporter.line(f"| {fault} | {numbers} | {path} |")

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -47,6 +48,20 @@ def test_damaged_tokens_are_prepared_again_and_that_is_said(text, count, name):
         actual = [*(tokens.tobytes() for tokens in files), text_again.tokenizer_path.read_bytes()]
         assert actual == expected and "damaged" in messages[0]
         count("recovered")
+
+
+@pytest.mark.fault("wrong bytes in prepared tokens")
+def test_the_tokens_of_another_text_are_prepared_again(text, count):
+    other = text.with_name("other.txt")
+    other.write_text(text.read_text().replace("Story", "Tales"))
+    expected = prepare_data(identify_data(str(text)), str(text), BPE)
+    tokens = expected.train.tobytes()
+    stranger = prepare_data(identify_data(str(other)), str(other), BPE).tokenizer_path.parent
+    shutil.copytree(stranger, expected.tokenizer_path.parent, dirs_exist_ok=True)
+    messages = []
+    again = prepare_data(identify_data(str(text)), str(text), BPE, messages.append)
+    assert again.train.tobytes() == tokens and "damaged" in messages[0]
+    count("recovered")
 
 
 @pytest.mark.fault("text changed in place")

