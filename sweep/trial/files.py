@@ -164,9 +164,11 @@ def refuse_links(folder: Path) -> None:
 
 def refuse_super_journal(path: Path) -> None:
     """Refuse a rollback journal that names a file, which SQLite would delete."""
-    is_journal = path.name.endswith("-journal") and path.is_file()
-    if is_journal and path.read_bytes().endswith(SUPER_JOURNAL):
-        raise SweepError(f"{path} must be the journal of one database. Remove it.")
+    if path.name.endswith("-journal") and path.is_file():
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - len(SUPER_JOURNAL)))
+            if file.read() == SUPER_JOURNAL:
+                raise SweepError(f"{path} must be the journal of one database. Remove it.")
 
 
 def remove(path: Path) -> None:
