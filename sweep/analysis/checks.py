@@ -72,7 +72,7 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
         elif verdict := rule(table, cells):
             sizes, evidence = list(verdict[0]), verdict[1]
             is_of_rates = code in ("fixed_learning_rate", "scaled_learning_rate")
-            remedy = tuning_command if is_of_rates else "".join(verdict[2:])
+            remedy = tuning_command if is_of_rates else ""
             checks.append(build_check(code, evidence, bool(sizes), sizes, remedy))
         else:
             checks.append(build_check(code, "Nothing here to judge."))

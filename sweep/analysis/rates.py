@@ -21,8 +21,6 @@ class TunedRate:
     points: RatePoints  # those next to the best rate
     is_full: bool  # whether the trials had as many tokens as the reports
     tried: int  # trials of this batch size in all
-    rates_without_result: int  # rates that were tried and neither completed nor diverged
-    has_other_dimensions: bool  # β2 or weight decay were tuned too
 
     @property
     def is_inside(self) -> bool:
@@ -67,24 +65,21 @@ def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:
         has_no_loss = group["is_failed"] & ~group["has_diverged"] & (group["state"] != "PRUNED")
         ended = group[~has_no_loss]
         most = group["token_budget"].max()
-        dimensions: list[str] = []
         if has_stage:
             # A rate that diverges early would have diverged later too.
             ended = ended[~(ended["token_budget"] < most) | ended["has_diverged"]]
-            if "policy" in group:
-                dimensions = [n for n in ("adam_beta2", "weight_decay") if group[n].nunique() > 1]
         winners = reports if len(reports) else ended[~ended["is_failed"]]
-        if len(winners):
+        if has_stage and "policy" in group and len(winners):
             best = winners.iloc[winners["loss"].fillna(math.inf).to_numpy().argmin()]
-            for name in dimensions:
-                ended = ended[ended[name] == best[name]]
+            for name in ("adam_beta2", "weight_decay"):
+                if group[name].nunique() > 1:  # tuned too
+                    ended = ended[ended[name] == best[name]]
         loss = ended["loss"].mask(ended["has_diverged"], math.inf)
         table = ended[["learning_rate", "state"]].assign(loss=loss, seed=0)
         if has_stage:
             table["seed"] = to_numbers(ended["seed"]).fillna(0).astype(int)
         by_rate = table.groupby("learning_rate")
         tried = {float(rate): _by_seed(rows) for rate, rows in by_rate}  # type: ignore[arg-type]
-        measured = table[table["loss"].notna()]["learning_rate"].nunique()
         rates.append(
             TunedRate(
                 batch_size=int(group["batch_size"].iloc[0]),
@@ -92,8 +87,6 @@ def tuned_rates(rows: pd.DataFrame) -> tuple[TunedRate, ...]:
                 points=rate_points(tried),
                 is_full=not (has_stage and reports["token_budget"].max() > most),
                 tried=len(group),
-                rates_without_result=group["learning_rate"].nunique() - measured,
-                has_other_dimensions=bool(dimensions),
             )
         )
     return tuple(rates)

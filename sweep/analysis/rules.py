@@ -26,10 +26,9 @@ LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
 MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 
-# The batch sizes at fault, evidence, and a remedy if it is not that of checks.toml; None if a rule
-# does not apply. A rule gets one cell per batch size, the best with a value in every column that
-# the rule needs.
-Verdict = tuple[Iterable[Any], str] | tuple[Iterable[Any], str, str] | None
+# The batch sizes at fault and the evidence; None if a rule does not apply. A rule gets one cell per
+# batch size, the best with a value in every column that the rule needs.
+Verdict = tuple[Iterable[Any], str] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,31 +212,17 @@ def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
         return None
     edges = [rate for rate in rates if not rate.is_inside and (rate.best or table.is_own)]
     described = edges if edges or untuned else rates
-    texts = [f"Batch size {rate.batch_size}: {_describe_optimum(rate)}." for rate in described]
+    texts = [f"Batch size {rate.batch_size}: {_describe_rates(rate)}." for rate in described]
     texts += [f"Batch size {size:g}: no rate was tuned." for size in sorted(untuned)]
-    highest = [rate for rate in edges if rate.is_highest_best]
-    remedy = ""
-    if untuned and not edges:
-        remedy = "Tune their rates: the trials of stage tune belong in the table."
-    elif highest and len(highest) == len(edges) and not untuned:
-        remedy = "The rates are too low. Raise them: another --out with a higher --tune-centre."
-    return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts), remedy
+    return [*untuned, *(rate.batch_size for rate in edges)], " ".join(texts)
 
 
-def _describe_optimum(rate: TunedRate) -> str:
-    grid = rate.trials["learning_rate"]
+def _describe_rates(rate: TunedRate) -> str:
     if rate.best is None:
         return f"none of {rate.tried} trials completed"
-    side = "inside" if rate.is_inside else "at an end of"
-    text = f"{rate.best:.3g} is the best rate of {rate.tried} trials, {side} {grid.min():.3g} "
-    text += f"to {grid.max():.3g}"
-    if rate.rates_without_result:
-        text += f"; {rate.rates_without_result} rates were pruned or failed"
-    if rate.optimum is not None:
-        text += f"; the fitted optimum is {rate.optimum:.3g}"
-    if rate.has_other_dimensions:
-        text += "; β2 and weight decay are those of the best trial and are not bracketed"
-    return text
+    grid = rate.trials.dropna(subset="loss")["learning_rate"]  # a pruned rate bounds nothing
+    text = f"{rate.best:.3g} is the best rate of {rate.tried} trials"
+    return f"{text}, with results at {grid.min():.3g} to {grid.max():.3g}"
 
 
 def tuning_incomplete(table: TrialTable, cells: pd.DataFrame) -> Verdict:
