@@ -276,7 +276,6 @@ def judge_trials(
         if decided := decide_trials(
             reports, table.rates, bool(own["has_looks"].astype(str).eq("True").any())
         ):
-            checks += _check_rates(*decided, reports)
             reasons = [  # the tuning command follows as the next step
                 f"{check.evidence} {check.remedy.removesuffix(tuning_command)}".strip()
                 for check in result.blocking
@@ -286,24 +285,6 @@ def judge_trials(
             result = replace(result, decision=decided[1], answer=made)
         results.append(result)
     return results
-
-
-def _check_rates(sizes: list[int], made: Decision, reports: pd.DataFrame) -> list[Check]:
-    """Compare the rates used with the intervals of the best ones."""
-    bounds = made.rates
-    if bounds is None:
-        return []
-    used = np.log(reports.groupby("batch_size")["learning_rate"].first().reindex(sizes).to_numpy())
-    rounding = 0.005  # rates are written with three digits
-    ends = zip(sizes, used, bounds.optimum_low, bounds.optimum_high, strict=True)
-    texts, off = [], []
-    for size, rate, low, high in ends:
-        if not low - rounding <= rate <= high + rounding:
-            off.append(size)
-        best = f"{math.exp(low):.3g} to {math.exp(high):.3g}" if low <= high else "not known"
-        texts.append(f"{size}: {math.exp(rate):.3g}, best {best}")
-    evidence = f"Rates used, and intervals of the best ones: {'; '.join(texts)}."
-    return [build_check("rate_off_optimum", evidence, bool(off), off)]
 
 
 def _settle(sweep: SweepTables, result: PolicyResult) -> tuple[str | None, float | None]:
