@@ -9,14 +9,13 @@ from scipy.interpolate import PchipInterpolator
 from scipy.special import stdtrit
 from scipy.stats import linregress
 
-from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, join
+from sweep.analysis.answer import join
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.statistics import Estimate
 from sweep.config import read_toml
 from sweep.plan.decision import ALPHA
 from sweep.plan.plan import Plan
 
-NOT_MEASURED = "not measured"
 RULES: dict[str, str] = read_toml(__file__, "scaling.toml")  # name and source of each rule
 
 
@@ -42,14 +41,9 @@ class RuleCost:
     rates: dict[int, float]  # by batch size
     costs: dict[int, Estimate | None]  # loss given up; None outside of the measured rates
 
-    def verdict(self, margin: float) -> str:
-        """Return whether all costs are within the margin: WITHIN, OUTSIDE, or not known."""
-        if any(cost and cost.low > margin for cost in self.costs.values()):
-            return OUTSIDE
-        if None in self.costs.values():
-            return NOT_MEASURED
-        is_within = all(cost and cost.high <= margin for cost in self.costs.values())
-        return WITHIN if is_within else UNDECIDED
+    def is_within(self, margin: float) -> bool:
+        """Return True if every batch size is known to give up at most the margin."""
+        return all(cost is not None and cost.high <= margin for cost in self.costs.values())
 
 
 def rule_costs(
@@ -103,24 +97,8 @@ def _cost(rate: TunedRate, chosen: float, sigma: Mapping[int, float]) -> Estimat
 
 def describe_costs(costs: Sequence[RuleCost], margin: float) -> str:
     """Say which rules would have kept every batch size within the tolerance of losses."""
-    if not costs:
-        return ""
-    anchors: dict[str, dict[str, list[int | None]]] = {}  # by rule and verdict
-    for cost in costs:
-        of_rule = anchors.setdefault(cost.rule, {})
-        of_rule.setdefault(cost.verdict(margin), []).append(cost.anchor)
-    if good := [name for name, own in anchors.items() if {*own} == {WITHIN}]:
-        return f"Yes, within the tolerance, by {join(good)} from any of the batch sizes."
-    if partly := [(name, own[WITHIN]) for name, own in anchors.items() if WITHIN in own]:
-        names = join(f"{name} from batch size {join(sizes)}" for name, sizes in partly)
-        return f"Only with luck, within the tolerance by {names}."
-    texts = {
-        UNDECIDED: "{} may have stayed within the tolerance",
-        NOT_MEASURED: "{} would have used rates that were not measured",
-        OUTSIDE: "{} would have left the tolerance",
-    }
-    rules: dict[str, list[str]] = {}  # by the first of these verdicts that a rule has
-    for name, own in anchors.items():
-        rules.setdefault(next(verdict for verdict in texts if verdict in own), []).append(name)
-    parts = [text.format(join(rules[key])) for key, text in texts.items() if key in rules]
-    return f"{'No' if {*rules} == {OUTSIDE} else 'It is not known'}: {'; '.join(parts)}."
+    too_costly = {cost.rule for cost in costs if not cost.is_within(margin)}
+    good = [rule for rule in dict.fromkeys(c.rule for c in costs) if rule not in too_costly]
+    if good:
+        return f"Yes, by {join(good)}, within the tolerance from every batch size's best rate."
+    return "No: no rule is known to stay within the tolerance from every batch size's best rate."
