@@ -4,7 +4,7 @@ The intervals come from `sweep.plan.decision`, which also decides what `--seeds 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -54,14 +54,16 @@ class Metric:
         """Return a difference of values in the unit of the tolerance."""
         return math.expm1(difference) if self.is_ratio else difference
 
-    def write_least(self, gap: float) -> str:
-        """Write a lower bound, rounded down to three digits, or to a tenth of a percent."""
-        unit = 10.0 ** (math.floor(math.log10(gap)) - 2) if gap > 0 else 1.0
-        unit = 0.001 if self.is_ratio else unit
-        return self.write(math.floor(gap / unit) * unit)
+    @property
+    def scale(self) -> tuple[int, str]:
+        """The factor and the unit with which gaps are written."""
+        return (100, "%") if self.is_ratio else (1, self.unit)
 
-    def write(self, gap: float) -> str:
-        return f"{100 * gap:.1f} %" if self.is_ratio else f"{gap:.3g} {self.unit}".rstrip()
+    def write(self, gap: float, rounded: Callable[..., Any] = np.round, sign: str = "") -> str:
+        """Write a gap in steps of at most a hundredth of the tolerance."""
+        factor, unit = self.scale
+        steps = 10.0 ** min(300, 2 - math.floor(math.log10(factor * self.tolerance)))
+        return f"{rounded(factor * gap * steps) / steps:{sign}z.10g} {unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ class Answer:
     settle: str | None  # the command that would settle what is open
     settle_seconds: float | None  # its least time
     pairs: list[Pair]
+
+    @property
+    def compared(self) -> Metric:
+        return Metric(self.metric, self.direction, self.unit, self.tolerance)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -287,8 +293,7 @@ def describe(answer: Answer) -> list[str]:
 
 
 def _describe_sizes(answer: Answer) -> list[str]:
-    metric = Metric(answer.metric, answer.direction, answer.unit, answer.tolerance)
-    rows, best = answer.batch_sizes, answer.candidates
+    metric, rows, best = answer.compared, answer.batch_sizes, answer.candidates
     compared = [row for row in rows if row.mean is not None]
     start = "Provisionally, use" if answer.provisional else "Use"
     lines = [f"{start} batch size {answer.recommended}: {answer.basis}."]
@@ -309,7 +314,7 @@ def _describe_sizes(answer: Answer) -> list[str]:
     if outside := [row for row in rows if row.tolerance_verdict == OUTSIDE]:
         by = "" if metric.is_ratio else "by "
         first, *rest = (
-            (row.batch_size, metric.write_least(row.gap_to_best[0] or 0.0)) for row in outside
+            (row.batch_size, metric.write(row.gap_to_best[0] or 0.0, np.floor)) for row in outside
         )
         start = f"{'Batch' if is_tuned else 'At these rates, batch'} size {first[0]}"
         if metric.is_ratio:

@@ -67,8 +67,7 @@ def plot_answer(answer: Answer) -> Figure:
     """Plot the loss that each batch size gives up against the best, and its time of training."""
     figure, (gaps, times) = new_figure(panels=2)
     sizes = [row.batch_size for row in answer.batch_sizes]
-    is_ratio = answer.unit == "ratio"
-    scale, unit = (100, "%") if is_ratio else (1, answer.unit)
+    is_ratio, (scale, unit) = answer.compared.is_ratio, answer.compared.scale
     margin = scale * answer.tolerance
     for row in answer.batch_sizes:
         color, marker = VERDICTS[row.tolerance_verdict]
@@ -90,7 +89,8 @@ def plot_answer(answer: Answer) -> Figure:
             gaps.plot(row.batch_size, scale * max(0.0, row.gap), marker, clip_on=False, **style)
         if row.seconds is not None:
             times.plot(row.batch_size, row.seconds, marker, color=color)
-    gaps.axhspan(0, margin, color=GREEN, alpha=0.12, label=f"tolerance, {margin:g} {unit}".strip())
+    tolerance = f"tolerance, {answer.compared.write(answer.tolerance)}"
+    gaps.axhspan(0, margin, color=GREEN, alpha=0.12, label=tolerance)
     gaps.set_yscale("symlog", linthresh=2 * margin)
     top = max(gaps.dataLim.y1, 2 * margin)
     decades = [digit * 10.0**power for power in range(-6, 4) for digit in (1, 3)]

@@ -22,7 +22,6 @@ from sweep.analysis.critical_batch_size import StepsCurve, losses_at, noise_scal
 from sweep.analysis.frames import short
 from sweep.analysis.results import Sweep, load_sweep, scope_of
 from sweep.analysis.scaling import RULES, describe_costs, rate_exponent, rule_costs
-from sweep.analysis.statistics import Estimate
 from sweep.config.experiment import FINAL_PROMPTS
 from sweep.config.numbers import format_bytes, format_count, format_seconds
 from sweep.errors import printable
@@ -36,12 +35,11 @@ MISSING = "–"
 
 
 def write_report(path: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of a sweep folder, by default into it, and return the path of report.md."""
-    return write_report_of(load_sweep(path), Path(out or path))
+    """Write the report of a sweep folder, by default into it, and return the path of report.md.
 
-
-def write_report_of(sweep: Sweep, out: Path) -> Path:
-    """Write the report of a sweep; each file is replaced atomically, report.md last."""
+    Each file is replaced atomically, report.md last.
+    """
+    sweep, out = load_sweep(path), Path(out or path)
     cells = frames.compare_batch_sizes(sweep.trials)
     figures = draw_figures(sweep, cells)
     folder = out / "figures"
@@ -197,34 +195,20 @@ def format_range(values: Iterable[Any], form: str = ",.0f") -> str:
 
 def write_gap(interval: tuple[float | None, float | None], answer: Answer) -> str:
     """Write an interval, rounded outwards."""
-    scale, digits, unit = _precision(answer)
     low, high = (
-        None if end is None else f"{away(scale * end * 10**digits) / 10**digits:+.{digits}f}{unit}"
-        for end, away in zip(interval, (math.floor, math.ceil), strict=True)
+        end if end is None else answer.compared.write(end, rounded, "+")
+        for end, rounded in zip(interval, (np.floor, np.ceil), strict=True)
     )
     if low is None:
         return MISSING if high is None else f"{high} or less"
-    return f"{low} or more" if high is None else f"{low} to {high}"
+    return f"{low} or more" if high is None else f"{low.split()[0]} to {high}"
 
 
 def _write_regret(row: BatchSizeAnswer, answer: Answer) -> str:
     if row.estimated_regret is None or row.regret_interval is None:
         return MISSING
-    scale, digits, unit = _precision(answer)
-    value, low, high = (
-        f"{scale * regret:.{digits}f}" for regret in (row.estimated_regret, *row.regret_interval)
-    )
-    return f"{value}{unit} [{low}, {high}]"
-
-
-def _precision(answer: Answer) -> tuple[int, int, str]:
-    """Return the scale, digits and unit in which gaps are written."""
-    return (100, 1, " %") if answer.unit == "ratio" else (1, 4, "")
-
-
-def _write_cost(cost: Estimate) -> str:
-    half = cost.high - cost.value
-    return f"{round(cost.value, 3) + 0.0:.3f}" + (f" ± {half:.3f}" if half > 0 else "")
+    value, _, high = map(answer.compared.write, (row.estimated_regret, *row.regret_interval))
+    return f"{value.split()[0]}, at most {high}"
 
 
 MARKDOWN = Environment(
@@ -260,7 +244,7 @@ MARKDOWN.filters |= {
     "sha256": sha256_of,
     "join_unique": lambda texts: ", ".join(sorted(set(filter(None, texts)))),
     "code": Code,
-    "rule_cost": lambda cost: "outside" if cost is None else _write_cost(cost),
+    "rule_cost": lambda cost: "outside" if cost is None else format(cost, "z.3f"),
     "command": lambda arguments: Code(" ".join(shlex.join(arguments).split())),
     "yes_or_no": {True: "yes", False: "no"}.get,
 }

@@ -14,13 +14,13 @@ from sweep.analysis.frames import compare_batch_sizes, find_gains
 from sweep.analysis.results import load_sweep
 from sweep.analysis.statistics import Estimate
 from sweep.plan.plan import load_plan
-from sweep.report.report import MARKDOWN, to_html, write_report, write_report_of
+from sweep.report.report import MARKDOWN, to_html, write_report
 from sweep.tracking.mirror import Mirror
+from sweep.tracking.store import restore_sweep
 from sweep.trial.files import read_json, write_json
 from sweep.trial.folder import SweepFolder
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.report.conftest import NOISE_SCALE
-from tests.servers import load_stored_sweep
 
 HEADINGS = (
     *("What the answer rests on", "Results", "What this sweep cannot show"),
@@ -216,8 +216,10 @@ def test_a_store_gives_the_same_report(plain, tmp_path):
     shutil.copytree(plain, folder.path)
     plan = load_plan(folder)
     assert plan is not None and Mirror(folder, plan, None).deliver() == ""
-    stored = load_stored_sweep(f"sqlite:///{folder.path}/mlflow.db", plan.experiment)
-    write_report_of(stored, tmp_path / "out")
+    uri, parent = f"sqlite:///{folder.path}/mlflow.db", tmp_path / "stored"
+    parent.mkdir()
+    stored = restore_sweep(uri, plan.experiment, None, parent)
+    write_report(stored.path, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(plain)
 
 
