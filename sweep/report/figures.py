@@ -32,7 +32,6 @@ TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other
 PART_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
 MANY_CELLS = 12  # with more cells, or with more seeds, curves are means over seeds
 MANY_SEEDS = 5
-POLICY_HATCHES = ("", "//", "..", "xx", "++")
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -155,30 +154,20 @@ def _plot_by_batch(
 def plot_time(cells: pd.DataFrame) -> Figure:
     """Plot the mean time of a trial by part, with a bar for each batch size and policy."""
     figure, (axis,) = new_figure()
-    complete = cells[cells["complete"] > 0]
-    longest = complete["seconds_total"].max()
-    unit, name = next((u for u in TIME_UNITS if longest >= 2 * u[0]), (1, "seconds"))
-    sizes = sorted(complete["batch_size"].unique())
-    labels = complete["label"].unique()
-    width = 0.8 / max(1, len(labels))
-    for index, label in enumerate(labels):
-        rows = complete[complete["label"] == label]
-        offset = (index - (len(labels) - 1) / 2) * width
-        positions = [sizes.index(size) + offset for size in rows["batch_size"]]
-        seconds = pd.DataFrame({part: rows.get(f"seconds_{part}", 0.0) for part in TIME_PARTS})
-        seconds = seconds.fillna(0.0)
-        seconds["other"] = (rows["seconds_total"] - seconds.sum(axis=1)).clip(lower=0)
-        hatch = POLICY_HATCHES[index % len(POLICY_HATCHES)]
-        style: dict[str, Any] = {"edgecolor": "white", "hatch": hatch}
-        bottom = pd.Series(0.0, rows.index)
-        for part, color in zip(TIME_PARTS, PART_COLORS, strict=True):
-            if seconds[part].sum() > 0.001 * rows["seconds_total"].sum():
-                heights = seconds[part] / unit
-                axis.bar(positions, heights, width, bottom, color=color, label=part, **style)
-                bottom += heights
-        if len(labels) > 1:  # an entry of the legend
-            axis.bar(0, 0, color="#dddddd", label=label, **style)
-    axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    rows = cells[cells["complete"] > 0].sort_values(["batch_size", "order"], ignore_index=True)
+    total, labels = rows["seconds_total"], rows["batch_size"].astype(str)
+    unit, name = next((u for u in TIME_UNITS if total.max() >= 2 * u[0]), (1, "seconds"))
+    if rows["label"].nunique() > 1:
+        labels += "\n" + rows["label"]
+    seconds = rows.reindex(columns=[f"seconds_{part}" for part in TIME_PARTS]).fillna(0.0)
+    seconds["seconds_other"] = (total - seconds.sum(axis=1)).clip(lower=0)
+    tops = seconds.cumsum(axis=1) / unit
+    for part, color in zip(TIME_PARTS, PART_COLORS, strict=True):
+        if seconds[f"seconds_{part}"].sum() > 0.001 * total.sum():
+            heights = seconds[f"seconds_{part}"] / unit
+            style: dict[str, Any] = {"color": color, "edgecolor": "white", "label": part}
+            axis.bar(rows.index, heights, bottom=tops[f"seconds_{part}"] - heights, **style)
+    axis.set_xticks(rows.index, labels, rotation=90 if labels.str.len().sum() > 100 else 0)
     axis.set(xlabel="batch size [sequences per step]", ylabel=f"time of one trial [{name}]")
     return with_legend(figure)
 
