@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from sweep.analysis.rates import TunedRate
-from sweep.analysis.rules import MOST_TIME_RATIO
 from sweep.analysis.statistics import Estimate
 from sweep.config.experiment import TOLERANCE
 from sweep.plan.curves import rate_points, stack_points
@@ -21,6 +20,7 @@ from sweep.plan.decision import LOOKS, Decision, decide
 
 BEST = "the best of those tried"
 WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"
+MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ TOKENS_TOLERANCE = 0.01  # share of the steps that the budget gives
 MOST_CHANCE = 0.01  # largest share of random columns that a formula of log rows may fit
 MOST_CLIP_RATES = 10.0  # largest over smallest share of clipped steps
 LEAST_CLIP_RATE = 0.001  # smaller shares count as this one
-MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials
 MOST_TIME_SCALES = 2.01  # most over least of an optimizer's time scale: ×2, rounded
 
 # The batch sizes at fault and the evidence; None if a rule does not apply. A rule gets one cell per
@@ -401,22 +400,11 @@ def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
     return table.rows["batch_size"] if mixed else (), text
 
 
-def uneven_times(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    rows = table.rows[(table.rows["stage"] != "tune") & ~table.rows["is_failed"]]
-    tokens = rows["token_budget"] if table.has_target else 1.0  # they end at different tokens
-    seconds = (rows["seconds_training"] / tokens).groupby(rows["batch_size"])
-    ratios = (seconds.max() / seconds.min())[seconds.count() > 1].rename("ratio").reset_index()
-    if ratios.empty:
-        return None
-    text = f"Longest over shortest time of the seeds: {_range(ratios, ratios['ratio'], '.2f')}."
-    return ratios["batch_size"][ratios["ratio"] > MOST_TIME_RATIO], text
-
-
 IN_ORDER: tuple[Callable[[TrialTable, pd.DataFrame], Verdict], ...] = (
     *(steps_are_log_rows, tokens_mismatch, equal_steps_not_tokens, tokens_differ),
     *(fixed_learning_rate, scaled_learning_rate, learning_rate_at_edge, tuning_incomplete),
     *(single_seed, warmup_fraction, seconds_per_step_outlier, adamw_time_scale),
     *(beta2_half_life, clip_rate_differs, best_of_evaluations, missing_batch_size, diverged),
-    *(batch_size_at_edge, many_epochs, initial_loss, mixed_execution, uneven_times),
+    *(batch_size_at_edge, many_epochs, initial_loss, mixed_execution),
 )
 RULES = {rule.__name__: rule for rule in IN_ORDER}
