@@ -335,34 +335,17 @@ def noise_scale(traces: Sequence[float], squares: Sequence[float]) -> NoiseScale
     return NoiseScale(ratio, trace, square, len(values))
 
 
-def noise_records(sweep: SweepTables) -> pd.DataFrame:
-    """Return the reporting trials' noise: label, batch_size, seed, tokens, trace, square."""
-    trials = report_trials(sweep.trials)[["id", "label", "batch_size", "seed"]]
+def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
+    """Yield each cell's noise scale over each half of training, all seeds together."""
     names = {"noise/trace": "trace", "noise/square": "square"}
     if not set(names) <= set(sweep.curves):
-        return trials.iloc[:0]
-    lines = sweep.curves.dropna(subset=list(names)).rename(columns=names)
-    lines = lines[["id", "tokens", "trace", "square"]].astype({"id": object})
-    return lines.merge(trials, on="id")
-
-
-def noise_scales(sweep: SweepTables) -> Iterator[dict[str, Any]]:
-    """Yield each cell's noise scale over the later half of training, all seeds together."""
-    for (label, batch_size), lines in noise_records(sweep).groupby(CELL, sort=False):
-        late = lines[lines["tokens"] >= lines["tokens"].max() / 2]
-        if len(late) >= LEAST_RECORDS:
-            yield {"label": label, "batch_size": batch_size, "scale": _scale_of(late)}
-
-
-def noise_by_part(records: pd.DataFrame) -> Iterator[tuple[int, float, NoiseScale]]:
-    """Yield batch size, mean tokens and noise scale of each third of training, all seeds."""
-    for _, lines in records.groupby("batch_size"):
-        parts = pd.cut(lines["tokens"], 3, labels=False)
-        for _, part in lines.groupby(parts):
+        return
+    trials = report_trials(sweep.trials)[["id", "seed", *CELL]]
+    records = sweep.curves.rename(columns=names)[["id", "tokens", *names.values()]].dropna()
+    records = records.astype({"id": object}).merge(trials, on="id").sort_values(["seed", "tokens"])
+    for cell, lines in records.groupby(CELL):
+        for half, part in lines.groupby(pd.cut(lines["tokens"], 2, labels=False)):
             if len(part) >= LEAST_RECORDS:
-                yield int(part["batch_size"].iloc[0]), float(part["tokens"].mean()), _scale_of(part)
-
-
-def _scale_of(records: pd.DataFrame) -> NoiseScale:
-    ordered = records.sort_values(["seed", "tokens"])
-    return noise_scale(ordered["trace"].to_list(), ordered["square"].to_list())
+                scale = noise_scale(part["trace"].to_list(), part["square"].to_list())
+                place = {"is_late": half == 1, "tokens": part["tokens"].mean(), "scale": scale}
+                yield dict(zip(CELL, cell, strict=True)) | place

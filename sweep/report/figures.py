@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from sweep.analysis.answer import OUTSIDE, UNDECIDED, WITHIN, Answer, join
 from sweep.analysis.checks import supports_fit
-from sweep.analysis.critical_batch_size import noise_by_part, noise_records
+from sweep.analysis.critical_batch_size import noise_scales
 from sweep.analysis.frames import report_trials
 from sweep.analysis.results import PolicyResult, Sweep, leading
 from sweep.config.numbers import format_count
@@ -241,24 +241,22 @@ def plot_rates(policies: Policies) -> Figure | None:
 
 
 def plot_noise(sweep: Sweep, policies: Policies) -> Figure | None:
-    """Plot the gradient noise scale of each third of training with its interval, if resolved."""
-    records = noise_records(sweep)
-    measured = [policy for policy in policies if policy.label in set(records["label"])]
-    result = leading(measured)
+    """Plot the gradient noise scale of each half of training with its interval, if resolved."""
+    scales = list(noise_scales(sweep))
+    resolved = [row for row in scales if row["scale"].value is not None]
+    labels = {row["label"] for row in resolved}
+    result = leading([policy for policy in policies if policy.label in labels])
     if result is None:
         return None
-    own = records[records["label"] == result.label]
-    parts = [part for part in noise_by_part(own) if part[2].value is not None]
-    if not parts:
-        return None
     figure, (axis,) = new_figure()
-    colors = batch_colors(own["batch_size"])
-    for batch, tokens, scale in parts:
-        assert scale.value is not None
-        offset = 1 + 0.01 * list(colors).index(batch)  # intervals do not hide each other
-        style: dict[str, Any] = {"color": colors[batch], "label": f"batch {batch}"}
-        axis.plot([tokens * offset] * 2, scale.value[1:], linewidth=2, color=colors[batch])
-        axis.plot(tokens * offset, scale.value.value, "o", **style)
+    colors = batch_colors(row["batch_size"] for row in scales)
+    for row in resolved:
+        if row["label"] == result.label:
+            batch, value = row["batch_size"], row["scale"].value
+            offset = 1 + 0.01 * list(colors).index(batch)  # intervals do not hide each other
+            tokens = row["tokens"] * offset
+            axis.plot([tokens] * 2, value[1:], linewidth=2, color=colors[batch])
+            axis.plot(tokens, value.value, "o", color=colors[batch], label=f"batch {batch}")
     _set_log_scale(axis, "y")
     _set_token_axis(axis)
     axis.set_ylabel("gradient noise scale [sequences], 95 %")

@@ -233,10 +233,12 @@ def test_the_page_is_well_formed_and_holds_its_figures(plain):
 
 
 def test_the_noise_scale_is_that_of_the_later_half_of_training(tuned):
-    rows = noise_scales(load_sweep(tuned))
-    scales = {row["batch_size"]: row["scale"] for row in rows if row["label"] == "tuned"}
+    rows = [row for row in noise_scales(load_sweep(tuned)) if row["label"] == "tuned"]
+    scales = {row["batch_size"]: row["scale"] for row in rows if row["is_late"]}
     assert set(scales) == {4, 16, 64} and scales[4].value is None  # not resolved
     assert scales[16].value.value == pytest.approx(NOISE_SCALE)
+    earlier = {row["batch_size"]: row["scale"] for row in rows if not row["is_late"]}
+    assert earlier.keys() == scales.keys() and earlier[16].value.low > NOISE_SCALE
     text = (tuned / "report.md").read_text()
     assert "24 [24, 24]" in text and text.count("| unresolved |") == 2
     assert (tuned / "figures/noise.png").exists()
