@@ -30,8 +30,6 @@ TOP_EDGE = 0.985  # height of the crosses of diverged trials, as a fraction of t
 BOTTOM_EDGE = 0.03  # height of the marks of pruned trials
 TIME_PARTS = ("training", "compile", "evaluation", "checkpoint", "noise", "other")
 PART_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#999999")
-MANY_CELLS = 12  # with more cells, or with more seeds, curves are means over seeds
-MANY_SEEDS = 5
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
@@ -68,37 +66,31 @@ def plot_answer(answer: Answer) -> Figure:
     sizes = [row.batch_size for row in answer.batch_sizes]
     is_ratio, (scale, unit) = answer.compared.is_ratio, answer.compared.scale
     margin = scale * answer.tolerance
+    known = [end for row in answer.batch_sizes for end in (row.gap, *row.gap_to_best) if end]
+    top = 1.3 * max([2 * margin, *(scale * end for end in known)])
     for row in answer.batch_sizes:
         color, marker = VERDICTS[row.tolerance_verdict]
         low, high = row.gap_to_best
-        has_interval = (low, high) != (None, None)
-        ends = [scale * max(0.0, end) for end in (low or 0.0, high) if end is not None]
-        ends *= has_interval
-        gaps.plot([row.batch_size] * len(ends), ends, color=color, linewidth=2)
-        if has_interval and high is None:  # unbounded above
-            gaps.annotate(
-                *("", (row.batch_size, 0.99), (row.batch_size, ends[0])),
-                xycoords=gaps.get_xaxis_transform(),
-                textcoords="data",
-                arrowprops={"arrowstyle": "->", "color": color, "linewidth": 2},
-            )
-        style: dict[str, Any] = {"color": color, "fillstyle": "full" if has_interval else "none"}
-        style["label"] = row.tolerance_verdict if has_interval else "no interval"
+        style: dict[str, Any] = {"color": color, "label": row.tolerance_verdict}
+        if (low, high) == (None, None):
+            style |= {"fillstyle": "none", "label": "no interval"}
+        else:
+            ends = [scale * max(0.0, low or 0.0), top if high is None else scale * max(0.0, high)]
+            gaps.plot([row.batch_size] * 2, ends, color=color, linewidth=2)
+            if high is None:  # unbounded above
+                gaps.plot(row.batch_size, top, "^", clip_on=False, color=color)
         if row.gap is not None:
             gaps.plot(row.batch_size, scale * max(0.0, row.gap), marker, clip_on=False, **style)
         if row.seconds is not None:
             times.plot(row.batch_size, row.seconds, marker, color=color)
     tolerance = f"tolerance, {answer.compared.write(answer.tolerance)}"
     gaps.axhspan(0, margin, color=GREEN, alpha=0.12, label=tolerance)
-    gaps.set_yscale("symlog", linthresh=2 * margin)
-    top = max(gaps.dataLim.y1, 2 * margin)
-    decades = [digit * 10.0**power for power in range(-6, 4) for digit in (1, 3)]
-    ticks = [0.0, margin, *(tick for tick in decades if 2 * margin <= tick <= top)]
-    gaps.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    gaps.set_ylim(0, 1.3 * top)
+    gaps.set_yscale("symlog", linthresh=margin, subs=[2, 5])
+    gaps.yaxis.set_major_formatter("{x:g}")
+    gaps.yaxis.set_minor_formatter("{x:g}")
+    gaps.set_ylim(0, top)
     what = "tokens" if is_ratio else answer.metric.replace("_", " ")
     gaps.set_ylabel(f"{what} given up against the best [{unit}]".replace(" []", ""))
-    gaps.minorticks_off()
     longest = max((row.seconds or 0.0 for row in answer.batch_sizes), default=0.0) or 1.0
     purpose = "to the target" if is_ratio else "of training"
     times.set(ylim=(0, 1.1 * longest), ylabel=f"time {purpose}, median [seconds]")
@@ -173,7 +165,10 @@ def plot_time(cells: pd.DataFrame) -> Figure:
 
 
 def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
-    """Plot training loss (or mean reward) and validation loss of trials against tokens."""
+    """Plot training loss (or mean reward) and validation loss against tokens.
+
+    Curves are means over the complete seeds; other trials have their own.
+    """
     figure, axes = new_figure(panels=2)
     trials = report_trials(sweep.trials)
     unit = _loss_unit(sweep)
@@ -183,9 +178,8 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     if sweep.plan.settings.traits.samples:  # the training loss is a surrogate close to 0
         metrics = {"reward/mean": "mean reward of a step's completions"}
     metrics["valid/loss"] = f"validation loss, milestone set {unit}"
-    is_crowded = len(cells) > MANY_CELLS or cells["planned"].max() > MANY_SEEDS
-    is_own = (trials["cause"] == "diverged") | (not is_crowded)
-    curves = trials[["id", "label", "batch_size"]].assign(curve=trials["id"].where(is_own, ""))
+    own = trials["id"].where(trials["state"] != "COMPLETE", "")
+    curves = trials[["id", "label", "batch_size"]].assign(curve=own)
     points = sweep.curves.astype({"id": object}).merge(curves, on="id")
     for axis, (metric, title) in zip(axes, metrics.items(), strict=True):
         measured = points.dropna(subset=metric) if metric in points else points.iloc[:0]

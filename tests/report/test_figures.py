@@ -70,17 +70,19 @@ def test_curves_hold_every_point_of_every_trial(plain):
     assert axes[0].lines[0].get_color() == batch_colors(cells["batch_size"])[4]
 
 
-def test_with_many_seeds_a_curve_is_the_mean_of_a_cell(plain, monkeypatch):
-    sweep, cells = read(plain)
-    monkeypatch.setattr(figures, "MANY_SEEDS", 0)
+def test_a_curve_is_the_mean_of_the_complete_seeds_and_other_trials_have_their_own(mixed):
+    sweep, cells = read(mixed)
     axis = figures.plot_curves(sweep, cells).axes[0]
-    curves = [line for line in axis.lines if len(line.get_xdata())]
-    assert len(curves) == len(cells)
-    batch = cells["batch_size"].min()
-    ids = sweep.trials.loc[sweep.trials["batch_size"] == batch, "id"]
-    points = sweep.curves[sweep.curves["id"].isin(ids)]
-    means = points.groupby("tokens")["train/loss"].mean().dropna()
-    assert list(curves[0].get_ydata()) == pytest.approx(means.to_list())
+    curves = [line for line in axis.lines if len(line.get_xdata()) and line.get_marker() == "None"]
+    is_complete = sweep.trials["state"] == "COMPLETE"
+    points = sweep.curves[sweep.curves["train/loss"].notna()]
+    others = set(points["id"]) - set(sweep.trials.loc[is_complete, "id"])
+    assert len(curves) == len(cells) + len(others) and others
+    is_first = (sweep.trials["batch_size"] == 4) & (sweep.trials["policy"] == "fixed")
+    points = points[points["id"].isin(sweep.trials.loc[is_complete & is_first, "id"])]
+    means = points.groupby("tokens")["train/loss"].mean()
+    assert points["id"].nunique() == 2
+    assert any(list(line.get_ydata()) == pytest.approx(means.to_list()) for line in curves)
 
 
 def test_the_rates_have_their_points_curve_and_vertex_and_marks_of_pruned_trials(tuned):
