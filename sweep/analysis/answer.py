@@ -302,8 +302,7 @@ def _describe_sizes(answer: Answer) -> list[str]:
         lines.insert(0, _describe_losses(answer))
     if all(row.gap_to_best == (None, None) for row in rows):
         return lines
-    names = f"Batch size {best[0]}" if len(best) == 1 else f"Batch sizes {join(best)}"
-    texts = [f"{names} may be the best." if len(best) < len(compared) else "Any may be the best."]
+    texts = [f"The best may be batch size {join(best, 'or')}."]
     if best == [answer.recommended]:
         texts = [] if answer.basis == BEST else ["It is the best of those tried."]
     smallest, largest = rows[0].batch_size, rows[-1].batch_size
@@ -312,29 +311,24 @@ def _describe_sizes(answer: Answer) -> list[str]:
         texts.append(f"{join(untried).capitalize()} batch sizes were not tried.")
     lines += [" ".join(texts)] if texts else []
     if outside := [row for row in rows if row.tolerance_verdict == OUTSIDE]:
-        by = "" if metric.is_ratio else "by "
-        first, *rest = (
+        (size, gap), *others = (
             (row.batch_size, metric.write(row.gap_to_best[0] or 0.0, np.floor)) for row in outside
         )
-        start = f"{'Batch' if is_tuned else 'At these rates, batch'} size {first[0]}"
-        if metric.is_ratio:
-            start += f" takes at least {first[1]} more tokens than the best"
-        else:
-            start += f" is worse than the best by at least {first[1]}"
-        lines.append(", ".join([start, *(f"{size} {by}{gap}" for size, gap in rest)]) + ".")
+        text = f"{'Batch' if is_tuned else 'At these rates, batch'} size {size} is worse than the "
+        text += f"best by at least {gap}"
+        lines.append("".join([text, *(f", {size} by {gap}" for size, gap in others), "."]))
     open_rows = [row for row in compared if row.tolerance_verdict == UNDECIDED]
     if open_rows:
-        close = f"within {metric.write(answer.tolerance)} of the best"
-        verb = "lies" if len(open_rows) == 1 else "lie"
-        names = join(row.batch_size for row in open_rows)
-        lines.append(f"It is undecided whether {names} {verb} {close}.")
+        where = f"at batch size {join(row.batch_size for row in open_rows)}"
+        close = metric.write(answer.tolerance)
+        lines.append(f"It is undecided {where} whether the gap to the best is within {close}.")
     may_matter = [row for row in compared if row in open_rows or row.regret_interval is None]
     unclear = [row.batch_size for row in may_matter if _is_unclear(row, answer)]
     if unclear and open_rows:
         lines[-1] += f" At {join(unclear)} the best learning rate is not known well enough."
     if failed := [row.batch_size for row in rows if row.mean is None]:
-        names = f"Batch size {failed[0]} is" if len(failed) == 1 else f"{join(failed)} are"
-        lines.append(f"{names} not compared: a seed diverged or has no result.")
+        where = f"at batch size {join(failed)}"
+        lines.append(f"Nothing is compared {where}: a seed diverged or has no result.")
     return lines
 
 
@@ -354,7 +348,7 @@ def _describe_losses(answer: Answer) -> str:
     return f"The {answer.metric.replace('_', ' ')} was {means}; {cause}."
 
 
-def join(items: Iterable[Any]) -> str:
+def join(items: Iterable[Any], word: str = "and") -> str:
     """Write `2, 4 and 8`."""
     *first, last = map(str, items)
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} {word} {last}" if first else last
