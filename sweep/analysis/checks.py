@@ -71,8 +71,7 @@ def check_rows(table: TrialTable, tuning_command: str = "") -> list[Check]:
             checks.append(build_check(code, evidence, missing_columns=missing))
         elif verdict := rule(table, cells):
             sizes, evidence = list(verdict[0]), verdict[1]
-            is_of_rates = code in ("fixed_learning_rate", "scaled_learning_rate")
-            remedy = tuning_command if is_of_rates else ""
+            remedy = tuning_command if code == "fixed_learning_rate" else ""
             checks.append(build_check(code, evidence, bool(sizes), sizes, remedy))
         else:
             checks.append(build_check(code, "Nothing here to judge."))

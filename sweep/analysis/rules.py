@@ -182,24 +182,17 @@ def tokens_differ(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 
 def fixed_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    rates, sizes = table.rows["learning_rate"].dropna(), cells["batch_size"]
-    if table.is_own and table.rows["batch_size"].nunique() < 2:
-        return None
-    is_fixed = rates.nunique() == 1 and sizes.nunique() > 1
+    rows, sizes = table.rows.dropna(subset="learning_rate"), cells["batch_size"]
+    is_fixed = rows["learning_rate"].nunique() == 1 and sizes.nunique() > 1
     if table.is_own:
-        is_fixed = set(table.rows["policy"]) == {"fixed"}
+        if table.rows["batch_size"].nunique() < 2:
+            return None
+        is_fixed = bool(rows["policy"].str.match("fixed$|sqrt|linear").all())
         sizes = table.rows["batch_size"] if sizes.empty else sizes
+    text = f"Learning rates: {_range(rows, rows['learning_rate'])}."
     if not is_fixed:
-        return (), f"Learning rates: {rates.min():.3g} to {rates.max():.3g}."
-    text = "so a higher loss may only show that the rate suits a batch size less."
-    return sizes, f"The learning rate is {rates.iloc[0]:.3g} at every batch size, {text}"
-
-
-def scaled_learning_rate(table: TrialTable, cells: pd.DataFrame) -> Verdict:
-    rules = [p for p in table.rows["policy"].unique() if p.startswith(("sqrt", "linear"))]
-    text = f"The rate follows {', '.join(rules)}, so the rule is tested as much as the batch sizes."
-    has_several = table.rows["batch_size"].nunique() > 1
-    return (table.rows["batch_size"], text) if rules and has_several else None
+        return (), text
+    return sizes, f"{text} A higher loss may only show that the rate suits a batch size less."
 
 
 def learning_rate_at_edge(table: TrialTable, cells: pd.DataFrame) -> Verdict:
@@ -402,7 +395,7 @@ def mixed_execution(table: TrialTable, cells: pd.DataFrame) -> Verdict:
 
 IN_ORDER: tuple[Callable[[TrialTable, pd.DataFrame], Verdict], ...] = (
     *(steps_are_log_rows, tokens_mismatch, equal_steps_not_tokens, tokens_differ),
-    *(fixed_learning_rate, scaled_learning_rate, learning_rate_at_edge, tuning_incomplete),
+    *(fixed_learning_rate, learning_rate_at_edge, tuning_incomplete),
     *(single_seed, warmup_fraction, seconds_per_step_outlier, adamw_time_scale),
     *(beta2_half_life, clip_rate_differs, best_of_evaluations, missing_batch_size, diverged),
     *(batch_size_at_edge, many_epochs, initial_loss, mixed_execution),
