@@ -31,7 +31,7 @@ TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
 TOLERANCE = 0.01  # default, in the unit of the loss
 TARGET_TOLERANCE = 0.05  # default with a target, a share of the tokens
-Precision = Literal["fp32", "bf16", "bf16-pure"]  # from wide to narrow
+Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
 

@@ -93,8 +93,6 @@ class Execution(Settings, use_attribute_docstrings=True):
     """Recompute activations: less memory, more time."""
     loss_chunk_rows: Annotated[CountOrZero | None, Flag(Group.MEMORY, metavar="N")] = None
     """Tokens whose logits exist at a time; 0: all. By default 1024, on CUDA 8192."""
-    preset: Annotated[Literal["speed", "balanced", "memory"] | None, RunFlag(Group.MEMORY)] = None
-    """Choose microbatch, checkpointing, ZeRO and precision by forecast."""
     devices: Annotated[Count, Flag(Group.DEVICES, "devices-per-trial", "N", FORECASTING)] = 1
     """Devices per trial, one process each."""
     zero: Annotated[Literal[0, 1, 2, 3], Flag(Group.DEVICES, commands=FORECASTING)] = 0
@@ -112,7 +110,7 @@ class Execution(Settings, use_attribute_docstrings=True):
     microbatch_bound: int | None = None  # largest microbatch that fits by forecast
     evaluation_batch_size: int = 32  # sequences
     checkpoint_seconds: float = 60.0  # longest time between two checkpoints
-    reason: str = ""  # why a preset chose these, or why no forecast bounds the microbatch
+    reason: str = ""  # why no forecast bounds the microbatch
 
     @property
     def device_type(self) -> str:

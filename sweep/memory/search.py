@@ -9,7 +9,6 @@ import numpy as np
 
 # Share of the memory limit that a choice may use, from the largest microbatch to the smallest.
 SHARES = {"maximum": 1.0, "balanced": 0.9, "conservative": 0.7}
-PRESETS = {"speed": "maximum", "balanced": "balanced", "memory": "conservative"}  # `--preset`
 LINEAR_POINTS = 5  # enough to prove the largest size if memory is linear
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from sweep.config.numbers import format_bytes, parse_count
 from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.errors import SweepError
-from sweep.memory.presets import forecast_rows
+from sweep.memory.jobs import forecast_rows
 from sweep.orchestration.executors import attempt_slots
 from sweep.orchestration.planning import Planned, read_request
 from sweep.plan.plan import Plan

@@ -13,7 +13,7 @@ from sweep.config.objects import describe_objects, identify_code, require_extra
 from sweep.config.settings import Table, merge_settings, parse_settings, settings_of
 from sweep.config.trial import Execution, Services, TrialConfig, tokenizer_of
 from sweep.errors import SweepError, WorkerDied, printable
-from sweep.memory.presets import choose_preset, largest_on_this_machine
+from sweep.memory.jobs import largest_on_this_machine
 from sweep.plan.plan import (
     Inputs,
     Plan,
@@ -118,11 +118,8 @@ def make_plan(
     if old is None:
         new = first_plan(experiment, chosen, inputs, command, is_elsewhere)
         model = new.model.model_copy(update={"parameters": inspect_plan(new, folder)})
-        changes = _fit_memory(new, chosen, is_precision_open=experiment.precision == "auto")
-        precision = changes.pop("precision", new.settings.precision)
-        settings = new.settings.model_copy(update={"precision": precision})
-        execution = new.execution.model_copy(update=changes)
-        new = build_plan(settings, execution, inputs, command=command)
+        execution = new.execution.model_copy(update=_bound_by_memory(new))
+        new = build_plan(new.settings, execution, inputs, command=command)
         plan = new = new.model_copy(update={"model": model})
     else:
         for name in sorted(chosen.model_fields_set):
@@ -230,26 +227,6 @@ def _reason_for_eager_steps(plan: Plan) -> str | None:
         and not has_compiler(execution.device_type),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def _fit_memory(plan: Plan, chosen: Execution, is_precision_open: bool) -> dict[str, Any]:
-    """Return changes of the execution, and the `precision` of a preset, that fit by forecast."""
-    execution = plan.execution
-    if execution.preset is None:
-        return _bound_by_memory(plan)
-    fixed = chosen.model_fields_set & {"zero", "activation_checkpointing"}
-    if execution.microbatch or execution.accumulation:
-        fixed |= {"microbatch_bound"}
-    if not is_precision_open or execution.strategy == "deepspeed":
-        fixed |= {"precision"}
-    config = plan.trial_config(plan.largest_step)
-    try:
-        return dict(run_job(choose_preset, config, execution.preset, frozenset(fixed)))
-    except SweepError as error:
-        raise SweepError(
-            f"preset needs a forecast of memory, but that failed ({error}). Use --microbatch "
-            "instead, or add --device-memory for a device of another machine."
-        ) from error
 
 
 def _bound_by_memory(plan: Plan) -> dict[str, Any]:

@@ -136,26 +136,19 @@ def test_a_step_of_grpo_is_timed_with_its_sampling():
     assert seconds.keys() == {4, 8} and min(seconds.values()) > 0
 
 
-@pytest.mark.parametrize("preset", [None, "speed"])
-def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_set(
-    tmp_path, monkeypatch, preset
-):
+def test_without_the_device_a_plan_is_bounded_by_the_memory_that_is_set(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "is_available", lambda _: False)
 
     def plan_elsewhere(memory):
-        execution = {"device": "cuda", "device_memory_bytes": memory, "preset": preset}
+        execution = {"device": "cuda", "device_memory_bytes": memory}
         return plan_here(
             tmp_path / str(memory), is_elsewhere=True, batches="64", execution=execution
         )
 
     small = plan_elsewhere(40 << 20)
     assert 1 <= small.trials[0].microbatch_size < 64
-    if preset:
-        with pytest.raises(SweepError, match="--device-memory"):
-            plan_elsewhere(None)
-    else:
-        unknown = plan_elsewhere(None).execution
-        assert unknown.microbatch_bound is None and unknown.reason and not small.execution.reason
+    unknown = plan_elsewhere(None).execution
+    assert unknown.microbatch_bound is None and unknown.reason and not small.execution.reason
 
 
 def test_the_disk_need_not_hold_again_what_is_already_written(tmp_path, monkeypatch):

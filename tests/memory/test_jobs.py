@@ -1,0 +1,53 @@
+"""The plan bounds the microbatch by a forecast of its largest step."""
+
+from pathlib import Path
+
+import pytest
+
+from sweep.memory.jobs import forecast_rows
+from sweep.orchestration.planning import read_request, save_plan
+from sweep.plan.plan import Plan
+from sweep.trial.folder import SweepFolder
+
+MIB = 1 << 20
+BATCH = 64
+
+
+def planned(path: Path, memory: int, **settings: object) -> Plan:
+    fields = {"batches": [BATCH], "budget": 64 * BATCH * 10, "device": "cpu"}
+    settings = {**fields, "device_memory": memory, **settings}
+    return read_request("quick", settings, path).plan().plan
+
+
+def forecast_of(plan: Plan) -> int:
+    config, row = plan.trial_config(plan.trials[0]), plan.trials[0]
+    sized = config.on_one_device(row.batch_size // row.devices, row.microbatch_size)
+    [forecast] = forecast_rows([sized])
+    return forecast.needed_bytes
+
+
+@pytest.fixture(scope="module")
+def whole_bytes(tmp_path_factory):
+    return forecast_of(planned(tmp_path_factory.mktemp("x"), 1 << 40, microbatch=BATCH))
+
+
+def test_a_plan_takes_the_largest_microbatch_that_fits_by_forecast(tmp_path, whole_bytes):
+    memory = whole_bytes // 3
+    plan = planned(tmp_path, memory)
+    [row] = plan.trials
+    assert 1 < row.microbatch_size < BATCH and forecast_of(plan) <= memory
+    larger = row.model_copy(update={"microbatch_size": 2 * row.microbatch_size})
+    larger_plan = plan.model_copy(update={"trials": (larger,)})
+    assert forecast_of(larger_plan) > memory / 1.02  # a limit on a CPU leaves that much free
+    save_plan(plan, SweepFolder(tmp_path))
+    assert planned(tmp_path, memory).execution == plan.execution
+
+
+def test_a_batch_that_fits_is_one_microbatch(tmp_path, whole_bytes):
+    plan = planned(tmp_path, 2 * whole_bytes)
+    assert plan.trials[0].microbatch_size == BATCH and plan.execution.microbatch_bound is None
+
+
+def test_memory_does_not_change_the_microbatch_that_the_user_gave(tmp_path, whole_bytes):
+    plan = planned(tmp_path, whole_bytes // 8, microbatch=BATCH // 2)
+    assert plan.trials[0].microbatch_size == BATCH // 2
