@@ -150,11 +150,32 @@ class WorkloadTraits:
         return cls(model.context)  # a user's `module:object`
 
 
-def user_objects(workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> list[str]:
-    """Return the user's own workload, model and reward, each as module:object."""
-    own_model = model.name if model.kind == "object" else ""
-    names = (workload, own_model, (grpo and grpo.reward) or "")
-    return [name for name in names if ":" in name]
+class TrainingSettings(Settings, use_attribute_docstrings=True):
+    """Settings of the training that an experiment shares with each of its trials."""
+
+    model: Annotated[ModelSettings, Flag()]
+    """tinystories, small, quick, gpt2, elman, or your module:object."""
+    workload: Annotated[
+        str, Field(pattern="^(pretrain|grpo|quadratic|.*:.*)$"), Flag(Group.MODEL)
+    ] = "pretrain"
+    """pretrain, grpo, quadratic, or your module:object."""
+    target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
+    """Train to this validation loss, at a constant rate; the budget is a cap."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    grpo: GrpoSettings | None = None  # only with the workload grpo
+
+    @property
+    def traits(self) -> WorkloadTraits:
+        return WorkloadTraits.of(self.workload, self.model, self.grpo)
+
+    @property
+    def user_objects(self) -> list[str]:
+        """The user's own workload, model and reward, each as module:object."""
+        own_model = self.model.name if self.model.kind == "object" else ""
+        names = (self.workload, own_model, (self.grpo and self.grpo.reward) or "")
+        return [name for name in names if ":" in name]
 
 
 def _read_seeds(value: Any) -> Any:
@@ -165,7 +186,7 @@ def _read_seeds(value: Any) -> Any:
     return count
 
 
-class Experiment(Settings, use_attribute_docstrings=True):
+class Experiment(TrainingSettings):
     """One question: which batch size, for this model, data, budget and policy."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # by default the file's
@@ -174,8 +195,6 @@ class Experiment(Settings, use_attribute_docstrings=True):
     """Training tokens of every trial: 327M, 3.2768e8."""
     batches: Annotated[tuple[int, ...], BeforeValidator(parse_batches), Flag()]
     """Batch sizes in sequences: 1,8,32 or 1..512 (powers of two)."""
-    model: Annotated[ModelSettings, Flag()]
-    """tinystories, small, quick, gpt2, elman, or your module:object."""
     data: Annotated[str | None, Flag()] = "tinystories"
     """tinystories, synthetic, hf:OWNER/NAME, or the path of a file or folder."""
     lr: Annotated[str, BeforeValidator(str), RunFlag()] = "3e-4"
@@ -186,12 +205,6 @@ class Experiment(Settings, use_attribute_docstrings=True):
     """Seeds per batch size, by default 1 at a fixed rate, else 3. auto: until all is clear."""
     precision: Annotated[Literal["auto", Precision], Flag(Group.MODEL)] = "auto"
     """auto: bf16 (autocast) on CUDA, else fp32. bf16-pure: weights in bf16 too."""
-    target: Annotated[float | None, Field(gt=0), RunFlag(Group.TUNING)] = None
-    """Train to this validation loss, at a constant rate; the budget is a cap."""
-    workload: Annotated[
-        str, Field(pattern="^(pretrain|grpo|quadratic|.*:.*)$"), Flag(Group.MODEL)
-    ] = "pretrain"
-    """pretrain, grpo, quadratic, or your module:object."""
     tokenizer: Annotated[TokenizerKind, DataFlag(Group.MODEL)] = "bpe"
     """Byte-level BPE, plain bytes, or the pretrained model's."""
     # Sizes of the model. They complete `model` before validation and are None afterwards.
@@ -201,16 +214,8 @@ class Experiment(Settings, use_attribute_docstrings=True):
     """Tokens per sequence."""
     init: Annotated[str | None, Flag(Group.GRPO, metavar="DIR")] = None
     """Folder of a trial or of a transformers model to start from."""
-    optimizer: OptimizerSettings = OptimizerSettings()
-    schedule: ScheduleSettings = ScheduleSettings()
-    evaluation: EvaluationSettings = EvaluationSettings()
     tuning: TuningSettings = TuningSettings()
     answer: AnswerSettings = AnswerSettings()
-    grpo: GrpoSettings | None = None  # only with the workload grpo
-
-    @property
-    def traits(self) -> WorkloadTraits:
-        return WorkloadTraits.of(self.workload, self.model, self.grpo)
 
     @property
     def tolerance(self) -> float:
@@ -221,10 +226,6 @@ class Experiment(Settings, use_attribute_docstrings=True):
     def margin(self) -> float:
         """The tolerance of losses, or of the logarithms of the tokens to the target."""
         return self.tolerance if self.target is None else math.log1p(self.tolerance)
-
-    @property
-    def user_objects(self) -> list[str]:
-        return user_objects(self.workload, self.model, self.grpo)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

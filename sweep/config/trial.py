@@ -5,18 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sweep.config.experiment import (
-    EvaluationSettings,
-    Experiment,
-    GrpoSettings,
-    OptimizerSettings,
-    Precision,
-    ScheduleSettings,
-    TokenizerKind,
-    WorkloadTraits,
-    user_objects,
-)
-from sweep.config.models import ModelSettings
+from sweep.config.experiment import Experiment, Precision, TokenizerKind, TrainingSettings
 from sweep.config.settings import Count, CountOrZero, Flag, Group, RunFlag, Settings
 
 FORMAT_VERSION = 2
@@ -46,36 +35,21 @@ def tokenizer_of(experiment: Experiment) -> TokenizerSettings | None:
     return TokenizerSettings(kind=kind, vocabulary=model.vocabulary, end=end, sha256=sha256)
 
 
-class Science(Settings):
+class Science(TrainingSettings):
     """Everything that can change a number. The trial id is the hash of this."""
 
     format_version: int = FORMAT_VERSION
     stage: Literal["report", "tune"] = "report"
     policy: str  # fixed, sqrt:rate@batch, linear:rate@batch, tuned
-    workload: str
-    model: ModelSettings
     data: dict[str, Any] | None  # identity: name, and hashes or version, seed and size
     tokenizer: TokenizerSettings | None
-    optimizer: OptimizerSettings
-    schedule: ScheduleSettings
-    evaluation: EvaluationSettings
     precision: Precision
     tokens: int  # steps · batch_size · tokens_per_sequence; with a target, the cap
     batch_size: int  # sequences per optimizer step
     learning_rate: float  # peak
     seed: int
-    grpo: GrpoSettings | None = None
     start: dict[str, Any] | None = None  # identity of the initial weights; None: from the seed
-    target: float | None = None  # loss that ends the trial
     code: dict[str, Any] | None = None  # identity of user code; None: none is used
-
-    @property
-    def traits(self) -> WorkloadTraits:
-        return WorkloadTraits.of(self.workload, self.model, self.grpo)
-
-    @property
-    def user_objects(self) -> list[str]:
-        return user_objects(self.workload, self.model, self.grpo)
 
 
 class Execution(Settings, use_attribute_docstrings=True):
