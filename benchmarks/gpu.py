@@ -24,7 +24,7 @@ from record import record
 from sweep.config.experiment import load_experiment
 from sweep.config.numbers import parse_count
 from sweep.config.trial import Execution, TrialConfig
-from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.planning import Request, make_plan, save_plan
 from sweep.training.checkpoint import Progress
 from sweep.training.device import device_name, flop_utilization
 from sweep.training.loop import Steps
@@ -44,7 +44,7 @@ def planned(arguments: argparse.Namespace, path: Path) -> SweepFolder:
         **({"model": arguments.model} if arguments.model else {}),
     }
     settings = load_experiment("tinystories", fields)
-    save_plan(make_plan(settings, Execution(device=arguments.device), folder).plan, folder)
+    save_plan(make_plan(Request(settings, Execution(device=arguments.device), folder)).plan, folder)
     return folder
 
 

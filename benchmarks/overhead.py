@@ -31,7 +31,7 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     from sweep.cli.show import Progress
     from sweep.config.experiment import load_experiment
     from sweep.config.trial import Execution, Services
-    from sweep.orchestration.planning import make_plan
+    from sweep.orchestration.planning import Request, make_plan
     from sweep.orchestration.runner import run_plan
     from sweep.trial.folder import SweepFolder
     from tests.fakes.executors import InlineExecutor
@@ -39,7 +39,7 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     folder, started = SweepFolder(out), time.perf_counter()
     fields = {"batches": BATCHES, "seeds": count // len(BATCHES), "budget": TOKENS}
     experiment = load_experiment("quadratic", fields)
-    planned = make_plan(experiment, Execution(device="cpu", keep="none"), folder)
+    planned = make_plan(Request(experiment, Execution(device="cpu", keep="none"), folder))
     seconds_planning = time.perf_counter() - started
     ended: list[float] = []
     with Progress(folder, None, is_quiet=False) as progress:

@@ -25,7 +25,7 @@ from record import record
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_documents, synthetic_identity
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.folder import SweepFolder
 
@@ -100,7 +100,9 @@ def compiled_trials(folder: Path) -> dict[str, object]:
     """
     out = SweepFolder(folder / "compiled")
     fields = {"model": "small", "data": "synthetic", "budget": "40960", "batches": [16], "seeds": 8}
-    planned = make_plan(load_experiment("tinystories", fields), Execution(device="cpu"), out)
+    planned = make_plan(
+        Request(load_experiment("tinystories", fields), Execution(device="cpu"), out)
+    )
     # A plan this small would run eagerly.
     execution = planned.plan.execution.model_copy(update={"compile": True})
     planned = replace(planned, plan=planned.plan.model_copy(update={"execution": execution}))

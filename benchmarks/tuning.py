@@ -17,7 +17,7 @@ import pandas as pd
 from sweep.analysis.results import load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
-from sweep.orchestration.planning import Planned, make_plan
+from sweep.orchestration.planning import Planned, Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.report.report import write_report
 from sweep.trial.folder import SweepFolder
@@ -27,7 +27,7 @@ FIELDS = {"batches": [8, 16, 32], "budget": 98_304, "lr": "tuned", "seeds": 3}
 
 def tune(folder: SweepFolder) -> None:
     """Run the tuned sweep, or its remaining trials."""
-    planned = make_plan(load_experiment("quick", FIELDS), Execution(device="cpu"), folder)
+    planned = make_plan(Request(load_experiment("quick", FIELDS), Execution(device="cpu"), folder))
     run_plan(planned, folder)
 
 

@@ -86,7 +86,7 @@ def run(
     """
     from sweep.cli.show import Progress, print_plan, print_results
     from sweep.orchestration.costs import estimate
-    from sweep.orchestration.planning import check_writable, read_request
+    from sweep.orchestration.planning import check_writable, make_plan, read_request
     from sweep.orchestration.runner import check_request, finished_summary, run_plan
     from sweep.orchestration.status import sweep_status
     from sweep.trial.folder import Cause
@@ -94,7 +94,7 @@ def run(
     request = read_request(experiment, settings, out)
     folder, services = request.folder, request.services
     check_writable(folder.path)
-    planned = request.plan()
+    planned = make_plan(request)
     if only:
         planned = _only(planned, only)
     check_request(planned, services)
@@ -190,7 +190,7 @@ def plan(
     """Print the plan with memory, time, disk and cost, without training."""
     from sweep.cli.show import print_plan
     from sweep.orchestration.costs import cost_on_cluster, estimate, parse_cluster
-    from sweep.orchestration.planning import read_request, save_plan
+    from sweep.orchestration.planning import make_plan, read_request, save_plan
     from sweep.orchestration.runner import holding
     from sweep.plan.retry import is_to_run
 
@@ -199,7 +199,7 @@ def plan(
     size = None if cluster is None else parse_cluster(cluster)
     if price is not None and not size:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
-    planned = estimate(request.plan(is_elsewhere=bool(size)), folder)
+    planned = estimate(make_plan(request, is_elsewhere=bool(size)), folder)
     rows = planned.command_rows()
     if size:
         ids = [str(row.id) for row in rows.known_trials]

@@ -18,7 +18,7 @@ from sweep.config.trial import TrialConfig, tokenizer_of
 from sweep.errors import SweepError
 from sweep.memory.jobs import forecast_rows
 from sweep.orchestration.executors import attempt_slots
-from sweep.orchestration.planning import Planned, read_request
+from sweep.orchestration.planning import Planned, make_plan, read_request
 from sweep.plan.plan import Plan
 from sweep.training.process import run_job
 from sweep.trial.folder import SweepFolder
@@ -31,7 +31,7 @@ def plan_sweep(
 ) -> Plan:
     """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
     request = read_request(experiment, settings, out)
-    return estimate(request.plan(), request.folder).command_rows()
+    return estimate(make_plan(request), request.folder).command_rows()
 
 
 def estimate(planned: Planned, folder: SweepFolder) -> Planned:

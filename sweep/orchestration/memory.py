@@ -33,9 +33,8 @@ def _plan_steps(
     if not request.chooses_microbatch:
         execution = execution.model_copy(update={"microbatch": max(experiment.batches)})
     inputs = planning.identify_inputs(experiment, HERE)
-    plan = planning.first_plan(experiment, execution, inputs, is_elsewhere=is_elsewhere).located(
-        HERE
-    )
+    whole = planning.Request(experiment, execution, HERE)
+    plan = planning.first_plan(whole, inputs, is_elsewhere).located(HERE)
     head = {
         "experiment": plan.experiment,
         "model": plan.model.model_dump()

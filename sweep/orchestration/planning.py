@@ -4,7 +4,7 @@ import logging
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,14 @@ class Request:
 
     experiment: Experiment
     execution: Execution  # the user's choices, in `model_fields_set`
-    services: Services
     folder: SweepFolder
-    command: tuple[str, ...]  # words of the command line; empty if only Python can ask for it
+    services: Services = field(default_factory=Services)
+    command: tuple[str, ...] = ()  # words of the command line; empty if only Python can ask for it
 
     @property
     def chooses_microbatch(self) -> bool:
         """True if the user chose the microbatch."""
         return bool(self.execution.microbatch or self.execution.accumulation)
-
-    def plan(self, is_elsewhere: bool = False) -> "Planned":
-        """Make the plan; `is_elsewhere` if trials run on other machines, with other devices."""
-        is_elsewhere = is_elsewhere or self.services.executor != "local"
-        arguments = self.experiment, self.execution, self.folder, self.command
-        return make_plan(*arguments, is_elsewhere and self.execution.device == "cuda")
 
 
 def read_request(
@@ -78,7 +72,7 @@ def read_request(
         if services.no_user_code:
             raise SweepError(f"--no-user-code refuses {', '.join(objects)}. Read that code first.")
         LOG.warning("This runs your code: %s.", printable(describe_objects(objects)))
-    return Request(parsed, execution, services, folder, command)
+    return Request(parsed, execution, folder, services, command)
 
 
 @dataclass(frozen=True)
@@ -106,17 +100,17 @@ class Planned:
         return self.plan.model_copy(update={"trials": rows})
 
 
-def make_plan(
-    experiment: Experiment,
-    chosen: Execution,
-    folder: SweepFolder,
-    command: tuple[str, ...] = (),
-    is_elsewhere: bool = False,
-) -> Planned:
-    """Plan an experiment with the user's choices `chosen`; extend the folder's plan, if any."""
+def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
+    """Plan a command, or extend its folder's plan.
+
+    `is_elsewhere`: trials run on other machines, which any executor but local implies.
+    """
+    experiment, chosen, folder = request.experiment, request.execution, request.folder
     inputs, old = identify_inputs(experiment, folder), load_plan(folder)
+    command = request.command
     if old is None:
-        new = first_plan(experiment, chosen, inputs, command, is_elsewhere)
+        is_elsewhere = is_elsewhere or request.services.executor != "local"
+        new = first_plan(request, inputs, is_elsewhere and chosen.device == "cuda")
         model = new.model.model_copy(update={"parameters": inspect_plan(new, folder)})
         execution = new.execution.model_copy(update=_bound_by_memory(new))
         new = build_plan(new.settings, execution, inputs, command=command)
@@ -152,20 +146,15 @@ def make_plan(
     return Planned(plan, requested, experiment)
 
 
-def first_plan(
-    experiment: Experiment,
-    chosen: Execution,
-    inputs: Inputs,
-    command: tuple[str, ...] = (),
-    is_elsewhere: bool = False,
-) -> Plan:
+def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:
     """Plan a new sweep, without bounds by a forecast of memory."""
-    execution = _decide_execution(experiment, chosen, is_elsewhere)
+    experiment = request.experiment
+    execution = _decide_execution(experiment, request.execution, is_elsewhere)
     if experiment.precision == "auto":
         is_half = execution.device_type == "cuda" and experiment.model.supports_half_precision
         precision = "bf16" if is_half else "fp32"
         experiment = experiment.model_copy(update={"precision": precision})
-    plan = build_plan(experiment, execution, inputs, command=command)
+    plan = build_plan(experiment, execution, inputs, command=request.command)
     reason = _reason_for_eager_steps(plan)
     text = f"eager: {reason}" if reason else "torch.compile"
     decided = {"compile": not reason, "compile_reason": text}

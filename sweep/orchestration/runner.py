@@ -64,7 +64,7 @@ def run_sweep(
     """
     request = planning.read_request(experiment, settings, out)
     planning.check_writable(request.folder.path)
-    planned = request.plan()
+    planned = planning.make_plan(request)
     check_request(planned, request.services)
     if summary := finished_summary(planned, request.folder, request.services):
         return summary

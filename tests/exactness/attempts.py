@@ -10,7 +10,7 @@ from typing import Any
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import WorkerDied
-from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.planning import Request, make_plan, save_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training import attempt_trial
 from sweep.training.process import FreshProcess, ShouldStop
@@ -27,7 +27,7 @@ def plan_trial(
     **execution: object,
 ) -> TrialFolder:
     folder = SweepFolder(path)
-    plan = make_plan(load_experiment(experiment, dict(settings)), asked, folder).plan
+    plan = make_plan(Request(load_experiment(experiment, dict(settings)), asked, folder)).plan
     chosen = plan.execution.model_copy(update=execution)
     save_plan(plan.model_copy(update={"execution": chosen}), folder)
     return folder.trials()[0]

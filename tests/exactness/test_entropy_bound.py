@@ -9,7 +9,7 @@ import pytest
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.data.synthetic import synthetic_documents
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import SweepFolder
@@ -25,7 +25,9 @@ def test_a_trained_model_approaches_the_bound_from_above(tmp_path, budget, share
     folder = SweepFolder(tmp_path)
     evaluation = {"points": 4, "sequences": 1000}  # at most: all windows of the validation split
     settings = {"batches": "16", "budget": budget, "lr": "1e-2", "evaluation": evaluation}
-    planned = make_plan(load_experiment("quick", settings), Execution(device="cpu"), folder)
+    planned = make_plan(
+        Request(load_experiment("quick", settings), Execution(device="cpu"), folder)
+    )
     assert run_plan(planned, folder, executor=InlineExecutor()).exit_code == 0
     documents = synthetic_documents(planned.plan.data, "valid")
     true_nats = np.array([-PARSER["log_probability"](text) for text in documents])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sweep.memory.jobs import forecast_rows
-from sweep.orchestration.planning import read_request, save_plan
+from sweep.orchestration.planning import make_plan, read_request, save_plan
 from sweep.plan.plan import Plan
 from sweep.trial.folder import SweepFolder
 
@@ -16,7 +16,7 @@ BATCH = 64
 def planned(path: Path, memory: int, **settings: object) -> Plan:
     fields = {"batches": [BATCH], "budget": 64 * BATCH * 10, "device": "cpu"}
     settings = {**fields, "device_memory": memory, **settings}
-    return read_request("quick", settings, path).plan().plan
+    return make_plan(read_request("quick", settings, path)).plan
 
 
 def forecast_of(plan: Plan) -> int:

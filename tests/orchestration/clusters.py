@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
-from sweep.orchestration.planning import Planned, make_plan, save_plan
+from sweep.orchestration.planning import Planned, Request, make_plan, save_plan
 from sweep.orchestration.runner import LOCAL, run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
@@ -27,7 +27,7 @@ def run_in(
 ):
     experiment = load_experiment(settings.pop("experiment", "quadratic"), settings)
     folder = SweepFolder(path)
-    planned = make_plan(experiment, execution, folder)
+    planned = make_plan(Request(experiment, execution, folder))
     return run_plan(planned, folder, services, executor=executor, retried_causes=retried_causes)
 
 
@@ -47,7 +47,7 @@ def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: objec
 
 def planned(folder: SweepFolder) -> Planned:
     question = load_experiment(str(folder.path.parent / "question.toml"))
-    return make_plan(question, ON_CPU, folder)
+    return make_plan(Request(question, ON_CPU, folder))
 
 
 class Command:

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 
 from sweep.analysis.results import load_sweep
 from sweep.orchestration.looks import next_trials
-from sweep.orchestration.planning import read_request
+from sweep.orchestration.planning import make_plan, read_request
 from sweep.plan.decision import LOOKS
 from sweep.plan.plan import load_plan
 from tests.orchestration.test_tuning import Interrupted, run_in
@@ -94,7 +94,7 @@ def test_seeds_end_at_looks_and_only_undecided_batch_sizes_have_more(whole):
 def test_a_finished_sweep_needs_nothing_more_and_a_tighter_tolerance_does(whole):
     def following(**changes):
         request = read_request("quadratic", {**AUTO, "device": "cpu", **changes}, whole.folder.path)
-        planned = request.plan()
+        planned = make_plan(request)
         return next_trials(planned, planned.plan, whole.folder)
 
     assert following() == []

@@ -11,7 +11,7 @@ from sweep.data import tokens
 from sweep.errors import SweepError
 from sweep.orchestration import costs
 from sweep.orchestration.costs import UNCERTAIN, estimate_seconds, fit_step_time, time_steps
-from sweep.orchestration.planning import Planned, make_plan, read_request, save_plan
+from sweep.orchestration.planning import Planned, Request, make_plan, read_request, save_plan
 from sweep.training import device as machine
 from sweep.trial.files import write_json
 from sweep.trial.folder import SweepFolder
@@ -22,7 +22,7 @@ NOWHERE = Path("nowhere")
 def plan_here(path=NOWHERE, is_elsewhere=False, execution=None, name="quick", **settings):
     experiment = load_experiment(name, {"budget": "196608", **settings})
     chosen = Execution(**{"device": "cpu", **(execution or {})})
-    return make_plan(experiment, chosen, SweepFolder(path), is_elsewhere=is_elsewhere).plan
+    return make_plan(Request(experiment, chosen, SweepFolder(path)), is_elsewhere).plan
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sweep.config.experiment import load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import FolderInUse, SweepError
 from sweep.orchestration.executors import attempt_slots
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_plan, run_sweep
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialFolder
@@ -170,7 +170,7 @@ class Scripted(InlineExecutor):
 def test_if_several_trials_run_at_a_time_the_longest_start_first(tmp_path):
     folder, executor = SweepFolder(tmp_path / "sweep"), Scripted(slots=2)
     experiment = load_experiment("quadratic", {"batches": "2,4,8,16", "budget": "800"})
-    planned = make_plan(experiment, ON_CPU, folder)
+    planned = make_plan(Request(experiment, ON_CPU, folder))
     seconds = {2: 3.0, 4: 1.0, 8: 4.0, 16: 2.0}
     rows = tuple(
         row.model_copy(update={"forecast_seconds": seconds[row.batch_size]})

@@ -17,7 +17,7 @@ from sweep.analysis.frames import compare_batch_sizes
 from sweep.analysis.results import load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Services
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import LOCAL, finished_summary
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import sweep_status
@@ -137,7 +137,7 @@ def test_a_sweep_without_pruning_has_the_same_rates(whole, tune):
 
 
 def test_a_finished_tuned_sweep_is_recognised(whole):
-    planned = make_plan(load_experiment("quadratic", SMALL), ON_CPU, whole.folder)
+    planned = make_plan(Request(load_experiment("quadratic", SMALL), ON_CPU, whole.folder))
     summary = finished_summary(planned, whole.folder)
     assert summary is not None and summary.exit_code == 0
     assert len(summary.states) == len(rows_of(whole, "report"))
@@ -322,7 +322,7 @@ def test_a_target_makes_a_schedule_without_a_horizon_and_leaves_other_ids_alone(
     plain, aimed = (load_experiment("quick", {"target": t}) for t in (None, 3.0))
     assert plain.schedule.name == "cosine" and not plain.schedule.average
     assert aimed.schedule.name == "constant" and aimed.schedule.average == 0.1
-    plan = make_plan(plain, ON_CPU, SweepFolder(Path("nowhere"))).plan
+    plan = make_plan(Request(plain, ON_CPU, SweepFolder(Path("nowhere")))).plan
     science = plan.science(plan.trials[0], 1e-3)
     document = science.model_dump(mode="json")
     assert document["target"] is None and document["schedule"]["average"] == 0

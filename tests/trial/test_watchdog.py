@@ -4,7 +4,7 @@ import torch
 
 from sweep.config.experiment import load_experiment
 from sweep.data import tokens
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import Request, make_plan
 from sweep.trial.folder import SweepFolder
 from sweep.trial.watchdog import Watchdog, has_stalled
 from sweep.workloads import build_workload
@@ -23,7 +23,7 @@ def test_each_batch_of_an_evaluation_and_of_tokenized_text_is_progress(tmp_path,
     monkeypatch.setenv("SWEEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 1 << 14)
     experiment = load_experiment("quick", {"batches": [8], "budget": 100_000})
-    plan = make_plan(experiment, ON_CPU, SweepFolder(tmp_path / "sweep")).plan
+    plan = make_plan(Request(experiment, ON_CPU, SweepFolder(tmp_path / "sweep"))).plan
     config = plan.trial_config(plan.trials[0])
     with CountingWatchdog(30) as watchdog:
         tokens.prepare_data(config.science.data, None, config.science.tokenizer)

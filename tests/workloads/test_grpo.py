@@ -11,7 +11,7 @@ import torch
 from sweep.config.experiment import GrpoSettings, load_experiment
 from sweep.config.trial import Execution
 from sweep.errors import SweepError
-from sweep.orchestration.planning import make_plan, save_plan
+from sweep.orchestration.planning import Request, make_plan, save_plan
 from sweep.plan.retry import begin_attempt
 from sweep.training.checkpoint import Progress
 from sweep.training.loop import Steps
@@ -233,7 +233,9 @@ def test_a_large_reward_is_not_a_divergence(tmp_path, monkeypatch):
     settings = {"batches": [8], "model": "quick", "data": "synthetic", "budget": 8 * 52 * 8}
     settings["grpo"] = {**GRPO, "reward": "large:reward"}
     folder, logistics = SweepFolder(tmp_path / "sweep"), Execution(device="cpu")
-    save_plan(make_plan(load_experiment("grpo-words", settings), logistics, folder).plan, folder)
+    save_plan(
+        make_plan(Request(load_experiment("grpo-words", settings), logistics, folder)).plan, folder
+    )
     (trial,) = folder.trials()
     trial.write_status(begin_attempt(trial.read_status()))
     assert InlineExecutor().submit(trial, {}).result().kind == "complete"
@@ -252,7 +254,7 @@ def test_batches_are_whole_groups(batches, nearest):
 def test_settings_of_sampling_are_refused_for_other_workloads():
     execution = Execution(device="cpu", generation_batch_size=4)
     with pytest.raises(SweepError, match="generation_batch_size"):
-        make_plan(load_experiment("quick"), execution, SweepFolder(Path("nowhere")))
+        make_plan(Request(load_experiment("quick"), execution, SweepFolder(Path("nowhere"))))
 
 
 def test_microbatches_are_whole_groups_or_equal_parts_of_one():

@@ -18,7 +18,7 @@ from sweep.errors import SweepError
 from sweep.models import build_model
 from sweep.orchestration.costs import estimate
 from sweep.orchestration.memory import forecast_memory
-from sweep.orchestration.planning import make_plan
+from sweep.orchestration.planning import Request, make_plan
 from sweep.orchestration.runner import run_sweep
 from sweep.plan.plan import grow_plan
 from sweep.training.step import TrainingStep
@@ -91,7 +91,7 @@ def fields(pretrained, text, **more):
 
 def trial_of(pretrained, text, folder):
     experiment = load_experiment("grpo-words", fields(pretrained, text))
-    plan = make_plan(experiment, Execution(device="cpu"), SweepFolder(folder)).plan
+    plan = make_plan(Request(experiment, Execution(device="cpu"), SweepFolder(folder))).plan
     config = plan.trial_config(plan.trials[0], "x")
     place = SweepFolder(folder)
     paths = {name: place.locate(getattr(config, name)) for name in ("data_path", "init_path")}
@@ -194,7 +194,7 @@ def test_a_relative_path_works_from_every_process(pretrained, text, tmp_path, mo
     monkeypatch.chdir(pretrained.parent)
     experiment = load_experiment("grpo-words", fields(pretrained.name, text))
     folder = SweepFolder(tmp_path / "deep" / "sweep")
-    planned = estimate(make_plan(experiment, Execution(device="cpu"), folder), folder)
+    planned = estimate(make_plan(Request(experiment, Execution(device="cpu"), folder)), folder)
     assert planned.plan.trials[0].forecast_seconds > 0
     assert planned.plan.trials[0].forecast_bytes > 0
     forecast = forecast_memory("grpo-words", **fields(pretrained.name, text))
@@ -207,13 +207,17 @@ def test_other_weights_than_planned_are_refused(pretrained, text, tmp_path):
     shutil.copytree(pretrained, moved)
     config = trial_of(moved, text, tmp_path / "s")
     Grpo(config, CPU).build_model()
-    plan = make_plan(load_experiment("grpo-words", fields(moved, text)), LOGISTICS, NEW).plan
+    plan = make_plan(
+        Request(load_experiment("grpo-words", fields(moved, text)), LOGISTICS, NEW)
+    ).plan
     file = sorted(moved.glob("*.safetensors"))[0]
     weights = load_file(file)
     save_file({name: weight + 1 for name, weight in weights.items()}, file, {"format": "pt"})
     with pytest.raises(SweepError, match=r"weights in .* have changed"):
         Grpo(config, CPU).build_model()
-    other = make_plan(load_experiment("grpo-words", fields(moved, text)), LOGISTICS, NEW).plan
+    other = make_plan(
+        Request(load_experiment("grpo-words", fields(moved, text)), LOGISTICS, NEW)
+    ).plan
     with pytest.raises(SweepError, match="start"):
         grow_plan(plan, other)
 
@@ -234,7 +238,7 @@ def test_a_start_without_tokenizer_weights_or_end_is_refused(pretrained, text, t
     (lacking / "tokenizer.json").write_bytes((pretrained / "tokenizer.json").read_bytes())
     experiment = load_experiment("grpo-words", fields(lacking, text))
     with pytest.raises(SweepError, match="weights in safetensors"):
-        make_plan(experiment, Execution(device="cpu"), SweepFolder(tmp_path / "s"))
+        make_plan(Request(experiment, Execution(device="cpu"), SweepFolder(tmp_path / "s")))
     (lacking / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
     with pytest.raises(SweepError, match="eos_token_id"):
         load_experiment("grpo-words", fields(lacking, text))
