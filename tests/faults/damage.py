@@ -34,6 +34,7 @@ WRONG_BYTES += ["truncated", "zeros", "junk", "empty", "absent"]
 
 def parameters(cases, short):
     """Return parameters for a test; those that are not in `short` are slow."""
+    cases = list(cases)
     assert all(case in cases for case in short)
     return [
         pytest.param(*values, marks=() if case in short else pytest.mark.slow)
