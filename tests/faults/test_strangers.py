@@ -229,11 +229,12 @@ Path(__file__).with_name("imported").touch()
 
 
 FAILING = """
+KEY = "SEC" + "RET"
 from sweep.workloads.quadratic import NoisyQuadratic
 class Own(NoisyQuadratic):
     def loss_sum(self, model, batch):
         if batch[0][0] > 0:
-            raise ValueError("no answer from http://user:" + "SECRET@host/?token=SECRET")
+            raise ValueError(f"no answer from http://user:{KEY}@host/?token={KEY}")
         return super().loss_sum(model, batch)
 """
 
