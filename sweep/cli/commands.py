@@ -257,7 +257,7 @@ def _print_memory(document: dict[str, Any], out: Path | None, json: bool) -> Non
 @click.command()
 @folder_argument
 @json_option
-@click.option("--verify", is_flag=True, help="Also check the hashes of all files.")
+@click.option("--verify", is_flag=True, help="Also check every hash in the folder.")
 def status(folder: "SweepFolder", json: bool, verify: bool) -> None:
     """Print every trial's state and the time left."""
     from sweep.cli.show import print_status
