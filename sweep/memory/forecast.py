@@ -81,13 +81,12 @@ def forecast_step(config: TrialConfig) -> Forecast:
                 peaks[name] = storages.peak_bytes, storages.peak
                 storages.forget_peak()
 
-            if step.rollouts is not None:
-                step.rollouts.on_phase, step.rollouts.is_rehearsal = end_phase, True
+            step.workload.on_phase, step.workload.is_rehearsal = end_phase, True
             for _ in range(2):  # the second one holds optimizer states
                 storages.forget_peak()
                 step(step.workload.random_batch(size), 1e-3)
                 end_phase("update")
-            phases = {name: peak for name, (peak, _) in peaks.items() if step.rollouts}
+            phases = {name: peak for name, (peak, _) in peaks.items() if step.samples}
             peak, by_category = max(peaks.values(), key=lambda phase: phase[0])
             rest = storages.live_bytes
             peaks.clear()

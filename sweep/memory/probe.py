@@ -195,8 +195,7 @@ def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[
         step.optimizer.register_step_post_hook(lambda *_: updates.append(None))
     rests, loss = [], math.nan
     phases = Phases(memory.take_peak)
-    if step.rollouts is not None:
-        step.rollouts.on_phase = phases.note
+    step.workload.on_phase = phases.note
     for _ in range(steps):
         phases.begin()
         batch = step.workload.random_batch(config.science.batch_size)
@@ -216,5 +215,5 @@ def _take_steps(config: TrialConfig, memory: LimitedMemory, steps: int) -> dict[
         "optimizer_steps": len(updates),
         "loss": loss if math.isfinite(loss) else None,
         "rests": tuple(rests),
-        **({"phases": phases.peaks, "phase_seconds": seconds} if step.rollouts else {}),
+        **({"phases": phases.peaks, "phase_seconds": seconds} if step.samples else {}),
     }

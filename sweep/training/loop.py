@@ -24,8 +24,7 @@ class Steps:
         sums = [progress.loss_sum, progress.norm_sum, progress.clipped_sum]
         dtype = torch.float32 if step.device.type == "mps" else torch.float64
         self._sums = torch.tensor(sums, dtype=dtype, device=step.device)
-        if step.rollouts is not None:
-            step.rollouts.meter.restore(progress.watched)
+        step.workload.meter.restore(progress.watched)
 
     def take(self, t: int) -> StepOutput:
         """Take step t = 1 … S, with this device's part of the batch."""
@@ -45,8 +44,7 @@ class Steps:
         """Write the sums and the peak memory to the progress; waits for the device."""
         progress = self.progress
         progress.loss_sum, progress.norm_sum, progress.clipped_sum = self._sums.tolist()
-        if self.step.rollouts is not None:
-            progress.watched = self.step.rollouts.meter.state()
+        progress.watched = self.step.workload.meter.state()
         self._peak_bytes = max(ranks.all_gather(peak_memory_bytes(self.step.device)))
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, self._peak_bytes)
 
@@ -72,8 +70,7 @@ class Steps:
             line["memory/peak_bytes"] = self._peak_bytes
         elif self.step.parallel.shows_gradients:  # no statistics
             line["memory/allocated_bytes"] = self.step.parallel.rest_bytes()
-        if self.step.rollouts:
-            self.step.rollouts.meter.clear()
+        self.step.workload.meter.clear()
         progress.clipped_steps += progress.clipped_sum
         progress.log_step = progress.step
         progress.log_seconds = progress.seconds_training
@@ -134,7 +131,7 @@ def train(
             line: dict[str, Any] = {"time": now, "step": t, "tokens": t * step_tokens}
             if t in train_points:
                 line |= steps.end_interval()
-                if progress.is_diverging(line["train/loss"], step.rollouts is None):
+                if progress.is_diverging(line["train/loss"], not step.samples):
                     ending = "diverged"
             if t in valid_points and ending is None:
                 loss = ranks.broadcast(step.run_evaluation(step.workload.evaluate))

@@ -19,7 +19,7 @@ from sweep.training.checkpoint import Progress
 from sweep.training.parallel import is_part, own_part
 from sweep.training.step import TrainingStep
 from sweep.workloads import ranks
-from sweep.workloads.protocol import Batch
+from sweep.workloads.workload import Batch
 
 BEYOND_TRAINING = 1 << 44  # stream position for probes of data that never repeat
 LEAST_PROBED, MOST_PROBED = 8, 4096  # sequences per noise measurement
@@ -59,7 +59,7 @@ class NoiseProbe:
 
     def __init__(self, config: TrialConfig, step: TrainingStep, progress: Progress) -> None:
         science, length = config.science, config.tokens_per_sequence
-        is_possible = step.rollouts is None and step.parallel.shows_gradients
+        is_possible = not step.samples and step.parallel.shows_gradients
         points = science.evaluation.noise_points if is_possible else 0
         sequences = (config.token_budget or science.tokens) // length
         self._points, self._most = probe_sizes(sequences, points, science.evaluation.noise_share)

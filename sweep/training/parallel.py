@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sweep.config.experiment import OptimizerSettings
 from sweep.config.trial import TrialConfig
 from sweep.workloads import ranks
-from sweep.workloads.protocol import Batch
+from sweep.workloads.workload import Batch
 
 LossSum = Callable[[nn.Module, Batch], Tensor]
 

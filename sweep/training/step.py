@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from sweep.config.trial import TrialConfig
 from sweep.models import weight_dtype
 from sweep.training.parallel import DataParallel, FullyShard, Parallel, WeightAverage
 from sweep.workloads import build_workload, ranks
-from sweep.workloads.protocol import Batch, Rollouts, Workload
+from sweep.workloads.workload import Batch, Workload
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,15 @@ class TrainingStep:
         loss_sum = self.workload.loss_sum
         self._loss_sum = self.parallel.compiled(loss_sum) if execution.compile else loss_sum
         self.model.train()
-        self.rollouts = cast(Rollouts, self.workload) if science.traits.samples else None
-        if self.rollouts is not None:
-            assert ranks.count() == 1, "a workload that samples runs on one device"
-            self.rollouts.start(self.model)
+        self.samples = science.traits.samples
+        assert ranks.count() == 1 or not self.samples, "a workload that samples runs on one device"
+        self.workload.start(self.model)
 
     def __call__(self, batch: Batch, learning_rate: float) -> StepOutput:
-        """Take one step. With rollouts, update `updates_per_step` times on the same batch."""
+        """Take one step: update `updates_per_step` times on the same batch."""
         batch = self.rolled_out(batch)
         start = time.perf_counter()
-        for _ in range(self.rollouts.updates_per_step if self.rollouts else 1):
+        for _ in range(self.workload.updates_per_step):
             loss = self.backward(batch)
             if self.optimizer is None:  # gradients accumulate
                 norm = torch.zeros_like(loss)
@@ -79,17 +78,14 @@ class TrainingStep:
             norm = self.parallel.update(learning_rate, self.clip)
             if self.average is not None:
                 self.average.update()
-        if self.rollouts is not None:
+        if self.samples:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            self.rollouts.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
+            self.workload.meter.add("perf/update_seconds", time.perf_counter() - start, 1)
         return StepOutput(loss, norm, (norm > self.clip).float())
 
     def rolled_out(self, batch: Batch) -> Batch:
-        """Return the batch that the loss reads; with rollouts, sample it first."""
-        if self.rollouts is None:
-            return batch
-        return self.rollouts.roll_out(self.model, batch, self.microbatch_size)
+        return self.workload.roll_out(self.model, batch, self.microbatch_size)
 
     def backward(self, batch: Batch, is_eager: bool = False) -> Tensor:
         """Add the gradient of the batch's mean loss, in microbatches; return that loss."""

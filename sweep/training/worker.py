@@ -48,7 +48,7 @@ from sweep.trial import files, watchdog
 from sweep.trial.folder import MESSAGE_CHARACTERS, Cause, State, TrialFolder, TrialStatus
 from sweep.trial.lease import Lease
 from sweep.workloads import ranks
-from sweep.workloads.protocol import FinalEvaluation
+from sweep.workloads.workload import FinalEvaluation
 
 SEED_STRIDE_PER_RANK = 1 << 32
 POLL_SECONDS = 0.1

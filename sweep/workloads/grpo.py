@@ -6,7 +6,7 @@ belongs to prompt i // group_size. Shapes: B completions of N tokens, prompts of
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ from sweep.models.loss import linear_log_probs, widened
 from sweep.trial import watchdog
 from sweep.workloads import tasks
 from sweep.workloads.pretrain import LanguageWorkload
-from sweep.workloads.protocol import Batch, FinalEvaluation, Meter
+from sweep.workloads.workload import Batch, FinalEvaluation
 
 HELD_OUT = 1 << 40  # first number of the completions of evaluations; training does not reach it
 SCALE_EPS = 1e-4  # added to the standard deviation of rewards
@@ -36,17 +36,13 @@ SCALE_EPS = 1e-4  # added to the standard deviation of rewards
 class Grpo(LanguageWorkload):
     """GRPO on the model and the task of a trial; a sequence is a prompt and its completion."""
 
-    is_rehearsal = False
-
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         super().__init__(config, device)
         assert config.science.grpo
         self.settings: GrpoSettings = config.science.grpo
         self.updates_per_step = self.settings.num_iterations
         self.wide_dtype = torch.float32 if device.type == "mps" else torch.float64
-        self.meter = Meter()
         self.reference: nn.Module | None = None
-        self.on_phase: Callable[[str], None] = lambda name: None
 
     @cached_property
     def task(self) -> tasks.Task:

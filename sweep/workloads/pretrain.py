@@ -30,15 +30,15 @@ from sweep.models.loss import linear_cross_entropies, linear_cross_entropy
 from sweep.trial import watchdog
 from sweep.trial.folder import TrialFolder, identify_start
 from sweep.workloads import ranks
-from sweep.workloads.protocol import Batch, FinalEvaluation
+from sweep.workloads.workload import Batch, FinalEvaluation, Workload
 
 FINAL_TRAIN_SETS = 4  # size of the final training set, in milestone evaluation sets
 
 
-class LanguageWorkload:
+class LanguageWorkload(Workload):
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.vocabulary and config.science.evaluation.sequences
-        self.config, self.device = config, device
+        super().__init__(config, device)
         self.vocabulary: int = config.science.model.vocabulary
         self.evaluation_sequences: int = config.science.evaluation.sequences
         self.tokens_per_sequence = config.science.traits.tokens_per_sequence
@@ -99,6 +99,10 @@ class LanguageWorkload:
 
 
 class Pretrain(LanguageWorkload):
+    def check(self, text: TokenizedText | None) -> None:
+        if text is not None:
+            text.check_window(self.config.tokens_per_sequence)
+
     @cached_property
     def text(self) -> TokenizedText:
         text = super().text

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sweep.config.trial import TrialConfig
 from sweep.models import build_model
 from sweep.models.quadratic import Quadratic
-from sweep.workloads.protocol import Batch, FinalEvaluation
+from sweep.workloads.workload import Batch, FinalEvaluation, Workload
 
 SEQUENCES = 1 << 48  # length of the walk, a power of two
 
@@ -48,12 +48,12 @@ def _(indices: Tensor, seed: int, dimensions: int) -> Tensor:
     return indices.new_empty(dimensions, dtype=torch.float32)
 
 
-class NoisyQuadratic:
+class NoisyQuadratic(Workload):
     tokens_per_sequence = 1
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         assert config.science.model.kind == "quadratic"
-        self.config, self.device = config, device
+        super().__init__(config, device)
         self.seed = config.science.seed
         self.dimensions = config.science.model.dimensions
 
@@ -63,15 +63,9 @@ class NoisyQuadratic:
     def build_batch(self, first: int, count: int) -> Batch:
         return (torch.arange(first, first + count, device=self.device),)
 
-    def random_batch(self, count: int) -> Batch:
-        return self.build_batch(0, count)
-
-    def loss_tokens(self, batch: Batch) -> int:
-        return batch[0].shape[0]
-
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         noise = noise_sum(batch[0], self.seed, self.dimensions)
-        return model(noise, self.loss_tokens(batch))  # type: ignore[no-any-return]
+        return model(noise, len(batch[0]))  # type: ignore[no-any-return]
 
     def evaluate(self, model: nn.Module) -> float:
         assert isinstance(model, Quadratic)
@@ -79,7 +73,4 @@ class NoisyQuadratic:
 
     def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
         loss = self.evaluate(model)
-        return FinalEvaluation(np.array([[loss, 1.0]]), loss, None)  # one document of one token
-
-    def epochs(self) -> None:
-        return None
+        return FinalEvaluation(np.array([[loss, 1.0]]), loss)  # one document of one token

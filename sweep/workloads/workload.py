@@ -1,8 +1,7 @@
-"""The interface between the training loop and a workload, and running means of its metrics."""
+"""The base class of workloads, and running means of their metrics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sweep.config.experiment import REWARD_STATISTICS
+from sweep.config.trial import TrialConfig
+from sweep.data.tokens import TokenizedText
 
 Batch = tuple[Tensor, ...]  # each (sequences, …), on the device
 Floats = NDArray[np.float64]
@@ -18,8 +19,8 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class FinalEvaluation:
     valid_losses: Floats  # (documents, 2): summed loss, tokens
-    train_loss: float  # mean per token on a fixed set of training sequences
-    valid_bytes: int | None  # size of the validation text; None if there is no text
+    train_loss: float | None = None  # mean per token on a fixed set of training sequences
+    valid_bytes: int | None = None  # size of the validation text; None if there is no text
 
     @property
     def valid_loss(self) -> float:
@@ -27,50 +28,63 @@ class FinalEvaluation:
         return float(total / tokens)
 
 
-class Workload(Protocol):
-    """A kind of training: its model, its stream of sequences and its loss."""
+class Workload:
+    """A kind of training: its model, its stream of sequences, its loss and its evaluation.
+
+    Derived classes define `build_model`, `build_batch`, `loss_sum` and `evaluate`.
+    """
 
     tokens_per_sequence: int
+    updates_per_step = 1  # optimizer steps on one batch
+    is_rehearsal = False  # in a forecast, which skips work that does not affect the peak
+
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.meter = Meter()  # means of its own metrics since the last log line
+        # Called at the end of each phase of `roll_out`.
+        self.on_phase: Callable[[str], None] = lambda name: None
+
+    def check(self, text: TokenizedText | None) -> None:
+        """Raise SweepError if a trial could not start; `text` is None until it is prepared."""
 
     def build_model(self) -> nn.Module:
         """Build the float32 model on the CPU, from the trial's seed."""
+        raise NotImplementedError
 
     def build_batch(self, first: int, count: int) -> Batch:
         """Return sequences `first` … `first + count - 1` of the seed's global stream."""
+        raise NotImplementedError
 
     def random_batch(self, count: int) -> Batch:
-        """Return a batch of the right shapes without any data, for timing and probing."""
-
-    def loss_tokens(self, batch: Batch) -> int | Tensor:
-        """Return the number of tokens in `loss_sum`, by which the loss is divided."""
-
-    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the summed loss of a batch, a differentiable scalar in float32 or wider."""
-
-    def evaluate(self, model: nn.Module) -> float:
-        """Return the mean loss on the milestone set, or on the whole split if there is a target."""
-
-    def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
-        """Evaluate the whole validation split and a fixed set of training sequences."""
-
-    def epochs(self) -> float | None:
-        """Return how many times the trial sees the training data; None if it never repeats."""
-
-
-@runtime_checkable
-class Rollouts(Protocol):
-    """The second interface of a workload that samples (`traits.samples`), such as GRPO."""
-
-    updates_per_step: int  # optimizer steps on one batch
-    meter: "Meter"  # means of its metrics since the last log line
-    on_phase: Callable[[str], None]  # called at the end of each phase except the update
-    is_rehearsal: bool  # True in a forecast, which skips work that does not affect the peak memory
+        """Return a batch of the right shapes, if possible without any data, to time and probe."""
+        return self.build_batch(0, count)
 
     def start(self, model: nn.Module) -> None:
         """Copy the initial weights, if the loss refers to them."""
 
     def roll_out(self, model: nn.Module, batch: Batch, microbatch_size: int) -> Batch:
-        """Generate the input of `loss_sum` and `loss_tokens` from a batch of `build_batch`."""
+        """Return the input of `loss_sum` and `loss_tokens`; GRPO generates it with the model."""
+        return batch
+
+    def loss_tokens(self, batch: Batch) -> int | Tensor:
+        """Return the number of tokens in `loss_sum`, by which the loss is divided."""
+        return len(batch[0]) * self.tokens_per_sequence
+
+    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed loss of a batch, a differentiable scalar in float32 or wider."""
+        raise NotImplementedError
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Return the mean loss on the milestone set, or on the whole split if there is a target."""
+        raise NotImplementedError
+
+    def evaluate_finally(self, model: nn.Module) -> FinalEvaluation:
+        """Evaluate the whole validation split and a fixed set of training sequences."""
+        return FinalEvaluation(np.array([[self.evaluate(model), 1.0]]))
+
+    def epochs(self) -> float | None:
+        """Return how many times the trial sees the training data; None if it never repeats."""
+        return None
 
 
 class Meter:
