@@ -4,7 +4,7 @@ The intervals come from `sweep.plan.decision`, which also decides what `--seeds 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -14,56 +14,13 @@ import pandas as pd
 
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.statistics import Estimate
-from sweep.config.experiment import TOLERANCE
+from sweep.config.objective import Objective
 from sweep.plan.curves import rate_points, stack_points
 from sweep.plan.decision import LOOKS, Decision, decide
 
 BEST = "the best of those tried"
 WITHIN, OUTSIDE, UNDECIDED = "within", "outside", "undecided"
 MOST_TIME_RATIO = 1.25  # longest over shortest training time of equal trials
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The compared quantity. A tolerance on a ratio is a share of the best value."""
-
-    name: str = "final_valid_loss"
-    direction: str = "minimize"
-    unit: str = "nats"  # "ratio": values are logarithms, and gaps are shares of the best value
-    tolerance: float = TOLERANCE
-
-    @property
-    def is_ratio(self) -> bool:
-        return self.unit == "ratio"
-
-    @property
-    def margin(self) -> float:
-        """The tolerance on the scale of the values."""
-        return math.log1p(self.tolerance) if self.is_ratio else self.tolerance
-
-    @property
-    def sign(self) -> int:
-        """1 if less is better, else −1: values are the metric times the sign."""
-        return -1 if self.direction == "maximize" else 1
-
-    def value(self, mean: float) -> float:
-        """Return the metric for a mean of values."""
-        return math.exp(mean) if self.is_ratio else self.sign * mean
-
-    def gap(self, difference: float) -> float:
-        """Return a difference of values in the unit of the tolerance."""
-        return math.expm1(difference) if self.is_ratio else difference
-
-    @property
-    def scale(self) -> tuple[int, str]:
-        """The factor and the unit with which gaps are written."""
-        return (100, "%") if self.is_ratio else (1, self.unit)
-
-    def write(self, gap: float, rounded: Callable[..., Any] = np.round, sign: str = "") -> str:
-        """Write a gap in steps of at most a hundredth of the tolerance."""
-        factor, unit = self.scale
-        steps = 10.0 ** min(300, 2 - math.floor(math.log10(factor * self.tolerance)))
-        return f"{rounded(factor * gap * steps) / steps:{sign}z.10g} {unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -121,8 +78,8 @@ class Answer:
     pairs: list[Pair]
 
     @property
-    def compared(self) -> Metric:
-        return Metric(self.metric, self.direction, self.unit, self.tolerance)
+    def compared(self) -> Objective:
+        return Objective(self.metric, self.direction, self.unit, self.tolerance)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,21 +114,21 @@ def build_answer(
     reports: pd.DataFrame,
     sizes: Sequence[int],
     made: Decision,
-    metric: Metric,
+    objective: Objective,
     reasons: Sequence[str] = (),
     scope: str = "",
 ) -> Answer:
     """Build the answer from a decision; `reasons` say why it can only be provisional."""
     by_size = {size: reports[reports["batch_size"] == size] for size in sizes}
-    rows = [_describe_size(i, by_size[size], made, metric) for i, size in enumerate(sizes)]
-    recommended, basis = _recommend(rows, by_size, made, metric)
+    rows = [_describe_size(i, by_size[size], made, objective) for i, size in enumerate(sizes)]
+    recommended, basis = _recommend(rows, by_size, made, objective)
     verdicts = {row.tolerance_verdict for row in rows}
     return Answer(
         policy=policy,
-        metric=metric.name,
-        direction=metric.direction,
-        unit=metric.unit,
-        tolerance=metric.tolerance,
+        metric=objective.name,
+        direction=objective.direction,
+        unit=objective.unit,
+        tolerance=objective.tolerance,
         candidates=[row.batch_size for row in rows if row.may_be_best],
         recommended=recommended,
         provisional=bool(reasons) or WITHIN not in verdicts,
@@ -182,29 +139,32 @@ def build_answer(
         batch_sizes=rows,
         settle=None,
         settle_seconds=None,
-        pairs=_pairs(sizes, made, metric),
+        pairs=_pairs(sizes, made, objective),
     )
 
 
 def _describe_size(
-    index: int, trials: pd.DataFrame, made: Decision, metric: Metric
+    index: int, trials: pd.DataFrame, made: Decision, objective: Objective
 ) -> BatchSizeAnswer:
     mean, low, high = (float(ends[index]) for ends in (made.mean, made.gap_low, made.gap_high))
-    within, outside = made.is_within(metric.margin)[index], made.is_outside(metric.margin)[index]
+    within, outside = (
+        made.is_within(objective.margin)[index],
+        made.is_outside(objective.margin)[index],
+    )
     interval = regret = regret_interval = None
     if made.rates is not None and math.isfinite(made.rates.regret_high[index]):
         bounds = {name: float(values[index]) for name, values in vars(made.rates).items()}
         interval = math.exp(bounds["optimum_low"]), math.exp(bounds["optimum_high"])
-        regret = metric.gap(bounds["regret"])
-        regret_interval = metric.gap(bounds["regret_low"]), metric.gap(bounds["regret_high"])
+        regret = objective.gap(bounds["regret"])
+        regret_interval = objective.gap(bounds["regret_low"]), objective.gap(bounds["regret_high"])
     complete = trials[np.isfinite(trials["value"])]
     microbatch = trials["microbatch_size"].min()
     return BatchSizeAnswer(
         batch_size=int(trials["batch_size"].iloc[0]),
-        mean=metric.value(mean) if math.isfinite(mean) else None,
+        mean=objective.value(mean) if math.isfinite(mean) else None,
         seeds=len(complete),
-        gap=_gap(metric, _lead(made, index)),
-        gap_to_best=(_gap(metric, low), _gap(metric, high)),
+        gap=_gap(objective, _lead(made, index)),
+        gap_to_best=(_gap(objective, low), _gap(objective, high)),
         may_be_best=bool(made.may_be_best[index]),
         tolerance_verdict=WITHIN if within else OUTSIDE if outside else UNDECIDED,
         learning_rate=float(trials["learning_rate"].iloc[0]),
@@ -233,18 +193,18 @@ def typical_time(times: pd.Series) -> float | None:
     return float(times.median()) if is_known else None
 
 
-def _gap(metric: Metric, difference: float) -> float | None:
-    return metric.gap(float(difference)) if math.isfinite(difference) else None
+def _gap(objective: Objective, difference: float) -> float | None:
+    return objective.gap(float(difference)) if math.isfinite(difference) else None
 
 
 def _recommend(
     rows: Sequence[BatchSizeAnswer],
     by_size: Mapping[int, pd.DataFrame],
     made: Decision,
-    metric: Metric,
+    objective: Objective,
 ) -> tuple[int, str]:
     """Return the recommended batch size, and why it is this one."""
-    close = f"within {metric.write(metric.tolerance)} of the best"
+    close = f"within {objective.write(objective.tolerance)} of the best"
     eligible = [row.batch_size for row in rows if row.tolerance_verdict == WITHIN]
     if not eligible:
         # The worst case of a batch size whose regret is unbounded leaves out that it may be better.
@@ -273,13 +233,13 @@ def _recommend(
     return fastest, f"the fastest of those {close}"
 
 
-def _pairs(sizes: Sequence[int], made: Decision, metric: Metric) -> list[Pair]:
-    pairs, sign = [], metric.sign
+def _pairs(sizes: Sequence[int], made: Decision, objective: Objective) -> list[Pair]:
+    pairs, sign = [], objective.sign
     for i, j in combinations(range(len(sizes)), 2):
         value, half = sign * float(made.difference[j, i]), float(made.half_width[j, i])
         if math.isfinite(value) and math.isfinite(half):
             difference = Estimate(value, value - half, value + half)
-            pairs.append(Pair((sizes[i], sizes[j]), difference, metric.margin))
+            pairs.append(Pair((sizes[i], sizes[j]), difference, objective.margin))
     return pairs
 
 
@@ -293,7 +253,7 @@ def describe(answer: Answer) -> list[str]:
 
 
 def _describe_sizes(answer: Answer) -> list[str]:
-    metric, rows, best = answer.compared, answer.batch_sizes, answer.candidates
+    objective, rows, best = answer.compared, answer.batch_sizes, answer.candidates
     compared = [row for row in rows if row.mean is not None]
     start = "Provisionally, use" if answer.provisional else "Use"
     lines = [f"{start} batch size {answer.recommended}: {answer.basis}."]
@@ -312,7 +272,8 @@ def _describe_sizes(answer: Answer) -> list[str]:
     lines += [" ".join(texts)] if texts else []
     if outside := [row for row in rows if row.tolerance_verdict == OUTSIDE]:
         (size, gap), *others = (
-            (row.batch_size, metric.write(row.gap_to_best[0] or 0.0, np.floor)) for row in outside
+            (row.batch_size, objective.write(row.gap_to_best[0] or 0.0, np.floor))
+            for row in outside
         )
         text = f"{'Batch' if is_tuned else 'At these rates, batch'} size {size} is worse than the "
         text += f"best by at least {gap}"
@@ -320,7 +281,7 @@ def _describe_sizes(answer: Answer) -> list[str]:
     open_rows = [row for row in compared if row.tolerance_verdict == UNDECIDED]
     if open_rows:
         where = f"at batch size {join(row.batch_size for row in open_rows)}"
-        close = metric.write(answer.tolerance)
+        close = objective.write(answer.tolerance)
         lines.append(f"It is undecided {where} whether the gap to the best is within {close}.")
     may_matter = [row for row in compared if row in open_rows or row.regret_interval is None]
     unclear = [row.batch_size for row in may_matter if _is_unclear(row, answer)]

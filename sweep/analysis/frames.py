@@ -5,7 +5,7 @@ A cell is one batch size under one policy and rate. Sweeps need not be finished.
 
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ def load_tables(path: str | Path) -> SweepTables:
     curves: dict[str, pd.DataFrame] = {}
     warnings: list[str] = []
     common = {
-        **asdict(plan.settings.traits),
+        **vars(plan.settings.traits),
+        "loss_unit": plan.settings.traits.objective.unit,
         "target": plan.settings.target,
         "optimizer": plan.settings.optimizer.name,
         "parameters": plan.model.parameters,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sweep.analysis.answer import Answer, Metric, build_answer, decide_trials, describe, join
+from sweep.analysis.answer import Answer, build_answer, decide_trials, describe, join
 from sweep.analysis.checks import (
     CURVE_CHECKS,
     FAIL,
@@ -34,16 +34,14 @@ from sweep.analysis.frames import (
 from sweep.analysis.rates import TunedRate
 from sweep.analysis.rules import prepare, read_execution, rows_of_trials
 from sweep.analysis.statistics import mean_of
-from sweep.config.experiment import TARGET_TOLERANCE
 from sweep.config.numbers import MOST_BATCHES, format_count
+from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.errors import SweepError
 from sweep.plan.curves import rate_points, rates_between
 from sweep.plan.decision import Decision, next_trainings
 from sweep.plan.plan import LEAST_SEEDS, Plan, answering_command, command_with
 from sweep.trial.folder import State
 
-LOSS_METRIC = Metric()
-TARGET_METRIC = Metric("tokens_to_target", unit="ratio", tolerance=TARGET_TOLERANCE)
 TUNING_TRIALS = 8  # typical number at each batch size
 REQUIRED = ("stage", "policy", "batch_size", "seed", "learning_rate", "state")
 
@@ -75,9 +73,8 @@ class Sweep(SweepTables):
         """Checks and answer of each policy, in the plan's order."""
         settings, plan = self.plan.settings, self.plan
         steps = None if settings.target is None else steps_to_target(self)
-        metric = Metric(unit=settings.traits.loss_unit) if steps is None else TARGET_METRIC
-        metric = replace(metric, tolerance=settings.tolerance)
-        results = judge_trials(self.trials, metric, steps, answering_command(plan) or "")
+        tuning_command = answering_command(plan) or ""
+        results = judge_trials(self.trials, settings.objective, steps, tuning_command)
         return tuple(self._with_scope(result) for result in results)
 
     @cached_property
@@ -159,10 +156,10 @@ def answer(
         raise SweepError(f"tolerance must be a positive number, got {tolerance:g}.")
     table = _read_table(trials, metric)
     units = table["loss_unit"].dropna().to_list()
-    unit = str(units[0]) if units and metric == LOSS_METRIC.name else ""
-    compared = Metric(metric, direction, unit, tolerance or LOSS_METRIC.tolerance)
-    if metric == LOSS_METRIC.name and table["target"].notna().any():
-        compared = replace(TARGET_METRIC, tolerance=tolerance or TARGET_METRIC.tolerance)
+    unit = str(units[0]) if units and metric == LOSS.name else ""
+    compared = Objective(metric, direction, unit, tolerance or LOSS.tolerance)
+    if metric == LOSS.name and table["target"].notna().any():
+        compared = replace(TOKENS_TO_TARGET, tolerance=tolerance or TOKENS_TO_TARGET.tolerance)
     else:
         table = table.assign(final_valid_loss=compared.sign * table[metric], target=math.nan)
     result = leading(judge_trials(table.reindex(columns=list(TRIAL_COLUMNS)), compared))
@@ -231,7 +228,7 @@ def answer_of(
     """Return the answer of a table of trials or of a sweep folder, and its sentences."""
     if path.is_dir():
         sweep = load_sweep(path)
-        if (metric, direction, tolerance) == (LOSS_METRIC.name, LOSS_METRIC.direction, None):
+        if (metric, direction, tolerance) == (LOSS.name, LOSS.direction, None):
             return sweep.answer(), sweep.sentences()
         table = sweep.trials
     else:
@@ -250,7 +247,7 @@ def answer_of(
 
 def judge_trials(
     trials: pd.DataFrame,
-    metric: Metric = LOSS_METRIC,
+    objective: Objective = LOSS,
     steps: pd.DataFrame | None = None,
     tuning_command: str = "",
 ) -> list[PolicyResult]:
@@ -281,7 +278,7 @@ def judge_trials(
                 for check in result.blocking
             ]
             scope = scope_of(trials, str(label))
-            made = build_answer(str(label), reports, *decided, metric, reasons, scope)
+            made = build_answer(str(label), reports, *decided, objective, reasons, scope)
             result = replace(result, decision=decided[1], answer=made)
         results.append(result)
     return results
@@ -346,7 +343,7 @@ def _count_next(plan: Plan, result: PolicyResult) -> dict[int, int]:
     refined = np.array([len(rates_between(of_size)) for of_size in near])
     more_seeds, more_tuning, needs_rates = next_trainings(
         *(result.decision, seeds, tuning_seeds, refined > 0),
-        *(plan.settings.margin, plan.settings.answer.max_seeds),
+        *(plan.settings.objective.margin, plan.settings.answer.max_seeds),
     )
     near_rates = np.array([np.isfinite(of_size.losses).sum() for of_size in near])
     counts = more_seeds - seeds + (more_tuning - tuning_seeds) * near_rates + needs_rates * refined
@@ -396,9 +393,9 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     reports = report_trials(trials)
     reports = reports[reports["label"] == label]
     tuned = trials[(trials["stage"] == "tune") & (trials["policy"] == "tuned")]
-    names, tokens, parts = ["lr"], reports["tokens"].max(), []
+    names, tokens, parts, unit = ["lr"], reports["tokens"].max(), [], "tokens"
     if plan:
-        settings, tokens = plan.settings, plan.token_budget
+        settings, tokens, unit = plan.settings, plan.token_budget, plan.settings.traits.tokens
         names = [*settings.tuning.dimensions]
         parts = [f"model {settings.model.name}", f"data {settings.data or settings.workload}"]
         parts += [f"optimizer {settings.optimizer.name}", f"{settings.schedule.name} schedule"]
@@ -406,11 +403,11 @@ def scope_of(trials: pd.DataFrame, label: str, plan: Plan | None = None) -> str:
     if has_target:
         parts.append(f"target {reports['target'].max():g}")
     if plan or (tokens > 0 and not has_target):
-        parts.append(f"{format_count(int(tokens))} tokens")
+        parts.append(f"{format_count(int(tokens))} {unit}")
     if set(reports["policy"]) == {"tuned"} and len(tuned):
         text = f"{' and '.join(names)} tuned by {_range(tuned.groupby('batch_size').size())} trials"
         budget = plan.settings.tuning.budget if plan else None
-        parts.append(f"{text} of {format_count(budget)} tokens" if budget else text)
+        parts.append(f"{text} of {format_count(budget)} {unit}" if budget else text)
     seeds = _range(reports.groupby("batch_size")["seed"].nunique())
     parts.append(f"{seeds} seeds" if seeds != "1" else "one seed")
     other = "Other budgets were not measured; larger ones tend to favour larger batch sizes."

@@ -42,13 +42,14 @@ def print_plan(
     device = f"{execution.device}, {execution.threads} threads"
     if execution.devices > 1:
         device = f"{execution.devices} × {device} each, {execution.strategy} ZeRO {execution.zero}"
+    length, unit = f"{plan.tokens_per_sequence} tokens per sequence, ", settings.traits.tokens
+    length = length if plan.tokens_per_sequence > 1 else ""
     text = (
         f"{plan.model.name}, {plan.model.parameters or 0:,} parameters, "
-        f"{settings.data or settings.workload}, {plan.tokens_per_sequence} tokens per sequence, "
-        f"{settings.precision} on {device}"
+        f"{settings.data or settings.workload}, {length}{settings.precision} on {device}"
     )
     console.print(f"[bold]{plan.experiment}[/]: {escape(printable(text))}")
-    columns = ("lr", "seeds", "tokens", "steps", "warmup", "microbatch × devices × accumulation")
+    columns = ("lr", "seeds", unit, "steps", "warmup", "microbatch × devices × accumulation")
     table = build_table("batch size", *columns, "memory (eager)", "time (estimate)")
     groups: dict[tuple[str, str, int], list[PlannedTrial]] = {}
     for row in plan.trials:
@@ -112,7 +113,7 @@ def _plan_notes(plan: Plan) -> dict[str, str | float | None]:
         total += "; tuning trials that follow from these are not counted"
     answer = "This plan cannot tell which batch size is best. The command that can"
     return {f"Rate, {p}": describe_policy(p, settings.tuning.dimensions) for p in policies} | {
-        "Tokens": None if plan.tokens_are_common else tokens,
+        settings.traits.tokens.capitalize(): None if plan.tokens_are_common else tokens,
         "Target": target and f"a trial ends when its validation loss stays below {target:g}",
         "Compilation": plan.execution.compile_reason,
         "Memory": plan.execution.reason,

@@ -3,7 +3,7 @@
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sweep.config.models import ModelSettings, Positive, find_initial_model, model_preset
 from sweep.config.numbers import nearest_multiples, parse_batches, parse_count
+from sweep.config.objective import LOSS, TOKENS_TO_TARGET, Objective
 from sweep.config.settings import (
     Count,
     DataFlag,
@@ -29,8 +30,6 @@ REWARD_STATISTICS = ("mean", "std", "group_std")  # logged as reward/<name>, wit
 SIZES = ("vocabulary", "context")  # top-level settings that belong to the model
 TokenizerKind = Literal["bpe", "bytes", "pretrained"]
 MAX_EXPERIMENT_BYTES = 1 << 20
-TOLERANCE = 0.01  # default, in the unit of the loss
-TARGET_TOLERANCE = 0.05  # default with a target, a share of the tokens
 Precision = Literal["fp32", "bf16", "bf16-pure"]
 Points = Annotated[int, Field(gt=0, le=100_000, strict=True)]
 
@@ -135,18 +134,26 @@ class WorkloadTraits:
     tokens_per_sequence: int  # training tokens that one sequence counts as
     group_size: int = 1  # sequences that must stay together in a batch
     samples: bool = False  # whether each step first generates its batch with the model
-    loss_unit: str = "units"  # unit of differences between losses
-    loss_label: str = ""  # on the axis of a figure
+    objective: Objective = LOSS
     expected_initial_loss: float | None = None  # an untrained model's; None: not known
+
+    @property
+    def tokens(self) -> str:
+        """The name of the data that are counted."""
+        return "examples" if self.tokens_per_sequence == 1 else "tokens"
+
+    @property
+    def sequences(self) -> str:
+        return "examples" if self.tokens_per_sequence == 1 else "sequences"
 
     @classmethod
     def of(cls, workload: str, model: ModelSettings, grpo: GrpoSettings | None) -> Self:
         if grpo is not None:
-            tokens, label = grpo.tokens_per_sequence, "minus mean reward"
-            return cls(tokens, grpo.group_size, True, "of reward", label)
+            objective = Objective(unit="of reward", label="minus mean reward")
+            return cls(grpo.tokens_per_sequence, grpo.group_size, True, objective)
         if workload == "pretrain" and model.vocabulary:
-            chance = math.log(model.vocabulary)
-            return cls(model.context, 1, False, "nats", "nats per token", chance)
+            objective = Objective(unit="nats", label="nats per token")
+            return cls(model.context, 1, False, objective, math.log(model.vocabulary))
         return cls(model.context)  # a user's `module:object`
 
 
@@ -218,14 +225,9 @@ class Experiment(TrainingSettings):
     answer: AnswerSettings = AnswerSettings()
 
     @property
-    def tolerance(self) -> float:
-        """How far from the best is good enough: a loss, or a share of the tokens to the target."""
-        return self.answer.tolerance or (TOLERANCE if self.target is None else TARGET_TOLERANCE)
-
-    @property
-    def margin(self) -> float:
-        """The tolerance of losses, or of the logarithms of the tokens to the target."""
-        return self.tolerance if self.target is None else math.log1p(self.tolerance)
+    def objective(self) -> Objective:
+        own = self.traits.objective if self.target is None else TOKENS_TO_TARGET
+        return replace(own, tolerance=self.answer.tolerance or own.tolerance)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -40,7 +40,7 @@ def next_trials(planned: Planned, plan: Plan, folder: SweepFolder) -> list[Plann
     is_refinable = np.array([bool(rates) for rates in between] or [False] * len(sizes))
     wanted, wanted_tuning, needs_rates = next_trainings(
         *(made, seeds, tuning_seeds, is_refinable),
-        *(experiment.margin, experiment.answer.max_seeds),
+        *(experiment.objective.margin, experiment.answer.max_seeds),
     )
     added = []
     for index, template in enumerate(templates):

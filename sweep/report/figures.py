@@ -120,7 +120,7 @@ def plot_throughput(sweep: Sweep, cells: pd.DataFrame) -> Figure:
     figure, (speed, memory) = new_figure(panels=2)
     _plot_by_batch(speed, sweep, cells, "tokens_per_second")
     _plot_by_batch(memory, sweep, cells, "peak_memory_bytes", 2.0**30)
-    for axis, label in ((speed, "training tokens per second"), (memory, "peak memory [GiB]")):
+    for axis, label in ((speed, f"training {sweep.plan.settings.traits.tokens} per second"), (memory, "peak memory [GiB]")):
         axis.axhline(0, linewidth=0)  # the margin at the top is a share of the whole height
         axis.set(ylabel=label, ylim=(0, None))
     speed.yaxis.set_major_formatter(lambda value, _: format_count(value))
@@ -160,7 +160,7 @@ def plot_time(cells: pd.DataFrame) -> Figure:
             style: dict[str, Any] = {"color": color, "edgecolor": "white", "label": part}
             axis.bar(rows.index, heights, bottom=tops[f"seconds_{part}"] - heights, **style)
     axis.set_xticks(rows.index, labels, rotation=90 if labels.str.len().sum() > 100 else 0)
-    axis.set(xlabel="batch size [sequences per step]", ylabel=f"time of one trial [{name}]")
+    axis.set(xlabel="batch size", ylabel=f"time of one trial [{name}]")
     return with_legend(figure)
 
 
@@ -192,7 +192,7 @@ def plot_curves(sweep: Sweep, cells: pd.DataFrame) -> Figure:
         if metric.endswith("/loss"):
             _set_log_scale(axis, "y", least_ratio=2)
         _mark_diverged(axis, trials, "tokens")
-        _set_token_axis(axis)
+        _set_token_axis(axis, sweep)
     for label, (_, _, line) in styles.items():
         axes[0].plot([], [], line, color=GREY, label=label)
     return with_legend(figure)
@@ -252,8 +252,8 @@ def plot_noise(sweep: Sweep, policies: Policies) -> Figure | None:
             axis.plot([tokens] * 2, value[1:], linewidth=2, color=colors[batch])
             axis.plot(tokens, value.value, "o", color=colors[batch], label=f"batch {batch}")
     _set_log_scale(axis, "y")
-    _set_token_axis(axis)
-    axis.set_ylabel("gradient noise scale [sequences], 95 %")
+    _set_token_axis(axis, sweep)
+    axis.set_ylabel(f"gradient noise scale [{sweep.plan.settings.traits.sequences}], 95 %")
     return with_legend(figure)
 
 
@@ -328,11 +328,11 @@ def _set_batch_axis(axis: Axes, batches: Iterable[int]) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if len(sizes) > 8 else 0)
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel("batch size [sequences per step]")
+    axis.set_xlabel("batch size")
 
 
-def _set_token_axis(axis: Axes) -> None:
-    axis.set(xlabel="training tokens", xlim=(0, None))
+def _set_token_axis(axis: Axes, sweep: Sweep) -> None:
+    axis.set(xlabel=f"training {sweep.plan.settings.traits.tokens}", xlim=(0, None))
     axis.xaxis.set_major_formatter(lambda value, _: format_count(value))
     axis.xaxis.set_major_locator(MaxNLocator(5))
 
@@ -359,5 +359,5 @@ def _mark_diverged(axis: Axes, trials: pd.DataFrame, x: str) -> None:
 
 
 def _loss_unit(sweep: Sweep) -> str:
-    label = sweep.plan.settings.traits.loss_label
+    label = sweep.plan.settings.traits.objective.label
     return f"[{label}]" if label else ""

@@ -107,7 +107,7 @@ def _rates(sweep: Sweep) -> dict[str, Any]:
         "rates": result.rates,
         "exponent": rate_exponent(result.rates),
         "rules": costs,
-        "rules_sentence": describe_costs(costs, sweep.plan.settings.margin),
+        "rules_sentence": describe_costs(costs, sweep.plan.settings.objective.margin),
         "rule_names": {name: RULES[name] for name in dict.fromkeys(c.rule for c in costs)},
     }
 

@@ -9,10 +9,11 @@ import pytest
 
 import sweep
 from studies.answer.error_rates import SPREAD, Case, tune
-from sweep.analysis.answer import Metric, describe
+from sweep.analysis.answer import describe
 from sweep.analysis.frames import TRIAL_COLUMNS, write_trials_csv
 from sweep.analysis.results import answer_of, judge_trials
 from sweep.analysis.scaling import describe_costs, rate_exponent, rule_costs
+from sweep.config.objective import Objective
 from sweep.errors import SweepError
 from tests.analysis.fake_sweeps import write_fake_sweep
 from tests.analysis.noisy_quadratic import quadratic_loss
@@ -109,9 +110,9 @@ def test_the_unit_is_that_of_the_table():
 @pytest.mark.parametrize(
     ("metric", "gap", "written"),
     [
-        (Metric(), 0.166912, ("0.1669 nats", "0.1669 nats", "0.167 nats")),
-        (Metric(unit="", tolerance=1e-5), -2.53e-6, ("-2.5e-06", "-2.6e-06", "-2.5e-06")),
-        (Metric(unit="ratio", tolerance=0.05), 0.09434, ("9.43 %", "9.43 %", "9.44 %")),
+        (Objective(unit="nats"), 0.166912, ("0.1669 nats", "0.1669 nats", "0.167 nats")),
+        (Objective(unit="", tolerance=1e-5), -2.53e-6, ("-2.5e-06", "-2.6e-06", "-2.5e-06")),
+        (Objective(unit="ratio", tolerance=0.05), 0.09434, ("9.43 %", "9.43 %", "9.44 %")),
     ],
 )
 def test_a_gap_is_written_as_finely_as_the_tolerance_needs(metric, gap, written):
