@@ -1,7 +1,7 @@
 """One attempt of one trial, from taking the lease to result.json (docs/results.md names its keys).
 
-A trial on several devices has a process for each, started by torch's elastic launcher. A temporary
-folder passes the request to stop to them, and their failures back.
+A trial on several devices has a process for each. A temporary folder passes the request to stop to
+them, and their outcomes back.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessException, spawn
 
-from sweep.config.trial import TrialConfig
+from sweep.config.trial import Execution, TrialConfig
 from sweep.data.tokens import pretrained_path
 from sweep.errors import (
     CorruptFile,
@@ -67,7 +67,7 @@ def run_attempt(
             store.check()
             if result := folder.find_result():  # the runner died before it recorded this
                 return Outcome("complete" if result["state"] == State.COMPLETE else result["cause"])
-            if not ranks.is_distributed():  # otherwise the launcher's process has done this
+            if not ranks.is_distributed():  # otherwise the launching process has done this
                 files.refuse_links(path)
                 stack.enter_context(Lease(folder.lease_path, status.fencing))
                 if is_logged:  # by native code too
@@ -166,53 +166,27 @@ def _launch(
     config: TrialConfig, path: Path, status: TrialStatus, should_stop: ShouldStop
 ) -> Outcome:
     """Run an attempt in several processes on this machine. The end of one process ends all."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # takes half a second
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    killed_before = oom_kills()
-    ended = threading.Event()
+    killed_before, execution = oom_kills(), config.execution
     with tempfile.TemporaryDirectory(prefix="sweep-") as name:
-
-        def pass_on() -> None:
-            while not ended.wait(POLL_SECONDS):
-                if word := should_stop():
-                    with files.replacing(Path(name) / "stop") as part:  # never read half-written
-                        part.write_text(word)
-                    return
-
-        watcher = threading.Thread(target=pass_on, daemon=True)
-        watcher.start()
-        is_new = hasattr(LaunchConfig, "shutdown_timeout")  # not in torch 2.11
-        grace: dict[str, Any] = {"shutdown_timeout": GRACE_SECONDS} if is_new else {}
-        settings = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=config.execution.devices,
-            run_id="trial",  # each launch has its own store
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=name),
-            signals_to_handle="SIGHUP",  # `should_stop` answers for the others
-            **grace,
+        stop, arguments = Path(name) / "stop", (path, status, name, execution)
+        processes = spawn(  # type: ignore[no-untyped-call]
+            _run_rank, arguments, execution.devices, join=False
         )
-        launch = elastic_launch(settings, _run_rank)
         try:
-            outcomes: dict[int, Outcome] = launch(path, status, name, config.execution.device)
-            return outcomes[0]
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
+            while not processes.join(POLL_SECONDS, GRACE_SECONDS):
+                if (word := should_stop()) and not stop.exists():
+                    with files.replacing(stop) as part:  # never read half-written
+                        part.write_text(word)
+            return Outcome(**json.loads((Path(name) / "outcome").read_text()))
+        except ProcessException as error:
+            print(error, flush=True)  # with the traceback of an exception outside of an attempt
             reports = {}
             for report in sorted(Path(name).glob("*.end")):  # by time
                 number = int(report.stem.partition("-")[2])
                 reports[number] = Outcome(**json.loads(report.read_text()))
             oom_killed, log = oom_kills() > killed_before, TrialFolder(path).log_path
-            return first_cause(rank, failure.exitcode, reports, oom_killed, log)
-        finally:
-            ended.set()
-            watcher.join()
+            exit_code = getattr(error, "exit_code", 1)
+            return first_cause(error.error_index, exit_code, reports, oom_killed, log)
 
 
 def first_cause(
@@ -228,12 +202,12 @@ def first_cause(
     return Outcome(outcome.kind, f"process {rank} of the trial: {outcome.message}")
 
 
-def _run_rank(path: Path, status: TrialStatus, name: str, device: str) -> Outcome:
+def _run_rank(rank: int, path: Path, status: TrialStatus, name: str, execution: Execution) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the launcher decides
+        signal.signal(number, signal.SIG_IGN)  # the launching process decides
     faulthandler.enable()
     parent = os.getppid()
-    stop = Path(name) / "stop"
+    stop, size = Path(name) / "stop", execution.devices
 
     def watch_parent() -> None:
         while os.getppid() == parent:
@@ -241,18 +215,22 @@ def _run_rank(path: Path, status: TrialStatus, name: str, device: str) -> Outcom
         os._exit(1)
 
     threading.Thread(target=watch_parent, daemon=True).start()
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    is_cuda = execution.device == "cuda"
+    if is_cuda:
+        torch.cuda.set_device(rank)
+    backend, store = "cpu:gloo,cuda:nccl" if is_cuda else "gloo", f"file://{name}/store"
+    dist.init_process_group(backend, store, rank=rank, world_size=size)
     outcome = run_attempt(path, lambda: stop.read_text() if stop.exists() else None, status)
     if outcome.kind in ("error", "out_of_memory", "storage", "superseded"):
-        with files.replacing(Path(name) / f"{time.time():017.6f}-{ranks.rank()}.end") as part:
+        with files.replacing(Path(name) / f"{time.time():017.6f}-{rank}.end") as part:
             part.write_text(json.dumps(asdict(outcome)))
         time.sleep(GRACE_SECONDS)
         os._exit(1)  # without exit handlers, which may wait for the other processes
     dist.barrier()
+    if not rank:
+        (Path(name) / "outcome").write_text(json.dumps(asdict(outcome)))
     dist.destroy_process_group()
-    return outcome
 
 
 def write_result(
