@@ -39,14 +39,14 @@ def command(kind: str, count: int, out: Path) -> dict[str, float]:
     folder, started = SweepFolder(out), time.perf_counter()
     fields = {"batches": BATCHES, "seeds": count // len(BATCHES), "budget": TOKENS}
     experiment = load_experiment("quadratic", fields)
-    planned = make_plan(Request(experiment, Execution(device="cpu", keep="none"), folder))
+    services = Services(executor="ray" if kind == "ray" else "local")
+    execution = Execution(device="cpu", keep="none")
+    planned = make_plan(Request(experiment, execution, folder, services))
     seconds_planning = time.perf_counter() - started
     ended: list[float] = []
     with Progress(folder, None, is_quiet=False) as progress:
         summary = run_plan(
             planned,
-            folder,
-            Services(executor="ray" if kind == "ray" else "local"),
             executor=InlineExecutor() if kind == "local" else None,  # type: ignore[no-untyped-call]
             on_change=progress.update,
             on_finished=lambda: ended.append(time.perf_counter()),

@@ -107,7 +107,7 @@ def compiled_trials(folder: Path) -> dict[str, object]:
     execution = planned.plan.execution.model_copy(update={"compile": True})
     planned = replace(planned, plan=planned.plan.model_copy(update={"execution": execution}))
     with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor")):
-        run_plan(planned, out)
+        run_plan(planned)
     spent = ("seconds_training", "seconds_evaluation", "seconds_checkpoint", "seconds_noise")
     others = {}
     for trial in out.trials():

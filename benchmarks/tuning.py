@@ -28,7 +28,7 @@ FIELDS = {"batches": [8, 16, 32], "budget": 98_304, "lr": "tuned", "seeds": 3}
 def tune(folder: SweepFolder) -> None:
     """Run the tuned sweep, or its remaining trials."""
     planned = make_plan(Request(load_experiment("quick", FIELDS), Execution(device="cpu"), folder))
-    run_plan(planned, folder)
+    run_plan(planned)
 
 
 def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
@@ -42,7 +42,8 @@ def full_grid(tuned: SweepFolder, folder: SweepFolder) -> None:
             trial = plan.with_rate(report, float(row.learning_rate or 0))
             rows[str(trial.id)] = trial
     grid = plan.model_copy(update={"trials": tuple(rows.values())})
-    run_plan(Planned(grid, tuple(rows), grid.settings), folder)
+    request = Request(grid.settings, grid.execution, folder)
+    run_plan(Planned(grid, tuple(rows), request))
 
 
 def compare(tuned: Path, grid: Path) -> dict[str, Any]:

@@ -92,19 +92,19 @@ def run(
     from sweep.trial.folder import Cause
 
     request = read_request(experiment, settings, out)
-    folder, services = request.folder, request.services
+    folder = request.folder
     check_writable(folder.path)
     planned = make_plan(request)
     if only:
         planned = _only(planned, only)
-    check_request(planned, services)
+    check_request(planned)
     if dry_run:
-        print_plan(estimate(planned, folder).command_rows(), json)
+        print_plan(estimate(planned).command_rows(), json)
         return 0
     retried_causes = frozenset({Cause.DIVERGED} if retry else ())
-    summary = finished_summary(planned, folder, services, retried_causes)
+    summary = finished_summary(planned, retried_causes)
     if summary is None:
-        planned = estimate(planned, folder)
+        planned = estimate(planned)
         if not quiet:
             print_plan(planned.command_rows(), to_stderr=True)
         if not yes:
@@ -113,8 +113,6 @@ def run(
         with Progress(folder, None if is_open else planned.requested, quiet) as progress:
             summary = run_plan(
                 planned,
-                folder,
-                services,
                 retried_causes=retried_causes,
                 on_prepare=lambda work: None if quiet else echo(work, err=True),
                 on_change=progress.update,
@@ -199,7 +197,7 @@ def plan(
     size = None if cluster is None else parse_cluster(cluster)
     if price is not None and not size:
         raise SweepError("--price needs --cluster. Add it, or leave --price out.")
-    planned = estimate(make_plan(request, is_elsewhere=bool(size)), folder)
+    planned = estimate(make_plan(request, is_elsewhere=bool(size)))
     rows = planned.command_rows()
     if size:
         ids = [str(row.id) for row in rows.known_trials]

@@ -31,13 +31,14 @@ def plan_sweep(
 ) -> Plan:
     """Plan a sweep, with the arguments of `run_sweep`; trains and writes nothing."""
     request = read_request(experiment, settings, out)
-    return estimate(make_plan(request), request.folder).command_rows()
+    return estimate(make_plan(request)).command_rows()
 
 
-def estimate(planned: Planned, folder: SweepFolder) -> Planned:
+def estimate(planned: Planned) -> Planned:
     """Fill in the estimates of a plan: seconds and memory of each trial, epochs and disk."""
     from sweep.data.tokens import find_prepared
 
+    folder = planned.request.folder
     plan = planned.plan.located(folder)
     seconds, factor = estimate_seconds(plan, folder)
     peaks: list[int | None] = [None] * len(plan.trials)

@@ -12,12 +12,13 @@ from sweep.plan.rates import parse_policy
 from sweep.trial.folder import Cause, State, SweepFolder
 
 
-def next_trials(planned: Planned, plan: Plan, folder: SweepFolder) -> list[PlannedTrial]:
+def next_trials(planned: Planned, plan: Plan) -> list[PlannedTrial]:
     """Return the seeds and tuning seeds to add; none once the answer is as clear as it can get.
 
     None either while a reporting trial waits, or if one failed: the next command runs it again.
     """
-    experiment, target = planned.experiment, plan.settings.target
+    experiment, folder = planned.request.experiment, planned.request.folder
+    target = plan.settings.target
     sizes = sorted(experiment.batches)
     reports = reports_of(parse_policy(experiment.lr), plan.known_trials, sizes)
     values = [trial_value(folder, row, target) for row in reports]

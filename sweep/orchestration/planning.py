@@ -81,12 +81,12 @@ class Planned:
 
     plan: Plan
     requested: tuple[str, ...]
-    experiment: Experiment  # the one that this command asks for
+    request: Request
 
     @property
     def adds_seeds(self) -> bool:
         """True if seeds are added until the answer is clear."""
-        return self.experiment.seeds == "auto"
+        return self.request.experiment.seeds == "auto"
 
     @property
     def is_tuned(self) -> bool:
@@ -143,7 +143,7 @@ def make_plan(request: Request, is_elsewhere: bool = False) -> Planned:
         for row in plan.known_trials  # with all rates that tuning has tried so far
         if row.id in ids or (row.stage == "tune" and row.batch_size in tuning)
     )
-    return Planned(plan, requested, experiment)
+    return Planned(plan, requested, request)
 
 
 def first_plan(request: Request, inputs: Inputs, is_elsewhere: bool) -> Plan:

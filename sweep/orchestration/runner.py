@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep.config.trial import Services, tokenizer_of
+from sweep.config.trial import tokenizer_of
 from sweep.data.tokens import prepare_data
 from sweep.errors import SweepError
 from sweep.orchestration import planning
@@ -27,7 +27,6 @@ from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus, overall_s
 from sweep.trial.lease import Lease, refuse_live_owner_elsewhere
 
 MIRROR_SECONDS = 30.0  # limit on the mirror's last pass
-LOCAL = Services()
 LOG = logging.getLogger(__name__)
 
 
@@ -65,29 +64,26 @@ def run_sweep(
     request = planning.read_request(experiment, settings, out)
     planning.check_writable(request.folder.path)
     planned = planning.make_plan(request)
-    check_request(planned, request.services)
-    if summary := finished_summary(planned, request.folder, request.services):
-        return summary
-    return run_plan(estimate(planned, request.folder), request.folder, request.services)
+    check_request(planned)
+    return finished_summary(planned) or run_plan(estimate(planned))
 
 
 def finished_summary(
-    planned: planning.Planned,
-    folder: SweepFolder,
-    services: Services = LOCAL,
-    retried_causes: frozenset[Cause] = frozenset(),
+    planned: planning.Planned, retried_causes: frozenset[Cause] = frozenset()
 ) -> Summary | None:
     """Return the summary of a sweep with nothing left to do, from files alone; else None."""
+    folder, uri = planned.request.folder, planned.request.services.tracking_uri
     states = {trial_id: folder.trial(trial_id).read_status() for trial_id in planned.requested}
     if planned.is_tuned or any(is_to_run(status, retried_causes) for status in states.values()):
         return None
-    if planned.adds_seeds and next_trials(planned, planned.plan, folder):
+    if planned.adds_seeds and next_trials(planned, planned.plan):
         return None
-    return Summary(folder, states) if is_mirrored(folder, services.tracking_uri) else None
+    return Summary(folder, states) if is_mirrored(folder, uri) else None
 
 
-def check_request(planned: planning.Planned, services: Services) -> None:
+def check_request(planned: planning.Planned) -> None:
     """Refuse an experiment that trains nothing, and an executor or a store that cannot be used."""
+    services = planned.request.services
     if planned.plan.settings.optimizer.name == "none":
         raise SweepError(
             f"experiment {planned.plan.experiment!r} has no optimizer and trains nothing. Use "
@@ -102,10 +98,9 @@ def check_request(planned: planning.Planned, services: Services) -> None:
         open_storage(services.storage)
 
 
-def _prepare(
-    planned: planning.Planned, folder: SweepFolder, on_progress: Callable[[str], None]
-) -> None:
+def _prepare(planned: planning.Planned, on_progress: Callable[[str], None]) -> None:
     """Tokenize the data and check the prompts, before anything of the sweep is written."""
+    folder = planned.request.folder
     plan = planned.plan.located(folder)
     tokenizer = tokenizer_of(plan.settings)
     if plan.data is None or tokenizer is None:
@@ -119,8 +114,6 @@ def _prepare(
 
 def run_plan(
     planned: planning.Planned,
-    folder: SweepFolder,
-    services: Services = LOCAL,
     *,
     executor: Executor | None = None,
     retried_causes: frozenset[Cause] = frozenset(),  # causes of failure to retry
@@ -129,12 +122,13 @@ def run_plan(
     on_finished: Callable[[], None] = lambda: None,  # after the trials, while tracking is open
 ) -> Summary:
     """Prepare the data, write the plan, and run the trials that the command names."""
+    folder, services = planned.request.folder, planned.request.services
     with contextlib.ExitStack() as stack:
         stack.enter_context(holding(folder))
         executor = executor or build_executor(services, planned.plan.execution, folder)
         stack.callback(executor.close)
         check_disk(planned.plan, folder, len(executor.slots))
-        _prepare(planned, folder, on_prepare)
+        _prepare(planned, on_prepare)
         if folder.stop_path.exists():
             raise KeyboardInterrupt
         plan = planning.save_plan(planned.plan, folder)
@@ -144,7 +138,7 @@ def run_plan(
         mirror.start()
         try:
             with _stopping_on_signals(schedule):
-                requested = _run_all(planned, schedule, services.storage)
+                requested = _run_all(planned, schedule)
             on_finished()
         except BaseException:
             executor.stop()
@@ -155,16 +149,16 @@ def run_plan(
     return Summary(folder, states, schedule.is_ending, schedule.problem, untracked)
 
 
-def _run_all(planned: planning.Planned, schedule: Scheduler, storage: str | None) -> Iterable[str]:
+def _run_all(planned: planning.Planned, schedule: Scheduler) -> Iterable[str]:
     """Run the trials with known rates, then rounds of tuning and of seeds; return all their ids."""
     requested: dict[str, int | None] = dict.fromkeys(planned.requested)
     if planned.is_tuned:
-        _tune(planned, schedule, storage, requested)
+        _tune(planned, schedule, requested)
     else:
         schedule.run(requested)
-    started, hours = time.monotonic(), planned.experiment.answer.max_hours or math.inf
+    started, hours = time.monotonic(), planned.request.experiment.answer.max_hours or math.inf
     while planned.adds_seeds and not schedule.is_ending:
-        rows = next_trials(planned, schedule.plan, schedule.folder)
+        rows = next_trials(planned, schedule.plan)
         if not rows or time.monotonic() - started >= 3600 * hours:
             break
         pauses = schedule.add(rows)
@@ -173,16 +167,11 @@ def _run_all(planned: planning.Planned, schedule: Scheduler, storage: str | None
     return requested
 
 
-def _tune(
-    planned: planning.Planned,
-    schedule: Scheduler,
-    storage: str | None,
-    requested: dict[str, int | None],
-) -> None:
+def _tune(planned: planning.Planned, schedule: Scheduler, requested: dict[str, int | None]) -> None:
     """Run the rounds of tuning, and add their trials to those requested."""
     from sweep.orchestration.tuning import Tuning, is_without_answer
 
-    tuning = Tuning(planned.plan, schedule, storage)
+    tuning = Tuning(planned.plan, schedule, planned.request.services.storage)
     is_warned = False
     tried = {row.id for row in planned.plan.known_trials if row.stage == "tune"}
     schedule.run(dict.fromkeys(i for i in requested if i not in tried))

@@ -13,7 +13,7 @@ from mlflow.entities import Run
 
 from sweep.config.trial import Services
 from sweep.orchestration.executors import LocalExecutor
-from sweep.orchestration.runner import LOCAL, run_plan
+from sweep.orchestration.runner import run_plan
 from sweep.orchestration.schedule import Scheduler
 from sweep.plan.plan import load_plan
 from sweep.tracking.mirror import Mirror
@@ -21,7 +21,7 @@ from sweep.tracking.store import connect, default_tracking_uri
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 from sweep.trial.lease import is_locked
 from sweep.trial.verify import find_damage
-from tests.orchestration.clusters import Command, plan_trials, planned
+from tests.orchestration.clusters import LOCAL, Command, plan_trials, planned
 from tests.servers import logged_points, stored_points
 
 PER_ATTEMPT = ("time", "perf/tokens_per_second")  # what two equal trainings may differ in
@@ -87,7 +87,7 @@ class Scene:
         return self._states / state / path.relative_to(self.folder.path)
 
     def run(self) -> int:
-        return run_plan(planned(self.folder), self.folder, self.services).exit_code
+        return run_plan(planned(self.folder, self.services)).exit_code
 
     def command(self, *options: str) -> Command:
         """Return `sweep run` as a process of its own."""

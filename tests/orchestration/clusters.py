@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sweep.config.experiment import load_experiment
-from sweep.config.trial import Execution
+from sweep.config.trial import Execution, Services
 from sweep.orchestration.planning import Planned, Request, make_plan, save_plan
-from sweep.orchestration.runner import LOCAL, run_plan
+from sweep.orchestration.runner import run_plan
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import State, SweepFolder, TrialFolder
 
@@ -20,6 +20,7 @@ IMPORTED = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).paren
 STEPS = 100  # of a trial; faulty:WaitsForGo waits at step 50
 SECONDS = 200.0  # longer than anything takes
 ON_CPU = Execution(device="cpu")
+LOCAL = Services()
 
 
 def run_in(
@@ -27,8 +28,8 @@ def run_in(
 ):
     experiment = load_experiment(settings.pop("experiment", "quadratic"), settings)
     folder = SweepFolder(path)
-    planned = make_plan(Request(experiment, execution, folder))
-    return run_plan(planned, folder, services, executor=executor, retried_causes=retried_causes)
+    planned = make_plan(Request(experiment, execution, folder, services))
+    return run_plan(planned, executor=executor, retried_causes=retried_causes)
 
 
 def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: object) -> SweepFolder:
@@ -45,9 +46,9 @@ def plan_trials(path: Path, workload: str = "faulty:WaitsForGo", **fields: objec
     return folder
 
 
-def planned(folder: SweepFolder) -> Planned:
+def planned(folder: SweepFolder, services: Services = LOCAL) -> Planned:
     question = load_experiment(str(folder.path.parent / "question.toml"))
-    return make_plan(Request(question, ON_CPU, folder))
+    return make_plan(Request(question, ON_CPU, folder, services))
 
 
 class Command:

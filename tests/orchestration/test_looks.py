@@ -95,7 +95,7 @@ def test_a_finished_sweep_needs_nothing_more_and_a_tighter_tolerance_does(whole)
     def following(**changes):
         request = read_request("quadratic", {**AUTO, "device": "cpu", **changes}, whole.folder.path)
         planned = make_plan(request)
-        return next_trials(planned, planned.plan, whole.folder)
+        return next_trials(planned, planned.plan)
 
     assert following() == []
     assert following(tolerance=1e-5, max_seeds=20) != []

@@ -119,10 +119,11 @@ def test_estimates_follow_the_tokens_and_epochs_are_known_once_the_text_is_token
     save_plan(plan, folder)
     finish(folder, plan.trials[:1], lambda batch: 0.1)
     monkeypatch.setattr(tokens, "find_prepared", lambda *_: None)
-    assert costs.estimate(Planned(plan, (), plan.settings), folder).plan.epochs is None
+    planned = Planned(plan, (), Request(plan.settings, plan.execution, folder))
+    assert costs.estimate(planned).plan.epochs is None
     text = SimpleNamespace(train=range(64 * 100 + 1))
     monkeypatch.setattr(tokens, "find_prepared", lambda *_: text)
-    estimated = costs.estimate(Planned(plan, (), plan.settings), folder).plan
+    estimated = costs.estimate(planned).plan
     seconds = {row.stage: row.forecast_seconds for row in estimated.trials}
     assert seconds["report"] == pytest.approx(4 * seconds["tune"])
     assert estimated.forecast_factor == UNCERTAIN and estimated.epochs == 196_608 / 6400

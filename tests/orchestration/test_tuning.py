@@ -18,7 +18,7 @@ from sweep.analysis.results import load_sweep
 from sweep.config.experiment import load_experiment
 from sweep.config.trial import Services
 from sweep.orchestration.planning import Request, make_plan
-from sweep.orchestration.runner import LOCAL, finished_summary
+from sweep.orchestration.runner import finished_summary
 from sweep.orchestration.schedule import Scheduler
 from sweep.orchestration.status import sweep_status
 from sweep.orchestration.tuning import named_trials
@@ -28,7 +28,7 @@ from sweep.report.report import write_report
 from sweep.trial.files import read_metrics
 from sweep.trial.folder import Cause, State, SweepFolder, TrialStatus
 from tests.fakes.executors import InlineExecutor
-from tests.orchestration.clusters import ON_CPU, run_in
+from tests.orchestration.clusters import LOCAL, ON_CPU, run_in
 
 SMALL = {
     "batches": "16,32",
@@ -138,7 +138,7 @@ def test_a_sweep_without_pruning_has_the_same_rates(whole, tune):
 
 def test_a_finished_tuned_sweep_is_recognised(whole):
     planned = make_plan(Request(load_experiment("quadratic", SMALL), ON_CPU, whole.folder))
-    summary = finished_summary(planned, whole.folder)
+    summary = finished_summary(planned)
     assert summary is not None and summary.exit_code == 0
     assert len(summary.states) == len(rows_of(whole, "report"))
 

@@ -139,7 +139,7 @@ def test_probes_see_the_same_sequences_at_every_batch_size_and_training_ends_the
         fields = {"batches": "4,16", "budget": "16k", "lr": "1e-12"}  # equal probes, equal numbers
         experiment = load_experiment("quadratic", fields | {"evaluation": {"noise_points": points}})
         plan = make_plan(Request(experiment, Execution(device="cpu", microbatch=4), folder))
-        run_plan(plan, folder, executor=InlineExecutor())
+        run_plan(plan, executor=InlineExecutor())
         for trial in folder.trials():
             result = trial.read_result()
             key = points, result["batch_size"]

@@ -194,7 +194,7 @@ def test_a_relative_path_works_from_every_process(pretrained, text, tmp_path, mo
     monkeypatch.chdir(pretrained.parent)
     experiment = load_experiment("grpo-words", fields(pretrained.name, text))
     folder = SweepFolder(tmp_path / "deep" / "sweep")
-    planned = estimate(make_plan(Request(experiment, Execution(device="cpu"), folder)), folder)
+    planned = estimate(make_plan(Request(experiment, Execution(device="cpu"), folder)))
     assert planned.plan.trials[0].forecast_seconds > 0
     assert planned.plan.trials[0].forecast_bytes > 0
     forecast = forecast_memory("grpo-words", **fields(pretrained.name, text))
